@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
-from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.containerd import dig
@@ -90,7 +90,25 @@ _WRITERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
 _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
 
 
+@check(
+    "cdi-lost-at-reboot",
+    "cdi",
+    title="CDI specifications outlive a reboot",
+    severity="warning",
+    looks_at=(
+        "specifications for GPUs in /var/run/cdi, where an engine reads them, and who writes them at boot: "
+        "NVIDIA's or gpunode's unit, the GPU operator, a unit, crontab or rule of this node."
+    ),
+    remedy=everywhere("gpunode cdi refresh --install"),
+    blocked_by=("module-not-loaded", "cdi-spec-stale"),
+    unless=("operator-driver", "immutable"),
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+    reboot=True,
+)
 def cdi_lost_at_reboot(node: Node) -> Verdict:
+    """/var/run lives in memory. After the reboot the file isn't there, and containers that ask for GPUs by
+    CDI fail with 'unresolvable CDI devices' until somebody writes it again.
+    """
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     lost = [spec for spec in specs if spec.path.startswith(_VOLATILE)]
     if not lost:
@@ -134,28 +152,7 @@ def _enable(node: Node) -> Fix | None:
     return Fix(f"systemctl enable --now {_WRITERS[0]} nvidia-cdi-refresh.path")
 
 
-REBOOT_CHECKS = (
-    Check(
-        id="cdi-lost-at-reboot",
-        title="CDI specifications outlive a reboot",
-        layer="cdi",
-        severity="warning",
-        looks_at=(
-            "specifications for GPUs in /var/run/cdi, where an engine reads them, and who writes them at "
-            "boot: NVIDIA's or gpunode's unit, the GPU operator, a unit, crontab or rule of this node."
-        ),
-        why=(
-            "/var/run lives in memory. After the reboot the file isn't there, and containers that ask for "
-            "GPUs by CDI fail with 'unresolvable CDI devices' until somebody writes it again."
-        ),
-        remedy=everywhere("gpunode cdi refresh --install"),
-        run=cdi_lost_at_reboot,
-        blocked_by=("module-not-loaded", "cdi-spec-stale"),
-        unless=("operator-driver", "immutable"),
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-        reboot=True,
-    ),
-)
+REBOOT_CHECKS = (cdi_lost_at_reboot,)
 
 
 # Which specification counts where two name the same device: the one in the later directory.
@@ -187,7 +184,20 @@ def _of_gpus(node: Node) -> list[CdiSpec]:
     return [spec for spec in node.cdi_specs if spec.serves_gpus and hidden_by(node.cdi_specs, spec) is None]
 
 
+@check(
+    "cdi-uvm-absent-in-spec",
+    "cdi",
+    title="CDI specifications have unified memory's device",
+    looks_at=f"specifications of kind nvidia.com/gpu that list GPUs' files: whether {_UVM} is there.",
+    remedy=fixes.REFRESH_CDI,
+    blocked_by=("module-not-loaded", "uvm-not-loaded", "dev-nodes-missing", "cdi-spec-stale"),
+    classes=HOST,
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1967",),
+)
 def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
+    """CUDA needs this device. A specification that was made before the module nvidia-uvm was loaded lacks it:
+    in containers nvidia-smi works, and CUDA fails with error 999.
+    """
     specs = _of_gpus(node)
     if not specs:
         return skip(_NONE)
@@ -204,7 +214,21 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     return ok(f"{specs[0].path} has {_UVM}")
 
 
+@check(
+    "cdi-duplicate",
+    "cdi",
+    title="No device is in two specifications",
+    looks_at="device names of NVIDIA's specifications in /etc/cdi and /var/run/cdi.",
+    remedy=fixes.everywhere("gpunode cdi list"),
+    blocked_by=("pci-no-gpu",),
+    classes=(*HOST, WSL2),
+    refs=(_SPEC,),
+)
 def cdi_duplicate(node: Node) -> Verdict:
+    """Two files of one directory that name the same device are in conflict, and the device can't be resolved.
+    A file in /var/run/cdi hides one in /etc/cdi, whose edits then do nothing, until a boot at which the first
+    isn't written.
+    """
     specs = [spec for spec in node.cdi_specs if not spec.problem]
     if len(specs) < 2:
         return ok("no two specifications name the same device") if specs else skip(_NONE)
@@ -233,7 +257,24 @@ def _pairs(specs: list[CdiSpec]) -> Iterator[tuple[CdiSpec, CdiSpec]]:
         yield from ((one, other) for other in specs[number + 1 :] if other.kind == one.kind)
 
 
+@check(
+    "cdi-unsupported-version",
+    "cdi",
+    title="Engines read the specifications' version",
+    looks_at=(
+        "cdiVersion of the specifications, and which one each engine in use reads by its release, where its "
+        "CDI is on."
+    ),
+    remedy=fixes.REFRESH_CDI,
+    blocked_by=("pci-no-gpu", "cdi-spec-stale"),
+    classes=HOST,
+    table="cdi_versions",
+    refs=(_SPEC, "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1940"),
+)
 def cdi_unsupported_version(node: Node) -> Verdict:
+    """An engine passes over a specification of a version that it doesn't know and says 'unresolvable CDI
+    devices'. gpunode cdi refresh writes the lowest version that will do.
+    """
     specs = [spec for spec in _of_gpus(node) if parse_version(spec.version)]
     if not specs:
         return skip(_NONE)
@@ -269,7 +310,19 @@ def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
     return warn(summary, *evidence, fix=fix)
 
 
+@check(
+    "cdi-wsl-dxcore",
+    "cdi",
+    title="CDI specifications have libdxcore.so",
+    severity="warning",
+    looks_at="specifications of kind nvidia.com/gpu under WSL2: whether they mount libdxcore.so.",
+    remedy=fixes.everywhere("nvidia-ctk cdi generate --mode=wsl --output=/var/run/cdi/nvidia.yaml"),
+    blocked_by=("pci-no-gpu",),
+    classes=(WSL2,),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1739",),
+)
 def cdi_wsl_dxcore(node: Node) -> Verdict:
+    """Under WSL2 the driver's libraries reach the GPU by libdxcore.so; without it there is none."""
     for spec in _of_gpus(node):
         if any(path.endswith("/libdxcore.so") for path in spec.mounts):
             continue
@@ -279,72 +332,10 @@ def cdi_wsl_dxcore(node: Node) -> Verdict:
 
 
 CONTENTS_CHECKS = (
-    Check(
-        id="cdi-uvm-absent-in-spec",
-        title="CDI specifications have unified memory's device",
-        layer="cdi",
-        severity="error",
-        looks_at=f"specifications of kind nvidia.com/gpu that list GPUs' files: whether {_UVM} is there.",
-        why=(
-            "CUDA needs this device. A specification that was made before the module nvidia-uvm was loaded "
-            "lacks it: in containers nvidia-smi works, and CUDA fails with error 999."
-        ),
-        remedy=fixes.REFRESH_CDI,
-        run=cdi_uvm_absent_in_spec,
-        blocked_by=("module-not-loaded", "uvm-not-loaded", "dev-nodes-missing", "cdi-spec-stale"),
-        classes=HOST,
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1967",),
-    ),
-    Check(
-        id="cdi-duplicate",
-        title="No device is in two specifications",
-        layer="cdi",
-        severity="error",
-        looks_at="device names of NVIDIA's specifications in /etc/cdi and /var/run/cdi.",
-        why=(
-            "Two files of one directory that name the same device are in conflict, and the device can't be "
-            "resolved. A file in /var/run/cdi hides one in /etc/cdi, whose edits then do nothing, until a "
-            "boot at which the first isn't written."
-        ),
-        remedy=fixes.everywhere("gpunode cdi list"),
-        run=cdi_duplicate,
-        blocked_by=("pci-no-gpu",),
-        classes=(*HOST, WSL2),
-        refs=(_SPEC,),
-    ),
-    Check(
-        id="cdi-unsupported-version",
-        title="Engines read the specifications' version",
-        layer="cdi",
-        severity="error",
-        looks_at=(
-            "cdiVersion of the specifications, and which one each engine in use reads by its release, where "
-            "its CDI is on."
-        ),
-        why=(
-            "An engine passes over a specification of a version that it doesn't know and says 'unresolvable "
-            "CDI devices'. gpunode cdi refresh writes the lowest version that will do."
-        ),
-        remedy=fixes.REFRESH_CDI,
-        run=cdi_unsupported_version,
-        blocked_by=("pci-no-gpu", "cdi-spec-stale"),
-        classes=HOST,
-        table="cdi_versions",
-        refs=(_SPEC, "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1940"),
-    ),
-    Check(
-        id="cdi-wsl-dxcore",
-        title="CDI specifications have libdxcore.so",
-        layer="cdi",
-        severity="warning",
-        looks_at="specifications of kind nvidia.com/gpu under WSL2: whether they mount libdxcore.so.",
-        why="Under WSL2 the driver's libraries reach the GPU by libdxcore.so; without it there is none.",
-        remedy=fixes.everywhere("nvidia-ctk cdi generate --mode=wsl --output=/var/run/cdi/nvidia.yaml"),
-        run=cdi_wsl_dxcore,
-        blocked_by=("pci-no-gpu",),
-        classes=(WSL2,),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1739",),
-    ),
+    cdi_uvm_absent_in_spec,
+    cdi_duplicate,
+    cdi_unsupported_version,
+    cdi_wsl_dxcore,
 )
 
 
@@ -353,7 +344,32 @@ CONTENTS_CHECKS = (
 _SHOWN = 6
 
 
+@check(
+    "cdi-spec-stale",
+    "cdi",
+    title="CDI specifications fit this machine",
+    looks_at=(
+        "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other hides: "
+        "mounted files, device files and their numbers, hooks, the driver version in library names, and the "
+        "GPUs that devices are named after. Where no engine takes specifications this is a warning."
+    ),
+    remedy=fixes.REFRESH_CDI,
+    blocked_by=(
+        "module-not-loaded",
+        "driver-lib-mismatch",
+        "dev-nodes-missing",
+        "mig-caps-missing",
+        "dev-node-major-stale",
+        "uvm-not-loaded",
+        "nvml-hang",
+    ),
+    classes=HOST,
+    refs=("https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md",),
+)
 def cdi_spec_stale(node: Node) -> Verdict:
+    """A specification lists files of the driver that it was made for. After an upgrade or a reboot they may
+    be gone, and containers fail with 'cannot stat' or CUDA error 999. Docker 29.2 and later try CDI first.
+    """
     specs = tuple(spec for spec in node.cdi_specs if hidden_by(node.cdi_specs, spec) is None)
     if not specs:
         return skip("there is no CDI specification for NVIDIA devices")
@@ -378,37 +394,7 @@ def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
     yield from (seen(spec.path, part) for part in stale_parts(node.host, spec, version, gpus))
 
 
-SPECS_CHECKS = (
-    Check(
-        id="cdi-spec-stale",
-        title="CDI specifications fit this machine",
-        layer="cdi",
-        severity="error",
-        looks_at=(
-            "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other hides: "
-            "mounted files, device files and their numbers, hooks, the driver version in library names, and "
-            "the GPUs that devices are named after. Where no engine takes specifications this is a warning."
-        ),
-        why=(
-            "A specification lists files of the driver that it was made for. After an upgrade or a reboot "
-            "they may be gone, and containers fail with 'cannot stat' or CUDA error 999. Docker 29.2 and "
-            "later try CDI first."
-        ),
-        remedy=fixes.REFRESH_CDI,
-        run=cdi_spec_stale,
-        blocked_by=(
-            "module-not-loaded",
-            "driver-lib-mismatch",
-            "dev-nodes-missing",
-            "mig-caps-missing",
-            "dev-node-major-stale",
-            "uvm-not-loaded",
-            "nvml-hang",
-        ),
-        classes=HOST,
-        refs=("https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md",),
-    ),
-)
+SPECS_CHECKS = (cdi_spec_stale,)
 
 
 # Whether there is a specification where one is needed, and who keeps it true.
@@ -418,7 +404,24 @@ _SERVICE, _PATH = "nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path"
 _OURS = "gpunode-cdi-refresh.path"
 
 
+@check(
+    "cdi-spec-missing",
+    "cdi",
+    title="There is a CDI specification where one is needed",
+    looks_at=(
+        f"{_DIRECTORIES}, where the toolkit's mode is cdi, or podman is the only engine and has neither "
+        "hook nor runtime of NVIDIA's."
+    ),
+    remedy=fixes.REFRESH_CDI,
+    blocked_by=(
+        *("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing", "uvm-not-loaded"),
+        *("toolkit-missing", "toolkit-config-invalid"),
+    ),
+    classes=HOST,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+)
 def cdi_spec_missing(node: Node) -> Verdict:
+    """Engines find GPUs by this file alone: without it they say 'unresolvable CDI devices'."""
     if any(spec.serves_gpus for spec in node.cdi_specs) or _own_kind(node):
         return ok("there is a CDI specification for GPUs")
     asked = _asked(node)
@@ -457,7 +460,21 @@ def _asked(node: Node) -> list[Evidence]:
     return [] if any(map(is_nvidia_program, programs)) else [seen("podman", role.reason)]
 
 
+@check(
+    "cdi-disabled",
+    "cdi",
+    title="Docker reads CDI specifications where GPUs come by them",
+    looks_at="CDISpecDirs of the running Docker, where there is a specification for GPUs.",
+    remedy=fixes.everywhere("gpunode configure-runtime --runtime docker --cdi", "restart"),
+    blocked_by=("toolkit-missing", "docker-not-running", "docker-config-invalid-json"),
+    classes=HOST,
+    table="version_gates",
+    refs=("https://docs.docker.com/build/building/cdi/",),
+)
 def cdi_disabled(node: Node) -> Verdict:
+    """Without the toolkit's hook and without CDI Docker has no way to GPUs: 'could not select device driver'.
+    Docker 25 has CDI where it is switched on, 28.2 and later unless it is switched off.
+    """
     docker = node.docker
     if docker is None or docker.process is None or not docker_role(node).used:
         return skip("no Docker runs here that containers with GPUs would use")
@@ -483,7 +500,19 @@ def cdi_disabled(node: Node) -> Verdict:
     return ok("Docker's CDI is off, and the toolkit's hook gives containers their GPUs", *evidence)
 
 
+@check(
+    "cdi-perms",
+    "cdi",
+    title="Rootless engines can read the specifications",
+    severity="warning",
+    looks_at="modes of specifications and their directories, where podman or a rootless Docker is.",
+    remedy=fixes.everywhere("chmod o+r /var/run/cdi/nvidia.yaml"),
+    blocked_by=("pci-no-gpu",),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",),
+)
 def cdi_perms(node: Node) -> Verdict:
+    """An engine passes over a specification that its user can't read: 'unresolvable CDI devices'."""
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     if not specs:
         return skip("there is no CDI specification for GPUs")
@@ -504,7 +533,21 @@ def cdi_perms(node: Node) -> Verdict:
     return ok("everybody can read the specifications")
 
 
+@check(
+    "cdi-refresh-inactive",
+    "cdi",
+    title="The specification is rewritten when the driver changes",
+    severity="warning",
+    looks_at=f"{_SERVICE} and {_PATH} as systemd has them, or gpunode's own units.",
+    remedy=fixes.everywhere(f"systemctl enable --now {_PATH}"),
+    blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing", "toolkit-missing"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+)
 def cdi_refresh_inactive(node: Node) -> Verdict:
+    """They write the specification at boot and when the driver is replaced. Without them it is missing or old
+    after that, and containers don't start.
+    """
     service, path = node.units.get(_SERVICE), node.units.get(_PATH)
     if service is None or not service.installed:
         return skip(f"{_SERVICE} isn't installed")
@@ -520,69 +563,8 @@ def cdi_refresh_inactive(node: Node) -> Verdict:
 
 
 SUPPLY_CHECKS = (
-    Check(
-        id="cdi-spec-missing",
-        title="There is a CDI specification where one is needed",
-        layer="cdi",
-        severity="error",
-        looks_at=(
-            f"{_DIRECTORIES}, where the toolkit's mode is cdi, or podman is the only engine and has neither "
-            "hook nor runtime of NVIDIA's."
-        ),
-        why="Engines find GPUs by this file alone: without it they say 'unresolvable CDI devices'.",
-        remedy=fixes.REFRESH_CDI,
-        run=cdi_spec_missing,
-        blocked_by=(
-            *("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing", "uvm-not-loaded"),
-            *("toolkit-missing", "toolkit-config-invalid"),
-        ),
-        classes=HOST,
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-    ),
-    Check(
-        id="cdi-disabled",
-        title="Docker reads CDI specifications where GPUs come by them",
-        layer="cdi",
-        severity="error",
-        looks_at="CDISpecDirs of the running Docker, where there is a specification for GPUs.",
-        why=(
-            "Without the toolkit's hook and without CDI Docker has no way to GPUs: 'could not select device "
-            "driver'. Docker 25 has CDI where it is switched on, 28.2 and later unless it is switched off."
-        ),
-        remedy=fixes.everywhere("gpunode configure-runtime --runtime docker --cdi", "restart"),
-        run=cdi_disabled,
-        blocked_by=("toolkit-missing", "docker-not-running", "docker-config-invalid-json"),
-        classes=HOST,
-        table="version_gates",
-        refs=("https://docs.docker.com/build/building/cdi/",),
-    ),
-    Check(
-        id="cdi-perms",
-        title="Rootless engines can read the specifications",
-        layer="cdi",
-        severity="warning",
-        looks_at="modes of specifications and their directories, where podman or a rootless Docker is.",
-        why="An engine passes over a specification that its user can't read: 'unresolvable CDI devices'.",
-        remedy=fixes.everywhere("chmod o+r /var/run/cdi/nvidia.yaml"),
-        run=cdi_perms,
-        blocked_by=("pci-no-gpu",),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",),
-    ),
-    Check(
-        id="cdi-refresh-inactive",
-        title="The specification is rewritten when the driver changes",
-        layer="cdi",
-        severity="warning",
-        looks_at=f"{_SERVICE} and {_PATH} as systemd has them, or gpunode's own units.",
-        why=(
-            "They write the specification at boot and when the driver is replaced. Without them it "
-            "is missing or old after that, and containers don't start."
-        ),
-        remedy=fixes.everywhere(f"systemctl enable --now {_PATH}"),
-        run=cdi_refresh_inactive,
-        blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing", "toolkit-missing"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-    ),
+    cdi_spec_missing,
+    cdi_disabled,
+    cdi_perms,
+    cdi_refresh_inactive,
 )

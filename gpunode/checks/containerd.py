@@ -7,7 +7,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.docker import line_of
 from gpunode.checks.fixes import everywhere, per_family, upgrade
-from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -28,7 +28,31 @@ _REFUSES_HIGHER = ((2, 3), (2, 3, 5))
 HANDLER = "nvidia"
 
 
+WHERE = (
+    " Judged where the kubelet talks to this containerd, or where it is the node's only engine; beside "
+    "Docker without a kubelet its CRI isn't needed."
+)
+
+
+@check(
+    "containerd-config-version",
+    "containerd",
+    title="containerd reads its file as it was meant",
+    looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
+    "files for all imports, of no higher version than the main file's, and runtimes and registries in a "
+    "table that the version in force reads." + WHERE,
+    remedy=fixes.EDIT_CONTAINERD,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu",),
+    preflight=("containerd", "kubernetes"),
+    refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
+)
 def containerd_config_version(node: Node) -> Verdict:
+    """containerd refuses a version newer than itself, and 2.3.0 to 2.3.4 refuse an imported file of a higher
+    version than the main one. Up to 2.2, the last file that names a version decides for all of them: what
+    another version's table has is ignored without a message.
+    """
     role = containerd_role(node)
     if node.containerd is None or not role.used:
         return skip(role.reason)
@@ -167,7 +191,24 @@ def judged(node: Node) -> ContainerdConfig | None:
     return node.containerd_config if containerd_role(node).used else None
 
 
+@check(
+    "containerd-cri-disabled",
+    "containerd",
+    title="containerd's CRI is switched on",
+    looks_at="disabled_plugins in containerd's file and its imports." + WHERE,
+    remedy=fixes.CONFIGURE_CONTAINERD,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu", "containerd-config-version"),
+    refs=(
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1430",
+        "https://github.com/NVIDIA/k8s-device-plugin/issues/406",
+    ),
+)
 def containerd_cri_disabled(node: Node) -> Verdict:
+    """Docker's containerd.io package switches the CRI off. The kubelet then fails with 'unknown service
+    runtime.v1.RuntimeService', and a runtime added to the file is never read.
+    """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
@@ -182,7 +223,25 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     return fail("containerd's CRI is switched off", evidence, fix=configure(node))
 
 
+@check(
+    "containerd-not-restarted",
+    "containerd",
+    title="containerd runs with what its file says",
+    looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its "
+    "file against the handlers that the daemon names (CRI Status)." + WHERE,
+    remedy=fixes.RESTART_CONTAINERD,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
+        "containerd-imports-clobber",
+    ),
+    refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",),
+)
 def containerd_not_restarted(node: Node) -> Verdict:
+    """containerd reads its file only when it starts. Until then the handler exists on disk alone: no runtime
+    for "nvidia" is configured. Running containers survive a restart.
+    """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
@@ -267,74 +326,10 @@ def running_config(node: Node) -> dict[str, Any]:
         return {}
 
 
-WHERE = (
-    " Judged where the kubelet talks to this containerd, or where it is the node's only engine; beside "
-    "Docker without a kubelet its CRI isn't needed."
-)
-
 DAEMON_CHECKS = (
-    Check(
-        id="containerd-config-version",
-        title="containerd reads its file as it was meant",
-        layer="containerd",
-        severity="error",
-        looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
-        "files for all imports, of no higher version than the main file's, and runtimes and registries in a "
-        "table that the version in force reads." + WHERE,
-        why=(
-            "containerd refuses a version newer than itself, and 2.3.0 to 2.3.4 refuse an imported file of a "
-            "higher version than the main one. Up to 2.2, the last file that names a version decides for all "
-            "of them: what another version's table has is ignored without a message."
-        ),
-        remedy=fixes.EDIT_CONTAINERD,
-        run=containerd_config_version,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu",),
-        preflight=("containerd", "kubernetes"),
-        refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
-    ),
-    Check(
-        id="containerd-cri-disabled",
-        title="containerd's CRI is switched on",
-        layer="containerd",
-        severity="error",
-        looks_at="disabled_plugins in containerd's file and its imports." + WHERE,
-        why=(
-            "Docker's containerd.io package switches the CRI off. The kubelet then fails with 'unknown "
-            "service runtime.v1.RuntimeService', and a runtime added to the file is never read."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_cri_disabled,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu", "containerd-config-version"),
-        refs=(
-            "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1430",
-            "https://github.com/NVIDIA/k8s-device-plugin/issues/406",
-        ),
-    ),
-    Check(
-        id="containerd-not-restarted",
-        title="containerd runs with what its file says",
-        layer="containerd",
-        severity="error",
-        looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its "
-        "file against the handlers that the daemon names (CRI Status)." + WHERE,
-        why=(
-            "containerd reads its file only when it starts. Until then the handler exists on disk alone: no "
-            'runtime for "nvidia" is configured. Running containers survive a restart.'
-        ),
-        remedy=fixes.RESTART_CONTAINERD,
-        run=containerd_not_restarted,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
-            "containerd-imports-clobber",
-        ),
-        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",),
-    ),
+    containerd_config_version,
+    containerd_cri_disabled,
+    containerd_not_restarted,
 )
 
 
@@ -345,7 +340,33 @@ _PROGRAM = "nvidia-container-runtime"
 _DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
 
 
+@check(
+    "containerd-runtime-missing",
+    "containerd",
+    title="containerd has the nvidia handler",
+    looks_at="the handlers that the running daemon names (CRI Status), and files beside the ones it "
+    "reads. It needs none where its CDI is on and there is a specification for GPUs." + WHERE,
+    remedy=fixes.CONFIGURE_CONTAINERD,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        "pci-no-gpu",
+        "toolkit-missing",
+        "containerd-config-version",
+        "containerd-cri-disabled",
+        "containerd-not-restarted",
+        *("k0s-dropin", "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
+        "k3s-nvidia-not-detected",
+    ),
+    refs=(
+        "https://github.com/NVIDIA/gpu-operator/issues/413",
+        "https://github.com/NVIDIA/k8s-device-plugin/issues/479",
+    ),
+)
 def containerd_runtime_missing(node: Node) -> Verdict:
+    """A pod with runtimeClassName nvidia can't start ('no runtime for "nvidia" is configured'), and without
+    it pods see no GPU.
+    """
     role = containerd_role(node)
     if node.containerd is None or not role.used:
         return skip(role.reason)
@@ -387,7 +408,30 @@ def _unread(node: Node) -> list[Evidence]:
     ]
 
 
+@check(
+    "containerd-runtime-binary",
+    "containerd",
+    title="The programs of containerd's handlers are there",
+    looks_at="BinaryName and runtime_type of the nvidia handlers and of the default one (the running "
+    "daemon's, else the file's)." + WHERE,
+    remedy=fixes.CONFIGURE_CONTAINERD,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        "pci-no-gpu",
+        "toolkit-missing",
+        "containerd-config-version",
+        "containerd-cri-disabled",
+        "containerd-not-restarted",
+        "containerd-runtime-missing",
+    ),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",),
+)
 def containerd_runtime_binary(node: Node) -> Verdict:
+    """A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
+    fails each pod with 'no such file or directory'; without a type it fails with 'container.Runtime.Name must
+    be set'.
+    """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
@@ -424,7 +468,30 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+@check(
+    "containerd-systemdcgroup",
+    "containerd",
+    title="Everyone uses one cgroup driver",
+    looks_at="SystemdCgroup of the handlers runc and nvidia (the running daemon's, else the file's) and "
+    "the kubelet's cgroupDriver, unless the kubelet asks its engine for it (1.31 and later)." + WHERE,
+    remedy=fixes.CONFIGURE_CONTAINERD,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        "pci-no-gpu",
+        "containerd-runtime-missing",
+        "containerd-not-restarted",
+        "containerd-config-version",
+        "containerd-cri-disabled",
+        "containerd-imports-clobber",
+    ),
+    table=tables.TABLE,
+    refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd-systemd",),
+)
 def containerd_systemdcgroup(node: Node) -> Verdict:
+    """With two cgroup drivers on one node, systemd and the kubelet kill each other's containers: pods restart
+    without end or fail with 'expected cgroupsPath to be of format slice:prefix:name'.
+    """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
@@ -477,90 +544,9 @@ def _driver(systemd: bool) -> str:
 
 
 HANDLERS_CHECKS = (
-    Check(
-        id="containerd-runtime-missing",
-        title="containerd has the nvidia handler",
-        layer="containerd",
-        severity="error",
-        looks_at="the handlers that the running daemon names (CRI Status), and files beside the ones it "
-        "reads. It needs none where its CDI is on and there is a specification for GPUs." + WHERE,
-        why=(
-            "A pod with runtimeClassName nvidia can't start ('no runtime for \"nvidia\" is configured'), and "
-            "without it pods see no GPU."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_runtime_missing,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            "pci-no-gpu",
-            "toolkit-missing",
-            "containerd-config-version",
-            "containerd-cri-disabled",
-            "containerd-not-restarted",
-            *("k0s-dropin", "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
-            "k3s-nvidia-not-detected",
-        ),
-        refs=(
-            "https://github.com/NVIDIA/gpu-operator/issues/413",
-            "https://github.com/NVIDIA/k8s-device-plugin/issues/479",
-        ),
-    ),
-    Check(
-        id="containerd-runtime-binary",
-        title="The programs of containerd's handlers are there",
-        layer="containerd",
-        severity="error",
-        looks_at="BinaryName and runtime_type of the nvidia handlers and of the default one (the running "
-        "daemon's, else the file's)." + WHERE,
-        why=(
-            "A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was "
-            "removed, fails each pod with 'no such file or directory'; without a type it fails with "
-            "'container.Runtime.Name must be set'."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_runtime_binary,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            "pci-no-gpu",
-            "toolkit-missing",
-            "containerd-config-version",
-            "containerd-cri-disabled",
-            "containerd-not-restarted",
-            "containerd-runtime-missing",
-        ),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",),
-    ),
-    Check(
-        id="containerd-systemdcgroup",
-        title="Everyone uses one cgroup driver",
-        layer="containerd",
-        severity="error",
-        looks_at="SystemdCgroup of the handlers runc and nvidia (the running daemon's, else the file's) and "
-        "the kubelet's cgroupDriver, unless the kubelet asks its engine for it (1.31 and later)." + WHERE,
-        why=(
-            "With two cgroup drivers on one node, systemd and the kubelet kill each other's containers: "
-            "pods restart without end or fail with 'expected cgroupsPath to be of format "
-            "slice:prefix:name'."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_systemdcgroup,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            "pci-no-gpu",
-            "containerd-runtime-missing",
-            "containerd-not-restarted",
-            "containerd-config-version",
-            "containerd-cri-disabled",
-            "containerd-imports-clobber",
-        ),
-        table=tables.TABLE,
-        refs=(
-            "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd-systemd",
-        ),
-    ),
+    containerd_runtime_missing,
+    containerd_runtime_binary,
+    containerd_systemdcgroup,
 )
 
 
@@ -597,7 +583,24 @@ _NO_WARNINGS = "ContainerdHasNoDeprecationWarnings"
 _ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd gives 8 MiB
 
 
+@check(
+    "containerd-nri",
+    "containerd",
+    title="containerd's NRI serves the toolkit's plugin",
+    severity="warning",
+    looks_at=(
+        "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's release "
+        "and the disable of its NRI plugin."
+    ),
+    remedy=everywhere("${EDITOR:-vi} /etc/containerd/config.toml && systemctl restart containerd", "restart"),
+    blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-not-restarted"),
+    refs=("https://github.com/containerd/containerd/blob/main/docs/NRI.md",),
+    table=tables.TABLE,
+)
 def containerd_nri(node: Node) -> Verdict:
+    """The GPU operator's plugin puts GPUs into containers through NRI. Without NRI nobody does, and pods that
+    ask for GPUs start without them.
+    """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
@@ -624,7 +627,18 @@ def containerd_nri(node: Node) -> Verdict:
     return ok("containerd's NRI is on", who)
 
 
+@check(
+    "containerd-deprecations",
+    "containerd",
+    title="containerd warns of nothing",
+    severity="info",
+    looks_at=f"the condition {_NO_WARNINGS} of the running daemon (CRI Status).",
+    remedy=everywhere("ctr deprecations list"),
+    blocked_by=("pci-no-gpu", "containerd-not-restarted"),
+    refs=("https://github.com/containerd/containerd/blob/main/RELEASES.md#deprecated-features",),
+)
 def containerd_deprecations(node: Node) -> Verdict:
+    """What it warns of works now and stops with an upgrade: old settings, images or callers."""
     role = containerd_role(node)
     if node.containerd is None or not role.used:
         return skip(role.reason)
@@ -643,7 +657,23 @@ def containerd_deprecations(node: Node) -> Verdict:
     )
 
 
+@check(
+    "containerd-memlock",
+    "containerd",
+    title="Containers may pin memory for RDMA",
+    severity="info",
+    looks_at=(
+        "the limit of locked memory of the running containerd (/proc/PID/limits), which containers inherit, "
+        "where RDMA adapters are."
+    ),
+    remedy=everywhere("systemctl edit containerd"),
+    blocked_by=("pci-no-gpu", "containerd-not-restarted"),
+    refs=("https://github.com/NVIDIA/nccl-tests/issues/206",),
+)
 def containerd_memlock(node: Node) -> Verdict:
+    """NCCL over InfiniBand or RoCE pins its buffers: 'ibv_reg_mr: Cannot allocate memory'. Kubernetes has no
+    setting for the limit; pods with the capability IPC_LOCK don't need it.
+    """
     daemon = node.containerd
     if daemon is None or not containerd_role(node).used:
         return skip(containerd_role(node).reason)
@@ -668,55 +698,7 @@ def containerd_memlock(node: Node) -> Verdict:
 
 
 BESIDE_CHECKS = (
-    Check(
-        id="containerd-nri",
-        title="containerd's NRI serves the toolkit's plugin",
-        layer="containerd",
-        severity="warning",
-        looks_at=(
-            "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's "
-            "release and the disable of its NRI plugin."
-        ),
-        why=(
-            "The GPU operator's plugin puts GPUs into containers through NRI. Without NRI nobody does, and "
-            "pods that ask for GPUs start without them."
-        ),
-        remedy=everywhere(
-            "${EDITOR:-vi} /etc/containerd/config.toml && systemctl restart containerd", "restart"
-        ),
-        run=containerd_nri,
-        blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-not-restarted"),
-        refs=("https://github.com/containerd/containerd/blob/main/docs/NRI.md",),
-        table=tables.TABLE,
-    ),
-    Check(
-        id="containerd-deprecations",
-        title="containerd warns of nothing",
-        layer="containerd",
-        severity="info",
-        looks_at=f"the condition {_NO_WARNINGS} of the running daemon (CRI Status).",
-        why="What it warns of works now and stops with an upgrade: old settings, images or callers.",
-        remedy=everywhere("ctr deprecations list"),
-        run=containerd_deprecations,
-        blocked_by=("pci-no-gpu", "containerd-not-restarted"),
-        refs=("https://github.com/containerd/containerd/blob/main/RELEASES.md#deprecated-features",),
-    ),
-    Check(
-        id="containerd-memlock",
-        title="Containers may pin memory for RDMA",
-        layer="containerd",
-        severity="info",
-        looks_at=(
-            "the limit of locked memory of the running containerd (/proc/PID/limits), which containers "
-            "inherit, where RDMA adapters are."
-        ),
-        why=(
-            "NCCL over InfiniBand or RoCE pins its buffers: 'ibv_reg_mr: Cannot allocate memory'. Kubernetes "
-            "has no setting for the limit; pods with the capability IPC_LOCK don't need it."
-        ),
-        remedy=everywhere("systemctl edit containerd"),
-        run=containerd_memlock,
-        blocked_by=("pci-no-gpu", "containerd-not-restarted"),
-        refs=("https://github.com/NVIDIA/nccl-tests/issues/206",),
-    ),
+    containerd_nri,
+    containerd_deprecations,
+    containerd_memlock,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpunode.checks import fixes
 from gpunode.checks.containerd import WHERE, edit, judged, running_config
 from gpunode.checks.docker import line_of
-from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError
 from gpunode.facts import tables
 from gpunode.facts.containerd import DEFAULT_CONFIG
@@ -36,7 +36,23 @@ _VITAL = (
 _MOST = 8
 
 
+@check(
+    "containerd-imports-clobber",
+    "containerd",
+    title="Imported files take nothing away",
+    looks_at="settings of containerd's file that an imported one replaces with its whole table, against "
+    "what the running daemon has (CRI Status). From 2.0 on files are merged key by key." + WHERE,
+    remedy=fixes.CONFIGURE_CONTAINERD,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
+    refs=("https://github.com/containerd/containerd/issues/5837",),
+    table=tables.TABLE,
+)
 def containerd_imports_clobber(node: Node) -> Verdict:
+    """An older containerd takes a plugin's table from the last file alone. A file that only adds the nvidia
+    handler drops the pause image, the registries and the cgroup driver: other pods fail.
+    """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
@@ -88,7 +104,21 @@ def _line(node: Node, one: Lost) -> int | None:
     return line_of(node.host.read_text(one.file) or "", one.keys[-1])
 
 
+@check(
+    "containerd-config-drift",
+    "containerd",
+    title="The file with the nvidia handler is the one that is read",
+    severity="info",
+    looks_at=f"{DEFAULT_CONFIG} where k3s, rke2, k0s or microk8s brings the kubelet's containerd and no "
+    "other one runs.",
+    remedy=fixes.CONFIGURE_CONTAINERD,
+    blocked_by=("pci-no-gpu", "containerd-runtime-missing"),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/982",),
+)
 def containerd_config_drift(node: Node) -> Verdict:
+    """A distribution's containerd reads its own file. What was written into the system's changes nothing
+    there.
+    """
     daemon = node.containerd
     if daemon is None or daemon.manager not in DISTRIBUTIONS or not containerd_role(node).used:
         return skip("the kubelet's containerd is no Kubernetes distribution's")
@@ -106,39 +136,6 @@ def containerd_config_drift(node: Node) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        id="containerd-imports-clobber",
-        title="Imported files take nothing away",
-        layer="containerd",
-        severity="error",
-        looks_at="settings of containerd's file that an imported one replaces with its whole table, against "
-        "what the running daemon has (CRI Status). From 2.0 on files are merged key by key." + WHERE,
-        why=(
-            "An older containerd takes a plugin's table from the last file alone. A file that only adds the "
-            "nvidia handler drops the pause image, the registries and the cgroup driver: other pods fail."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_imports_clobber,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
-        refs=("https://github.com/containerd/containerd/issues/5837",),
-        table=tables.TABLE,
-    ),
-    Check(
-        id="containerd-config-drift",
-        title="The file with the nvidia handler is the one that is read",
-        layer="containerd",
-        severity="info",
-        looks_at=f"{DEFAULT_CONFIG} where k3s, rke2, k0s or microk8s brings the kubelet's containerd and no "
-        "other one runs.",
-        why=(
-            "A distribution's containerd reads its own file. What was written into the "
-            "system's changes nothing there."
-        ),
-        remedy=fixes.CONFIGURE_CONTAINERD,
-        run=containerd_config_drift,
-        blocked_by=("pci-no-gpu", "containerd-runtime-missing"),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/982",),
-    ),
+    containerd_imports_clobber,
+    containerd_config_drift,
 )

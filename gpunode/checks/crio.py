@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpunode.checks.fixes import everywhere
-from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -91,7 +91,23 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
     return listed or _PACKAGED_HOOKS
 
 
+@check(
+    "crio-runtime-missing",
+    "crio",
+    title="CRI-O has the nvidia handler",
+    looks_at=(
+        "the handlers of the running daemon (/config), its files, and "
+        f"{_UNREAD}, which it never reads. It needs none where GPUs come by CDI, a hook or NRI."
+    ),
+    remedy=CONFIGURE,
+    classes=CLUSTER_NODES,
+    blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
+    refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
+)
 def crio_runtime_missing(node: Node) -> Verdict:
+    """A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from runtime
+    list'. Only /etc/crio/crio.conf.d counts, and only when CRI-O starts.
+    """
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
@@ -111,7 +127,22 @@ def crio_runtime_missing(node: Node) -> Verdict:
     )
 
 
+@check(
+    "crio-not-running",
+    "crio",
+    title="CRI-O runs",
+    looks_at=(
+        "CRI-O's socket and whether the daemon answers within 3 seconds; where it doesn't run, whether its "
+        "files can be read and the monitor (conmon) that they name exists."
+    ),
+    remedy=RESTART,
+    blocked_by=("pci-no-gpu",),
+    classes=CLUSTER_NODES,
+    preflight=("crio", "kubernetes"),
+    refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
+)
 def crio_not_running(node: Node) -> Verdict:
+    """No pod starts without it, and a kubelet that uses CRI-O ends at once."""
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
@@ -209,7 +240,20 @@ def _without_handler(node: Node, runtime: dict[str, Any], told: Evidence) -> Ver
     return fail("CRI-O has no nvidia handler", told)
 
 
+@check(
+    "crio-runtime-path",
+    "crio",
+    title="The programs of CRI-O's handlers are there",
+    looks_at="runtime_path and monitor_path of the nvidia handlers and of the default one (/config).",
+    remedy=CONFIGURE,
+    classes=CLUSTER_NODES,
+    blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-runtime-missing"),
+    refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
+)
 def crio_runtime_path(node: Node) -> Verdict:
+    """A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
+    fails each of its pods.
+    """
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
@@ -239,7 +283,24 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
     return tuple(seen(file.path, f"{name}: {key}", file.line_of(key)) for file in files[-1:])
 
 
+@check(
+    "crio-cgroup-manager",
+    "crio",
+    title="CRI-O and the kubelet use one cgroup driver",
+    looks_at=(
+        "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the kubelet "
+        "asks CRI-O for it (1.31 and later with CRI-O 1.28)."
+    ),
+    remedy=EDIT,
+    classes=CLUSTER_NODES,
+    blocked_by=("pci-no-gpu", "crio-not-running", "crio-runtime-missing"),
+    refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
+    table=tables.TABLE,
+)
 def crio_cgroup_manager(node: Node) -> Verdict:
+    """With two cgroup drivers on one node pods fail with 'cri-o configured with systemd cgroup manager, but
+    did not receive slice as parent'.
+    """
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
@@ -264,78 +325,10 @@ def crio_cgroup_manager(node: Node) -> Verdict:
 
 
 HANDLERS_CHECKS = (
-    Check(
-        id="crio-not-running",
-        title="CRI-O runs",
-        layer="crio",
-        severity="error",
-        looks_at=(
-            "CRI-O's socket and whether the daemon answers within 3 seconds; where it doesn't run, whether "
-            "its files can be read and the monitor (conmon) that they name exists."
-        ),
-        why="No pod starts without it, and a kubelet that uses CRI-O ends at once.",
-        remedy=RESTART,
-        run=crio_not_running,
-        blocked_by=("pci-no-gpu",),
-        classes=CLUSTER_NODES,
-        preflight=("crio", "kubernetes"),
-        refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
-    ),
-    Check(
-        id="crio-runtime-missing",
-        title="CRI-O has the nvidia handler",
-        layer="crio",
-        severity="error",
-        looks_at=(
-            "the handlers of the running daemon (/config), its files, and "
-            f"{_UNREAD}, which it never reads. It needs none where GPUs come by CDI, a hook or NRI."
-        ),
-        why=(
-            "A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from "
-            f"runtime list'. Only {_READ} counts, and only when CRI-O starts."
-        ),
-        remedy=CONFIGURE,
-        classes=CLUSTER_NODES,
-        run=crio_runtime_missing,
-        blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
-        refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
-    ),
-    Check(
-        id="crio-runtime-path",
-        title="The programs of CRI-O's handlers are there",
-        layer="crio",
-        severity="error",
-        looks_at="runtime_path and monitor_path of the nvidia handlers and of the default one (/config).",
-        why=(
-            "A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was "
-            "removed, fails each of its pods."
-        ),
-        remedy=CONFIGURE,
-        classes=CLUSTER_NODES,
-        run=crio_runtime_path,
-        blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-runtime-missing"),
-        refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
-    ),
-    Check(
-        id="crio-cgroup-manager",
-        title="CRI-O and the kubelet use one cgroup driver",
-        layer="crio",
-        severity="error",
-        looks_at=(
-            "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the "
-            "kubelet asks CRI-O for it (1.31 and later with CRI-O 1.28)."
-        ),
-        why=(
-            "With two cgroup drivers on one node pods fail with 'cri-o configured with systemd cgroup "
-            "manager, but did not receive slice as parent'."
-        ),
-        remedy=EDIT,
-        classes=CLUSTER_NODES,
-        run=crio_cgroup_manager,
-        blocked_by=("pci-no-gpu", "crio-not-running", "crio-runtime-missing"),
-        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
-        table=tables.TABLE,
-    ),
+    crio_not_running,
+    crio_runtime_missing,
+    crio_runtime_path,
+    crio_cgroup_manager,
 )
 
 
@@ -356,7 +349,24 @@ _COPIES = (
 _IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
 
 
+@check(
+    "crio-stray-dropin",
+    "crio",
+    title="CRI-O reads no file that nobody means",
+    severity="warning",
+    looks_at=(
+        "every file in CRI-O's drop-in directory and below: names of copies (*.bak, *.rpmsave, *~), files "
+        "that can't be parsed, and several that define the nvidia handler differently."
+    ),
+    remedy=EDIT,
+    blocked_by=("pci-no-gpu", "crio-runtime-missing"),
+    preflight=("crio",),
+    refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.d.5.md",),
+)
 def crio_stray_dropin(node: Node) -> Verdict:
+    """CRI-O takes every file there for its own, 99-nvidia.toml.bak and *.rpmsave included, and a later one
+    replaces an earlier one's handler. One that it can't parse keeps it from starting.
+    """
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
@@ -413,7 +423,22 @@ def _twice(files: CrioConfig) -> Verdict | None:
     return None
 
 
+@check(
+    "crio-hooks-mode",
+    "crio",
+    title="GPUs don't hang on an OCI hook in CRI-O",
+    looks_at=(
+        f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, "
+        "where GPUs don't come by CDI."
+    ),
+    remedy=CONFIGURE,
+    blocked_by=("pci-no-gpu", "toolkit-missing"),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
+)
 def crio_hooks_mode(node: Node) -> Verdict:
+    """The hook is the toolkit's oldest way, which it has marked as going away, and it only works in a
+    directory that CRI-O looks into.
+    """
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
@@ -441,7 +466,18 @@ def crio_hooks_mode(node: Node) -> Verdict:
     return fail("CRI-O doesn't look for hooks where NVIDIA's is", *evidence, told)
 
 
+@check(
+    "crio-not-selected",
+    "crio",
+    title="A CRI-O that runs is the one that the kubelet uses",
+    severity="info",
+    looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is only installed is fine.",
+    remedy=RESTART,
+    blocked_by=("pci-no-gpu",),
+    refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/",),
+)
 def crio_not_selected(node: Node) -> Verdict:
+    """Two engines on one node are easily mixed up: only the kubelet's own gives pods their GPUs."""
     crio = node.crio
     if crio is None or crio.process is None:
         return skip("CRI-O doesn't run here")
@@ -457,53 +493,7 @@ def crio_not_selected(node: Node) -> Verdict:
 
 
 FILES_CHECKS = (
-    Check(
-        id="crio-stray-dropin",
-        title="CRI-O reads no file that nobody means",
-        layer="crio",
-        severity="warning",
-        looks_at=(
-            "every file in CRI-O's drop-in directory and below: names of copies (*.bak, *.rpmsave, *~), "
-            "files that can't be parsed, and several that define the nvidia handler differently."
-        ),
-        why=(
-            "CRI-O takes every file there for its own, 99-nvidia.toml.bak and *.rpmsave included, and a "
-            "later one replaces an earlier one's handler. One that it can't parse keeps it from starting."
-        ),
-        remedy=EDIT,
-        run=crio_stray_dropin,
-        blocked_by=("pci-no-gpu", "crio-runtime-missing"),
-        preflight=("crio",),
-        refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.d.5.md",),
-    ),
-    Check(
-        id="crio-hooks-mode",
-        title="GPUs don't hang on an OCI hook in CRI-O",
-        layer="crio",
-        severity="error",
-        looks_at=(
-            f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, "
-            "where GPUs don't come by CDI."
-        ),
-        why=(
-            "The hook is the toolkit's oldest way, which it has marked as going away, and it only works in "
-            "a directory that CRI-O looks into."
-        ),
-        remedy=CONFIGURE,
-        run=crio_hooks_mode,
-        blocked_by=("pci-no-gpu", "toolkit-missing"),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
-    ),
-    Check(
-        id="crio-not-selected",
-        title="A CRI-O that runs is the one that the kubelet uses",
-        layer="crio",
-        severity="info",
-        looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is only installed is fine.",
-        why="Two engines on one node are easily mixed up: only the kubelet's own gives pods their GPUs.",
-        remedy=RESTART,
-        run=crio_not_selected,
-        blocked_by=("pci-no-gpu",),
-        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/",),
-    ),
+    crio_stray_dropin,
+    crio_hooks_mode,
+    crio_not_selected,
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.facts import cuda as releases
 from gpunode.facts import driver, images
 from gpunode.facts.cuda import (
@@ -81,7 +81,26 @@ _SHOWN = 200  # characters of a requirement; those of NVIDIA's images run to tho
 _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the others
 
 
+@check(
+    "image-needs-newer-driver",
+    "cuda",
+    title="The driver has what the image requires",
+    looks_at=(
+        "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, asked of the engines that hold it "
+        "(none is pulled), against the driver, its CUDA and the GPUs."
+    ),
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=(
+        "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
+    ),
+    table=releases.DRIVERS,
+)
 def image_needs_newer_driver(node: Node) -> Verdict:
+    """The runtime refuses such a container: 'requirement error: unsatisfied condition: cuda>=...'. Where it
+    doesn't look, CUDA fails inside with error 35.
+    """
     reference = node.questions.image
     if not reference:
         return skip(_NOBODY)
@@ -165,7 +184,22 @@ def _quoted(reference: str) -> str:
     return quote(reference)
 
 
+@check(
+    "vectoradd-image-arch",
+    "cuda",
+    title="The sample's image knows these GPUs",
+    severity="warning",
+    looks_at="with --image REF of a CUDA sample: the CUDA it was built with against each GPU.",
+    remedy=fixes.everywhere("gpunode verify"),
+    blocked_by=("module-not-loaded", "nvml-hang"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://catalog.ngc.nvidia.com/orgs/nvidia/teams/k8s/containers/cuda-sample",),
+    table=images.TABLE,
+)
 def vectoradd_image_arch(node: Node) -> Verdict:
+    """Old samples hold no code for newer GPUs: they compile for minutes or fail with error 209, and a node
+    that is fine looks broken. gpunode verify brings PTX that any GPU takes.
+    """
     cuda = images.sample_cuda(node.questions.image)
     release, known = releases.release_of(cuda), inventory(node)
     if release is None or known is None:
@@ -189,45 +223,8 @@ def vectoradd_image_arch(node: Node) -> Verdict:
 
 
 IMAGES_CHECKS = (
-    Check(
-        id="image-needs-newer-driver",
-        title="The driver has what the image requires",
-        layer="cuda",
-        severity="error",
-        looks_at=(
-            "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, asked of the engines that "
-            "hold it (none is pulled), against the driver, its CUDA and the GPUs."
-        ),
-        why=(
-            "The runtime refuses such a container: 'requirement error: unsatisfied condition: cuda>=...'. "
-            "Where it doesn't look, CUDA fails inside with error 35."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=image_needs_newer_driver,
-        blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=(
-            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
-        ),
-        table=releases.DRIVERS,
-    ),
-    Check(
-        id="vectoradd-image-arch",
-        title="The sample's image knows these GPUs",
-        layer="cuda",
-        severity="warning",
-        looks_at="with --image REF of a CUDA sample: the CUDA it was built with against each GPU.",
-        why=(
-            "Old samples hold no code for newer GPUs: they compile for minutes or fail with error 209, and a "
-            "node that is fine looks broken. gpunode verify brings PTX that any GPU takes."
-        ),
-        remedy=fixes.everywhere("gpunode verify"),
-        run=vectoradd_image_arch,
-        blocked_by=("module-not-loaded", "nvml-hang"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=("https://catalog.ngc.nvidia.com/orgs/nvidia/teams/k8s/containers/cuda-sample",),
-        table=images.TABLE,
-    ),
+    image_needs_newer_driver,
+    vectoradd_image_arch,
 )
 
 
@@ -238,7 +235,21 @@ _NO_RELEASE = "nobody asked: --cuda X.Y, or --image REF of an image that names i
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 
 
+@check(
+    "cuda-driver-version",
+    "cuda",
+    title="The driver is new enough for the CUDA asked for",
+    looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=(_COMPATIBILITY,),
+    table=releases.DRIVERS,
+)
 def cuda_driver_version(node: Node) -> Verdict:
+    """A program of a newer CUDA on an older driver fails with error 35, 'CUDA driver version is insufficient
+    for CUDA runtime version'. Within one major release any driver of it will do.
+    """
     asked = releases.release_of(node.questions.cuda)
     if asked is None:
         given = node.questions.cuda
@@ -256,7 +267,23 @@ def cuda_driver_version(node: Node) -> Verdict:
     return ok(f"driver {driver} runs programs of CUDA {name}", evidence)
 
 
+@check(
+    "ptx-unsupported-toolchain",
+    "cuda",
+    title="The driver compiles the PTX of the CUDA asked for",
+    severity="warning",
+    looks_at="the driver's own CUDA release against --cuda X.Y, or CUDA_VERSION of --image REF.",
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=(_COMPATIBILITY,),
+    table=releases.DRIVERS,
+)
 def ptx_unsupported_toolchain(node: Node) -> Verdict:
+    """Compatibility within a major release covers finished code only. PTX of a newer CUDA is refused with
+    error 222, 'the provided PTX was compiled with an unsupported toolchain': JIT compilers and libraries
+    without code for this GPU fail, everything else runs.
+    """
     wanted, here = wanted_release(node), driver_cuda(node)
     if wanted is None or here is None:
         return skip(_NO_RELEASE if wanted is None else "the driver doesn't tell its CUDA")
@@ -274,7 +301,24 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
     )
 
 
+@check(
+    "no-kernel-image",
+    "cuda",
+    title="The CUDA asked for knows these GPUs",
+    looks_at=(
+        "each GPU's compute capability against the CUDA releases that make code for it; the release is "
+        "--cuda X.Y, or CUDA_VERSION of --image REF."
+    ),
+    remedy=OTHER_RELEASE,
+    blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://developer.nvidia.com/cuda-gpus",),
+    table=releases.CAPABILITIES,
+)
 def no_kernel_image(node: Node) -> Verdict:
+    """A program holds code for the GPUs that its CUDA knew. Without it CUDA fails with error 209, 'no kernel
+    image is available for execution on the device', or compiles PTX for minutes at each start.
+    """
     wanted, known = wanted_release(node), inventory(node)
     if wanted is None or known is None:
         return skip(_NO_RELEASE if wanted is None else "NVML lists no GPUs")
@@ -307,62 +351,9 @@ def _last(capability: str) -> str:
 
 
 RELEASES_CHECKS = (
-    Check(
-        id="cuda-driver-version",
-        title="The driver is new enough for the CUDA asked for",
-        layer="cuda",
-        severity="error",
-        looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
-        why=(
-            "A program of a newer CUDA on an older driver fails with error 35, 'CUDA driver version is "
-            "insufficient for CUDA runtime version'. Within one major release any driver of it will do."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=cuda_driver_version,
-        blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=(_COMPATIBILITY,),
-        table=releases.DRIVERS,
-    ),
-    Check(
-        id="ptx-unsupported-toolchain",
-        title="The driver compiles the PTX of the CUDA asked for",
-        layer="cuda",
-        severity="warning",
-        looks_at="the driver's own CUDA release against --cuda X.Y, or CUDA_VERSION of --image REF.",
-        why=(
-            "Compatibility within a major release covers finished code only. PTX of a newer CUDA is refused "
-            "with error 222, 'the provided PTX was compiled with an unsupported toolchain': JIT compilers "
-            "and libraries without code for this GPU fail, everything else runs."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=ptx_unsupported_toolchain,
-        blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=(_COMPATIBILITY,),
-        table=releases.DRIVERS,
-    ),
-    Check(
-        id="no-kernel-image",
-        title="The CUDA asked for knows these GPUs",
-        layer="cuda",
-        severity="error",
-        looks_at=(
-            "each GPU's compute capability against the CUDA releases that make code for it; the release is "
-            "--cuda X.Y, or CUDA_VERSION of --image REF."
-        ),
-        why=(
-            "A program holds code for the GPUs that its CUDA knew. Without it CUDA fails with error 209, 'no "
-            "kernel image is available for execution on the device', or compiles PTX for minutes at each "
-            "start."
-        ),
-        remedy=OTHER_RELEASE,
-        run=no_kernel_image,
-        blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=("https://developer.nvidia.com/cuda-gpus",),
-        table=releases.CAPABILITIES,
-    ),
+    cuda_driver_version,
+    ptx_unsupported_toolchain,
+    no_kernel_image,
 )
 
 
@@ -371,7 +362,22 @@ RELEASES_CHECKS = (
 _LINKER_FILES = "/etc/ld.so.conf.d"
 
 
+@check(
+    "forward-compat-803-804",
+    "cuda",
+    title="No forward compatibility library is in the way",
+    looks_at="whether /etc/ld.so.cache leads libcuda.so.1 to cuda-compat, and the version there.",
+    remedy=fixes.everywhere(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", needs_root=False),
+    blocked_by=("module-not-loaded", "libcuda-missing"),
+    preflight=(),
+    classes=HOST,
+    refs=("https://docs.nvidia.com/deploy/cuda-compatibility/",),
+)
 def forward_compat_803_804(node: Node) -> Verdict:
+    """cuda-compat brings a newer libcuda for an older driver of a data centre GPU. Older than the driver, it
+    fails with error 803 (system has unsupported display driver / cuda driver combination), on a GeForce with
+    804.
+    """
     library, driver = node.cuda_library, node.module
     if library is None or not is_compat(library.path):
         return ok("programs get the driver's own libcuda")
@@ -401,7 +407,25 @@ def _without(node: Node, library: Library) -> Fix:
     return Fix(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", False)
 
 
+@check(
+    "cuda-uninitialised",
+    "cuda",
+    title="CUDA computes on every device",
+    looks_at="with --deep: a vector addition on every GPU and MIG device, through libcuda, on the host.",
+    remedy=fixes.everywhere("gpunode verify"),
+    blocked_by=(
+        *("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale", "uvm-not-loaded"),
+        *("libcuda-missing", "driver-lib-mismatch", "nvml-hang", "forward-compat-803-804"),
+        *("fabricmanager-missing", "fabric-training", "mig-enabled-no-instances", "vgpu-driver-mismatch"),
+    ),
+    classes=HOST,
+    deep=True,
+    refs=("https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",),
+)
 def cuda_uninitialised(node: Node) -> Verdict:
+    """NVML can list GPUs that CUDA can't use: a fabric that isn't ready (802), a mixture of drivers (803,
+    804), no unified memory (999), a GPU held exclusively (46). No container will fare better.
+    """
     from gpunode.facts.cuda import run_cuda
 
     answer = run_cuda(node.host)
@@ -418,43 +442,6 @@ def cuda_uninitialised(node: Node) -> Verdict:
 
 
 RUNNING_CHECKS = (
-    Check(
-        id="forward-compat-803-804",
-        title="No forward compatibility library is in the way",
-        layer="cuda",
-        severity="error",
-        looks_at="whether /etc/ld.so.cache leads libcuda.so.1 to cuda-compat, and the version there.",
-        why=(
-            "cuda-compat brings a newer libcuda for an older driver of a data centre GPU. Older than the "
-            "driver, it fails with error 803 (system has unsupported display driver / cuda driver "
-            "combination), on a GeForce with 804."
-        ),
-        remedy=fixes.everywhere(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", needs_root=False),
-        run=forward_compat_803_804,
-        blocked_by=("module-not-loaded", "libcuda-missing"),
-        preflight=(),
-        classes=HOST,
-        refs=("https://docs.nvidia.com/deploy/cuda-compatibility/",),
-    ),
-    Check(
-        id="cuda-uninitialised",
-        title="CUDA computes on every device",
-        layer="cuda",
-        severity="error",
-        looks_at="with --deep: a vector addition on every GPU and MIG device, through libcuda, on the host.",
-        why=(
-            "NVML can list GPUs that CUDA can't use: a fabric that isn't ready (802), a mixture of drivers "
-            "(803, 804), no unified memory (999), a GPU held exclusively (46). No container will fare better."
-        ),
-        remedy=fixes.everywhere("gpunode verify"),
-        run=cuda_uninitialised,
-        blocked_by=(
-            *("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale", "uvm-not-loaded"),
-            *("libcuda-missing", "driver-lib-mismatch", "nvml-hang", "forward-compat-803-804"),
-            *("fabricmanager-missing", "fabric-training", "mig-enabled-no-instances", "vgpu-driver-mismatch"),
-        ),
-        classes=HOST,
-        deep=True,
-        refs=("https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",),
-    ),
+    forward_compat_803_804,
+    cuda_uninitialised,
 )

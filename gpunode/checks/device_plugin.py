@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere, tell_plugin
 from gpunode.checks.kubelet import has_own_plugin, restart_plugin
-from gpunode.checks.model import CLUSTER_NODES, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import tables
 from gpunode.facts.device_plugins import configuration
@@ -107,7 +107,31 @@ def _kept_free(node: Node) -> Verdict | None:
     )
 
 
+_MIG = ("mig-enabled-no-instances", "mig-strategy-mismatch")  # either ends NVIDIA's device plugin
+
+_REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
+
+
+@check(
+    "plugin-not-registered",
+    "kubelet",
+    title="A device plugin has offered the GPUs",
+    looks_at=(
+        "the resources nvidia.com/... that the running kubelet knows (PodResources), else those in its "
+        "checkpoint. Where NVIDIA's DRA driver hands out GPUs none is needed."
+    ),
+    remedy=_DEPLOY,
+    classes=CLUSTER_NODES,
+    unless=("vfio-host",),
+    blocked_by=(
+        *(*_BELOW, "toolkit-missing", "operator-validations", "plugin-socket-dead"),
+        *(*_MIG, "plugin-mount-mismatch", "plugin-cannot-see-nvml"),
+    ),
+    needs=("kubelet",),
+    refs=_REFS,
+)
 def plugin_not_registered(node: Node) -> Verdict:
+    """Kubernetes knows no GPUs by itself: 'Insufficient nvidia.com/gpu' until a plugin offers them."""
     allocatable = node.allocatable
     if allocatable is None:
         return skip("the kubelet doesn't tell which devices were offered to it")
@@ -168,7 +192,29 @@ def _cause(text: str) -> str:
     return ": ".join(parts)[:_SHOWN]
 
 
+@check(
+    "allocatable-zero",
+    "kubelet",
+    title="The kubelet can hand out every GPU",
+    looks_at=(
+        "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else its "
+        "checkpoint) against the GPUs on the bus, and whether their ids are those of this node's GPUs "
+        "(NVML). Shares and MIG devices may be more; a plugin that was given some of the GPUs only is fine."
+    ),
+    remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+    classes=CLUSTER_NODES,
+    blocked_by=(
+        *(*_BELOW, "gpu-lost", "gpu-reset-required", "pci-gpu-count-mismatch"),
+        *(*_MIG, "plugin-socket-dead", "plugin-cannot-see-nvml"),
+    ),
+    needs=("kubelet",),
+    unless=("vfio-host",),
+    refs=_REFS,
+)
 def allocatable_zero(node: Node) -> Verdict:
+    """Pods that ask for GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin calls a GPU unhealthy
+    after an XID error and reports it as healthy only after a restart.
+    """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
         return skip("no device plugin has offered GPUs to the kubelet")
@@ -244,7 +290,24 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
     return ()
 
 
+@check(
+    "plugin-cannot-see-nvml",
+    "kubelet",
+    title="The device plugin finds the GPUs",
+    looks_at=(
+        "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler of "
+        "its pod (CRI). A log that tells of a registration after the error is fine."
+    ),
+    remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+    classes=CLUSTER_NODES,
+    blocked_by=(*_BELOW, *_MIG),
+    needs=("kubelet",),
+    refs=_REFS,
+)
 def plugin_cannot_see_nvml(node: Node) -> Verdict:
+    """The plugin's pod gets the driver's libraries from the nvidia runtime. Under another one it can't load
+    NVML, offers no GPUs and only asks whether the toolkit is set up.
+    """
     if not node.plugin_logs:
         return skip("no pod of NVIDIA's device plugin has a log here")
     if node.allocatable is not None and any(node.allocatable.nvidia.values()):
@@ -293,76 +356,10 @@ def shown(line: str) -> str:
     return message(line)[:_SHOWN]
 
 
-_MIG = ("mig-enabled-no-instances", "mig-strategy-mismatch")  # either ends NVIDIA's device plugin
-_REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
 PLUGIN_CHECKS = (
-    Check(
-        id="plugin-cannot-see-nvml",
-        title="The device plugin finds the GPUs",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
-            "of its pod (CRI). A log that tells of a registration after the error is fine."
-        ),
-        why=(
-            "The plugin's pod gets the driver's libraries from the nvidia runtime. Under another one it "
-            "can't load NVML, offers no GPUs and only asks whether the toolkit is set up."
-        ),
-        remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
-        classes=CLUSTER_NODES,
-        run=plugin_cannot_see_nvml,
-        blocked_by=(*_BELOW, *_MIG),
-        needs=("kubelet",),
-        refs=_REFS,
-    ),
-    Check(
-        id="plugin-not-registered",
-        title="A device plugin has offered the GPUs",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "the resources nvidia.com/... that the running kubelet knows (PodResources), else those in its "
-            "checkpoint. Where NVIDIA's DRA driver hands out GPUs none is needed."
-        ),
-        why="Kubernetes knows no GPUs by itself: 'Insufficient nvidia.com/gpu' until a plugin offers them.",
-        remedy=_DEPLOY,
-        classes=CLUSTER_NODES,
-        run=plugin_not_registered,
-        unless=("vfio-host",),
-        blocked_by=(
-            *(*_BELOW, "toolkit-missing", "operator-validations", "plugin-socket-dead"),
-            *(*_MIG, "plugin-mount-mismatch", "plugin-cannot-see-nvml"),
-        ),
-        needs=("kubelet",),
-        refs=_REFS,
-    ),
-    Check(
-        id="allocatable-zero",
-        title="The kubelet can hand out every GPU",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
-            "its checkpoint) against the GPUs on the bus, and whether their ids are those of this node's "
-            "GPUs (NVML). Shares and MIG devices may be more; a plugin that was given some of the GPUs only "
-            "is fine."
-        ),
-        why=(
-            "Pods that ask for GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin calls a GPU "
-            "unhealthy after an XID error and reports it as healthy only after a restart."
-        ),
-        remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
-        classes=CLUSTER_NODES,
-        run=allocatable_zero,
-        blocked_by=(
-            *(*_BELOW, "gpu-lost", "gpu-reset-required", "pci-gpu-count-mismatch"),
-            *(*_MIG, "plugin-socket-dead", "plugin-cannot-see-nvml"),
-        ),
-        needs=("kubelet",),
-        unless=("vfio-host",),
-        refs=_REFS,
-    ),
+    plugin_cannot_see_nvml,
+    plugin_not_registered,
+    allocatable_zero,
 )
 
 
@@ -405,7 +402,38 @@ def _source(plugin: PluginProcess) -> str:
     return f"{plugin.name}, process {plugin.process.pid}"
 
 
+_PLUGIN_SETTINGS_BELOW = ("pci-no-gpu", "kubelet-not-running")
+
+_PLUGIN_SETTINGS_REFS = (
+    "https://github.com/NVIDIA/k8s-device-plugin#configuring-the-nvidia-device-plugin-binary",
+)
+
+
+@check(
+    "plugin-strategy-mismatch",
+    "kubelet",
+    title="The engine acts on the device plugin's strategy",
+    looks_at=(
+        "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
+        f"(containerd's release and CRI Status), the kubelet's release, and {_BY_ENVVAR} and "
+        f"{_BY_MOUNTS} of the toolkit's config.toml."
+    ),
+    remedy=everywhere("gpunode configure-runtime --runtime containerd --cdi", "restart"),
+    classes=CLUSTER_NODES,
+    table=tables.TABLE,
+    blocked_by=(
+        *_PLUGIN_SETTINGS_BELOW,
+        "toolkit-config-invalid",
+        "containerd-not-restarted",
+        "containerd-runtime-missing",
+    ),
+    needs=("kubelet",),
+    refs=_PLUGIN_SETTINGS_REFS,
+)
 def plugin_strategy_mismatch(node: Node) -> Verdict:
+    """The plugin names GPUs by variable, mount or CDI name, and somebody has to act on that. If nobody does,
+    pods start and see no GPU.
+    """
     if not node.plugin_processes:
         return skip(_NONE)
     if not all(one.environment for one in node.plugin_processes):
@@ -465,7 +493,25 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
     return seen("kubelet", f"{release}, which passes on no CDI names"), tell_plugin(f"{_STRATEGY}={_ENVVAR}")
 
 
+@check(
+    "plugin-device-specs",
+    "kubelet",
+    title="The device plugin suits a static CPU manager",
+    severity="warning",
+    looks_at=(
+        "policyName in the kubelet's cpu_manager_state, and the plugin's PASS_DEVICE_SPECS, where the nvidia "
+        "runtime is in mode legacy and GPUs don't come by CDI."
+    ),
+    remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
+    classes=CLUSTER_NODES,
+    blocked_by=_PLUGIN_SETTINGS_BELOW,
+    needs=("kubelet",),
+    refs=("https://github.com/NVIDIA/k8s-device-plugin#setting-other-helm-chart-values",),
+)
 def plugin_device_specs(node: Node) -> Verdict:
+    """A static CPU manager updates running containers. Device files that the kubelet wasn't told of are lost
+    by it: 'Failed to initialize NVML: Unknown Error'.
+    """
     from gpunode.facts.toolkit import runtime_mode
 
     if not node.plugin_processes:
@@ -498,7 +544,22 @@ def plugin_device_specs(node: Node) -> Verdict:
     return ok("the device plugin tells the kubelet of device files")
 
 
+@check(
+    "plugin-multiple",
+    "kubelet",
+    title="One device plugin runs",
+    severity="warning",
+    looks_at="running programs that are device plugins for NVIDIA GPUs, each container counted once.",
+    remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+    classes=CLUSTER_NODES,
+    blocked_by=_PLUGIN_SETTINGS_BELOW,
+    needs=("kubelet",),
+    refs=_PLUGIN_SETTINGS_REFS,
+)
 def plugin_multiple(node: Node) -> Verdict:
+    """Two plugins that offer the same resource take it from each other whenever one of them starts, and the
+    kubelet may hand out a GPU twice.
+    """
     now = node.host.now()
     # while a pod is being replaced, the old one and the new one both run
     settled = [one for one in node.plugin_processes if now - one.process.started > _SETTLED_SECONDS]
@@ -513,7 +574,25 @@ def plugin_multiple(node: Node) -> Verdict:
     return warn(f"{len(plugins)} device plugins for NVIDIA GPUs run here", *evidence)
 
 
+@check(
+    "gpus-offered-twice",
+    "kubelet",
+    title="GPUs are offered to Kubernetes once",
+    looks_at=(
+        "NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
+        "beside a device plugin, and resources of other vendors' plugins for NVIDIA GPUs beside "
+        "nvidia.com/... (PodResources)."
+    ),
+    remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+    classes=CLUSTER_NODES,
+    blocked_by=_PLUGIN_SETTINGS_BELOW,
+    needs=("kubelet",),
+    refs=("https://github.com/NVIDIA/k8s-dra-driver-gpu",),
+)
 def gpus_offered_twice(node: Node) -> Verdict:
+    """Each of the two counts every GPU as its own and neither sees the other's pods, so that Kubernetes hands
+    one GPU to two pods.
+    """
     twice = _beside_dra(node) or _under_two_names(node)
     return twice or ok("GPUs are offered to Kubernetes once")
 
@@ -552,7 +631,23 @@ def _under_two_names(node: Node) -> Verdict | None:
     )
 
 
+@check(
+    "plugin-mount-mismatch",
+    "kubelet",
+    title="The device plugin sees the kubelet's directory",
+    looks_at=f"whether {DEVICE_PLUGINS} inside the plugin's container is the node's own.",
+    remedy=everywhere(
+        "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins"
+    ),
+    classes=CLUSTER_NODES,
+    blocked_by=_PLUGIN_SETTINGS_BELOW,
+    needs=("kubelet",),
+    refs=_PLUGIN_SETTINGS_REFS,
+)
 def plugin_mount_mismatch(node: Node) -> Verdict:
+    """The kubelet looks for plugins in this directory alone, whatever its --root-dir is. A plugin whose
+    hostPath names another one never registers.
+    """
     inside = [one for one in node.plugin_processes if one.container]
     if not inside:
         return skip("no device plugin runs in a container here")
@@ -582,113 +677,10 @@ def _mounted(node: Node, plugin: PluginProcess) -> str:
     return ""
 
 
-_PLUGIN_SETTINGS_BELOW = ("pci-no-gpu", "kubelet-not-running")
-_PLUGIN_SETTINGS_REFS = (
-    "https://github.com/NVIDIA/k8s-device-plugin#configuring-the-nvidia-device-plugin-binary",
-)
 PLUGIN_SETTINGS_CHECKS = (
-    Check(
-        id="plugin-mount-mismatch",
-        title="The device plugin sees the kubelet's directory",
-        layer="kubelet",
-        severity="error",
-        looks_at=f"whether {DEVICE_PLUGINS} inside the plugin's container is the node's own.",
-        why=(
-            "The kubelet looks for plugins in this directory alone, whatever its --root-dir is. A plugin "
-            "whose hostPath names another one never registers."
-        ),
-        remedy=everywhere(
-            "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins"
-        ),
-        classes=CLUSTER_NODES,
-        run=plugin_mount_mismatch,
-        blocked_by=_PLUGIN_SETTINGS_BELOW,
-        needs=("kubelet",),
-        refs=_PLUGIN_SETTINGS_REFS,
-    ),
-    Check(
-        id="plugin-strategy-mismatch",
-        title="The engine acts on the device plugin's strategy",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
-            f"(containerd's release and CRI Status), the kubelet's release, and {_BY_ENVVAR} and "
-            f"{_BY_MOUNTS} of the toolkit's config.toml."
-        ),
-        why=(
-            "The plugin names GPUs by variable, mount or CDI name, and somebody has to act on that. If "
-            "nobody does, pods start and see no GPU."
-        ),
-        remedy=everywhere("gpunode configure-runtime --runtime containerd --cdi", "restart"),
-        classes=CLUSTER_NODES,
-        run=plugin_strategy_mismatch,
-        table=tables.TABLE,
-        blocked_by=(
-            *_PLUGIN_SETTINGS_BELOW,
-            "toolkit-config-invalid",
-            "containerd-not-restarted",
-            "containerd-runtime-missing",
-        ),
-        needs=("kubelet",),
-        refs=_PLUGIN_SETTINGS_REFS,
-    ),
-    Check(
-        id="plugin-device-specs",
-        title="The device plugin suits a static CPU manager",
-        layer="kubelet",
-        severity="warning",
-        looks_at=(
-            "policyName in the kubelet's cpu_manager_state, and the plugin's PASS_DEVICE_SPECS, where "
-            "the nvidia runtime is in mode legacy and GPUs don't come by CDI."
-        ),
-        why=(
-            "A static CPU manager updates running containers. Device files that the kubelet wasn't told of "
-            "are lost by it: 'Failed to initialize NVML: Unknown Error'."
-        ),
-        remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
-        classes=CLUSTER_NODES,
-        run=plugin_device_specs,
-        blocked_by=_PLUGIN_SETTINGS_BELOW,
-        needs=("kubelet",),
-        refs=("https://github.com/NVIDIA/k8s-device-plugin#setting-other-helm-chart-values",),
-    ),
-    Check(
-        id="gpus-offered-twice",
-        title="GPUs are offered to Kubernetes once",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
-            "beside a device plugin, and resources of other vendors' plugins for NVIDIA GPUs beside "
-            "nvidia.com/... (PodResources)."
-        ),
-        why=(
-            "Each of the two counts every GPU as its own and neither sees the other's pods, so that "
-            "Kubernetes hands one GPU to two pods."
-        ),
-        remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
-        classes=CLUSTER_NODES,
-        run=gpus_offered_twice,
-        blocked_by=_PLUGIN_SETTINGS_BELOW,
-        needs=("kubelet",),
-        refs=("https://github.com/NVIDIA/k8s-dra-driver-gpu",),
-    ),
-    Check(
-        id="plugin-multiple",
-        title="One device plugin runs",
-        layer="kubelet",
-        severity="warning",
-        looks_at="running programs that are device plugins for NVIDIA GPUs, each container counted once.",
-        why=(
-            "Two plugins that offer the same resource take it from each other whenever one of them starts, "
-            "and the kubelet may hand out a GPU twice."
-        ),
-        remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
-        classes=CLUSTER_NODES,
-        run=plugin_multiple,
-        blocked_by=_PLUGIN_SETTINGS_BELOW,
-        needs=("kubelet",),
-        refs=_PLUGIN_SETTINGS_REFS,
-    ),
+    plugin_mount_mismatch,
+    plugin_strategy_mismatch,
+    plugin_device_specs,
+    gpus_offered_twice,
+    plugin_multiple,
 )

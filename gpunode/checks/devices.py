@@ -8,8 +8,8 @@ from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -39,7 +39,22 @@ _CONTROL_MINOR = 255  # NV_CONTROL_DEVICE_MINOR in the driver's nv.h: /dev/nvidi
 _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
 
+@check(
+    "dev-nodes-missing",
+    "devices",
+    title="The device files exist",
+    looks_at=(
+        "/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in /proc/driver/nvidia/gpus/*/information."
+    ),
+    remedy=fixes.MAKE_NODES,
+    blocked_by=("module-not-loaded",),
+    classes=HOST,
+    refs=("https://github.com/NVIDIA/nvidia-modprobe",),
+)
 def dev_nodes_missing(node: Node) -> Verdict:
+    """The kernel doesn't make these files: the first root process that uses a GPU does. Containers that start
+    before it fail, which is why the first GPU pod after a boot may fail and later ones work.
+    """
     there = {device.path for device in node.device_nodes}
     # a GPU that the driver was told to leave alone is listed with a number and needs no file
     minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
@@ -62,7 +77,23 @@ def _container_is_gone(node: Node) -> bool:
     return TRAITS["operator-driver"].holds(node) and not node.host.is_dir(OPERATOR_DRIVER)
 
 
+@check(
+    "mig-caps-missing",
+    "devices",
+    title="The device files of MIG instances exist",
+    looks_at=(
+        "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
+        "/proc/driver/nvidia/capabilities/gpu*/mig."
+    ),
+    remedy=fixes.everywhere("nvidia-smi -L"),
+    blocked_by=("module-not-loaded", "dev-nodes-missing"),
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
+)
 def mig_caps_missing(node: Node) -> Verdict:
+    """A program opens a MIG device through these files. Without them a container with a MIG device doesn't
+    start, or finds no GPU.
+    """
     wanted = mig_capability_nodes(node.host)
     if not wanted:
         return skip("the driver has no MIG instance")
@@ -83,7 +114,20 @@ def _minor(path: str) -> int:
     return int(number) if number.isdigit() else _CONTROL_MINOR
 
 
+@check(
+    "dev-node-major-stale",
+    "devices",
+    title="Device files have the right numbers",
+    looks_at="the major number of every /dev/nvidia* and /dev/nvidia-caps/* against /proc/devices.",
+    remedy=fixes.MAKE_NODES,
+    blocked_by=("module-not-loaded",),
+    classes=HOST_OR_CONTAINER,
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1934",),
+)
 def dev_node_major_stale(node: Node) -> Verdict:
+    """Majors of nvidia-uvm and nvidia-caps change from boot to boot. A file left over with the old number
+    leads to another driver or to none: CUDA fails with error 999 or 100 although the file is there.
+    """
     stale = []
     for device in node.device_nodes:
         expected = expected_major(device.path, node.majors)
@@ -100,7 +144,20 @@ def dev_node_major_stale(node: Node) -> Verdict:
     )
 
 
+@check(
+    "uvm-not-loaded",
+    "devices",
+    title="Unified memory is loaded",
+    looks_at="/sys/module/nvidia_uvm and /dev/nvidia-uvm.",
+    remedy=fixes.LOAD_UVM,
+    blocked_by=("module-not-loaded", "dev-nodes-missing"),
+    classes=HOST_OR_CONTAINER,
+    refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/689",),
+)
 def uvm_not_loaded(node: Node) -> Verdict:
+    """CUDA needs nvidia-uvm, nvidia-smi doesn't: the GPUs look healthy and every CUDA program fails with
+    error 999. It is loaded on demand by a root process, which a container's process is not.
+    """
     if not any(module_loaded(node.host, name) for name in _UVM):
         return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
     if any(device.path == f"{_OPERATOR_DEV}/nvidia-uvm" for device in node.host.devices(_OPERATOR_DEV)):
@@ -113,78 +170,10 @@ def uvm_not_loaded(node: Node) -> Verdict:
 
 
 NODES_CHECKS = (
-    Check(
-        id="dev-nodes-missing",
-        title="The device files exist",
-        layer="devices",
-        severity="error",
-        looks_at=(
-            "/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in "
-            "/proc/driver/nvidia/gpus/*/information."
-        ),
-        why=(
-            "The kernel doesn't make these files: the first root process that uses a GPU does. Containers "
-            "that start before it fail, which is why the first GPU pod after a boot may fail and later ones "
-            "work."
-        ),
-        remedy=fixes.MAKE_NODES,
-        run=dev_nodes_missing,
-        blocked_by=("module-not-loaded",),
-        classes=HOST,
-        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
-    ),
-    Check(
-        id="mig-caps-missing",
-        title="The device files of MIG instances exist",
-        layer="devices",
-        severity="error",
-        looks_at=(
-            "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
-            "/proc/driver/nvidia/capabilities/gpu*/mig."
-        ),
-        why=(
-            "A program opens a MIG device through these files. Without them a container with a MIG device "
-            "doesn't start, or finds no GPU."
-        ),
-        remedy=fixes.everywhere("nvidia-smi -L"),
-        run=mig_caps_missing,
-        blocked_by=("module-not-loaded", "dev-nodes-missing"),
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
-    ),
-    Check(
-        id="dev-node-major-stale",
-        title="Device files have the right numbers",
-        layer="devices",
-        severity="error",
-        looks_at="the major number of every /dev/nvidia* and /dev/nvidia-caps/* against /proc/devices.",
-        why=(
-            "Majors of nvidia-uvm and nvidia-caps change from boot to boot. A file left over with the old "
-            "number leads to another driver or to none: CUDA fails with error 999 or 100 although the file "
-            "is there."
-        ),
-        remedy=fixes.MAKE_NODES,
-        run=dev_node_major_stale,
-        blocked_by=("module-not-loaded",),
-        classes=HOST_OR_CONTAINER,
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1934",),
-    ),
-    Check(
-        id="uvm-not-loaded",
-        title="Unified memory is loaded",
-        layer="devices",
-        severity="error",
-        looks_at="/sys/module/nvidia_uvm and /dev/nvidia-uvm.",
-        why=(
-            "CUDA needs nvidia-uvm, nvidia-smi doesn't: the GPUs look healthy and every CUDA program fails "
-            "with error 999. It is loaded on demand by a root process, which a container's process is not."
-        ),
-        remedy=fixes.LOAD_UVM,
-        run=uvm_not_loaded,
-        blocked_by=("module-not-loaded", "dev-nodes-missing"),
-        classes=HOST_OR_CONTAINER,
-        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/689",),
-    ),
+    dev_nodes_missing,
+    mig_caps_missing,
+    dev_node_major_stale,
+    uvm_not_loaded,
 )
 
 
@@ -269,7 +258,23 @@ _ZEROS = set("0-")
 _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
 
 
+@check(
+    "dev-perms",
+    "devices",
+    title="Containers' users may open the device files",
+    severity="warning",
+    looks_at=(
+        "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
+        f"{_PARAMS}. Files in /dev/nvidia-caps are root's on purpose."
+    ),
+    remedy=OPEN_DEVICES,
+    blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
+    refs=("https://github.com/NVIDIA/nvidia-modprobe",),
+)
 def dev_perms(node: Node) -> Verdict:
+    """Where only root or a group may open them, a container that runs as another user ends with 'Insufficient
+    Permissions', and the same container works as root.
+    """
     nodes = _used_by_cuda(node)
     closed = tuple(one for one in nodes if one.mode & _RW != _RW)
     if not nodes:
@@ -297,8 +302,30 @@ def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
     return tuple(one for one in node.device_nodes if devices.needed(one.path))
 
 
+@check(
+    "dev-char-symlinks",
+    "devices",
+    title="GPU containers survive a reload of systemd",
+    severity="warning",
+    looks_at=(
+        "engines that have systemd make control groups: whether their GPUs come by a hook that runc doesn't "
+        "know of (the toolkit's legacy mode), or by a runc from 1.1.3 to before 1.1.7, which passes over "
+        "devices without a link in /dev/char."
+    ),
+    remedy=MAKE_LINKS,
+    blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
+    table="version_gates",
+    refs=(
+        "https://github.com/NVIDIA/nvidia-docker/issues/1730",
+        "https://github.com/opencontainers/runc/issues/3708",
+    ),
+)
 def dev_char_symlinks(node: Node) -> Verdict:
-    """A missing link alone is no fault: most nodes have none, and a runc that takes numbers needs none."""
+    """'systemctl daemon-reload', which any package's installation may call, lets systemd enforce its own list
+    of devices. GPUs that aren't on it are gone from running containers: 'Failed to initialize NVML: Unknown
+    Error'.
+    """
+    # A missing link alone is no fault: most nodes have none, and a runc that takes numbers needs none.
     from gpunode.facts.cgroups import systemd_engines
 
     engines = systemd_engines(node)
@@ -321,7 +348,20 @@ def dev_char_symlinks(node: Node) -> Verdict:
     return warn(words, *evidence, fix=make_links(missing))
 
 
+@check(
+    "imex-channels",
+    "devices",
+    title="IMEX channels are there",
+    severity="warning",
+    looks_at=(f"{devices.IMEX_CHANNELS} and {_IMEX}, where GPUs are in an NVLink domain that spans nodes."),
+    remedy=MAKE_CHANNEL,
+    blocked_by=("nvml-hang",),
+    refs=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
+)
 def imex_channels(node: Node) -> Verdict:
+    """Programs share GPU memory with other nodes through an IMEX channel. Without one, or without its daemon,
+    they work on this node only.
+    """
     joined = [
         gpu for gpu in node.conditions if gpu.fabric.state == "completed" and _clustered(gpu.fabric.cluster)
     ]
@@ -350,65 +390,9 @@ def _clustered(cluster: str | None) -> bool:
 
 
 ACCESS_CHECKS = (
-    Check(
-        id="dev-perms",
-        title="Containers' users may open the device files",
-        layer="devices",
-        severity="warning",
-        looks_at=(
-            "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
-            f"{_PARAMS}. Files in /dev/nvidia-caps are root's on purpose."
-        ),
-        why=(
-            "Where only root or a group may open them, a container that runs as another user ends with "
-            "'Insufficient Permissions', and the same container works as root."
-        ),
-        remedy=OPEN_DEVICES,
-        run=dev_perms,
-        blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
-        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
-    ),
-    Check(
-        id="dev-char-symlinks",
-        title="GPU containers survive a reload of systemd",
-        layer="devices",
-        severity="warning",
-        looks_at=(
-            "engines that have systemd make control groups: whether their GPUs come by a hook that runc "
-            "doesn't know of (the toolkit's legacy mode), or by a runc from 1.1.3 to before 1.1.7, which "
-            "passes over devices without a link in /dev/char."
-        ),
-        why=(
-            "'systemctl daemon-reload', which any package's installation may call, lets systemd enforce its "
-            "own list of devices. GPUs that aren't on it are gone from running containers: 'Failed to "
-            "initialize NVML: Unknown Error'."
-        ),
-        remedy=MAKE_LINKS,
-        run=dev_char_symlinks,
-        blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
-        table="version_gates",
-        refs=(
-            "https://github.com/NVIDIA/nvidia-docker/issues/1730",
-            "https://github.com/opencontainers/runc/issues/3708",
-        ),
-    ),
-    Check(
-        id="imex-channels",
-        title="IMEX channels are there",
-        layer="devices",
-        severity="warning",
-        looks_at=(
-            f"{devices.IMEX_CHANNELS} and {_IMEX}, where GPUs are in an NVLink domain that spans nodes."
-        ),
-        why=(
-            "Programs share GPU memory with other nodes through an IMEX channel. Without one, or without its "
-            "daemon, they work on this node only."
-        ),
-        remedy=MAKE_CHANNEL,
-        run=imex_channels,
-        blocked_by=("nvml-hang",),
-        refs=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
-    ),
+    dev_perms,
+    dev_char_symlinks,
+    imex_channels,
 )
 
 
@@ -426,7 +410,28 @@ _STARTED_BY = {
 }
 
 
+@check(
+    "cgroup-device-revoked",
+    "devices",
+    title="Running containers still have their GPUs",
+    looks_at=(
+        "every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): the "
+        "numbers of its files against /proc/devices, what its control group lets it open (devices.list of "
+        "cgroup v1), and in cgroup v2, whose own filter no file shows, systemd's list for its scope where "
+        "systemd was reloaded after the container had started. Nothing is run in a container."
+    ),
+    remedy=RESTART_CONTAINERS,
+    blocked_by=("pci-no-gpu", "module-not-loaded"),
+    refs=(
+        "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
+    ),
+)
 def cgroup_device_revoked(node: Node) -> Verdict:
+    """When systemd is reloaded it enforces its own list of devices, and GPUs that the toolkit's hook added
+    aren't on it: 'Failed to initialize NVML: Unknown Error' in a container that worked before. Only starting
+    the container again gives them back.
+    """
     containers = node.gpu_containers
     if not containers:
         return skip("no container with GPU device files runs now")
@@ -504,32 +509,7 @@ def _count(number: int) -> str:
     return "1 container" if number == 1 else f"{number} containers"
 
 
-CONTAINERS_CHECKS = (
-    Check(
-        id="cgroup-device-revoked",
-        title="Running containers still have their GPUs",
-        layer="devices",
-        severity="error",
-        looks_at=(
-            "every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): the "
-            "numbers of its files against /proc/devices, what its control group lets it open (devices.list "
-            "of cgroup v1), and in cgroup v2, whose own filter no file shows, systemd's list for its scope "
-            "where systemd was reloaded after the container had started. Nothing is run in a container."
-        ),
-        why=(
-            "When systemd is reloaded it enforces its own list of devices, and GPUs that the toolkit's hook "
-            "added aren't on it: 'Failed to initialize NVML: Unknown Error' in a container that worked "
-            "before. Only starting the container again gives them back."
-        ),
-        remedy=RESTART_CONTAINERS,
-        run=cgroup_device_revoked,
-        blocked_by=("pci-no-gpu", "module-not-loaded"),
-        refs=(
-            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
-            "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
-        ),
-    ),
-)
+CONTAINERS_CHECKS = (cgroup_device_revoked,)
 
 
 # Whether the driver keeps the GPUs initialised while nobody uses them.
@@ -542,7 +522,22 @@ _PORTABLE = ("8", "9", "10", "11", "14", "30", "31", "32")  # SMBIOS: portable, 
 _SOCKET = "/run/nvidia-persistenced/socket"
 
 
+@check(
+    "persistence-off",
+    "devices",
+    title="The driver keeps the GPUs initialised",
+    severity="warning",
+    looks_at=f"NVML's persistence mode of each GPU, and whether {_PROGRAM} runs.",
+    remedy=START_PERSISTENCED,
+    blocked_by=("nvml-hang", "persistenced-broken"),
+    unless=("vgpu-guest",),
+    refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
+)
 def persistence_off(node: Node) -> Verdict:
+    """Without persistence the driver shuts a GPU down with its last user: the next container waits seconds
+    for it, eight GPUs for more than ten ('driver rpc error: timed out'), and settings such as clocks are
+    lost.
+    """
     told = [gpu for gpu in node.conditions if gpu.persistence is not None]
     if not told:
         return skip("NVML doesn't tell the persistence mode")
@@ -590,7 +585,21 @@ def _install(node: Node) -> Fix:
     return INSTALL_PERSISTENCED.for_family(node.distribution.family)
 
 
+@check(
+    "persistenced-broken",
+    "devices",
+    title="The persistence daemon works",
+    severity="warning",
+    looks_at=f"{_UNIT} as systemd has it, {_SOCKET}, and the user that the unit names.",
+    remedy=RESTART_PERSISTENCED,
+    blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing"),
+    unless=("vgpu-guest",),
+    refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
+)
 def persistenced_broken(node: Node) -> Verdict:
+    """The toolkit puts the daemon's socket into containers: one that nobody listens at stops them with 'no
+    such device or address'. Without the daemon each first use of a GPU takes seconds.
+    """
     unit = read_unit(node.host, _UNIT)
     trouble = _trouble(node)
     if trouble is None:
@@ -630,37 +639,6 @@ def _missing_user(node: Node, argv: tuple[str, ...]) -> str:
 
 
 PERSISTENCE_CHECKS = (
-    Check(
-        id="persistenced-broken",
-        title="The persistence daemon works",
-        layer="devices",
-        severity="warning",
-        looks_at=f"{_UNIT} as systemd has it, {_SOCKET}, and the user that the unit names.",
-        why=(
-            "The toolkit puts the daemon's socket into containers: one that nobody listens at stops them "
-            "with 'no such device or address'. Without the daemon each first use of a GPU takes seconds."
-        ),
-        remedy=RESTART_PERSISTENCED,
-        run=persistenced_broken,
-        blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing"),
-        unless=("vgpu-guest",),
-        refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
-    ),
-    Check(
-        id="persistence-off",
-        title="The driver keeps the GPUs initialised",
-        layer="devices",
-        severity="warning",
-        looks_at=f"NVML's persistence mode of each GPU, and whether {_PROGRAM} runs.",
-        why=(
-            "Without persistence the driver shuts a GPU down with its last user: the next container waits "
-            "seconds for it, eight GPUs for more than ten ('driver rpc error: timed out'), and settings "
-            "such as clocks are lost."
-        ),
-        remedy=START_PERSISTENCED,
-        run=persistence_off,
-        blocked_by=("nvml-hang", "persistenced-broken"),
-        unless=("vgpu-guest",),
-        refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
-    ),
+    persistenced_broken,
+    persistence_off,
 )

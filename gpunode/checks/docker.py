@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere, per_family
-from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -32,7 +32,31 @@ from gpunode.output.result import Evidence, Fix
 # Docker, tried: a container that computes on a GPU. Only on --deep, where it can be started.
 
 
+@check(
+    "docker-gpus-run-probe",
+    "docker",
+    title="A container of Docker computes on a GPU",
+    looks_at=(
+        "a container that adds two vectors on one GPU, as gpunode verify --on docker does on all. Its image "
+        "is made from this node's own Python: nothing is pulled, and image and container are removed again."
+    ),
+    remedy=everywhere("gpunode verify --on docker"),
+    blocked_by=(
+        *("pci-no-gpu", "nvml-hang", "toolkit-missing", "docker-snap", "docker-desktop"),
+        *("toolkit-versions-mixed", "toolkit-config-invalid", "ldconfig-fails", "no-cgroups-wrong"),
+        *("cdi-disabled", "cdi-spec-stale", "cdi-uvm-absent-in-spec"),
+        *(
+            "docker-not-running",
+            "docker-default-runtime",
+            "docker-not-restarted",
+            "docker-runtime-missing",
+        ),
+    ),
+    deep=True,
+    refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
+)
 def docker_gpus_run_probe(node: Node) -> Verdict:
+    """Every part looks right, and still no GPU arrives in a container: the message names what lacks."""
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)
@@ -53,35 +77,7 @@ def docker_gpus_run_probe(node: Node) -> Verdict:
     return fail("a container of Docker can't compute on a GPU", tried)
 
 
-PROBE_CHECKS = (
-    Check(
-        id="docker-gpus-run-probe",
-        title="A container of Docker computes on a GPU",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "a container that adds two vectors on one GPU, as gpunode verify --on docker does on all. Its "
-            "image is made from this node's own Python: nothing is pulled, and image and container are "
-            "removed again."
-        ),
-        why="Every part looks right, and still no GPU arrives in a container: the message names what lacks.",
-        remedy=everywhere("gpunode verify --on docker"),
-        run=docker_gpus_run_probe,
-        blocked_by=(
-            *("pci-no-gpu", "nvml-hang", "toolkit-missing", "docker-snap", "docker-desktop"),
-            *("toolkit-versions-mixed", "toolkit-config-invalid", "ldconfig-fails", "no-cgroups-wrong"),
-            *("cdi-disabled", "cdi-spec-stale", "cdi-uvm-absent-in-spec"),
-            *(
-                "docker-not-running",
-                "docker-default-runtime",
-                "docker-not-restarted",
-                "docker-runtime-missing",
-            ),
-        ),
-        deep=True,
-        refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
-    ),
-)
+PROBE_CHECKS = (docker_gpus_run_probe,)
 
 
 # What mends Docker itself.
@@ -157,7 +153,30 @@ def beside_desktop(node: Node, user: str) -> Fix:
 UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
 
 
+@check(
+    "docker-config-invalid-json",
+    "docker",
+    title="Docker's file can be parsed",
+    looks_at=(
+        "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A key "
+        "that stands twice is a warning, an empty file or a byte order mark an error before Docker 23. Where "
+        "the kubelet uses another engine this is a warning."
+    ),
+    remedy=fixes.EDIT_DAEMON_JSON,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu",),
+    preflight=("docker",),
+    reboot=True,
+    refs=(
+        "https://docs.docker.com/engine/daemon/troubleshoot/",
+        "https://github.com/NVIDIA/nvidia-docker/issues/542",
+    ),
+)
 def docker_config_invalid_json(node: Node) -> Verdict:
+    """A running Docker lives on with what it read before; at its next start it refuses the file and every
+    container on this node stays down.
+    """
     if node.docker is None:
         return skip(docker_role(node).reason)
     path = node.docker.config_path
@@ -217,7 +236,26 @@ def _position(message: str, path: str) -> Evidence:
     return seen(path, rest.strip())
 
 
+@check(
+    "docker-flag-file-conflict",
+    "docker",
+    title="Docker's flags and file agree",
+    looks_at=(
+        "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys of "
+        "daemon.json. Only runtimes may stand in both."
+    ),
+    remedy=fixes.EDIT_DAEMON_JSON,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+    preflight=("docker",),
+    reboot=True,
+    refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
+)
 def docker_flag_file_conflict(node: Node) -> Verdict:
+    """dockerd refuses to start when a setting is given both as a flag and in the file, even with equal
+    values: delete one of the two. A common pair is -H fd:// in the unit and hosts in the file.
+    """
     if node.docker is None:
         return skip(docker_role(node).reason)
     config = readable(node)
@@ -242,59 +280,35 @@ def line_of(text: str, needle: str) -> int | None:
 
 
 FILE_CHECKS = (
-    Check(
-        id="docker-config-invalid-json",
-        title="Docker's file can be parsed",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A "
-            "key that stands twice is a warning, an empty file or a byte order mark an error before Docker "
-            "23. Where the kubelet uses another engine this is a warning."
-        ),
-        why=(
-            "A running Docker lives on with what it read before; at its next start it refuses the file and "
-            "every container on this node stays down."
-        ),
-        remedy=fixes.EDIT_DAEMON_JSON,
-        run=docker_config_invalid_json,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu",),
-        preflight=("docker",),
-        reboot=True,  # a running Docker lives on with what it read before
-        refs=(
-            "https://docs.docker.com/engine/daemon/troubleshoot/",
-            "https://github.com/NVIDIA/nvidia-docker/issues/542",
-        ),
-    ),
-    Check(
-        id="docker-flag-file-conflict",
-        title="Docker's flags and file agree",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys of "
-            "daemon.json. Only runtimes may stand in both."
-        ),
-        why=(
-            "dockerd refuses to start when a setting is given both as a flag and in the file, even with "
-            "equal values: delete one of the two. A common pair is -H fd:// in the unit and hosts in the "
-            "file."
-        ),
-        remedy=fixes.EDIT_DAEMON_JSON,
-        run=docker_flag_file_conflict,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
-        preflight=("docker",),
-        reboot=True,  # a running Docker lives on with what it read before
-        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
-    ),
+    docker_config_invalid_json,
+    docker_flag_file_conflict,
 )
 
 
+@check(
+    "docker-not-running",
+    "docker",
+    title="Docker runs",
+    looks_at=(
+        "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
+        "engine. A stopped Docker beside a kubelet that uses another engine is fine, and one whose unit is "
+        "masked; a docker.socket of systemd is left asleep, and docker.service must not have failed behind "
+        "it."
+    ),
+    remedy=fixes.START_DOCKER,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        "pci-no-gpu",
+        "docker-config-invalid-json",
+        "docker-unknown-key",
+        "docker-flag-file-conflict",
+    ),
+    preflight=("docker",),
+    refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
+)
 def docker_not_running(node: Node) -> Verdict:
+    """Containers can't start while the daemon is down or hangs."""
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)
@@ -378,7 +392,34 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
     return any(line.split()[-1] in names for line in table if line.split())
 
 
+@check(
+    "docker-not-restarted",
+    "docker",
+    title="The running Docker has what its file says",
+    looks_at=(
+        "runtimes and default-runtime of daemon.json against what the running daemon says (/info). Where the "
+        "kubelet uses another engine this is a warning."
+    ),
+    remedy=fixes.RELOAD_DOCKER,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        "pci-no-gpu",
+        "docker-snap",
+        "docker-config-invalid-json",
+        "docker-unknown-key",
+        "docker-flag-file-conflict",
+        "docker-not-running",
+    ),
+    refs=(
+        "https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior",
+        "https://github.com/NVIDIA/nvidia-docker/issues/1034",
+    ),
+)
 def docker_not_restarted(node: Node) -> Verdict:
+    """Docker reads its file when it starts or is told to reload. Until then the nvidia runtime exists only on
+    disk: unknown or invalid runtime name.
+    """
     if node.docker is None or (node.docker.process is None and not docker_role(node).used):
         return skip(docker_role(node).reason)
     config = readable(node)
@@ -405,7 +446,34 @@ def docker_not_restarted(node: Node) -> Verdict:
     return judge(summary, *evidence, told, fix=_reload(node))
 
 
+@check(
+    "docker-runtime-missing",
+    "docker",
+    title="Docker has the nvidia runtime",
+    looks_at=(
+        "the runtimes of the running daemon (/info), and whether their program exists. Judged where Docker "
+        "is this node's engine; a warning where only --runtime=nvidia is affected, because docker run --gpus "
+        "uses the toolkit's hook, and no fault where Docker injects GPUs by CDI."
+    ),
+    remedy=fixes.CONFIGURE_DOCKER,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        "pci-no-gpu",
+        "toolkit-missing",
+        "docker-snap",
+        "docker-not-running",
+        "docker-not-restarted",
+        "docker-default-runtime",
+        "docker-config-invalid-json",
+        "cdi-disabled",
+    ),
+    refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
+)
 def docker_runtime_missing(node: Node) -> Verdict:
+    """Without the runtime, --runtime=nvidia and compose files that name it fail with 'unknown or invalid
+    runtime name', and pods that the kubelet starts through Docker see no GPU.
+    """
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)
@@ -477,98 +545,36 @@ def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 DAEMON_CHECKS = (
-    Check(
-        id="docker-not-running",
-        title="Docker runs",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
-            "engine. A stopped Docker beside a kubelet that uses another engine is fine, and one whose unit "
-            "is masked; a docker.socket of systemd is left asleep, and docker.service must not have failed "
-            "behind it."
-        ),
-        why="Containers can't start while the daemon is down or hangs.",
-        remedy=fixes.START_DOCKER,
-        run=docker_not_running,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            "pci-no-gpu",
-            "docker-config-invalid-json",
-            "docker-unknown-key",
-            "docker-flag-file-conflict",
-        ),
-        preflight=("docker",),
-        refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
-    ),
-    Check(
-        id="docker-not-restarted",
-        title="The running Docker has what its file says",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "runtimes and default-runtime of daemon.json against what the running daemon says (/info). "
-            "Where the kubelet uses another engine this is a warning."
-        ),
-        why=(
-            "Docker reads its file when it starts or is told to reload. Until then the nvidia runtime "
-            "exists only on disk: unknown or invalid runtime name."
-        ),
-        remedy=fixes.RELOAD_DOCKER,
-        run=docker_not_restarted,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            "pci-no-gpu",
-            "docker-snap",
-            "docker-config-invalid-json",
-            "docker-unknown-key",
-            "docker-flag-file-conflict",
-            "docker-not-running",
-        ),
-        refs=(
-            "https://docs.docker.com/reference/cli/dockerd/#configuration-reload-behavior",
-            "https://github.com/NVIDIA/nvidia-docker/issues/1034",
-        ),
-    ),
-    Check(
-        id="docker-runtime-missing",
-        title="Docker has the nvidia runtime",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "the runtimes of the running daemon (/info), and whether their program exists. Judged where "
-            "Docker is this node's engine; a warning where only --runtime=nvidia is affected, because "
-            "docker run --gpus uses the toolkit's hook, and no fault where Docker injects GPUs by CDI."
-        ),
-        why=(
-            "Without the runtime, --runtime=nvidia and compose files that name it fail with 'unknown or "
-            "invalid runtime name', and pods that the kubelet starts through Docker see no GPU."
-        ),
-        remedy=fixes.CONFIGURE_DOCKER,
-        run=docker_runtime_missing,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            "pci-no-gpu",
-            "toolkit-missing",
-            "docker-snap",
-            "docker-not-running",
-            "docker-not-restarted",
-            "docker-default-runtime",
-            "docker-config-invalid-json",
-            "cdi-disabled",
-        ),
-        refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
-    ),
+    docker_not_running,
+    docker_not_restarted,
+    docker_runtime_missing,
 )
 
 
 # Docker's settings: keys that it doesn't know, a default runtime that is gone, a second cgroup driver.
 
 
+@check(
+    "docker-unknown-key",
+    "docker",
+    title="Docker knows every setting in its file",
+    looks_at=(
+        "the keys of daemon.json. One that isn't in our list is put to dockerd --validate, which only reads "
+        "the file. Where the kubelet uses another engine this is a warning."
+    ),
+    remedy=fixes.EDIT_DAEMON_JSON,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+    preflight=("docker",),
+    reboot=True,
+    refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
+    table=TABLE,
+)
 def docker_unknown_key(node: Node) -> Verdict:
+    """dockerd refuses to start with a setting that it doesn't know, such as default_runtime or runtime for
+    default-runtime and runtimes; a running one lives on with what it read before.
+    """
     if node.docker is None:
         return skip(docker_role(node).reason)
     try:
@@ -588,7 +594,30 @@ def docker_unknown_key(node: Node) -> Verdict:
     return judge(f"Docker has no setting {', '.join(keys)}", *places, fix=fix)
 
 
+@check(
+    "docker-default-runtime",
+    "docker",
+    title="Docker's default runtime is there",
+    looks_at=(
+        "the default runtime of the running daemon (/info) and its program, where Docker is this node's "
+        "engine."
+    ),
+    remedy=CONFIGURE_DEFAULT,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=(
+        "pci-no-gpu",
+        "toolkit-missing",
+        "docker-snap",
+        "docker-not-running",
+        "docker-not-restarted",
+    ),
+    refs=("https://docs.docker.com/reference/cli/dockerd/#default-runtime",),
+)
 def docker_default_runtime(node: Node) -> Verdict:
+    """A default runtime that was left behind when its program went keeps every container from starting, with
+    or without GPUs: exec: "nvidia-container-runtime": executable file not found.
+    """
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)
@@ -614,7 +643,21 @@ def docker_default_runtime(node: Node) -> Verdict:
     )
 
 
+@check(
+    "docker-cgroup-driver-mismatch",
+    "docker",
+    title="Docker and the kubelet use one cgroup driver",
+    looks_at="CgroupDriver of the running daemon (/info) and cgroupDriver of a kubelet that uses Docker.",
+    remedy=fixes.EDIT_DAEMON_JSON,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu", "docker-not-running"),
+    refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
+)
 def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
+    """The kubelet refuses to start, or its pods are killed, when Docker keeps cgroups in another way: kubelet
+    cgroup driver: "systemd" is different from docker cgroup driver: "cgroupfs".
+    """
     kubelet = node.kubelet
     if node.docker is None or kubelet is None or not kubelet.joined or kubelet.engine != "docker":
         return skip("no kubelet uses Docker here")
@@ -643,70 +686,7 @@ def _same_driver(node: Node, docker: Daemon) -> Fix:
 
 
 SETTINGS_CHECKS = (
-    Check(
-        id="docker-unknown-key",
-        title="Docker knows every setting in its file",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "the keys of daemon.json. One that isn't in our list is put to dockerd --validate, which only "
-            "reads the file. Where the kubelet uses another engine this is a warning."
-        ),
-        why=(
-            "dockerd refuses to start with a setting that it doesn't know, such as default_runtime or "
-            "runtime for default-runtime and runtimes; a running one lives on with what it read before."
-        ),
-        remedy=fixes.EDIT_DAEMON_JSON,
-        run=docker_unknown_key,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
-        preflight=("docker",),
-        reboot=True,  # a running Docker lives on with what it read before
-        refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
-        table=TABLE,
-    ),
-    Check(
-        id="docker-default-runtime",
-        title="Docker's default runtime is there",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "the default runtime of the running daemon (/info) and its program, where Docker is this "
-            "node's engine."
-        ),
-        why=(
-            "A default runtime that was left behind when its program went keeps every container from "
-            'starting, with or without GPUs: exec: "nvidia-container-runtime": executable file not found.'
-        ),
-        remedy=CONFIGURE_DEFAULT,
-        run=docker_default_runtime,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=(
-            "pci-no-gpu",
-            "toolkit-missing",
-            "docker-snap",
-            "docker-not-running",
-            "docker-not-restarted",
-        ),
-        refs=("https://docs.docker.com/reference/cli/dockerd/#default-runtime",),
-    ),
-    Check(
-        id="docker-cgroup-driver-mismatch",
-        title="Docker and the kubelet use one cgroup driver",
-        layer="docker",
-        severity="error",
-        looks_at="CgroupDriver of the running daemon (/info) and cgroupDriver of a kubelet that uses Docker.",
-        why=(
-            "The kubelet refuses to start, or its pods are killed, when Docker keeps cgroups in another way: "
-            'kubelet cgroup driver: "systemd" is different from docker cgroup driver: "cgroupfs".'
-        ),
-        remedy=fixes.EDIT_DAEMON_JSON,
-        run=docker_cgroup_driver_mismatch,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu", "docker-not-running"),
-        refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
-    ),
+    docker_unknown_key,
+    docker_default_runtime,
+    docker_cgroup_driver_mismatch,
 )

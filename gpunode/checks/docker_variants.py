@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import docker
-from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
@@ -14,7 +14,25 @@ from gpunode.facts.writers import is_nvidia_program
 from gpunode.output.result import Fix
 
 
+@check(
+    "docker-snap",
+    "docker",
+    title="Docker isn't confined in a snap",
+    looks_at=(
+        "whether the dockerd that runs is the docker snap's, which runtimes it has, and whether another "
+        "Docker runs beside it. Not judged where the kubelet uses another engine."
+    ),
+    remedy=docker.REPLACE_SNAP,
+    blocked_by=("pci-no-gpu", "driver-not-installed", "module-not-loaded"),
+    preflight=("docker",),
+    refs=("https://github.com/canonical/docker-snap",),
+    table=tables.TABLE,
+)
 def docker_snap(node: Node) -> Verdict:
+    """The snap sees no program of the node: it has an NVIDIA runtime of its own, which it registers only
+    where it finds the driver, and a toolkit that is installed beside it has no effect or breaks it ('could
+    not select device driver', 'libnvidia-ml.so.1').
+    """
     snap = node.docker_snap
     if snap is None:
         return ok("Docker isn't the snap") if node.docker else skip(docker_role(node).reason)
@@ -42,7 +60,23 @@ def docker_snap(node: Node) -> Verdict:
     return note("Docker is a snap: containers get GPUs with --runtime=nvidia, not with --gpus", where)
 
 
+@check(
+    "docker-desktop",
+    "docker",
+    title="The docker command doesn't talk to Docker Desktop",
+    looks_at=(
+        "users whose Docker Desktop runs, and the context in their ~/.docker/config.json. Not judged where "
+        "the kubelet uses another engine."
+    ),
+    remedy=docker.INSTALL,
+    blocked_by=("pci-no-gpu",),
+    preflight=("docker",),
+    refs=("https://docs.docker.com/desktop/features/gpu/",),
+)
 def docker_desktop(node: Node) -> Verdict:
+    """Docker Desktop for Linux runs containers in a virtual machine that has none of the node's GPUs: --gpus
+    fails there whatever is installed on the node.
+    """
     kubelet = node.kubelet
     if kubelet is not None and kubelet.joined and kubelet.engine != "docker":
         return skip(f"the kubelet uses {kubelet.engine}, not Docker")
@@ -62,7 +96,24 @@ def docker_desktop(node: Node) -> Verdict:
     return ok("Docker Desktop runs, and nobody's docker command talks to it")
 
 
+@check(
+    "docker-rootless",
+    "docker",
+    title="Rootless Docker can give GPUs",
+    severity="warning",
+    looks_at=(
+        "every dockerd that an ordinary user runs: its own daemon.json, and the toolkit's configuration that "
+        "counts for it. One without GPUs is only a finding where no other engine runs."
+    ),
+    remedy=docker.INSTALL,
+    blocked_by=("pci-no-gpu", "driver-not-installed", "toolkit-missing"),
+    refs=("https://docs.docker.com/engine/security/rootless/",),
+    table=tables.TABLE,
+)
 def docker_rootless(node: Node) -> Verdict:
+    """A rootless Docker reads another daemon.json than the system's, and the toolkit's hook fails in it
+    unless no-cgroups is set for that user alone, or GPUs come by CDI.
+    """
     if not node.docker_rootless:
         return skip("nobody runs a rootless Docker here")
     for daemon in node.docker_rootless:
@@ -119,7 +170,21 @@ def _prepare(node: Node, daemon: Daemon) -> Fix:
     return Fix(as_user(account(node.host, uid)), True, "restart")
 
 
+@check(
+    "docker-version-old",
+    "docker",
+    title="Docker is new enough for GPUs",
+    looks_at="the running dockerd's version, where Docker is this node's engine; 19.03 is the least.",
+    remedy=docker.UPGRADE,
+    classes=ENGINE_NODES,
+    unless=NO_ENGINE,
+    blocked_by=("pci-no-gpu",),
+    preflight=("docker",),
+    refs=("https://docs.docker.com/engine/release-notes/19.03/",),
+    table=tables.TABLE,
+)
 def docker_version_old(node: Node) -> Verdict:
+    """An older Docker refuses --gpus as an unknown flag and calls no toolkit for it."""
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)
@@ -140,79 +205,8 @@ def _dotted(daemon: Daemon) -> str:
 
 
 CHECKS = (
-    Check(
-        id="docker-snap",
-        title="Docker isn't confined in a snap",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "whether the dockerd that runs is the docker snap's, which runtimes it has, and whether another "
-            "Docker runs beside it. Not judged where the kubelet uses another engine."
-        ),
-        why=(
-            "The snap sees no program of the node: it has an NVIDIA runtime of its own, which it registers "
-            "only where it finds the driver, and a toolkit that is installed beside it has no effect or "
-            "breaks it ('could not select device driver', 'libnvidia-ml.so.1')."
-        ),
-        remedy=docker.REPLACE_SNAP,
-        run=docker_snap,
-        blocked_by=("pci-no-gpu", "driver-not-installed", "module-not-loaded"),
-        preflight=("docker",),
-        refs=("https://github.com/canonical/docker-snap",),
-        table=tables.TABLE,
-    ),
-    Check(
-        id="docker-desktop",
-        title="The docker command doesn't talk to Docker Desktop",
-        layer="docker",
-        severity="error",
-        looks_at=(
-            "users whose Docker Desktop runs, and the context in their ~/.docker/config.json. Not judged "
-            "where the kubelet uses another engine."
-        ),
-        why=(
-            "Docker Desktop for Linux runs containers in a virtual machine that has none of the node's "
-            "GPUs: --gpus fails there whatever is installed on the node."
-        ),
-        remedy=docker.INSTALL,
-        run=docker_desktop,
-        blocked_by=("pci-no-gpu",),
-        preflight=("docker",),
-        refs=("https://docs.docker.com/desktop/features/gpu/",),
-    ),
-    Check(
-        id="docker-rootless",
-        title="Rootless Docker can give GPUs",
-        layer="docker",
-        severity="warning",
-        looks_at=(
-            "every dockerd that an ordinary user runs: its own daemon.json, and the toolkit's configuration "
-            "that counts for it. One without GPUs is only a finding where no other engine runs."
-        ),
-        why=(
-            "A rootless Docker reads another daemon.json than the system's, and the toolkit's hook fails in "
-            "it unless no-cgroups is set for that user alone, or GPUs come by CDI."
-        ),
-        remedy=docker.INSTALL,
-        run=docker_rootless,
-        blocked_by=("pci-no-gpu", "driver-not-installed", "toolkit-missing"),
-        refs=("https://docs.docker.com/engine/security/rootless/",),
-        table=tables.TABLE,
-    ),
-    Check(
-        id="docker-version-old",
-        title="Docker is new enough for GPUs",
-        layer="docker",
-        severity="error",
-        looks_at="the running dockerd's version, where Docker is this node's engine; 19.03 is the least.",
-        why="An older Docker refuses --gpus as an unknown flag and calls no toolkit for it.",
-        remedy=docker.UPGRADE,
-        run=docker_version_old,
-        classes=ENGINE_NODES,
-        unless=NO_ENGINE,
-        blocked_by=("pci-no-gpu",),
-        preflight=("docker",),
-        refs=("https://docs.docker.com/engine/release-notes/19.03/",),
-        table=tables.TABLE,
-    ),
+    docker_snap,
+    docker_desktop,
+    docker_rootless,
+    docker_version_old,
 )

@@ -11,8 +11,8 @@ from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
     HOST,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -36,11 +36,39 @@ _NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
 _RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required tells it
 
 
+@check(
+    "libnvidia-ml-missing",
+    "driver",
+    title="libnvidia-ml.so.1 is there",
+    looks_at="/etc/ld.so.cache and the linker's own directories for libnvidia-ml.so.1, 64-bit.",
+    remedy=fixes.INSTALL_LIBRARIES,
+    preflight=ANY_ENGINE,
+    blocked_by=("driver-not-installed", "wsl2"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",),
+)
 def libnvidia_ml_missing(node: Node) -> Verdict:
+    """Everything that lists GPUs loads this library: nvidia-smi, the container toolkit, device plugins. It
+    belongs to the driver, in a package of its own.
+    """
     return _library(node, node.nvml_library, libraries.NVML)
 
 
+@check(
+    "libcuda-missing",
+    "driver",
+    title="libcuda.so.1 is there",
+    looks_at="/etc/ld.so.cache and the linker's own directories for libcuda.so.1, 64-bit.",
+    remedy=fixes.INSTALL_LIBRARIES,
+    preflight=ANY_ENGINE,
+    blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def libcuda_missing(node: Node) -> Verdict:
+    """CUDA programs load libcuda.so.1 of the host, also in containers. A display-only or headless driver
+    install lacks it: nvidia-smi works and CUDA doesn't.
+    """
     return _library(node, node.cuda_library, libraries.CUDA)
 
 
@@ -65,7 +93,21 @@ def _library(node: Node, library: libraries.Library | None, soname: str) -> Verd
     return ok(f"{soname} is {library.version or 'there'}", seen(library.path, library.real))
 
 
+@check(
+    "libcuda-stub",
+    "driver",
+    title="libcuda.so.1 is the real one",
+    severity="warning",
+    looks_at="whether libcuda.so.1 leads into a directory stubs/ of a CUDA toolkit.",
+    remedy=driver_packages.DROP_STUBS,
+    blocked_by=("libcuda-missing",),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/",),
+)
 def libcuda_stub(node: Node) -> Verdict:
+    """The stub is for linking on machines without a driver. Programs of this node that load it get CUDA error
+    34: stub library.
+    """
     library = node.cuda_library
     if library is None:
         return skip("there is no libcuda.so.1")
@@ -76,7 +118,22 @@ def libcuda_stub(node: Node) -> Verdict:
     )
 
 
+@check(
+    "nvidia-smi-missing",
+    "driver",
+    title="nvidia-smi is there",
+    severity="warning",
+    looks_at="an executable nvidia-smi in PATH and where systems keep the driver's programs.",
+    remedy=fixes.INSTALL_LIBRARIES,
+    blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
+    classes=(*HOST, WSL2),
+    unless=("operator-driver", "immutable"),
+    refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+)
 def nvidia_smi_missing(node: Node) -> Verdict:
+    """NVIDIA's CDI refresh service starts only beside it, and the GPU operator takes a node without it for
+    one without a driver and installs a second one.
+    """
     for directory in PROGRAM_DIRECTORIES:
         if node.host.executable(f"{directory}/nvidia-smi"):
             return ok("nvidia-smi is there", seen(f"{directory}/nvidia-smi", "executable"))
@@ -99,7 +156,38 @@ def nvidia_smi_missing(node: Node) -> Verdict:
     )
 
 
+@check(
+    "nvml-hang",
+    "devices",
+    title="NVML answers",
+    looks_at=(
+        "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds (20 "
+        "for more than four GPUs)."
+    ),
+    remedy=fixes.READ_KERNEL_LOG,
+    preflight=ANY_ENGINE,
+    blocked_by=(
+        "module-not-loaded",
+        "libnvidia-ml-missing",
+        "driver-lib-mismatch",
+        "operator-host-driver-conflict",
+        "gsp-firmware",
+        "dev-nodes-missing",
+        "lxc-nested",
+        "dev-node-major-stale",
+        "aux-power",
+        "gpu-lost",
+    ),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=(
+        "https://docs.nvidia.com/deploy/nvml-api/",
+        "https://github.com/NVIDIA/nvidia-docker/issues/1648",
+    ),
+)
 def nvml_hang(node: Node) -> Verdict:
+    """A sick GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins and the
+    start of every GPU container.
+    """
     probe = node.nvml
     source = "nvmlInit in a child process"
     if probe.timed_out:
@@ -128,114 +216,32 @@ def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
 
 
 LIBRARIES_CHECKS = (
-    Check(
-        id="libnvidia-ml-missing",
-        title="libnvidia-ml.so.1 is there",
-        layer="driver",
-        severity="error",
-        looks_at="/etc/ld.so.cache and the linker's own directories for libnvidia-ml.so.1, 64-bit.",
-        why=(
-            "Everything that lists GPUs loads this library: nvidia-smi, the container toolkit, device "
-            "plugins. It belongs to the driver, in a package of its own."
-        ),
-        remedy=fixes.INSTALL_LIBRARIES,
-        run=libnvidia_ml_missing,
-        preflight=ANY_ENGINE,
-        blocked_by=("driver-not-installed", "wsl2"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",),
-    ),
-    Check(
-        id="libcuda-missing",
-        title="libcuda.so.1 is there",
-        layer="driver",
-        severity="error",
-        looks_at="/etc/ld.so.cache and the linker's own directories for libcuda.so.1, 64-bit.",
-        why=(
-            "CUDA programs load libcuda.so.1 of the host, also in containers. A display-only or headless "
-            "driver install lacks it: nvidia-smi works and CUDA doesn't."
-        ),
-        remedy=fixes.INSTALL_LIBRARIES,
-        run=libcuda_missing,
-        preflight=ANY_ENGINE,
-        blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
-    Check(
-        id="libcuda-stub",
-        title="libcuda.so.1 is the real one",
-        layer="driver",
-        severity="warning",
-        looks_at="whether libcuda.so.1 leads into a directory stubs/ of a CUDA toolkit.",
-        why=(
-            "The stub is for linking on machines without a driver. Programs of this node that load it get "
-            "CUDA error 34: stub library."
-        ),
-        remedy=driver_packages.DROP_STUBS,
-        run=libcuda_stub,
-        blocked_by=("libcuda-missing",),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=("https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/",),
-    ),
-    Check(
-        id="nvidia-smi-missing",
-        title="nvidia-smi is there",
-        layer="driver",
-        severity="warning",
-        looks_at=("an executable nvidia-smi in PATH and where systems keep the driver's programs."),
-        why=(
-            "NVIDIA's CDI refresh service starts only beside it, and the GPU operator takes a node without "
-            "it for one without a driver and installs a second one."
-        ),
-        remedy=fixes.INSTALL_LIBRARIES,
-        run=nvidia_smi_missing,
-        blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
-        classes=(*HOST, WSL2),
-        unless=("operator-driver", "immutable"),
-        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
-    ),
-    Check(
-        id="nvml-hang",
-        title="NVML answers",
-        layer="devices",
-        severity="error",
-        looks_at=(
-            "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds "
-            "(20 for more than four GPUs)."
-        ),
-        why=(
-            "A sick GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins "
-            "and the start of every GPU container."
-        ),
-        remedy=fixes.READ_KERNEL_LOG,
-        run=nvml_hang,
-        preflight=ANY_ENGINE,
-        blocked_by=(
-            "module-not-loaded",
-            "libnvidia-ml-missing",
-            "driver-lib-mismatch",
-            "operator-host-driver-conflict",
-            "gsp-firmware",
-            "dev-nodes-missing",
-            "lxc-nested",
-            "dev-node-major-stale",
-            "aux-power",
-            "gpu-lost",
-        ),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=(
-            "https://docs.nvidia.com/deploy/nvml-api/",
-            "https://github.com/NVIDIA/nvidia-docker/issues/1648",
-        ),
-    ),
+    libnvidia_ml_missing,
+    libcuda_missing,
+    libcuda_stub,
+    nvidia_smi_missing,
+    nvml_hang,
 )
 
 
 # One driver, one version: the loaded module, the one on disk, and the libraries.
 
 
+@check(
+    "driver-libs-mixed",
+    "driver",
+    title="The libraries are of one driver",
+    looks_at="the versions in the real file names of libnvidia-ml.so.1 and libcuda.so.1.",
+    remedy=fixes.INSTALL_LIBRARIES,
+    blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
+    classes=HOST_OR_CONTAINER,
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def driver_libs_mixed(node: Node) -> Verdict:
+    """CUDA and NVML come from one driver. Of two versions at least one doesn't fit the kernel module: left
+    over from a .run installer, or from an upgrade that stopped half way.
+    """
     nvml, cuda = node.nvml_library, node.cuda_library
     if nvml is None or cuda is None or not nvml.version or not cuda.version:
         return skip("the libraries don't tell their version")
@@ -248,7 +254,28 @@ def driver_libs_mixed(node: Node) -> Verdict:
     return fail(summary, *evidence, fix=driver_packages.reinstall_libraries(node))
 
 
+@check(
+    "driver-lib-mismatch",
+    "driver",
+    title="Module and libraries are one version",
+    looks_at=(
+        "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 and "
+        "libcuda.so.1, the module on disk, and the package manager's log for who brought the libraries."
+    ),
+    remedy=fixes.REBOOT,
+    blocked_by=("module-not-loaded", "libnvidia-ml-missing", "driver-libs-mixed"),
+    classes=HOST_OR_CONTAINER,
+    preflight=ANY_ENGINE,
+    reboot=True,
+    refs=(
+        "https://github.com/NVIDIA/ubuntu-packaging-nvidia-driver/issues/3",
+        "https://docs.nvidia.com/deploy/nvml-api/",
+    ),
+)
 def driver_lib_mismatch(node: Node) -> Verdict:
+    """The libraries refuse a module of another version (NVML: Driver/library version mismatch, code 18).
+    Usually an unattended upgrade replaced the libraries while the old module was still loaded.
+    """
     module, found = node.module, _libraries(node)
     if module is None or not module.version or not found:
         return skip("the module or its libraries don't tell their version")
@@ -299,7 +326,25 @@ def _rebuild(node: Node, version: str) -> Fix:
     return Fix(f"{build} && reboot", True, "reboot")
 
 
+@check(
+    "driver-upgrade-pending",
+    "driver",
+    title="No driver upgrade waits for a reboot",
+    severity="warning",
+    looks_at=(
+        "modinfo -F version nvidia for the kernel that boots next, against /sys/module/nvidia/version and "
+        "the libraries."
+    ),
+    remedy=fixes.REBOOT,
+    blocked_by=("module-not-loaded", "driver-lib-mismatch"),
+    classes=HOST,
+    reboot=True,
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def driver_upgrade_pending(node: Node) -> Verdict:
+    """The GPUs work now, but anything that reloads the module or refreshes the libraries changes the driver
+    under running work. Reboot at a time of your choosing.
+    """
     module, upcoming = node.module, node.next_version
     if module is None or not module.version or not upcoming:
         return skip("modinfo tells no version of the module on disk")
@@ -322,68 +367,9 @@ def driver_upgrade_pending(node: Node) -> Verdict:
 
 
 VERSIONS_CHECKS = (
-    Check(
-        id="driver-libs-mixed",
-        title="The libraries are of one driver",
-        layer="driver",
-        severity="error",
-        looks_at="the versions in the real file names of libnvidia-ml.so.1 and libcuda.so.1.",
-        why=(
-            "CUDA and NVML come from one driver. Of two versions at least one doesn't fit the kernel module: "
-            "left over from a .run installer, or from an upgrade that stopped half way."
-        ),
-        remedy=fixes.INSTALL_LIBRARIES,
-        run=driver_libs_mixed,
-        blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
-        classes=HOST_OR_CONTAINER,
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
-    Check(
-        id="driver-lib-mismatch",
-        title="Module and libraries are one version",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 and "
-            "libcuda.so.1, the module on disk, and the package manager's log for who brought the libraries."
-        ),
-        why=(
-            "The libraries refuse a module of another version (NVML: Driver/library version mismatch, code "
-            "18). Usually an unattended upgrade replaced the libraries while the old module was still "
-            "loaded."
-        ),
-        remedy=fixes.REBOOT,
-        run=driver_lib_mismatch,
-        blocked_by=("module-not-loaded", "libnvidia-ml-missing", "driver-libs-mixed"),
-        classes=HOST_OR_CONTAINER,
-        preflight=ANY_ENGINE,
-        reboot=True,
-        refs=(
-            "https://github.com/NVIDIA/ubuntu-packaging-nvidia-driver/issues/3",
-            "https://docs.nvidia.com/deploy/nvml-api/",
-        ),
-    ),
-    Check(
-        id="driver-upgrade-pending",
-        title="No driver upgrade waits for a reboot",
-        layer="driver",
-        severity="warning",
-        looks_at=(
-            "modinfo -F version nvidia for the kernel that boots next, against /sys/module/nvidia/version "
-            "and the libraries."
-        ),
-        why=(
-            "The GPUs work now, but anything that reloads the module or refreshes the libraries changes the "
-            "driver under running work. Reboot at a time of your choosing."
-        ),
-        remedy=fixes.REBOOT,
-        run=driver_upgrade_pending,
-        blocked_by=("module-not-loaded", "driver-lib-mismatch"),
-        classes=HOST,
-        reboot=True,
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
+    driver_libs_mixed,
+    driver_lib_mismatch,
+    driver_upgrade_pending,
 )
 
 
@@ -392,7 +378,25 @@ VERSIONS_CHECKS = (
 MINIMUM = (384, 81)
 
 
+@check(
+    "driver-too-old",
+    "driver",
+    title="The driver is new enough",
+    looks_at=(
+        "/sys/module/nvidia/version; 384.81 is the least, and GPUs that nobody drives may need a newer "
+        "branch."
+    ),
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=("driver-not-installed", "nouveau-loaded"),
+    classes=HOST_OR_CONTAINER,
+    refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
+    preflight=ANY_ENGINE,
+    table=driver.TABLE,
+)
 def driver_too_old(node: Node) -> Verdict:
+    """CUDA 9, the container toolkit and device plugins need at least driver 384.81, and a driver knows no GPU
+    that is newer than itself.
+    """
     version = node.driver_version
     numbers = driver.version_numbers(version)
     if not numbers:
@@ -406,7 +410,25 @@ def driver_too_old(node: Node) -> Verdict:
     return found or ok(f"driver {version} is new enough", evidence)
 
 
+@check(
+    "gpu-arch-dropped",
+    "driver",
+    title="The driver still knows these GPUs",
+    looks_at=(
+        "PCI device ids of GPUs that nobody drives against the driver's branch; for GPUs whose last branch "
+        "is known, whether the package cuda-drivers would leave it."
+    ),
+    remedy=driver_packages.HOLD_BRANCH,
+    blocked_by=("driver-not-installed", "nouveau-loaded"),
+    unless=("operator-driver", "vfio-host"),
+    preflight=ANY_ENGINE,
+    table=driver.TABLE,
+    refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
+)
 def gpu_arch_dropped(node: Node) -> Verdict:
+    """Branch 580 is the last for Maxwell, Pascal and Volta. A newer driver loads and doesn't take them: No
+    devices were found.
+    """
     if not node.driver_version:
         return skip("the module doesn't tell its version")
     found = _judge(node, driver.DROPPED, "a driver of branch {0.max} or older")
@@ -440,7 +462,25 @@ def _stays(node: Node, package: Package) -> bool:
     return locked(node.host, node.distribution.family, package.name, "nvidia-driver")
 
 
+@check(
+    "kmod-flavour",
+    "driver",
+    title="Open or proprietary: the module fits the GPUs",
+    looks_at=(
+        "PCI device ids of GPUs that nobody drives, and whether the module is the open one: "
+        "/proc/driver/nvidia/version, or its license where it isn't loaded."
+    ),
+    remedy=fixes.INSTALL_DRIVER,
+    blocked_by=("driver-not-installed", "nouveau-loaded"),
+    unless=("operator-driver", "vfio-host"),
+    preflight=ANY_ENGINE,
+    refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
+    table=driver.TABLE,
+)
 def kmod_flavour(node: Node) -> Verdict:
+    """GPUs before Turing are driven by the proprietary module alone, Blackwell and Grace Hopper by the open
+    one alone. The other module doesn't take them: No devices were found, with a card that lspci shows.
+    """
     if node.module_open is None:
         return skip("neither the module nor modinfo tells whether it is the open one")
     kind = "open" if node.module_open else "proprietary"
@@ -485,7 +525,22 @@ def _version(node: Node, flavour: str = "") -> Evidence:
     return seen("modinfo -F version nvidia", f"{node.driver_version}{flavour}")
 
 
+@check(
+    "driver-eol",
+    "driver",
+    title="The driver's branch still gets fixes",
+    severity="warning",
+    looks_at="the driver's branch against those that NVIDIA's last security bulletin has a fix for.",
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=("module-not-loaded", "driver-too-old"),
+    unless=("operator-driver", "vgpu-guest"),
+    refs=("https://github.com/NVIDIA/product-security",),
+    table="driver_cves",
+)
 def driver_eol(node: Node) -> Verdict:
+    """NVIDIA fixes a few branches and no others. What is found from now on in this one stays: plan the change
+    to a branch that is kept for the next maintenance window.
+    """
     number = driver.branch(node.driver_version)
     if not number:
         return skip("the module doesn't tell its version")
@@ -508,85 +563,8 @@ def driver_eol(node: Node) -> Verdict:
 
 
 SUPPORT_CHECKS = (
-    Check(
-        id="driver-too-old",
-        title="The driver is new enough",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "/sys/module/nvidia/version; 384.81 is the least, and GPUs that nobody drives may need a newer "
-            "branch."
-        ),
-        why=(
-            "CUDA 9, the container toolkit and device plugins need at least driver 384.81, and a driver "
-            "knows no GPU that is newer than itself."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=driver_too_old,
-        blocked_by=("driver-not-installed", "nouveau-loaded"),
-        classes=HOST_OR_CONTAINER,
-        refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
-        preflight=ANY_ENGINE,
-        table=driver.TABLE,
-    ),
-    Check(
-        id="gpu-arch-dropped",
-        title="The driver still knows these GPUs",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "PCI device ids of GPUs that nobody drives against the driver's branch; for GPUs whose last "
-            "branch is known, whether the package cuda-drivers would leave it."
-        ),
-        why=(
-            "Branch 580 is the last for Maxwell, Pascal and Volta. A newer driver loads and doesn't take "
-            "them: No devices were found."
-        ),
-        remedy=driver_packages.HOLD_BRANCH,
-        run=gpu_arch_dropped,
-        blocked_by=("driver-not-installed", "nouveau-loaded"),
-        unless=("operator-driver", "vfio-host"),
-        preflight=ANY_ENGINE,
-        table=driver.TABLE,
-        refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
-    ),
-    Check(
-        id="kmod-flavour",
-        title="Open or proprietary: the module fits the GPUs",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "PCI device ids of GPUs that nobody drives, and whether the module is the open one: "
-            "/proc/driver/nvidia/version, or its license where it isn't loaded."
-        ),
-        why=(
-            "GPUs before Turing are driven by the proprietary module alone, Blackwell and Grace Hopper by "
-            "the open one alone. The other module doesn't take them: No devices were found, with a card "
-            "that lspci shows."
-        ),
-        remedy=fixes.INSTALL_DRIVER,
-        run=kmod_flavour,
-        blocked_by=("driver-not-installed", "nouveau-loaded"),
-        unless=("operator-driver", "vfio-host"),
-        preflight=ANY_ENGINE,
-        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
-        table=driver.TABLE,
-    ),
-    Check(
-        id="driver-eol",
-        title="The driver's branch still gets fixes",
-        layer="driver",
-        severity="warning",
-        looks_at="the driver's branch against those that NVIDIA's last security bulletin has a fix for.",
-        why=(
-            "NVIDIA fixes a few branches and no others. What is found from now on in this one stays: plan "
-            "the change to a branch that is kept for the next maintenance window."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=driver_eol,
-        blocked_by=("module-not-loaded", "driver-too-old"),
-        unless=("operator-driver", "vgpu-guest"),
-        refs=("https://github.com/NVIDIA/product-security",),
-        table="driver_cves",
-    ),
+    driver_too_old,
+    gpu_arch_dropped,
+    kmod_flavour,
+    driver_eol,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
-from gpunode.checks.model import Check, Verdict, ok, seen, warn
+from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
 from gpunode.facts.driver import Supports
 from gpunode.facts.driver_targets import (
@@ -385,7 +385,24 @@ _APT_TIMER = "apt-daily-upgrade.timer"
 _WIDE = ("nvidia", "*", "developer.download")
 
 
+@check(
+    "unattended-upgrades-driver",
+    "driver",
+    title="Nothing upgrades the driver by itself",
+    severity="warning",
+    looks_at=(
+        "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins or "
+        "their own lists keep the driver's libraries from them."
+    ),
+    remedy=KEEP_DRIVER,
+    blocked_by=("driver-not-installed",),
+    unless=("operator-driver", "immutable"),
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def unattended_upgrades_driver(node: Node) -> Verdict:
+    """Such an upgrade replaces the libraries under the module that runs: from that minute on every new GPU
+    container fails with Driver/library version mismatch, until the node is rebooted.
+    """
     upgrades = node.automatic_upgrades
     if upgrades is None:
         return ok("nothing upgrades packages by itself")
@@ -417,7 +434,26 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
     return bool(upgrades.origins) and (wide or own)
 
 
+@check(
+    "driver-two-installs",
+    "driver",
+    title="The driver is installed once",
+    severity="warning",
+    looks_at=(
+        "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver beside the "
+        "host's, and copies of libcuda.so.1 of several versions in the linker's cache."
+    ),
+    remedy=REMOVE_RUN_INSTALL,
+    blocked_by=(
+        *("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
+        "operator-host-driver-conflict",
+    ),
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def driver_two_installs(node: Node) -> Verdict:
+    """Two installations overwrite each other's files: an upgrade of one leaves libraries of the other behind,
+    and module and libraries part ways.
+    """
     if node.host.is_dir(OPERATOR_DRIVER):
         return _beside_operator(node)
     if node.host.executable(_RUN_INSTALLER):
@@ -462,44 +498,6 @@ def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
 
 
 CHECKS = (
-    Check(
-        id="unattended-upgrades-driver",
-        title="Nothing upgrades the driver by itself",
-        layer="driver",
-        severity="warning",
-        looks_at=(
-            "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins or"
-            " their own lists keep the driver's libraries from them."
-        ),
-        why=(
-            "Such an upgrade replaces the libraries under the module that runs: from that minute on every "
-            "new GPU container fails with Driver/library version mismatch, until the node is rebooted."
-        ),
-        remedy=KEEP_DRIVER,
-        run=unattended_upgrades_driver,
-        blocked_by=("driver-not-installed",),
-        unless=("operator-driver", "immutable"),
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
-    Check(
-        id="driver-two-installs",
-        title="The driver is installed once",
-        layer="driver",
-        severity="warning",
-        looks_at=(
-            "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver "
-            "beside the host's, and copies of libcuda.so.1 of several versions in the linker's cache."
-        ),
-        why=(
-            "Two installations overwrite each other's files: an upgrade of one leaves libraries of the other "
-            "behind, and module and libraries part ways."
-        ),
-        remedy=REMOVE_RUN_INSTALL,
-        run=driver_two_installs,
-        blocked_by=(
-            *("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
-            "operator-host-driver-conflict",
-        ),
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
+    unattended_upgrades_driver,
+    driver_two_installs,
 )

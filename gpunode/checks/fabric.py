@@ -9,8 +9,8 @@ from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -38,7 +38,24 @@ _LOADER = "systemd-modules-load.service"
 _RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
 
 
+@check(
+    "peermem",
+    "fabric",
+    title="Network cards reach GPU memory",
+    severity="warning",
+    looks_at=(
+        f"cards in {fabric.INFINIBAND} driven by mlx5_core, the module nvidia_peermem, modules-load.d "
+        "and the kernel's log."
+    ),
+    remedy=fixes.everywhere("modprobe nvidia-peermem"),
+    blocked_by=("module-not-loaded",),
+    classes=HOST,
+    refs=(_RDMA_GUIDE,),
+)
 def peermem(node: Node) -> Verdict:
+    """GPUDirect RDMA takes nvidia_peermem, or open modules and a kernel from 5.12 on (DMA-BUF). Without it
+    NCCL copies through the processor's memory, at a fraction of the speed.
+    """
     cards = fabric.infiniband_cards(node.host)
     if not cards:
         return skip("there is no InfiniBand or RoCE card of NVIDIA's on this node")
@@ -71,7 +88,21 @@ def peermem(node: Node) -> Verdict:
     return note("network cards can't reach GPU memory: nvidia_peermem isn't loaded", *evidence)
 
 
+@check(
+    "gds-gdrcopy",
+    "fabric",
+    title="Modules of GPUDirect Storage and GDRCopy are loaded",
+    severity="info",
+    looks_at="nvidia_fs and gdrdrv: built for the running kernel, and loaded.",
+    remedy=fixes.everywhere("modprobe nvidia_fs; modprobe gdrdrv"),
+    blocked_by=("module-not-loaded",),
+    classes=HOST,
+    refs=("https://docs.nvidia.com/gpudirect-storage/", "https://github.com/NVIDIA/gdrcopy"),
+)
 def gds_gdrcopy(node: Node) -> Verdict:
+    """Programs that use cuFile or GDRCopy fall back to copies through the processor's memory where their
+    module isn't loaded.
+    """
     wanted = tuple(fabric.installed_extras(node.host, node.kernel))
     if not wanted:
         return skip("neither GPUDirect Storage nor GDRCopy is installed")
@@ -87,41 +118,8 @@ def gds_gdrcopy(node: Node) -> Verdict:
 
 
 RDMA_CHECKS = (
-    Check(
-        id="peermem",
-        title="Network cards reach GPU memory",
-        layer="fabric",
-        severity="warning",
-        looks_at=(
-            f"cards in {fabric.INFINIBAND} driven by mlx5_core, the module nvidia_peermem, modules-load.d "
-            "and the kernel's log."
-        ),
-        why=(
-            "GPUDirect RDMA takes nvidia_peermem, or open modules and a kernel from 5.12 on (DMA-BUF). "
-            "Without it NCCL copies through the processor's memory, at a fraction of the speed."
-        ),
-        remedy=fixes.everywhere("modprobe nvidia-peermem"),
-        run=peermem,
-        blocked_by=("module-not-loaded",),
-        classes=HOST,
-        refs=(_RDMA_GUIDE,),
-    ),
-    Check(
-        id="gds-gdrcopy",
-        title="Modules of GPUDirect Storage and GDRCopy are loaded",
-        layer="fabric",
-        severity="info",
-        looks_at="nvidia_fs and gdrdrv: built for the running kernel, and loaded.",
-        why=(
-            "Programs that use cuFile or GDRCopy fall back to copies through the processor's memory where "
-            "their module isn't loaded."
-        ),
-        remedy=fixes.everywhere("modprobe nvidia_fs; modprobe gdrdrv"),
-        run=gds_gdrcopy,
-        blocked_by=("module-not-loaded",),
-        classes=HOST,
-        refs=("https://docs.nvidia.com/gpudirect-storage/", "https://github.com/NVIDIA/gdrcopy"),
-    ),
+    peermem,
+    gds_gdrcopy,
 )
 
 
@@ -227,7 +225,23 @@ _GUIDE = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
 _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
 
 
+@check(
+    "fabricmanager-version",
+    "fabric",
+    title="The fabric manager is the driver's own version",
+    looks_at=f"the fabric manager's package, or its complaint in {manager.LOG}, and the loaded driver.",
+    remedy=MATCHING_MANAGER,
+    blocked_by=("module-not-loaded",),
+    classes=HOST,
+    refs=(_GUIDE,),
+    needs=("nvswitch",),
+    unless=("operator-driver",),
+    preflight=ANY_ENGINE,
+)
 def fabricmanager_version(node: Node) -> Verdict:
+    """The fabric manager refuses a driver of another version. The NVSwitches then stay as they are and CUDA
+    fails with error 802, system not yet initialized.
+    """
     loaded = node.module.version if node.module else ""
     package = manager.package_version(node.packages)
     if not loaded or package is None:
@@ -265,7 +279,25 @@ def _runs(node: Node) -> bool:
     return (unit is not None and unit.runs) or any(one.name == manager.PROGRAM for one in node.processes)
 
 
+@check(
+    "fabricmanager-missing",
+    "fabric",
+    title="The fabric manager runs",
+    looks_at=(
+        "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
+        f"{manager.UNIT} and processes {manager.PROGRAM}."
+    ),
+    remedy=MATCHING_MANAGER,
+    blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
+    classes=HOST,
+    refs=(_GUIDE,),
+    needs=("nvswitch",),
+    preflight=ANY_ENGINE,
+)
 def fabricmanager_missing(node: Node) -> Verdict:
+    """Nobody else sets the NVSwitches up. nvidia-smi looks fine without it, and every CUDA program fails with
+    error 802, system not yet initialized.
+    """
     if _runs(node):
         return ok("the fabric manager runs")
     states = {one.fabric.state for one in node.conditions if not one.error}
@@ -289,7 +321,26 @@ def fabricmanager_missing(node: Node) -> Verdict:
     return fail("the fabric manager doesn't run", *evidence, fix=START_MANAGER.other)
 
 
+@check(
+    "fabric-topology",
+    "fabric",
+    title="The NVSwitches are all there and free of errors",
+    looks_at=(
+        "SXid lines of the kernel's log (the last day of those that aren't fatal), and "
+        f"{manager.LOG} since the fabric manager's last start."
+    ),
+    remedy=READ_MANAGER_LOG,
+    blocked_by=("module-not-loaded", "fabricmanager-version"),
+    classes=HOST,
+    refs=(_GUIDE,),
+    needs=("nvswitch",),
+    preflight=ANY_ENGINE,
+)
 def fabric_topology(node: Node) -> Verdict:
+    """With a switch missing or in a fatal state the fabric manager gives up, and CUDA fails with error 802 on
+    every GPU behind it. Some of these go away when the node is without power for a minute; the others are
+    hardware.
+    """
     lines = {finding.kind: finding for finding in node.fabric_log if _of_this_boot(node)}
     logged = {kind: seen(manager.LOG, one.text, one.line) for kind, one in lines.items()}
     if "topology" in logged and not _runs(node):
@@ -324,7 +375,23 @@ def _recent(node: Node, line: KernelLine) -> bool:
     return not now or now - line.seconds < _RECENT_SECONDS
 
 
+@check(
+    "fabric-training",
+    "fabric",
+    title="The GPUs are part of their NVLink fabric",
+    looks_at="what NVML says of each GPU's fabric: its state, the outcome of the training, its health.",
+    remedy=READ_MANAGER_LOG,
+    blocked_by=(
+        *("module-not-loaded", "nvml-hang", "fabricmanager-version", "fabric-topology"),
+        "fabricmanager-missing",
+    ),
+    classes=HOST_OR_CONTAINER,
+    refs=(_GUIDE,),
+)
 def fabric_training(node: Node) -> Verdict:
+    """A GPU that its fabric hasn't taken in can't start CUDA (error 802); one with a degraded link is slow in
+    everything that several GPUs do together.
+    """
     if "NvLinkDisable: 1" in (node.host.read_text("/proc/driver/nvidia/params") or ""):
         return skip("NVLink is switched off (NVreg_NvLinkDisable=1)")
     # a GPU that is partitioned computes without its fabric
@@ -363,87 +430,10 @@ def _health(mask: int | None) -> str:
 
 
 SWITCHES_CHECKS = (
-    Check(
-        id="fabricmanager-version",
-        title="The fabric manager is the driver's own version",
-        layer="fabric",
-        severity="error",
-        looks_at=f"the fabric manager's package, or its complaint in {manager.LOG}, and the loaded driver.",
-        why=(
-            "The fabric manager refuses a driver of another version. The NVSwitches then stay as they are "
-            "and CUDA fails with error 802, system not yet initialized."
-        ),
-        remedy=MATCHING_MANAGER,
-        run=fabricmanager_version,
-        blocked_by=("module-not-loaded",),
-        classes=HOST,
-        refs=(_GUIDE,),
-        needs=("nvswitch",),
-        unless=("operator-driver",),  # whose container has its own, whatever the node's package is
-        preflight=ANY_ENGINE,
-    ),
-    Check(
-        id="fabric-topology",
-        title="The NVSwitches are all there and free of errors",
-        layer="fabric",
-        severity="error",
-        looks_at=(
-            "SXid lines of the kernel's log (the last day of those that aren't fatal), and "
-            f"{manager.LOG} since the fabric manager's last start."
-        ),
-        why=(
-            "With a switch missing or in a fatal state the fabric manager gives up, and CUDA fails with "
-            "error 802 on every GPU behind it. Some of these go away when the node is without power for a "
-            "minute; the others are hardware."
-        ),
-        remedy=READ_MANAGER_LOG,
-        run=fabric_topology,
-        blocked_by=("module-not-loaded", "fabricmanager-version"),
-        classes=HOST,
-        refs=(_GUIDE,),
-        needs=("nvswitch",),
-        preflight=ANY_ENGINE,
-    ),
-    Check(
-        id="fabricmanager-missing",
-        title="The fabric manager runs",
-        layer="fabric",
-        severity="error",
-        looks_at=(
-            "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
-            f"{manager.UNIT} and processes {manager.PROGRAM}."
-        ),
-        why=(
-            "Nobody else sets the NVSwitches up. nvidia-smi looks fine without it, and every CUDA program "
-            "fails with error 802, system not yet initialized."
-        ),
-        remedy=MATCHING_MANAGER,
-        run=fabricmanager_missing,
-        blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
-        classes=HOST,
-        refs=(_GUIDE,),
-        needs=("nvswitch",),
-        preflight=ANY_ENGINE,
-    ),
-    Check(
-        id="fabric-training",
-        title="The GPUs are part of their NVLink fabric",
-        layer="fabric",
-        severity="error",
-        looks_at="what NVML says of each GPU's fabric: its state, the outcome of the training, its health.",
-        why=(
-            "A GPU that its fabric hasn't taken in can't start CUDA (error 802); one with a degraded link is "
-            "slow in everything that several GPUs do together."
-        ),
-        remedy=READ_MANAGER_LOG,
-        run=fabric_training,
-        blocked_by=(
-            *("module-not-loaded", "nvml-hang", "fabricmanager-version", "fabric-topology"),
-            "fabricmanager-missing",
-        ),
-        classes=HOST_OR_CONTAINER,
-        refs=(_GUIDE,),
-    ),
+    fabricmanager_version,
+    fabric_topology,
+    fabricmanager_missing,
+    fabric_training,
 )
 
 
@@ -464,7 +454,23 @@ _REFUSED = (
 )
 
 
+@check(
+    "vgpu-license",
+    "fabric",
+    title="Virtual GPUs have a licence",
+    severity="warning",
+    looks_at=f"what NVML says of licences, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
+    remedy=fixes.everywhere(f"journalctl -b -u {_UNIT} -n 30; timedatectl"),
+    blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
+    classes=HOST,
+    refs=(_LICENSING,),
+    needs=("vgpu-guest",),
+)
 def vgpu_license(node: Node) -> Verdict:
+    """A virtual GPU without a licence works at first and is slowed down after some minutes; some profiles
+    lose CUDA. The usual causes are a missing token, a clock that is wrong, and a licence service that can't
+    be reached.
+    """
     asked = [one for one in node.conditions if one.licence.supported]
     if not asked:
         return skip("NVML tells of no virtual GPU that needs a licence")
@@ -503,7 +509,21 @@ def _configured(node: Node) -> bool:
     return bool(settings.get("ServerAddress")) or bool(node.host.glob(tokens, "*.tok"))
 
 
+@check(
+    "vgpu-driver-mismatch",
+    "fabric",
+    title="The guest's driver fits the host's vGPU manager",
+    looks_at="what the guest's driver says of the host's vGPU manager in the kernel's log.",
+    remedy=GUEST_DRIVER,
+    blocked_by=("module-not-loaded",),
+    classes=(VM,),
+    refs=(_VERSIONS,),
+    preflight=ANY_ENGINE,
+)
 def vgpu_driver_mismatch(node: Node) -> Verdict:
+    """Guest and host have to be of one vGPU release, or of releases that know each other. Otherwise the
+    virtual GPU is switched off: it is on the bus and nothing can use it.
+    """
     since = last_load(node.kernel_log)  # guest or host may have been upgraded since
     found = [(line, match) for line, match in matching(node.kernel_log, _REFUSED) if line.seconds >= since]
     if not found:
@@ -516,7 +536,21 @@ def vgpu_driver_mismatch(node: Node) -> Verdict:
     return fail(f"the host's vGPU manager{host} doesn't fit driver {loaded}".rstrip(), *evidence)
 
 
+@check(
+    "cc-mode",
+    "fabric",
+    title="GPUs that compute in confidence take work",
+    severity="warning",
+    looks_at="NVML's state of confidential computing, and whether the GPUs are declared ready.",
+    remedy=fixes.everywhere("nvidia-smi conf-compute -srs 1"),
+    blocked_by=("module-not-loaded", "nvml-hang"),
+    classes=HOST,
+    refs=("https://docs.nvidia.com/confidential-computing/",),
+)
 def cc_mode(node: Node) -> Verdict:
+    """With confidential computing on, GPUs refuse all work until somebody has attested them and says that
+    they are ready. Until then CUDA fails in every container.
+    """
     told = next((one for one in node.conditions if one.cc_enabled is not None), None)
     if told is None or not told.cc_enabled:
         return (
@@ -531,55 +565,7 @@ def cc_mode(node: Node) -> Verdict:
 
 
 VIRTUAL_CHECKS = (
-    Check(
-        id="vgpu-driver-mismatch",
-        title="The guest's driver fits the host's vGPU manager",
-        layer="fabric",
-        severity="error",
-        looks_at="what the guest's driver says of the host's vGPU manager in the kernel's log.",
-        why=(
-            "Guest and host have to be of one vGPU release, or of releases that know each other. Otherwise "
-            "the virtual GPU is switched off: it is on the bus and nothing can use it."
-        ),
-        remedy=GUEST_DRIVER,
-        run=vgpu_driver_mismatch,
-        blocked_by=("module-not-loaded",),
-        classes=(VM,),
-        refs=(_VERSIONS,),
-        preflight=ANY_ENGINE,
-    ),
-    Check(
-        id="vgpu-license",
-        title="Virtual GPUs have a licence",
-        layer="fabric",
-        severity="warning",
-        looks_at=f"what NVML says of licences, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
-        why=(
-            "A virtual GPU without a licence works at first and is slowed down after some minutes; some "
-            "profiles lose CUDA. The usual causes are a missing token, a clock that is wrong, and a licence "
-            "service that can't be reached."
-        ),
-        remedy=fixes.everywhere(f"journalctl -b -u {_UNIT} -n 30; timedatectl"),
-        run=vgpu_license,
-        blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
-        classes=HOST,
-        refs=(_LICENSING,),
-        needs=("vgpu-guest",),
-    ),
-    Check(
-        id="cc-mode",
-        title="GPUs that compute in confidence take work",
-        layer="fabric",
-        severity="warning",
-        looks_at="NVML's state of confidential computing, and whether the GPUs are declared ready.",
-        why=(
-            "With confidential computing on, GPUs refuse all work until somebody has attested them and says "
-            "that they are ready. Until then CUDA fails in every container."
-        ),
-        remedy=fixes.everywhere("nvidia-smi conf-compute -srs 1"),
-        run=cc_mode,
-        blocked_by=("module-not-loaded", "nvml-hang"),
-        classes=HOST,
-        refs=("https://docs.nvidia.com/confidential-computing/",),
-    ),
+    vgpu_driver_mismatch,
+    vgpu_license,
+    cc_mode,
 )

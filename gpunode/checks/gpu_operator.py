@@ -7,15 +7,38 @@ import re
 from gpunode.checks import fixes
 from gpunode.checks.device_plugin import PATIENCE, shown
 from gpunode.checks.fixes import everywhere
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import IN_DRIVER_ROOT
 from gpunode.output.result import Fix
 
+_BELOW = (
+    *("pci-no-gpu", "driver-not-installed", "module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
+    *("kubelet-not-running", "containerd-not-restarted", "containerd-runtime-missing"),
+)
 
+_REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",)
+
+
+@check(
+    "operator-validations",
+    "kubelet",
+    title="The GPU operator has found everything in order",
+    looks_at=(
+        "the marks of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin; the first "
+        "that is missing) and its log, once it has tried for 20 minutes."
+    ),
+    remedy=everywhere("kubectl get pods --namespace gpu-operator"),
+    blocked_by=(*_BELOW, "operator-host-driver-conflict"),
+    needs=("kubelet",),
+    refs=_REFS,
+)
 def operator_validations(node: Node) -> Verdict:
+    """Every other pod of the operator waits for these stages in an init container (Init:0/1), the device
+    plugin among them. What the stage's log says last is the reason.
+    """
     from gpunode.facts.device_plugins import VALIDATIONS, stage_log
 
     operator = node.operator
@@ -39,7 +62,25 @@ def operator_validations(node: Node) -> Verdict:
     return judge(summary, told, *last, fix=Fix(f"tail -n 50 {path}"))
 
 
+@check(
+    "operator-host-driver-conflict",
+    "kubelet",
+    title="The GPU operator's driver is the one that is loaded",
+    looks_at=f"the version of the loaded module against that of the libraries in {OPERATOR_DRIVER}.",
+    remedy=everywhere(
+        # of this node alone: driver.enabled=false takes the driver from every other node as well
+        'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
+        "drain",
+        needs_root=False,
+    ),
+    blocked_by=("pci-no-gpu",),
+    needs=("operator-driver",),
+    refs=_REFS,
+)
 def operator_host_driver_conflict(node: Node) -> Verdict:
+    """The operator gives pods its own driver's libraries. With the module of a driver that this node has
+    loaded itself they fail with Driver/library version mismatch.
+    """
     theirs = _container_driver(node)
     if not theirs:
         return skip("the version of the GPU operator's driver can't be told")
@@ -65,7 +106,32 @@ def _container_driver(node: Node) -> dict[str, str]:
     return known
 
 
+_ASIDE = "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old"
+
+_AGAIN = "gpunode configure-runtime --runtime containerd"
+
+
+@check(
+    "operator-leftovers",
+    "kubelet",
+    title="Nothing uses what a GPU operator left behind",
+    severity="warning",
+    looks_at=(
+        "/usr/local/nvidia/toolkit and containerd's files that name it, where no pod of the operator is on "
+        "this node."
+    ),
+    remedy=everywhere(
+        f"{_AGAIN} && {_ASIDE}",
+        "restart",
+    ),
+    blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+    needs=("kubelet", "containerd"),
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
+)
 def operator_leftovers(node: Node) -> Verdict:
+    """The operator's toolkit stays on the node after the operator is removed, and nothing updates it. Whoever
+    deletes the directory stops every pod that uses the nvidia runtime.
+    """
     from gpunode.facts.device_plugins import POD_LOGS, TOOLKIT
 
     if not node.host.is_dir(TOOLKIT):
@@ -107,74 +173,8 @@ def _mend(node: Node) -> Fix:
     return Fix(f"{before}{command}", True, "restart")
 
 
-_ASIDE = "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old"
-_AGAIN = "gpunode configure-runtime --runtime containerd"
-_BELOW = (
-    *("pci-no-gpu", "driver-not-installed", "module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
-    *("kubelet-not-running", "containerd-not-restarted", "containerd-runtime-missing"),
-)
-_REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",)
 CHECKS = (
-    Check(
-        id="operator-host-driver-conflict",
-        title="The GPU operator's driver is the one that is loaded",
-        layer="kubelet",
-        severity="error",
-        looks_at=f"the version of the loaded module against that of the libraries in {OPERATOR_DRIVER}.",
-        why=(
-            "The operator gives pods its own driver's libraries. With the module of a driver that this node "
-            "has loaded itself they fail with Driver/library version mismatch."
-        ),
-        remedy=everywhere(
-            # of this node alone: driver.enabled=false takes the driver from every other node as well
-            'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
-            "drain",
-            needs_root=False,
-        ),
-        run=operator_host_driver_conflict,
-        blocked_by=("pci-no-gpu",),
-        needs=("operator-driver",),
-        refs=_REFS,
-    ),
-    Check(
-        id="operator-validations",
-        title="The GPU operator has found everything in order",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "the marks of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin; "
-            "the first that is missing) and its log, once it has tried for 20 minutes."
-        ),
-        why=(
-            "Every other pod of the operator waits for these stages in an init container (Init:0/1), the "
-            "device plugin among them. What the stage's log says last is the reason."
-        ),
-        remedy=everywhere("kubectl get pods --namespace gpu-operator"),
-        run=operator_validations,
-        blocked_by=(*_BELOW, "operator-host-driver-conflict"),
-        needs=("kubelet",),
-        refs=_REFS,
-    ),
-    Check(
-        id="operator-leftovers",
-        title="Nothing uses what a GPU operator left behind",
-        layer="kubelet",
-        severity="warning",
-        looks_at=(
-            "/usr/local/nvidia/toolkit and containerd's files that name it, where no pod of the operator is "
-            "on this node."
-        ),
-        why=(
-            "The operator's toolkit stays on the node after the operator is removed, and nothing updates it. "
-            "Whoever deletes the directory stops every pod that uses the nvidia runtime."
-        ),
-        remedy=everywhere(
-            f"{_AGAIN} && {_ASIDE}",
-            "restart",
-        ),
-        run=operator_leftovers,
-        blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
-        needs=("kubelet", "containerd"),
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
-    ),
+    operator_host_driver_conflict,
+    operator_validations,
+    operator_leftovers,
 )

@@ -11,8 +11,8 @@ from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -40,7 +40,21 @@ from gpunode.output.result import Evidence, Fix, Step
 _NVIDIA = "nvidia"
 
 
+@check(
+    "pci-no-gpu",
+    "hardware",
+    title="An NVIDIA GPU is on the PCI bus",
+    looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of everything in /sys/bus/pci/devices.",
+    remedy=fixes.RESCAN_PCI,
+    preflight=ANY_ENGINE,
+    classes=HOST_OR_CONTAINER,
+    refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
+)
 def pci_no_gpu(node: Node) -> Verdict:
+    """A GPU that the bus doesn't show can't be reached by any driver: it is absent, unpowered, badly seated,
+    switched off in the firmware, or not passed through to this virtual machine. Of a node that is to have
+    none, --expect-gpus 0 says so.
+    """
     if node.gpus:
         drivers = ", ".join(sorted({gpu.driver or "nobody" for gpu in node.gpus}))
         return ok(f"{count(len(node.gpus))} on the PCI bus", seen(DEVICES, f"driver: {drivers}"))
@@ -54,7 +68,24 @@ def pci_no_gpu(node: Node) -> Verdict:
     return fail("no NVIDIA GPU on the PCI bus", *evidence)
 
 
+@check(
+    "pci-gpu-count-mismatch",
+    "hardware",
+    title="Every GPU is listed",
+    looks_at=(
+        "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those that nvidia owns against what "
+        "NVML lists, with the driver's failures for the others in the kernel's log. An error if NVML lists "
+        "none."
+    ),
+    remedy=fixes.READ_KERNEL_LOG,
+    blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch", "kmod-flavour"),
+    refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
+)
 def pci_gpu_count_mismatch(node: Node) -> Verdict:
+    """A GPU that the bus or NVML doesn't list is handed to no container: the node offers fewer GPUs than it
+    has. A GPU that failed to start often needs the power to be off for a moment, which a warm reboot doesn't
+    do.
+    """
     expected, there = node.questions.expect_gpus, len(node.gpus)
     if expected is not None and there != expected:
         log = fixes.RESCAN_PCI if there < expected else fixes.everywhere("lspci -nnk -d 10de:")
@@ -86,7 +117,26 @@ def _short(address: str) -> str:
     return f"{domain.lstrip('0') or '0'}:{rest}"
 
 
+@check(
+    "gpu-bound-other-driver",
+    "hardware",
+    title="No foreign driver owns the GPUs",
+    looks_at=(
+        "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. GPUs "
+        "that vfio-pci keeps for virtual machines beside others that nvidia owns are fine, and a host that "
+        "keeps all of them and has neither driver nor toolkit is a note."
+    ),
+    # the check knows the addresses and says how to rebind them; a made-up one may be a disk's
+    remedy=fixes.everywhere("gpunode doctor gpu-bound-other-driver"),
+    blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
+    preflight=ANY_ENGINE,
+    classes=HOST_OR_CONTAINER,
+    refs=("https://docs.kernel.org/driver-api/vfio.html",),
+)
 def gpu_bound_other_driver(node: Node) -> Verdict:
+    """One driver at a time owns a PCI function. While vfio-pci or another driver holds it, nvidia.ko can't
+    use it and NVML doesn't list it.
+    """
     others = tuple(
         gpu for gpu in node.gpus if gpu.driver not in (_NVIDIA, "nouveau", None) and not is_nova(gpu)
     )
@@ -141,65 +191,9 @@ def owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:
 
 
 BUS_CHECKS = (
-    Check(
-        id="pci-no-gpu",
-        title="An NVIDIA GPU is on the PCI bus",
-        layer="hardware",
-        severity="error",
-        looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of everything in /sys/bus/pci/devices.",
-        why=(
-            "A GPU that the bus doesn't show can't be reached by any driver: it is absent, unpowered, badly "
-            "seated, switched off in the firmware, or not passed through to this virtual machine. Of a node "
-            "that is to have none, --expect-gpus 0 says so."
-        ),
-        remedy=fixes.RESCAN_PCI,
-        run=pci_no_gpu,
-        preflight=ANY_ENGINE,
-        classes=HOST_OR_CONTAINER,
-        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
-    ),
-    Check(
-        id="pci-gpu-count-mismatch",
-        title="Every GPU is listed",
-        layer="hardware",
-        severity="error",
-        looks_at=(
-            "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those that nvidia owns against what "
-            "NVML lists, with the driver's failures for the others in the kernel's log. An error if NVML "
-            "lists none."
-        ),
-        why=(
-            "A GPU that the bus or NVML doesn't list is handed to no container: the node offers fewer GPUs "
-            "than it has. A GPU that failed to start often needs the power to be off for a moment, which a "
-            "warm reboot doesn't do."
-        ),
-        remedy=fixes.READ_KERNEL_LOG,
-        run=pci_gpu_count_mismatch,
-        blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch", "kmod-flavour"),
-        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
-    ),
-    Check(
-        id="gpu-bound-other-driver",
-        title="No foreign driver owns the GPUs",
-        layer="hardware",
-        severity="error",
-        looks_at=(
-            "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
-            "GPUs that vfio-pci keeps for virtual machines beside others that nvidia owns are fine, and a "
-            "host that keeps all of them and has neither driver nor toolkit is a note."
-        ),
-        why=(
-            "One driver at a time owns a PCI function. While vfio-pci or another driver holds it, "
-            "nvidia.ko can't use it and NVML doesn't list it."
-        ),
-        # the check knows the addresses and says how to rebind them; a made-up one may be a disk's
-        remedy=fixes.everywhere("gpunode doctor gpu-bound-other-driver"),
-        run=gpu_bound_other_driver,
-        blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
-        preflight=ANY_ENGINE,
-        classes=HOST_OR_CONTAINER,
-        refs=("https://docs.kernel.org/driver-api/vfio.html",),
-    ),
+    pci_no_gpu,
+    pci_gpu_count_mismatch,
+    gpu_bound_other_driver,
 )
 
 
@@ -302,7 +296,22 @@ _HMM = r"nvidia-uvm: .*(?:devmem_alloc_pagemap|request_free_mem_region).*-34"
 _HMM_OFF = "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
 
 
+@check(
+    "aux-power",
+    "hardware",
+    title="The GPUs have their power cables",
+    looks_at="the driver's words and XID 54 in the kernel's log.",
+    remedy=POWER_OFF,
+    blocked_by=("pci-no-gpu",),
+    classes=HOST,
+    needs=("gpu",),
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/deploy/xid-errors/",),
+)
 def aux_power(node: Node) -> Verdict:
+    """A card that draws more than the slot gives needs its own cables. Without them the driver refuses it, or
+    it stops under load.
+    """
     try:
         lines = matching(node.kernel_log, _CABLES)
     except Unreadable:
@@ -313,7 +322,25 @@ def aux_power(node: Node) -> Verdict:
     return fail("a GPU lacks external power", *evidence)
 
 
+@check(
+    "coherent-memory-mode",
+    "hardware",
+    title="The GPUs' memory is no memory of the machine",
+    severity="warning",
+    looks_at=(
+        "CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes that have memory and no "
+        "processor, on Kubernetes nodes whose GPUs share their processor's memory (GH200, GB200)."
+    ),
+    remedy=COHERENT_BY_DRIVER,
+    blocked_by=("module-not-loaded",),
+    needs=("kubelet", "coherent-gpu"),
+    table=TABLE,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/release-notes.html",),
+)
 def coherent_memory_mode(node: Node) -> Verdict:
+    """The kernel hands such memory to anybody: pods are counted and placed on GPU memory, and it is lost to
+    CUDA. With the mode 'driver' the driver alone gives it out; MIG and GDS don't work then.
+    """
     module = node.module
     if module is None or not can("driver", "coherent-memory-mode", version_numbers(module.version)):
         return skip("this driver knows no mode in which it keeps the GPUs' memory to itself")
@@ -328,7 +355,21 @@ def coherent_memory_mode(node: Node) -> Verdict:
     )
 
 
+@check(
+    "uvm-hmm-kaslr",
+    "hardware",
+    title="Unified memory found its place",
+    looks_at="the words of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
+    remedy=DISABLE_HMM,
+    blocked_by=("module-not-loaded", "uvm-not-loaded"),
+    needs=("gpu",),
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/",),
+)
 def uvm_hmm_kaslr(node: Node) -> Verdict:
+    """Where the kernel lies at a random address, there may be no room left above it for the GPUs' memory:
+    nvidia-smi works and every CUDA program fails to initialise.
+    """
     lines = matching(node.kernel_log, _HMM)
     if not lines:
         return ok("nvidia-uvm found room for its memory")
@@ -345,61 +386,9 @@ def uvm_hmm_kaslr(node: Node) -> Verdict:
 
 
 MEMORY_CHECKS = (
-    Check(
-        id="aux-power",
-        title="The GPUs have their power cables",
-        layer="hardware",
-        severity="error",
-        looks_at="the driver's words and XID 54 in the kernel's log.",
-        why=(
-            "A card that draws more than the slot gives needs its own cables. Without them the driver "
-            "refuses it, or it stops under load."
-        ),
-        remedy=POWER_OFF,
-        run=aux_power,
-        blocked_by=("pci-no-gpu",),
-        classes=HOST,
-        needs=("gpu",),
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
-    ),
-    Check(
-        id="coherent-memory-mode",
-        title="The GPUs' memory is no memory of the machine",
-        layer="hardware",
-        severity="warning",
-        looks_at=(
-            "CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes that have memory and no "
-            "processor, on Kubernetes nodes whose GPUs share their processor's memory (GH200, GB200)."
-        ),
-        why=(
-            "The kernel hands such memory to anybody: pods are counted and placed on GPU memory, and it is "
-            "lost to CUDA. With the mode 'driver' the driver alone gives it out; MIG and GDS don't work then."
-        ),
-        remedy=COHERENT_BY_DRIVER,
-        run=coherent_memory_mode,
-        blocked_by=("module-not-loaded",),
-        needs=("kubelet", "coherent-gpu"),
-        table=TABLE,
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/release-notes.html",),
-    ),
-    Check(
-        id="uvm-hmm-kaslr",
-        title="Unified memory found its place",
-        layer="hardware",
-        severity="error",
-        looks_at="the words of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
-        why=(
-            "Where the kernel lies at a random address, there may be no room left above it for the GPUs' "
-            "memory: nvidia-smi works and every CUDA program fails to initialise."
-        ),
-        remedy=DISABLE_HMM,
-        run=uvm_hmm_kaslr,
-        blocked_by=("module-not-loaded", "uvm-not-loaded"),
-        needs=("gpu",),
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/",),
-    ),
+    aux_power,
+    coherent_memory_mode,
+    uvm_hmm_kaslr,
 )
 
 
@@ -408,7 +397,24 @@ MEMORY_CHECKS = (
 _OLDER_SECONDS = 60  # an initramfs that was written this much before the blacklist can't hold it
 
 
+@check(
+    "nouveau-loaded",
+    "hardware",
+    title="nouveau leaves the GPUs alone",
+    looks_at=(
+        "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if it only "
+        "holds some GPUs or is merely loaded; a card that this driver wouldn't drive is left to it, and a "
+        "display card beside GPUs without outputs is a note."
+    ),
+    remedy=fixes.BLACKLIST_NOUVEAU,
+    blocked_by=("pci-no-gpu", "driver-not-installed"),
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def nouveau_loaded(node: Node) -> Verdict:
+    """nouveau, the kernel's own driver, takes the GPUs at boot, and nvidia.ko then finds none. Driver
+    packages blacklist it; the initramfs must be built again for that to count.
+    """
     held = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
     if held:
         return _held(node, held, "nouveau owns")
@@ -419,7 +425,20 @@ def nouveau_loaded(node: Node) -> Verdict:
     return ok("nouveau owns no GPU")
 
 
+@check(
+    "nova-core-loaded",
+    "hardware",
+    title="nova leaves the GPUs alone",
+    looks_at="the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nova_core.",
+    remedy=fixes.BLACKLIST_NOVA,
+    blocked_by=("pci-no-gpu", "driver-not-installed"),
+    preflight=ANY_ENGINE,
+    refs=("https://docs.kernel.org/gpu/nova/index.html",),
+)
 def nova_core_loaded(node: Node) -> Verdict:
+    """nova_core, the kernel's new driver, takes the GPUs at boot, and nvidia.ko then finds none. A blacklist
+    of nouveau alone doesn't keep it out.
+    """
     held = tuple(gpu for gpu in node.gpus if is_nova(gpu))
     if held:
         return _held(node, held, "nova, the kernel's own driver, owns")
@@ -450,7 +469,27 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
     return row is not None and bool(driver.refusal(row, number, node.module_open))
 
 
+@check(
+    "nouveau-not-blacklisted",
+    "hardware",
+    title="nouveau stays away at the next boot",
+    severity="warning",
+    looks_at=(
+        "whether modules.dep of the running kernel has nouveau.ko, and what refuses it: modprobe.d, the "
+        "kernel's command line, and whether the initramfs is as new as that file. The initramfs isn't "
+        "opened."
+    ),
+    remedy=fixes.BLACKLIST_NOUVEAU,
+    blocked_by=("pci-no-gpu", "driver-not-installed", "nouveau-loaded", "nova-core-loaded"),
+    needs=("gpu",),
+    unless=("vfio-host", "operator-driver"),
+    reboot=True,
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def nouveau_not_blacklisted(node: Node) -> Verdict:
+    """A nouveau that nothing refuses is loaded for the GPUs during the boot, often from the initramfs, before
+    nvidia gets a chance.
+    """
     if any(gpu.driver == "nouveau" for gpu in node.gpus):
         return skip("nouveau holds a GPU already")  # nouveau-loaded judges that
     if not has_module_file(node.host, node.kernel, "nouveau"):
@@ -495,62 +534,7 @@ def _older_initramfs(node: Node) -> bool:
 
 
 NOUVEAU_CHECKS = (
-    Check(
-        id="nouveau-loaded",
-        title="nouveau leaves the GPUs alone",
-        layer="hardware",
-        severity="error",
-        looks_at=(
-            "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if it "
-            "only holds some GPUs or is merely loaded; a card that this driver wouldn't drive is left to it, "
-            "and a display card beside GPUs without outputs is a note."
-        ),
-        why=(
-            "nouveau, the kernel's own driver, takes the GPUs at boot, and nvidia.ko then finds none. "
-            "Driver packages blacklist it; the initramfs must be built again for that to count."
-        ),
-        remedy=fixes.BLACKLIST_NOUVEAU,
-        run=nouveau_loaded,
-        blocked_by=("pci-no-gpu", "driver-not-installed"),
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
-    Check(
-        id="nova-core-loaded",
-        title="nova leaves the GPUs alone",
-        layer="hardware",
-        severity="error",
-        looks_at="the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nova_core.",
-        why=(
-            "nova_core, the kernel's new driver, takes the GPUs at boot, and nvidia.ko then finds none. A "
-            "blacklist of nouveau alone doesn't keep it out."
-        ),
-        remedy=fixes.BLACKLIST_NOVA,
-        run=nova_core_loaded,
-        blocked_by=("pci-no-gpu", "driver-not-installed"),
-        preflight=ANY_ENGINE,
-        refs=("https://docs.kernel.org/gpu/nova/index.html",),
-    ),
-    Check(
-        id="nouveau-not-blacklisted",
-        title="nouveau stays away at the next boot",
-        layer="hardware",
-        severity="warning",
-        looks_at=(
-            "whether modules.dep of the running kernel has nouveau.ko, and what refuses it: modprobe.d, the "
-            "kernel's command line, and whether the initramfs is as new as that file. The initramfs isn't "
-            "opened."
-        ),
-        why=(
-            "A nouveau that nothing refuses is loaded for the GPUs during the boot, often from the "
-            "initramfs, before nvidia gets a chance."
-        ),
-        remedy=fixes.BLACKLIST_NOUVEAU,
-        run=nouveau_not_blacklisted,
-        blocked_by=("pci-no-gpu", "driver-not-installed", "nouveau-loaded", "nova-core-loaded"),
-        needs=("gpu",),
-        unless=("vfio-host", "operator-driver"),
-        reboot=True,
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
+    nouveau_loaded,
+    nova_core_loaded,
+    nouveau_not_blacklisted,
 )

@@ -9,8 +9,8 @@ from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -90,8 +90,30 @@ def reset_gpus(node: Node, gpus: tuple[Condition, ...]) -> Fix:
 _LOST = f"(NVML {GPU_IS_LOST})"  # as NvmlError words it in an inventory
 
 
+_NVML = (
+    *("module-not-loaded", "libnvidia-ml-missing", "driver-lib-mismatch", "operator-host-driver-conflict"),
+    *("dev-nodes-missing", "dev-node-major-stale", "aux-power"),
+)
+
+
+@check(
+    "gpu-lost",
+    "health",
+    title="No GPU has fallen off the bus",
+    looks_at=(
+        "NVML's answer of each GPU (15, lost), and XID 79 in the kernel's log of GPUs that don't answer."
+    ),
+    remedy=fixes.REBOOT,
+    blocked_by=_NVML,
+    classes=HOST_OR_CONTAINER,
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/deploy/xid-errors/",),
+)
 def gpu_lost(node: Node) -> Verdict:
-    """What NVML says counts; the log only for GPUs that don't answer it (any more)."""
+    """A GPU that the bus has lost doesn't come back by itself, and what ran on it has ended. A reboot brings
+    it back, or else a power cycle. If it is lost again, look at power, heat, the riser and the board.
+    """
+    # What NVML says counts; the log only for GPUs that don't answer it (any more).
     probe = node.nvml
     if probe.code == NO_PERMISSION:
         return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
@@ -135,7 +157,21 @@ _WORDS = {
 _FIRST = tuple(_WORDS)
 
 
+@check(
+    "gpu-reset-required",
+    "health",
+    title="No GPU asks for a reset",
+    looks_at="the recovery action that the driver reports of each GPU, and NVML's answer 16.",
+    remedy=RESET,
+    blocked_by=("gpu-lost", *_NVML),
+    classes=HOST_OR_CONTAINER,
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/deploy/xid-errors/",),
+)
 def gpu_reset_required(node: Node) -> Verdict:
+    """The driver has met an error that it can't get over: until the GPU is reset, or the node rebooted,
+    programs fail on it or are refused. What runs on a GPU has to end before its reset.
+    """
     wanting = those(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
     if not wanting:
         return untold(node, lambda gpu: not gpu.error) or ok("no GPU asks to be reset")
@@ -153,7 +189,21 @@ def _action(gpu: Condition) -> str:
     return gpu.reading.recovery_action or "none"
 
 
+@check(
+    "inforom-corrupt",
+    "health",
+    title="The GPUs' infoROMs are valid",
+    severity="warning",
+    looks_at="NVML's validation of each GPU's infoROM.",
+    remedy=REPORT,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang",),
+    refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
+)
 def inforom_corrupt(node: Node) -> Verdict:
+    """The infoROM holds what a GPU remembers of itself: ECC mode, retired pages, power limits. The GPU
+    computes without it, but forgets settings and bad memory; the vendor can write it again.
+    """
     skipped = untold(node, lambda gpu: gpu.inforom_valid is not None)
     if skipped:
         return skipped
@@ -164,64 +214,10 @@ def inforom_corrupt(node: Node) -> Verdict:
     return ok("the infoROMs are valid")
 
 
-_NVML = (
-    *("module-not-loaded", "libnvidia-ml-missing", "driver-lib-mismatch", "operator-host-driver-conflict"),
-    *("dev-nodes-missing", "dev-node-major-stale", "aux-power"),
-)
 LOST_CHECKS = (
-    Check(
-        id="gpu-lost",
-        title="No GPU has fallen off the bus",
-        layer="health",
-        severity="error",
-        looks_at=(
-            "NVML's answer of each GPU (15, lost), and XID 79 in the kernel's log of GPUs that don't answer."
-        ),
-        why=(
-            "A GPU that the bus has lost doesn't come back by itself, and what ran on it has ended. A "
-            "reboot brings it back, or else a power cycle. If it is lost again, look at power, heat, the "
-            "riser and the board."
-        ),
-        remedy=fixes.REBOOT,
-        run=gpu_lost,
-        blocked_by=_NVML,
-        classes=HOST_OR_CONTAINER,
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
-    ),
-    Check(
-        id="gpu-reset-required",
-        title="No GPU asks for a reset",
-        layer="health",
-        severity="error",
-        looks_at="the recovery action that the driver reports of each GPU, and NVML's answer 16.",
-        why=(
-            "The driver has met an error that it can't get over: until the GPU is reset, or the node "
-            "rebooted, programs fail on it or are refused. What runs on a GPU has to end before its reset."
-        ),
-        remedy=RESET,
-        run=gpu_reset_required,
-        blocked_by=("gpu-lost", *_NVML),
-        classes=HOST_OR_CONTAINER,
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
-    ),
-    Check(
-        id="inforom-corrupt",
-        title="The GPUs' infoROMs are valid",
-        layer="health",
-        severity="warning",
-        looks_at="NVML's validation of each GPU's infoROM.",
-        why=(
-            "The infoROM holds what a GPU remembers of itself: ECC mode, retired pages, power limits. The "
-            "GPU computes without it, but forgets settings and bad memory; the vendor can write it again."
-        ),
-        remedy=REPORT,
-        run=inforom_corrupt,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang",),
-        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
-    ),
+    gpu_lost,
+    gpu_reset_required,
+    inforom_corrupt,
 )
 
 
@@ -232,7 +228,20 @@ _MOST_RETIRED = 63  # pages; NVIDIA's dynamic page retirement: from here on a GP
 _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 
 
+@check(
+    "ecc-uncorrectable",
+    "health",
+    title="No uncorrectable memory errors",
+    looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
+    remedy=RESET,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang", "gpu-reset-required", "row-remap-pending"),
+    refs=(_GUIDE,),
+)
 def ecc_uncorrectable(node: Node) -> Verdict:
+    """An uncorrectable error has destroyed data of a program. Until the GPU is reset, the bad memory can be
+    handed to the next one.
+    """
     worn = those(node, lambda gpu: bool(gpu.sram_threshold_exceeded))
     if worn:
         evidence = [said(gpu, "more uncorrectable SRAM errors than NVIDIA's threshold") for gpu in worn]
@@ -256,7 +265,20 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     return ok("no uncorrectable memory error")
 
 
+@check(
+    "row-remap-pending",
+    "health",
+    title="No bad memory waits for a reset",
+    looks_at="NVML's remapped rows (Ampere and newer) or retired pages (before it), pending and failed.",
+    remedy=RESET,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang", "gpu-reset-required"),
+    refs=(_GUIDE,),
+)
 def row_remap_pending(node: Node) -> Verdict:
+    """The GPU has found bad memory and replaces it at the next reset; until then a program that is given that
+    memory is killed or computes wrongly, while the node looks healthy.
+    """
     broken = those(node, _beyond_repair)
     if broken:
         evidence = [said(gpu, _state(gpu)) for gpu in broken]
@@ -290,7 +312,18 @@ def _state(gpu: Condition) -> str:
     return ", ".join(words for words, holds in told.items() if holds)
 
 
+@check(
+    "channel-repair-pending",
+    "health",
+    title="No repair waits for a reset",
+    looks_at="NVML's repair status (Blackwell and newer).",
+    remedy=RESET,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang", "gpu-reset-required"),
+    refs=("https://docs.nvidia.com/deploy/nvml-api/",),
+)
 def channel_repair_pending(node: Node) -> Verdict:
+    """The GPU can take a broken part of itself out of use, which it does at the next reset."""
     waiting = those(node, lambda gpu: bool(gpu.channel_repair_pending or gpu.tpc_repair_pending))
     if waiting:
         evidence = [said(gpu, _repair(gpu)) for gpu in waiting]
@@ -308,7 +341,22 @@ def _repair(gpu: Condition) -> str:
     return " and ".join(word for word, holds in words.items() if holds) + " is to be repaired"
 
 
+@check(
+    "ecc-mode-pending",
+    "health",
+    title="No change of ECC waits for a reset",
+    severity="warning",
+    looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
+    remedy=RESET,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang", "gpu-reset-required"),
+    reboot=True,
+    refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+)
 def ecc_mode_pending(node: Node) -> Verdict:
+    """Somebody has switched ECC and the GPU still runs without the change. It comes with the next reset or
+    reboot, and changes how much memory there is.
+    """
     changed = those(
         node, lambda gpu: None not in (gpu.ecc_mode, gpu.ecc_mode_next) and gpu.ecc_mode != gpu.ecc_mode_next
     )
@@ -335,68 +383,10 @@ def _on(mode: bool | None) -> str:
 
 
 MEMORY_CHECKS = (
-    Check(
-        id="ecc-uncorrectable",
-        title="No uncorrectable memory errors",
-        layer="health",
-        severity="error",
-        looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
-        why=(
-            "An uncorrectable error has destroyed data of a program. Until the GPU is reset, the bad memory "
-            "can be handed to the next one."
-        ),
-        remedy=RESET,
-        run=ecc_uncorrectable,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang", "gpu-reset-required", "row-remap-pending"),
-        refs=(_GUIDE,),
-    ),
-    Check(
-        id="row-remap-pending",
-        title="No bad memory waits for a reset",
-        layer="health",
-        severity="error",
-        looks_at="NVML's remapped rows (Ampere and newer) or retired pages (before it), pending and failed.",
-        why=(
-            "The GPU has found bad memory and replaces it at the next reset; until then a program that is "
-            "given that memory is killed or computes wrongly, while the node looks healthy."
-        ),
-        remedy=RESET,
-        run=row_remap_pending,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang", "gpu-reset-required"),
-        refs=(_GUIDE,),
-    ),
-    Check(
-        id="channel-repair-pending",
-        title="No repair waits for a reset",
-        layer="health",
-        severity="error",
-        looks_at="NVML's repair status (Blackwell and newer).",
-        why="The GPU can take a broken part of itself out of use, which it does at the next reset.",
-        remedy=RESET,
-        run=channel_repair_pending,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang", "gpu-reset-required"),
-        refs=("https://docs.nvidia.com/deploy/nvml-api/",),
-    ),
-    Check(
-        id="ecc-mode-pending",
-        title="No change of ECC waits for a reset",
-        layer="health",
-        severity="warning",
-        looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
-        why=(
-            "Somebody has switched ECC and the GPU still runs without the change. It comes with the next "
-            "reset or reboot, and changes how much memory there is."
-        ),
-        remedy=RESET,
-        run=ecc_mode_pending,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang", "gpu-reset-required"),
-        reboot=True,
-        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
-    ),
+    ecc_uncorrectable,
+    row_remap_pending,
+    channel_repair_pending,
+    ecc_mode_pending,
 )
 
 
@@ -412,7 +402,24 @@ _CREDIBLE = range(50, 151)  # °C; newer GPUs tell how far they are from a limit
 _TOLERANCE = 0.99  # a limit is set in watts, the default told in milliwatts
 
 
+@check(
+    "thermal-power-throttle",
+    "health",
+    title="Nothing slows the GPUs down",
+    severity="warning",
+    looks_at=(
+        "NVML's reasons for lower clocks, in two looks 0.1 s apart (slowdown by the hardware, heat, power "
+        "brake), and each GPU's temperature."
+    ),
+    remedy=CLOCKS,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang", "aux-power"),
+    refs=("https://docs.nvidia.com/deploy/nvml-api/",),
+)
 def thermal_power_throttle(node: Node) -> Verdict:
+    """A GPU that is too hot, or gets too little power, computes at a fraction of its speed, and what runs
+    over several GPUs waits for the slowest. Look at fans, air flow and power supplies.
+    """
     slowed = those(node, lambda gpu: bool(gpu.slowdowns) or _hot(gpu))
     if slowed:
         evidence = [said(gpu, _held_back(gpu)) for gpu in slowed]
@@ -438,7 +445,19 @@ def _held_back(gpu: Condition) -> str:
     return "; ".join(told)
 
 
+@check(
+    "power-cap-low",
+    "health",
+    title="Power limits are the GPUs' own",
+    severity="info",
+    looks_at="NVML's enforced power limit of each GPU against its default.",
+    remedy=DEFAULT_POWER,
+    blocked_by=("nvml-hang",),
+    unless=("vgpu-guest",),
+    refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+)
 def power_cap_low(node: Node) -> Verdict:
+    """Somebody has set a lower limit, which saves power and costs speed under load."""
     capped = those(node, _capped)
     if capped:
         evidence = [
@@ -459,9 +478,23 @@ def _watts(milliwatts: int | None) -> str:
     return f"{(milliwatts or 0) / 1000:g} W"
 
 
+@check(
+    "nvlink-down",
+    "health",
+    title="NVLinks are up",
+    severity="warning",
+    looks_at="NVML's state of every NVLink, compared among GPUs of one model.",
+    remedy=NVLINKS,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
+    refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
+)
 def nvlink_down(node: Node) -> Verdict:
-    """Only GPUs that are alike are compared. A card without its bridge has no link up, which is no fault
-    unless NVSwitches connect all GPUs; with MIG on, a GPU has none either."""
+    """A GPU with fewer links than its peers exchanges data slowly, or is left out of the fabric. A reset
+    trains the links again; one that stays down is a matter for the board or the bridge.
+    """
+    # Only GPUs that are alike are compared. A card without its bridge has no link up, which is no fault
+    # unless NVSwitches connect all GPUs; with MIG on, a GPU has none either.
     names = {gpu.uuid: gpu.name for gpu in node.nvml.inventory.gpus} if node.nvml.inventory else {}
     linked = [gpu for gpu in node.conditions if gpu.nvlinks and not gpu.mig_mode]
     if not any(any(gpu.nvlinks or ()) for gpu in linked):
@@ -495,54 +528,9 @@ def _which(gpu: Condition) -> str:
 
 
 SPEED_CHECKS = (
-    Check(
-        id="thermal-power-throttle",
-        title="Nothing slows the GPUs down",
-        layer="health",
-        severity="warning",
-        looks_at=(
-            "NVML's reasons for lower clocks, in two looks 0.1 s apart (slowdown by the hardware, heat, "
-            "power brake), and each GPU's temperature."
-        ),
-        why=(
-            "A GPU that is too hot, or gets too little power, computes at a fraction of its speed, and what "
-            "runs over several GPUs waits for the slowest. Look at fans, air flow and power supplies."
-        ),
-        remedy=CLOCKS,
-        run=thermal_power_throttle,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang", "aux-power"),
-        refs=("https://docs.nvidia.com/deploy/nvml-api/",),
-    ),
-    Check(
-        id="power-cap-low",
-        title="Power limits are the GPUs' own",
-        layer="health",
-        severity="info",
-        looks_at="NVML's enforced power limit of each GPU against its default.",
-        why="Somebody has set a lower limit, which saves power and costs speed under load.",
-        remedy=DEFAULT_POWER,
-        run=power_cap_low,
-        blocked_by=("nvml-hang",),
-        unless=("vgpu-guest",),
-        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
-    ),
-    Check(
-        id="nvlink-down",
-        title="NVLinks are up",
-        layer="health",
-        severity="warning",
-        looks_at="NVML's state of every NVLink, compared among GPUs of one model.",
-        why=(
-            "A GPU with fewer links than its peers exchanges data slowly, or is left out of the fabric. A "
-            "reset trains the links again; one that stays down is a matter for the board or the bridge."
-        ),
-        remedy=NVLINKS,
-        run=nvlink_down,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
-        refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
-    ),
+    thermal_power_throttle,
+    power_cap_low,
+    nvlink_down,
 )
 
 
@@ -553,7 +541,21 @@ _GIB = 1 << 30
 _ORPHANED = _GIB  # above it memory isn't what a driver keeps for itself
 
 
+@check(
+    "compute-mode",
+    "health",
+    title="The GPUs take CUDA programs",
+    looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets one itself.",
+    remedy=SHARED_MODE,
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("nvml-hang",),
+    preflight=ANY_ENGINE,
+    refs=("https://docs.nvidia.com/deploy/mps/",),
+)
 def compute_mode(node: Node) -> Verdict:
+    """Prohibited refuses every CUDA program; exclusive lets in one process at a time: a second container ends
+    with error 46, 'all CUDA-capable devices are busy or unavailable'.
+    """
     skipped = untold(node, lambda gpu: gpu.compute_mode is not None)
     if skipped:
         return skipped
@@ -576,7 +578,20 @@ def _shared(gpus: tuple[Condition, ...]) -> Fix:
     return Fix(" && ".join(f"nvidia-smi -i {gpu.pci or gpu.index} -c DEFAULT" for gpu in gpus))
 
 
+@check(
+    "gpu-used-by-desktop",
+    "health",
+    title="No desktop on the GPUs",
+    severity="info",
+    looks_at="the graphics processes that NVML lists.",
+    remedy=NO_DESKTOP,
+    blocked_by=("nvml-hang",),
+    refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
+)
 def gpu_used_by_desktop(node: Node) -> Verdict:
+    """A desktop takes memory of the GPU, and the display's watchdog may end kernels that run for seconds. On
+    a server nobody looks at it.
+    """
     names = {one.pid: one.name for one in node.processes}
     shown = [
         (gpu, names.get(one.pid, f"process {one.pid}"))
@@ -594,7 +609,21 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
     return note(f"{how_many(gpus, node)} draw a desktop as well", *evidence)
 
 
+@check(
+    "zombie-gpu-memory",
+    "health",
+    title="GPU memory in use belongs to a process",
+    severity="warning",
+    looks_at="the memory in use of each GPU, less what the driver keeps, where NVML lists no process.",
+    remedy=HOLDERS,
+    blocked_by=("nvml-hang",),
+    unless=("coherent-gpu",),
+    refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
+)
 def zombie_gpu_memory(node: Node) -> Verdict:
+    """A program that has ended, or is stuck in the kernel, still holds the memory, and the next one doesn't
+    get it. Ending whoever has the device files open frees it, or else a reset.
+    """
     if any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
         return skip("MPS is in use, whose clients NVML doesn't list as processes")
     if not node.conditions:
@@ -620,7 +649,26 @@ def _owned(gpu: Condition) -> int | None:
     return 0 if gpu.processes else gpu.memory_used - gpu.memory_reserved
 
 
+@check(
+    "bad-cuda-env",
+    "health",
+    title="No variable changes CUDA for all",
+    severity="warning",
+    looks_at=(
+        "debuggers', profilers' and GPU-hiding variables in /etc/environment, systemd's DefaultEnvironment, "
+        "the units of container daemons, and gpunode's own environment."
+    ),
+    remedy=ENVIRONMENT,
+    blocked_by=("pci-no-gpu",),
+    refs=(
+        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
+        "https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",
+    ),
+)
 def bad_cuda_env(node: Node) -> Verdict:
+    """Set for the whole node, such a variable slows every CUDA program down, makes it wait for a debugger, or
+    hides GPUs from it.
+    """
     from gpunode.facts.cuda import HIDING, settings
 
     found = settings(node.host, {one.name for one in node.processes})
@@ -638,73 +686,8 @@ def bad_cuda_env(node: Node) -> Verdict:
 
 
 USE_CHECKS = (
-    Check(
-        id="compute-mode",
-        title="The GPUs take CUDA programs",
-        layer="health",
-        severity="error",
-        looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets one itself.",
-        why=(
-            "Prohibited refuses every CUDA program; exclusive lets in one process at a time: a second "
-            "container ends with error 46, 'all CUDA-capable devices are busy or unavailable'."
-        ),
-        remedy=SHARED_MODE,
-        run=compute_mode,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("nvml-hang",),
-        preflight=ANY_ENGINE,
-        refs=("https://docs.nvidia.com/deploy/mps/",),
-    ),
-    Check(
-        id="gpu-used-by-desktop",
-        title="No desktop on the GPUs",
-        layer="health",
-        severity="info",
-        looks_at="the graphics processes that NVML lists.",
-        why=(
-            "A desktop takes memory of the GPU, and the display's watchdog may end kernels that run for "
-            "seconds. On a server nobody looks at it."
-        ),
-        remedy=NO_DESKTOP,
-        run=gpu_used_by_desktop,
-        blocked_by=("nvml-hang",),
-        refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
-    ),
-    Check(
-        id="zombie-gpu-memory",
-        title="GPU memory in use belongs to a process",
-        layer="health",
-        severity="warning",
-        looks_at="the memory in use of each GPU, less what the driver keeps, where NVML lists no process.",
-        why=(
-            "A program that has ended, or is stuck in the kernel, still holds the memory, and the next one "
-            "doesn't get it. Ending whoever has the device files open frees it, or else a reset."
-        ),
-        remedy=HOLDERS,
-        run=zombie_gpu_memory,
-        blocked_by=("nvml-hang",),
-        unless=("coherent-gpu",),
-        refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
-    ),
-    Check(
-        id="bad-cuda-env",
-        title="No variable changes CUDA for all",
-        layer="health",
-        severity="warning",
-        looks_at=(
-            "debuggers', profilers' and GPU-hiding variables in /etc/environment, systemd's "
-            "DefaultEnvironment, the units of container daemons, and gpunode's own environment."
-        ),
-        why=(
-            "Set for the whole node, such a variable slows every CUDA program down, makes it wait for a "
-            "debugger, or hides GPUs from it."
-        ),
-        remedy=ENVIRONMENT,
-        run=bad_cuda_env,
-        blocked_by=("pci-no-gpu",),
-        refs=(
-            "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
-            "https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",
-        ),
-    ),
+    compute_mode,
+    gpu_used_by_desktop,
+    zombie_gpu_memory,
+    bad_cuda_env,
 )

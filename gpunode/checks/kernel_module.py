@@ -12,8 +12,8 @@ from gpunode.checks.device_plugin import shown
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -33,7 +33,23 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.output.result import Evidence, FindingStatus, Fix
 
 
+@check(
+    "driver-not-installed",
+    "driver",
+    title="The NVIDIA driver is installed",
+    looks_at=(
+        "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU operator's "
+        "driver (/run/nvidia/driver, its pods' logs) and the package database."
+    ),
+    remedy=fixes.INSTALL_DRIVER,
+    blocked_by=("pci-no-gpu",),
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+    preflight=ANY_ENGINE,
+)
 def driver_not_installed(node: Node) -> Verdict:
+    """Without the kernel module nothing on this node can talk to the GPUs; the CUDA toolkit or the libraries
+    alone are not the driver.
+    """
     if node.module is not None:
         return ok(
             "the NVIDIA module is loaded",
@@ -60,7 +76,25 @@ def driver_not_installed(node: Node) -> Verdict:
     return fail("no NVIDIA driver is installed", *evidence, fix=driver_packages.install_driver(node))
 
 
+@check(
+    "dkms-not-built",
+    "driver",
+    title="The module is built for this kernel and the next",
+    looks_at=(
+        "modules.dep of the running kernel and of the newest installed one of the same flavour, and "
+        "/var/lib/dkms or /var/cache/akmods with the log of the last build. Only a next kernel without it is "
+        "a warning."
+    ),
+    remedy=fixes.BUILD_MODULE,
+    blocked_by=("driver-not-installed", "kernel-unsupported"),
+    preflight=ANY_ENGINE,
+    reboot=True,
+    refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
+)
 def dkms_not_built(node: Node) -> Verdict:
+    """A kernel module fits one kernel. After a kernel upgrade without headers DKMS builds nothing, and the
+    GPUs are gone after the next boot.
+    """
     running, upcoming = node.kernel, node.next_kernel
     if node.module is None and TRAITS["operator-driver"].holds(node) and not node.dkms:
         return skip("the GPU operator's container builds and loads the module")
@@ -115,7 +149,21 @@ def _build(node: Node, release: str) -> Fix | None:
     return driver_packages.build_module(node, release) if release else None
 
 
+@check(
+    "kernel-headers-missing",
+    "driver",
+    title="DKMS can build the next driver",
+    severity="warning",
+    looks_at="/lib/modules/KERNEL/build/include/generated/autoconf.h, where DKMS has the driver's source.",
+    remedy=driver_packages.install_headers("$(uname -r)"),
+    blocked_by=("driver-not-installed", "dkms-not-built"),
+    unless=("operator-driver", "immutable"),
+    refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
+)
 def kernel_headers_missing(node: Node) -> Verdict:
+    """DKMS builds the module against the kernel's headers. Without them the next driver upgrade replaces the
+    libraries and leaves the module behind.
+    """
     if not node.dkms:
         return skip("no driver's source waits in /var/lib/dkms")
     release = node.next_kernel  # what is built for a kernel that the next boot leaves matters no more
@@ -131,64 +179,9 @@ def kernel_headers_missing(node: Node) -> Verdict:
 
 
 BUILD_CHECKS = (
-    Check(
-        id="driver-not-installed",
-        title="The NVIDIA driver is installed",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
-            "operator's driver (/run/nvidia/driver, its pods' logs) and the package database."
-        ),
-        why=(
-            "Without the kernel module nothing on this node can talk to the GPUs; the CUDA toolkit or the "
-            "libraries alone are not the driver."
-        ),
-        remedy=fixes.INSTALL_DRIVER,
-        run=driver_not_installed,
-        blocked_by=("pci-no-gpu",),
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-        preflight=ANY_ENGINE,
-    ),
-    Check(
-        id="dkms-not-built",
-        title="The module is built for this kernel and the next",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "modules.dep of the running kernel and of the newest installed one of the same flavour, and "
-            "/var/lib/dkms or /var/cache/akmods with the log of the last build. Only a next kernel without "
-            "it is a warning."
-        ),
-        why=(
-            "A kernel module fits one kernel. After a kernel upgrade without headers DKMS builds nothing, "
-            "and the GPUs are gone after the next boot."
-        ),
-        remedy=fixes.BUILD_MODULE,
-        run=dkms_not_built,
-        blocked_by=("driver-not-installed", "kernel-unsupported"),
-        preflight=ANY_ENGINE,
-        reboot=True,
-        refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
-    ),
-    Check(
-        id="kernel-headers-missing",
-        title="DKMS can build the next driver",
-        layer="driver",
-        severity="warning",
-        looks_at=(
-            "/lib/modules/KERNEL/build/include/generated/autoconf.h, where DKMS has the driver's source."
-        ),
-        why=(
-            "DKMS builds the module against the kernel's headers. Without them the next driver "
-            "upgrade replaces the libraries and leaves the module behind."
-        ),
-        remedy=driver_packages.install_headers("$(uname -r)"),
-        run=kernel_headers_missing,
-        blocked_by=("driver-not-installed", "dkms-not-built"),
-        unless=("operator-driver", "immutable"),
-        refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    ),
+    driver_not_installed,
+    dkms_not_built,
+    kernel_headers_missing,
 )
 
 
@@ -201,7 +194,27 @@ _DISTRIBUTION_SIGNERS = (
 )  # fmt: skip
 
 
+@check(
+    "secureboot-unsigned",
+    "driver",
+    title="Secure Boot accepts the module",
+    looks_at=(
+        "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A loaded "
+        "module was accepted."
+    ),
+    remedy=fixes.ENROL_KEY,
+    blocked_by=("driver-not-installed", "dkms-not-built"),
+    preflight=ANY_ENGINE,
+    reboot=True,
+    refs=(
+        "https://wiki.debian.org/SecureBoot",
+        "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
+    ),
+)
 def secureboot_unsigned(node: Node) -> Verdict:
+    """With Secure Boot the kernel refuses a module whose signature it can't trace to an enrolled key: Key was
+    rejected by service. Enrolling asks for a password at the console during the next boot.
+    """
     if not node.secure_boot:
         return ok("Secure Boot is off")
     if node.module is not None:
@@ -237,7 +250,23 @@ def secureboot_unsigned(node: Node) -> Verdict:
     )
 
 
+@check(
+    "mok-pending",
+    "driver",
+    title="No key waits for the next boot",
+    severity="warning",
+    looks_at="the efivar MokNew, where mokutil --import leaves a key for MokManager, on a Secure Boot node.",
+    remedy=driver_packages.LIST_NEW_KEYS,
+    blocked_by=("driver-not-installed", "secureboot-unsigned"),
+    unless=("operator-driver",),
+    reboot=True,
+    refs=("https://wiki.debian.org/SecureBoot",),
+)
 def mok_pending(node: Node) -> Verdict:
+    """MokManager asks for the key's password at the console (or the BMC's) and gives up after ten seconds. If
+    nobody answers, the key is dropped and the kernel refuses what it signed. Have the console open before you
+    reboot, and choose Enroll MOK.
+    """
     if not node.secure_boot:
         return ok("Secure Boot is off")
     waiting = driver.waiting_keys(node.host)
@@ -256,50 +285,8 @@ def mok_pending(node: Node) -> Verdict:
 
 
 SIGNATURE_CHECKS = (
-    Check(
-        id="secureboot-unsigned",
-        title="Secure Boot accepts the module",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A loaded "
-            "module was accepted."
-        ),
-        why=(
-            "With Secure Boot the kernel refuses a module whose signature it can't trace to an enrolled "
-            "key: Key was rejected by service. Enrolling asks for a password at the console during the next "
-            "boot."
-        ),
-        remedy=fixes.ENROL_KEY,
-        run=secureboot_unsigned,
-        blocked_by=("driver-not-installed", "dkms-not-built"),
-        preflight=ANY_ENGINE,
-        reboot=True,
-        refs=(
-            "https://wiki.debian.org/SecureBoot",
-            "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",
-        ),
-    ),
-    Check(
-        id="mok-pending",
-        title="No key waits for the next boot",
-        layer="driver",
-        severity="warning",
-        looks_at=(
-            "the efivar MokNew, where mokutil --import leaves a key for MokManager, on a Secure Boot node."
-        ),
-        why=(
-            "MokManager asks for the key's password at the console (or the BMC's) and gives up after ten "
-            "seconds. If nobody answers, the key is dropped and the kernel refuses what it signed. Have the "
-            "console open before you reboot, and choose Enroll MOK."
-        ),
-        remedy=driver_packages.LIST_NEW_KEYS,
-        run=mok_pending,
-        blocked_by=("driver-not-installed", "secureboot-unsigned"),
-        unless=("operator-driver",),
-        reboot=True,
-        refs=("https://wiki.debian.org/SecureBoot",),
-    ),
+    secureboot_unsigned,
+    mok_pending,
 )
 
 
@@ -311,7 +298,25 @@ _LOADERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
 _LINKS = ("create-dev-char-symlinks",)
 
 
+@check(
+    "uvm-lost-at-reboot",
+    "devices",
+    title="Unified memory comes with the next boot",
+    severity="warning",
+    looks_at=(
+        "where containers get GPUs by CDI alone: modules-load.d, modprobe.d, udev's rules, units and scripts "
+        "that load nvidia_uvm."
+    ),
+    remedy=driver_packages.LOAD_AT_BOOT,
+    blocked_by=("module-not-loaded", "uvm-not-loaded"),
+    unless=("operator-driver", "immutable"),
+    reboot=True,
+    refs=("https://www.freedesktop.org/software/systemd/man/latest/modules-load.d.html",),
+)
 def uvm_lost_at_reboot(node: Node) -> Verdict:
+    """The kernel doesn't load nvidia_uvm by itself. Without the toolkit's hook nobody does it for a
+    container: after the reboot CUDA fails with error 999 in the first ones.
+    """
     from gpunode.facts.boot import loaded
 
     if not driver.module_loaded(node.host, _UVM):
@@ -328,7 +333,7 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
         return ok(f"{_UVM} comes with the next boot", seen(loader, "has it loaded"))
     if not node.units:
         return skip("systemd doesn't tell what it starts at boot")
-    if cdi_lost_at_reboot(node).status is FindingStatus.WARN:
+    if cdi_lost_at_reboot.run(node).status is FindingStatus.WARN:
         return skip("who writes the specification again loads it too")
     return warn(
         f"nothing loads {_UVM} after the next reboot, and GPUs come by CDI alone here",
@@ -350,7 +355,25 @@ def _operator(node: Node) -> str:
     return OPERATOR if node.host.is_dir(OPERATOR) else ""
 
 
+@check(
+    "dev-char-lost-at-reboot",
+    "devices",
+    title="The links in /dev/char come with the next boot",
+    severity="warning",
+    looks_at=(
+        "links in /dev/char to NVIDIA's device files, where a runc from 1.1.3 to 1.1.6 needs them, and what "
+        "makes them at boot: a rule of udev, a unit or script of this node, the GPU operator."
+    ),
+    remedy=driver_packages.LINK_AT_BOOT,
+    blocked_by=("module-not-loaded", "dev-nodes-missing"),
+    unless=("operator-driver", "immutable"),
+    refs=("https://github.com/opencontainers/runc/issues/3708",),
+    reboot=True,
+)
 def dev_char_lost_at_reboot(node: Node) -> Verdict:
+    """This runc tells systemd of a container's device files by these links. They are there now and lie in
+    memory: after the reboot each daemon-reload takes the GPUs from running containers.
+    """
     from gpunode.facts.boot import started
     from gpunode.facts.cgroups import systemd_engines
 
@@ -373,46 +396,8 @@ def dev_char_lost_at_reboot(node: Node) -> Verdict:
 
 
 NEXT_BOOT_CHECKS = (
-    Check(
-        id="uvm-lost-at-reboot",
-        title="Unified memory comes with the next boot",
-        layer="devices",
-        severity="warning",
-        looks_at=(
-            "where containers get GPUs by CDI alone: modules-load.d, modprobe.d, udev's rules, units and "
-            "scripts that load nvidia_uvm."
-        ),
-        why=(
-            "The kernel doesn't load nvidia_uvm by itself. Without the toolkit's hook nobody does it for a "
-            "container: after the reboot CUDA fails with error 999 in the first ones."
-        ),
-        remedy=driver_packages.LOAD_AT_BOOT,
-        run=uvm_lost_at_reboot,
-        blocked_by=("module-not-loaded", "uvm-not-loaded"),
-        unless=("operator-driver", "immutable"),
-        reboot=True,
-        refs=("https://www.freedesktop.org/software/systemd/man/latest/modules-load.d.html",),
-    ),
-    Check(
-        id="dev-char-lost-at-reboot",
-        title="The links in /dev/char come with the next boot",
-        layer="devices",
-        severity="warning",
-        looks_at=(
-            "links in /dev/char to NVIDIA's device files, where a runc from 1.1.3 to 1.1.6 needs them, and "
-            "what makes them at boot: a rule of udev, a unit or script of this node, the GPU operator."
-        ),
-        why=(
-            "This runc tells systemd of a container's device files by these links. They are there now and "
-            "lie in memory: after the reboot each daemon-reload takes the GPUs from running containers."
-        ),
-        remedy=driver_packages.LINK_AT_BOOT,
-        run=dev_char_lost_at_reboot,
-        blocked_by=("module-not-loaded", "dev-nodes-missing"),
-        unless=("operator-driver", "immutable"),
-        refs=("https://github.com/opencontainers/runc/issues/3708",),
-        reboot=True,
-    ),
+    uvm_lost_at_reboot,
+    dev_char_lost_at_reboot,
 )
 
 
@@ -496,7 +481,30 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     return (seen(path, shown(line)),), Fix(f"tail -n 50 {path}")
 
 
+@check(
+    "module-not-loaded",
+    "driver",
+    title="The NVIDIA module is loaded",
+    looks_at="/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what kept it out.",
+    remedy=fixes.LOAD_MODULE,
+    blocked_by=(
+        "driver-not-installed",
+        "gpu-bound-other-driver",
+        "nouveau-loaded",
+        "gpu-arch-dropped",
+        "driver-too-old",
+        "kmod-flavour",
+        "dkms-not-built",
+        "secureboot-unsigned",
+    ),
+    classes=HOST_OR_CONTAINER,
+    preflight=ANY_ENGINE,
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1269",),
+)
 def module_not_loaded(node: Node) -> Verdict:
+    """Until the module is loaded there are no device files, NVML answers 'driver not loaded' and every GPU
+    container fails to start.
+    """
     module = node.module
     if module is None and not node.module_built and TRAITS["operator-driver"].holds(node):
         logs, fix = operator_driver(node)
@@ -563,7 +571,22 @@ def _after_failure(node: Node) -> Fix | None:
     return fixes.READ_KERNEL_LOG.other
 
 
+@check(
+    "module-disabled-next-boot",
+    "driver",
+    title="The next boot may load the module",
+    severity="warning",
+    looks_at="install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d.",
+    remedy=driver_packages.SHOW_MODPROBE,
+    blocked_by=("module-not-loaded",),
+    unless=("operator-driver",),
+    reboot=True,
+    refs=("https://man7.org/linux/man-pages/man5/modprobe.d.5.html",),
+)
 def module_disabled_next_boot(node: Node) -> Verdict:
+    """modprobe obeys these lines also when somebody asks for the module by its name. It is loaded now; after
+    the next boot the GPUs are without a driver.
+    """
     refused = _refused(node, "nvidia", "nvidia_uvm")
     # what is blacklisted can still be loaded by its name, as nvidia-modprobe and persistenced do
     hard = [one for one in refused if one.kind in ("install", "alias")]
@@ -575,7 +598,24 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     )
 
 
+@check(
+    "gsp-firmware",
+    "driver",
+    title="The GPUs' firmware fits the driver",
+    looks_at=(
+        "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware loads in "
+        "its log; the open modules always need it, the proprietary one from Turing on."
+    ),
+    remedy=driver_packages.REINSTALL_FIRMWARE,
+    blocked_by=("module-not-loaded",),
+    unless=("operator-driver", "vgpu-guest"),
+    preflight=ANY_ENGINE,
+    refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446",),
+)
 def gsp_firmware(node: Node) -> Verdict:
+    """The driver runs most of itself on the GPU's own processor and loads this firmware whenever a GPU
+    starts. Without the file of exactly its version the GPU stays down: RmInitAdapter failed.
+    """
     module = node.module
     if module is None or not module.version:
         return skip("the module doesn't tell its version")
@@ -607,7 +647,20 @@ def gsp_firmware(node: Node) -> Verdict:
     )
 
 
+@check(
+    "driver-persist-modprobe-conf",
+    "driver",
+    title="The module has its usual parameters",
+    severity="info",
+    looks_at="ModifyDeviceFiles and EnableGpuFirmware in /proc/driver/nvidia/params.",
+    remedy=driver_packages.SHOW_MODPROBE,
+    blocked_by=("module-not-loaded",),
+    refs=("https://github.com/NVIDIA/nvidia-modprobe",),
+)
 def driver_persist_modprobe_conf(node: Node) -> Verdict:
+    """Somebody switched these off with an options line in modprobe.d. They decide who makes the device files,
+    and whether the driver runs on the GPU's own processor.
+    """
     odd = driver.switched_off(node.host)
     if not odd:
         return ok("the module runs with its usual parameters")
@@ -616,7 +669,20 @@ def driver_persist_modprobe_conf(node: Node) -> Verdict:
     return note(f"the module was loaded with {names}", *evidence)
 
 
+@check(
+    "driver-oops",
+    "driver",
+    title="The module has not crashed",
+    severity="warning",
+    looks_at="BUG, Oops and general protection faults of this boot that happened inside the NVIDIA modules.",
+    remedy=fixes.REBOOT,
+    blocked_by=("module-not-loaded",),
+    refs=("https://docs.kernel.org/admin-guide/tainted-kernels.html",),
+)
 def driver_oops(node: Node) -> Verdict:
+    """After a crash the kernel goes on with whatever the module left behind: locks that are never given back,
+    processes that can't be ended. Only a reboot starts it clean.
+    """
     found = driver.crash(node.kernel_log)
     if not found:
         return ok("the kernel's log knows no crash in the NVIDIA module")
@@ -625,103 +691,9 @@ def driver_oops(node: Node) -> Verdict:
 
 
 MODULE_CHECKS = (
-    Check(
-        id="module-not-loaded",
-        title="The NVIDIA module is loaded",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what kept it out."
-        ),
-        why=(
-            "Until the module is loaded there are no device files, NVML answers 'driver not loaded' and "
-            "every GPU container fails to start."
-        ),
-        remedy=fixes.LOAD_MODULE,
-        run=module_not_loaded,
-        blocked_by=(
-            "driver-not-installed",
-            "gpu-bound-other-driver",
-            "nouveau-loaded",
-            "gpu-arch-dropped",
-            "driver-too-old",
-            "kmod-flavour",
-            "dkms-not-built",
-            "secureboot-unsigned",
-        ),
-        classes=HOST_OR_CONTAINER,
-        preflight=ANY_ENGINE,
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1269",),
-    ),
-    Check(
-        id="module-disabled-next-boot",
-        title="The next boot may load the module",
-        layer="driver",
-        severity="warning",
-        looks_at=(
-            "install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d."
-        ),
-        why=(
-            "modprobe obeys these lines also when somebody asks for the module by its name. It is loaded "
-            "now; after the next boot the GPUs are without a driver."
-        ),
-        remedy=driver_packages.SHOW_MODPROBE,
-        run=module_disabled_next_boot,
-        blocked_by=("module-not-loaded",),
-        unless=("operator-driver",),
-        reboot=True,
-        refs=("https://man7.org/linux/man-pages/man5/modprobe.d.5.html",),
-    ),
-    Check(
-        id="gsp-firmware",
-        title="The GPUs' firmware fits the driver",
-        layer="driver",
-        severity="error",
-        looks_at=(
-            "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
-            "loads in its log; the open modules always need it, the proprietary one from Turing on."
-        ),
-        why=(
-            "The driver runs most of itself on the GPU's own processor and loads this firmware whenever a "
-            "GPU starts. Without the file of exactly its version the GPU stays down: RmInitAdapter failed."
-        ),
-        remedy=driver_packages.REINSTALL_FIRMWARE,
-        run=gsp_firmware,
-        blocked_by=("module-not-loaded",),
-        unless=("operator-driver", "vgpu-guest"),
-        preflight=ANY_ENGINE,
-        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446",),
-    ),
-    Check(
-        id="driver-persist-modprobe-conf",
-        title="The module has its usual parameters",
-        layer="driver",
-        severity="info",
-        looks_at="ModifyDeviceFiles and EnableGpuFirmware in /proc/driver/nvidia/params.",
-        why=(
-            "Somebody switched these off with an options line in modprobe.d. They decide who makes the "
-            "device files, and whether the driver runs on the GPU's own processor."
-        ),
-        remedy=driver_packages.SHOW_MODPROBE,
-        run=driver_persist_modprobe_conf,
-        blocked_by=("module-not-loaded",),
-        refs=("https://github.com/NVIDIA/nvidia-modprobe",),
-    ),
-    Check(
-        id="driver-oops",
-        title="The module has not crashed",
-        layer="driver",
-        severity="warning",
-        looks_at=(
-            "BUG, Oops and general protection faults of this boot that happened inside the NVIDIA modules."
-        ),
-        why=(
-            "After a crash the kernel goes on with whatever the module left behind: locks that are never "
-            "given back, processes that can't be ended. Only a reboot starts it clean."
-        ),
-        remedy=fixes.REBOOT,
-        run=driver_oops,
-        blocked_by=("module-not-loaded",),
-        refs=("https://docs.kernel.org/admin-guide/tainted-kernels.html",),
-    ),
+    module_not_loaded,
+    module_disabled_next_boot,
+    gsp_firmware,
+    driver_persist_modprobe_conf,
+    driver_oops,
 )

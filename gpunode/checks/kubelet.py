@@ -11,8 +11,8 @@ from gpunode.checks.model import (
     ANY_ENGINE,
     CLUSTER_NODES,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -40,7 +40,27 @@ _PLUGINS = ("nvidia", "gpunode")
 _OUR_UNIT = "gpunode-device-plugin.service"
 
 
+@check(
+    "kubelet-not-running",
+    "kubelet",
+    title="The kubelet runs",
+    looks_at=(
+        "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. None at all, "
+        "or one that no cluster has taken yet, is fine. A running one has 3 seconds to answer what it can "
+        "hand out (PodResources)."
+    ),
+    remedy=fixes.START_KUBELET,
+    classes=CLUSTER_NODES,
+    preflight=("kubernetes",),
+    # without its engine's CRI, or with swap, the kubelet ends at once
+    blocked_by=(
+        *("pci-no-gpu", "memory-cgroup-v1", "kubelet-swap-memlock-hugepages", "crio-not-running"),
+        *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
+    ),
+    refs=("https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",),
+)
 def kubelet_not_running(node: Node) -> Verdict:
+    """Without the kubelet this node runs no pods and no device plugin can offer its GPUs."""
     kubelet = node.kubelet
     if kubelet is None:
         return skip(_ABSENT)
@@ -62,7 +82,21 @@ def _restart(kubelet: Kubelet) -> Fix | None:
     return Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", True, "restart")
 
 
+@check(
+    "kubelet-device-plugin-dir",
+    "kubelet",
+    title="The kubelet listens for device plugins",
+    looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
+    remedy=fixes.START_KUBELET,
+    classes=CLUSTER_NODES,
+    preflight=("kubernetes",),
+    blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
+    refs=("https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",),
+)
 def kubelet_device_plugin_dir(node: Node) -> Verdict:
+    """Device plugins register at this socket. While it doesn't answer, no plugin can offer GPUs: 'connect: no
+    such file or directory'.
+    """
     kubelet = node.kubelet
     if kubelet is None or not kubelet.joined:
         return skip(_ABSENT if kubelet is None else "no cluster has taken this node yet")
@@ -77,7 +111,30 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     return ok("the kubelet listens for device plugins", seen(path, "listening"))
 
 
+@check(
+    "plugin-socket-dead",
+    "kubelet",
+    title="The device plugin's socket answers",
+    looks_at=(
+        f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}; one that refuses connections is dead. With "
+        "--deep also whether the plugin answers GetDevicePluginOptions within 2 seconds."
+    ),
+    remedy=fixes.RESTART_PLUGIN,
+    classes=CLUSTER_NODES,
+    # a plugin without a driver, or without its handler, ends as well
+    blocked_by=(
+        *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
+        *("nvml-hang", "containerd-runtime-missing", "mig-enabled-no-instances", "mig-strategy-mismatch"),
+    ),
+    refs=(
+        "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
+        "https://github.com/NVIDIA/k8s-device-plugin/issues/240",
+    ),
+)
 def plugin_socket_dead(node: Node) -> Verdict:
+    """The kubelet keeps the resource of a dead plugin at capacity N and allocatable 0: pods that ask for GPUs
+    stay pending until the plugin runs again.
+    """
     if node.kubelet is None or not node.kubelet.joined:
         return skip(_ABSENT if node.kubelet is None else "no cluster has taken this node yet")
     names = [name for name in sockets_in(node.host, DEVICE_PLUGINS) if name.startswith(_PLUGINS)]
@@ -120,73 +177,9 @@ def has_own_plugin(node: Node) -> bool:
 
 
 DAEMON_CHECKS = (
-    Check(
-        id="kubelet-not-running",
-        title="The kubelet runs",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. None at "
-            "all, or one that no cluster has taken yet, is fine. A running one has 3 seconds to "
-            "answer what it can hand out (PodResources)."
-        ),
-        why="Without the kubelet this node runs no pods and no device plugin can offer its GPUs.",
-        remedy=fixes.START_KUBELET,
-        classes=CLUSTER_NODES,
-        run=kubelet_not_running,
-        preflight=("kubernetes",),
-        # without its engine's CRI, or with swap, the kubelet ends at once
-        blocked_by=(
-            *("pci-no-gpu", "memory-cgroup-v1", "kubelet-swap-memlock-hugepages", "crio-not-running"),
-            *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
-        ),
-        refs=(
-            "https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",
-        ),
-    ),
-    Check(
-        id="kubelet-device-plugin-dir",
-        title="The kubelet listens for device plugins",
-        layer="kubelet",
-        severity="error",
-        looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
-        why=(
-            "Device plugins register at this socket. While it doesn't answer, no plugin can offer GPUs: "
-            "'connect: no such file or directory'."
-        ),
-        remedy=fixes.START_KUBELET,
-        classes=CLUSTER_NODES,
-        run=kubelet_device_plugin_dir,
-        preflight=("kubernetes",),
-        blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
-        refs=("https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",),
-    ),
-    Check(
-        id="plugin-socket-dead",
-        title="The device plugin's socket answers",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}; one that refuses connections is dead. With "
-            "--deep also whether the plugin answers GetDevicePluginOptions within 2 seconds."
-        ),
-        why=(
-            "The kubelet keeps the resource of a dead plugin at capacity N and allocatable 0: pods that ask "
-            "for GPUs stay pending until the plugin runs again."
-        ),
-        remedy=fixes.RESTART_PLUGIN,
-        classes=CLUSTER_NODES,
-        run=plugin_socket_dead,
-        # a plugin without a driver, or without its handler, ends as well
-        blocked_by=(
-            *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
-            *("nvml-hang", "containerd-runtime-missing", "mig-enabled-no-instances", "mig-strategy-mismatch"),
-        ),
-        refs=(
-            "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
-            "https://github.com/NVIDIA/k8s-device-plugin/issues/240",
-        ),
-    ),
+    kubelet_not_running,
+    kubelet_device_plugin_dir,
+    plugin_socket_dead,
 )
 
 
@@ -205,7 +198,24 @@ _MORE = ("/var/lib/rancher/k3s/agent/etc/kubelet.conf.d", "/var/lib/rancher/rke2
 _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
 
 
+@check(
+    "disk-pressure",
+    "kubelet",
+    title="There is room for images and pods",
+    looks_at=(
+        "what is left, in bytes and inodes, where the kubelet and the engines keep their data (statvfs(3)), "
+        "against the kubelet's evictionHard; without a kubelet, a full disk, and 10 GiB for the next image."
+    ),
+    remedy=everywhere("crictl rmi --prune"),
+    classes=HOST_OR_CONTAINER,
+    blocked_by=("pci-no-gpu",),
+    preflight=ANY_ENGINE,
+    refs=("https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",),
+)
 def disk_pressure(node: Node) -> Verdict:
+    """Below its limits a kubelet evicts pods, deletes images and takes no new pods (DiskPressure). CUDA
+    images take 5 to 25 GB: 'no space left on device' while one is unpacked.
+    """
     from gpunode.facts import disk
 
     places = disk.places(node.host, dict.fromkeys(_wanted(node)))
@@ -305,7 +315,21 @@ def _prune(node: Node) -> Fix | None:
     return Fix(f"{program} --runtime-endpoint unix://{daemon.socket} rmi --prune", True)
 
 
+@check(
+    "kubelet-swap-memlock-hugepages",
+    "kubelet",
+    title="Swap doesn't keep the kubelet from starting",
+    looks_at="/proc/swaps and failSwapOn, where a kubelet should run and doesn't.",
+    remedy=everywhere("swapoff --all && systemctl restart kubelet", "restart"),
+    classes=CLUSTER_NODES,
+    blocked_by=("pci-no-gpu",),
+    needs=("kubelet",),
+    refs=("https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/",),
+)
 def kubelet_swap(node: Node) -> Verdict:
+    """A kubelet stops at once where swap is on, unless failSwapOn is false: 'running with swap on is not
+    supported'. Swap that /etc/fstab names comes back at the next boot.
+    """
     known = node.kubelet
     if known is None or known.unit != "kubelet.service" or not known.joined:
         return skip("no kubelet of the system's is here")
@@ -324,44 +348,8 @@ def kubelet_swap(node: Node) -> Verdict:
 
 
 RESOURCES_CHECKS = (
-    Check(
-        id="disk-pressure",
-        title="There is room for images and pods",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "what is left, in bytes and inodes, where the kubelet and the engines keep their data "
-            "(statvfs(3)), against the kubelet's evictionHard; without a kubelet, a full disk, and 10 GiB "
-            "for the next image."
-        ),
-        why=(
-            "Below its limits a kubelet evicts pods, deletes images and takes no new pods (DiskPressure). "
-            "CUDA images take 5 to 25 GB: 'no space left on device' while one is unpacked."
-        ),
-        remedy=everywhere("crictl rmi --prune"),
-        run=disk_pressure,
-        classes=HOST_OR_CONTAINER,
-        blocked_by=("pci-no-gpu",),
-        preflight=ANY_ENGINE,
-        refs=("https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",),
-    ),
-    Check(
-        id="kubelet-swap-memlock-hugepages",
-        title="Swap doesn't keep the kubelet from starting",
-        layer="kubelet",
-        severity="error",
-        looks_at="/proc/swaps and failSwapOn, where a kubelet should run and doesn't.",
-        why=(
-            "A kubelet stops at once where swap is on, unless failSwapOn is false: 'running with swap on is "
-            "not supported'. Swap that /etc/fstab names comes back at the next boot."
-        ),
-        remedy=everywhere("swapoff --all && systemctl restart kubelet", "restart"),
-        classes=CLUSTER_NODES,
-        run=kubelet_swap,
-        blocked_by=("pci-no-gpu",),
-        needs=("kubelet",),
-        refs=("https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/",),
-    ),
+    disk_pressure,
+    kubelet_swap,
 )
 
 
@@ -370,7 +358,26 @@ RESOURCES_CHECKS = (
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 
 
+@check(
+    "runtimeclass-missing",
+    "kubelet",
+    title="Pods that hold GPUs run under the nvidia runtime",
+    severity="warning",
+    looks_at=(
+        "the containers that hold nvidia.com/... (PodResources), their runtime handlers (CRI) and whether "
+        "NVIDIA's files are in their /dev (/proc/PID/root/dev)."
+    ),
+    remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
+    classes=CLUSTER_NODES,
+    blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+    needs=("kubelet",),
+    refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
+)
 def runtimeclass_missing(node: Node) -> Verdict:
+    """Under the default handler a pod gets GPUs on paper only. CUDA programs then say 'CUDA driver version is
+    insufficient for CUDA runtime version', which is no matter of versions. Their pods need runtimeClassName:
+    nvidia.
+    """
     found = holders(node)
     if not found:
         return skip("no running container is known to hold a GPU")
@@ -389,7 +396,28 @@ def runtimeclass_missing(node: Node) -> Verdict:
     return warn(f"{len(without)} containers hold GPUs and see none of them", *evidence[:8], fix=fix)
 
 
+@check(
+    "pod-driver-capabilities",
+    "kubelet",
+    title="Pods that hold GPUs asked for CUDA",
+    severity="info",
+    looks_at=f"{_CAPABILITIES} in the environment of containers that hold GPUs.",
+    remedy=everywhere(
+        f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
+        needs_root=False,
+    ),
+    classes=CLUSTER_NODES,
+    blocked_by=("pci-no-gpu", "kubelet-not-running"),
+    needs=("kubelet",),
+    refs=(
+        "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/"
+        "docker-specialized.html#driver-capabilities",
+    ),
+)
 def pod_driver_capabilities(node: Node) -> Verdict:
+    """The toolkit mounts what this variable names. Without compute (or all) libcuda.so.1 isn't in the
+    container; programs that only draw or encode don't need it.
+    """
     from gpunode.facts.processes import environment
 
     held = holders(node)
@@ -405,7 +433,22 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     return ok("whoever holds GPUs has CUDA's libraries")
 
 
+@check(
+    "hostusers-false",
+    "kubelet",
+    title="Pods with a user namespace can have GPUs",
+    severity="info",
+    looks_at="pods with a user namespace (/proc/PID/uid_map) where the nvidia runtime is in mode legacy.",
+    remedy=everywhere("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
+    classes=CLUSTER_NODES,
+    blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
+    needs=("kubelet",),
+    refs=("https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/",),
+)
 def hostusers_false(node: Node) -> Verdict:
+    """With hostUsers: false a pod's processes are nobody on the node, and the hook of mode legacy fails:
+    'read status from sync socket'. In mode cdi there is no such hook.
+    """
     from gpunode.facts.toolkit import runtime_mode
 
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
@@ -424,65 +467,7 @@ def hostusers_false(node: Node) -> Verdict:
 
 
 PODS_CHECKS = (
-    Check(
-        id="hostusers-false",
-        title="Pods with a user namespace can have GPUs",
-        layer="kubelet",
-        severity="info",
-        looks_at="pods with a user namespace (/proc/PID/uid_map) where the nvidia runtime is in mode legacy.",
-        why=(
-            "With hostUsers: false a pod's processes are nobody on the node, and the hook of mode legacy "
-            "fails: 'read status from sync socket'. In mode cdi there is no such hook."
-        ),
-        remedy=everywhere("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
-        classes=CLUSTER_NODES,
-        run=hostusers_false,
-        blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
-        needs=("kubelet",),
-        refs=("https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/",),
-    ),
-    Check(
-        id="runtimeclass-missing",
-        title="Pods that hold GPUs run under the nvidia runtime",
-        layer="kubelet",
-        severity="warning",
-        looks_at=(
-            "the containers that hold nvidia.com/... (PodResources), their runtime handlers (CRI) and "
-            "whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
-        ),
-        why=(
-            "Under the default handler a pod gets GPUs on paper only. CUDA programs then say 'CUDA driver "
-            "version is insufficient for CUDA runtime version', which is no matter of versions. Their pods "
-            "need runtimeClassName: nvidia."
-        ),
-        remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
-        classes=CLUSTER_NODES,
-        run=runtimeclass_missing,
-        blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
-        needs=("kubelet",),
-        refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
-    ),
-    Check(
-        id="pod-driver-capabilities",
-        title="Pods that hold GPUs asked for CUDA",
-        layer="kubelet",
-        severity="info",
-        looks_at=f"{_CAPABILITIES} in the environment of containers that hold GPUs.",
-        why=(
-            "The toolkit mounts what this variable names. Without compute (or all) libcuda.so.1 isn't in the "
-            "container; programs that only draw or encode don't need it."
-        ),
-        remedy=everywhere(
-            f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
-            needs_root=False,
-        ),
-        classes=CLUSTER_NODES,
-        run=pod_driver_capabilities,
-        blocked_by=("pci-no-gpu", "kubelet-not-running"),
-        needs=("kubelet",),
-        refs=(
-            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/"
-            "docker-specialized.html#driver-capabilities",
-        ),
-    ),
+    hostusers_false,
+    runtimeclass_missing,
+    pod_driver_capabilities,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
-from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_DROP_INS
@@ -18,7 +18,21 @@ from gpunode.output.result import Fix
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
+@check(
+    "microk8s-paths",
+    "kubelet",
+    title="Device plugins find microk8s' kubelet",
+    looks_at=f"where microk8s' kubelet listens for device plugins, and whether {ROOT} leads there.",
+    remedy=everywhere(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
+    preflight=("kubernetes",),
+    blocked_by=("pci-no-gpu", "kubelet-not-running"),
+    needs=("kubelet",),
+    refs=("https://microk8s.io/docs/addon-gpu",),
+)
 def microk8s_paths(node: Node) -> Verdict:
+    """Device plugins mount /var/lib/kubelet/device-plugins. microk8s links it to its own directory only if
+    nothing was there when it was installed, such as what an earlier kubelet left.
+    """
     kubelet = node.kubelet
     if kubelet is None or kubelet.process is None or kubelet.process.name != "kubelite":
         return skip("this node's kubelet isn't microk8s'")
@@ -40,7 +54,22 @@ def microk8s_paths(node: Node) -> Verdict:
     )
 
 
+@check(
+    "k0s-dropin",
+    "kubelet",
+    title="k0s reads its drop-in files",
+    looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether /etc/k0s/containerd.toml is k0s' own.",
+    remedy=everywhere(
+        "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start", "restart"
+    ),
+    blocked_by=("pci-no-gpu", "containerd-not-restarted"),
+    needs=("kubelet", "containerd"),
+    refs=("https://docs.k0sproject.io/stable/runtime/",),
+)
 def k0s_dropin(node: Node) -> Verdict:
+    """k0s imports the drop-in files only into a containerd.toml that it writes itself, which the mark in the
+    first line tells. In anybody else's they are never read.
+    """
     from gpunode.facts.distributions import k0s_manages
 
     daemon = node.containerd
@@ -67,7 +96,24 @@ def _text(node: Node, path: str) -> str:
     return node.host.read_text(path) or ""
 
 
+@check(
+    "cri-dockerd",
+    "kubelet",
+    title="Pods under cri-dockerd get the nvidia runtime",
+    severity="warning",
+    looks_at=(
+        "Docker's default runtime (/info) where the kubelet's endpoint is cri-dockerd, no device plugin has "
+        "offered GPUs and no container with GPUs runs."
+    ),
+    remedy=everywhere("gpunode configure-runtime --runtime docker --set-as-default", "restart"),
+    blocked_by=("pci-no-gpu", "kubelet-not-running", "docker-not-running", "docker-runtime-missing"),
+    needs=("kubelet",),
+    refs=("https://github.com/Mirantis/cri-dockerd",),
+)
 def cri_dockerd(node: Node) -> Verdict:
+    """cri-dockerd starts pods under Docker's default runtime unless they name another one. Under runc they
+    see no GPU, whatever the device plugin gave them.
+    """
     kubelet = node.kubelet
     if node.docker is None or kubelet is None or kubelet.engine != "docker":
         return skip("no kubelet uses Docker here")
@@ -86,7 +132,24 @@ def cri_dockerd(node: Node) -> Verdict:
     )
 
 
+@check(
+    "kind-nested",
+    "kubelet",
+    title="Nodes of a kind cluster can have GPUs",
+    severity="info",
+    looks_at=(
+        "running containers of kindest/node (Docker) where a device plugin runs, whether they have GPUs, "
+        f"and {_BY_MOUNTS} of the toolkit's config.toml."
+    ),
+    remedy=everywhere(f"gpunode toolkit config set {_BY_MOUNTS}=true"),
+    blocked_by=("pci-no-gpu", "docker-not-running", "toolkit-missing", "toolkit-config-invalid"),
+    needs=("docker",),
+    refs=("https://kind.sigs.k8s.io/",),
+)
 def kind_nested(node: Node) -> Verdict:
+    """A kind node is a container and gets GPUs only by a mount that names them, which the toolkit has to be
+    told to look at.
+    """
     if node.docker is None:
         return skip("Docker isn't installed on this node")
     nodes = [(one, name) for one, name, image in node.docker_containers if image.startswith("kindest/node")]
@@ -107,79 +170,10 @@ def kind_nested(node: Node) -> Verdict:
 
 
 OTHERS_CHECKS = (
-    Check(
-        id="microk8s-paths",
-        title="Device plugins find microk8s' kubelet",
-        layer="kubelet",
-        severity="error",
-        looks_at=f"where microk8s' kubelet listens for device plugins, and whether {ROOT} leads there.",
-        why=(
-            f"Device plugins mount {DEVICE_PLUGINS}. microk8s links it to its own directory only if nothing "
-            "was there when it was installed, such as what an earlier kubelet left."
-        ),
-        remedy=everywhere(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
-        run=microk8s_paths,
-        preflight=("kubernetes",),
-        blocked_by=("pci-no-gpu", "kubelet-not-running"),
-        needs=("kubelet",),
-        refs=("https://microk8s.io/docs/addon-gpu",),
-    ),
-    Check(
-        id="k0s-dropin",
-        title="k0s reads its drop-in files",
-        layer="kubelet",
-        severity="error",
-        looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether /etc/k0s/containerd.toml is k0s' own.",
-        why=(
-            "k0s imports the drop-in files only into a containerd.toml that it writes itself, which the mark "
-            "in the first line tells. In anybody else's they are never read."
-        ),
-        remedy=everywhere(
-            "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start", "restart"
-        ),
-        run=k0s_dropin,
-        blocked_by=("pci-no-gpu", "containerd-not-restarted"),
-        needs=("kubelet", "containerd"),
-        refs=("https://docs.k0sproject.io/stable/runtime/",),
-    ),
-    Check(
-        id="cri-dockerd",
-        title="Pods under cri-dockerd get the nvidia runtime",
-        layer="kubelet",
-        severity="warning",
-        looks_at=(
-            "Docker's default runtime (/info) where the kubelet's endpoint is cri-dockerd, no device plugin "
-            "has offered GPUs and no container with GPUs runs."
-        ),
-        why=(
-            "cri-dockerd starts pods under Docker's default runtime unless they name another one. Under runc "
-            "they see no GPU, whatever the device plugin gave them."
-        ),
-        remedy=everywhere("gpunode configure-runtime --runtime docker --set-as-default", "restart"),
-        run=cri_dockerd,
-        blocked_by=("pci-no-gpu", "kubelet-not-running", "docker-not-running", "docker-runtime-missing"),
-        needs=("kubelet",),
-        refs=("https://github.com/Mirantis/cri-dockerd",),
-    ),
-    Check(
-        id="kind-nested",
-        title="Nodes of a kind cluster can have GPUs",
-        layer="kubelet",
-        severity="info",
-        looks_at=(
-            "running containers of kindest/node (Docker) where a device plugin runs, whether they have GPUs, "
-            f"and {_BY_MOUNTS} of the toolkit's config.toml."
-        ),
-        why=(
-            "A kind node is a container and gets GPUs only by a mount that names them, which the toolkit has "
-            "to be told to look at."
-        ),
-        remedy=everywhere(f"gpunode toolkit config set {_BY_MOUNTS}=true"),
-        run=kind_nested,
-        blocked_by=("pci-no-gpu", "docker-not-running", "toolkit-missing", "toolkit-config-invalid"),
-        needs=("docker",),
-        refs=("https://kind.sigs.k8s.io/",),
-    ),
+    microk8s_paths,
+    k0s_dropin,
+    cri_dockerd,
+    kind_nested,
 )
 
 
@@ -227,7 +221,28 @@ def _restart(daemon: Daemon) -> Fix:
     return Fix(fixes.restart_managed(daemon.manager, daemon.unit), True, "restart")
 
 
+_BELOW = ("pci-no-gpu", "containerd-config-version")
+
+_DOCS = "https://docs.k3s.io/advanced"
+
+
+@check(
+    "k3s-nvidia-not-detected",
+    "kubelet",
+    title="k3s or rke2 has found the nvidia runtime",
+    looks_at=(
+        f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it came there and when containerd was started, "
+        "and the handlers that containerd names (CRI Status). A template of one's own is left alone."
+    ),
+    remedy=everywhere("systemctl restart k3s", "restart"),
+    blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
+    needs=("kubelet", "containerd"),
+    refs=(f"{_DOCS}#nvidia-container-runtime",),
+)
 def k3s_nvidia_not_detected(node: Node) -> Verdict:
+    """k3s and rke2 look for the runtime once, when they start. Installed later it is unknown: 'no runtime for
+    "nvidia" is configured'.
+    """
     daemon = _daemon(node)
     if daemon is None or daemon.process is None:
         return skip(_OTHERS)
@@ -254,7 +269,23 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
     )
 
 
+@check(
+    "k3s-wrong-template",
+    "kubelet",
+    title="k3s or rke2 reads the template that is here",
+    looks_at=(
+        f"{_OLD} and {_NEW} beside the generated file: containerd 1.x only has the first, 2.x takes the "
+        "second before the first. One that is read must include the base or have the runtime itself."
+    ),
+    remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+    blocked_by=_BELOW,
+    needs=("kubelet", "containerd"),
+    refs=(f"{_DOCS}#configuring-containerd",),
+)
 def k3s_wrong_template(node: Node) -> Verdict:
+    """A template that isn't read does nothing, without a word. One copied from an old release keeps what k3s
+    finds by itself, the nvidia runtime too, out of containerd's file.
+    """
     daemon = _daemon(node)
     if daemon is None:
         return skip(_OTHERS)
@@ -294,7 +325,23 @@ def _configure(daemon: Daemon) -> Fix:
     return Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart")
 
 
+@check(
+    "k3s-edited-generated",
+    "kubelet",
+    title="The file that k3s or rke2 generates is as they wrote it",
+    looks_at=(
+        "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 write "
+        "the file before they start containerd, so somebody added them since."
+    ),
+    remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+    blocked_by=_BELOW,
+    needs=("kubelet", "containerd"),
+    refs=(f"{_DOCS}#configuring-containerd",),
+)
 def k3s_edited_generated(node: Node) -> Verdict:
+    """k3s and rke2 rewrite this file at each start. Whatever was added is gone then, before containerd has
+    read it once. A template beside it stays.
+    """
     daemon = _daemon(node)
     if daemon is None or daemon.process is None:
         return skip(_OTHERS)
@@ -320,7 +367,26 @@ def k3s_edited_generated(node: Node) -> Verdict:
     )
 
 
+@check(
+    "k3s-nvidia-wrong-root",
+    "kubelet",
+    title="The nvidia runtime was set up for the containerd that k3s or rke2 runs",
+    looks_at=(
+        "/etc/containerd/config.toml and conf.d on a node whose kubelet uses k3s' or rke2's containerd, "
+        "where that one has no nvidia handler (CRI Status) and no other containerd runs."
+    ),
+    remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+    blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
+    needs=("kubelet", "containerd"),
+    refs=(
+        "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/getting-started.html",
+        "https://docs.rke2.io/advanced",
+    ),
+)
 def k3s_nvidia_wrong_root(node: Node) -> Verdict:
+    """k3s and rke2 never read /etc/containerd. The GPU operator and nvidia-ctk write there unless they are
+    told CONTAINERD_CONFIG and CONTAINERD_SOCKET.
+    """
     from gpunode.facts.distributions import manager
 
     daemon = _daemon(node)
@@ -349,86 +415,9 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
     return ok(f"nothing is set up for a containerd other than {daemon.manager}'s")
 
 
-_BELOW = ("pci-no-gpu", "containerd-config-version")
-_DOCS = "https://docs.k3s.io/advanced"
 RANCHER_CHECKS = (
-    Check(
-        id="k3s-edited-generated",
-        title="The file that k3s or rke2 generates is as they wrote it",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 "
-            "write the file before they start containerd, so somebody added them since."
-        ),
-        why=(
-            "k3s and rke2 rewrite this file at each start. Whatever was added is gone then, before "
-            "containerd has read it once. A template beside it stays."
-        ),
-        remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
-        run=k3s_edited_generated,
-        blocked_by=_BELOW,
-        needs=("kubelet", "containerd"),
-        refs=(f"{_DOCS}#configuring-containerd",),
-    ),
-    Check(
-        id="k3s-wrong-template",
-        title="k3s or rke2 reads the template that is here",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            f"{_OLD} and {_NEW} beside the generated file: containerd 1.x only has the first, 2.x takes the "
-            "second before the first. One that is read must include the base or have the runtime itself."
-        ),
-        why=(
-            "A template that isn't read does nothing, without a word. One copied from an old release "
-            "keeps what k3s finds by itself, the nvidia runtime too, out of containerd's file."
-        ),
-        remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
-        run=k3s_wrong_template,
-        blocked_by=_BELOW,
-        needs=("kubelet", "containerd"),
-        refs=(f"{_DOCS}#configuring-containerd",),
-    ),
-    Check(
-        id="k3s-nvidia-wrong-root",
-        title="The nvidia runtime was set up for the containerd that k3s or rke2 runs",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            "/etc/containerd/config.toml and conf.d on a node whose kubelet uses k3s' or rke2's containerd, "
-            "where that one has no nvidia handler (CRI Status) and no other containerd runs."
-        ),
-        why=(
-            "k3s and rke2 never read /etc/containerd. The GPU operator and nvidia-ctk write there unless "
-            "they are told CONTAINERD_CONFIG and CONTAINERD_SOCKET."
-        ),
-        remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
-        run=k3s_nvidia_wrong_root,
-        blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
-        needs=("kubelet", "containerd"),
-        refs=(
-            "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/getting-started.html",
-            "https://docs.rke2.io/advanced",
-        ),
-    ),
-    Check(
-        id="k3s-nvidia-not-detected",
-        title="k3s or rke2 has found the nvidia runtime",
-        layer="kubelet",
-        severity="error",
-        looks_at=(
-            f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it came there and when containerd was started, "
-            "and the handlers that containerd names (CRI Status). A template of one's own is left alone."
-        ),
-        why=(
-            "k3s and rke2 look for the runtime once, when they start. Installed later it is unknown: 'no "
-            'runtime for "nvidia" is configured\'.'
-        ),
-        remedy=everywhere("systemctl restart k3s", "restart"),
-        run=k3s_nvidia_not_detected,
-        blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
-        needs=("kubelet", "containerd"),
-        refs=(f"{_DOCS}#nvidia-container-runtime",),
-    ),
+    k3s_edited_generated,
+    k3s_wrong_template,
+    k3s_nvidia_wrong_root,
+    k3s_nvidia_not_detected,
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fabric, fixes
-from gpunode.checks.model import HOST, Check, Verdict, fail, ok, seen, skip, warn
+from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
 from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_mps
@@ -24,7 +24,22 @@ _UNTOLD = "NVML doesn't tell the MIG mode of these GPUs"
 _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
 
 
+@check(
+    "mig-mode-pending",
+    "fabric",
+    title="The MIG mode is what it was set to",
+    severity="warning",
+    looks_at="each GPU's MIG mode as NVML tells it: now, and after the next reset.",
+    remedy=fabric.RESET,
+    blocked_by=_ASKED,
+    classes=HOST,
+    refs=(_GUIDE,),
+    reboot=True,
+)
 def mig_mode_pending(node: Node) -> Verdict:
+    """A GPU that is in use keeps its old mode until it is reset: partitions can't be made before that, and a
+    reboot changes what the node offers.
+    """
     known = [one for one in node.conditions if None not in (one.mig_mode, one.mig_mode_next)]
     if not known:
         return skip(_UNTOLD)
@@ -45,7 +60,21 @@ def mig_mode_pending(node: Node) -> Verdict:
     )
 
 
+@check(
+    "mig-enabled-no-instances",
+    "fabric",
+    title="GPUs with MIG on have MIG devices",
+    looks_at="the MIG devices that NVML lists on each GPU with MIG on.",
+    remedy=fixes.everywhere("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
+    blocked_by=(*_ASKED, "mig-mode-pending"),
+    classes=HOST,
+    refs=(_GUIDE, _PARTED),
+    needs=("mig",),
+)
 def mig_enabled_no_instances(node: Node) -> Verdict:
+    """Such a GPU computes through its MIG devices only. Without any, CUDA finds no device there and NVIDIA's
+    device plugin stops with 'has no MIG devices configured'. Instances don't survive a reboot.
+    """
     gpus = mig.partitioned(node)
     empty = [gpu for gpu in gpus if not gpu.mig]
     if not empty:
@@ -84,7 +113,26 @@ def _finest(name: str) -> str:
     return "" if "RTX" in name else "19,19,19,19,19,19,19"
 
 
+@check(
+    "mig-config-lost",
+    "fabric",
+    title="The MIG layout comes back after a reboot",
+    severity="warning",
+    looks_at=(
+        f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and "
+        "start scripts that make MIG devices."
+    ),
+    remedy=fabric.KEEP_LAYOUT,
+    blocked_by=(*_ASKED, "mig-enabled-no-instances"),
+    classes=HOST,
+    refs=(_PARTED,),
+    needs=("mig",),
+    reboot=True,
+)
 def mig_config_lost(node: Node) -> Verdict:
+    """The driver forgets the instances with every boot, on newer GPUs the MIG mode as well: the node comes
+    back with other devices than it had, or with none, and the next layout has other UUIDs.
+    """
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
     if not gpus:
         return skip("there are no MIG devices")
@@ -107,7 +155,21 @@ def _keep(node: Node) -> Fix | None:
     return Fix(f"systemctl enable {mig.UNIT}") if unit.installed else None
 
 
+@check(
+    "mig-cdi-stale",
+    "fabric",
+    title="CDI specifications have the MIG devices of now",
+    looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
+    remedy=fixes.REFRESH_CDI,
+    blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
+    classes=HOST,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+    needs=("mig",),
+)
 def mig_cdi_stale(node: Node) -> Verdict:
+    """Each change of the layout gives MIG devices new UUIDs, and nothing makes the specification anew by
+    itself. Engines answer 'unresolvable CDI devices', or give a container a partition that is gone.
+    """
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
     if not specs or not gpus:
@@ -132,7 +194,23 @@ def mig_cdi_stale(node: Node) -> Verdict:
     )
 
 
+@check(
+    "mig-nvml-regression",
+    "fabric",
+    title="The driver counts partitioned and whole GPUs correctly",
+    severity="warning",
+    looks_at="the driver's version on a Kubernetes node where some GPUs have MIG on and others don't.",
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=_ASKED,
+    classes=HOST,
+    refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
+    needs=("mig", "kubelet"),
+    table=mig.FAULTS,
+)
 def mig_nvml_regression(node: Node) -> Verdict:
+    """Some releases of 570 tell the device plugin of too few GPUs in such a mixture: pods that ask for a
+    whole GPU wait for ever beside a free one.
+    """
     inventory = node.nvml.inventory
     gpus = [gpu for gpu in inventory.gpus if not gpu.error] if inventory else []
     whole = [gpu for gpu in gpus if not gpu.mig_enabled]
@@ -160,98 +238,11 @@ def _nvml(gpu: Gpu, what: str) -> Evidence:
 
 
 CHECKS = (
-    Check(
-        id="mig-mode-pending",
-        title="The MIG mode is what it was set to",
-        layer="fabric",
-        severity="warning",
-        looks_at="each GPU's MIG mode as NVML tells it: now, and after the next reset.",
-        why=(
-            "A GPU that is in use keeps its old mode until it is reset: partitions can't be made before "
-            "that, and a reboot changes what the node offers."
-        ),
-        remedy=fabric.RESET,
-        run=mig_mode_pending,
-        blocked_by=_ASKED,
-        classes=HOST,
-        refs=(_GUIDE,),
-        reboot=True,
-    ),
-    Check(
-        id="mig-enabled-no-instances",
-        title="GPUs with MIG on have MIG devices",
-        layer="fabric",
-        severity="error",
-        looks_at="the MIG devices that NVML lists on each GPU with MIG on.",
-        why=(
-            "Such a GPU computes through its MIG devices only. Without any, CUDA finds no device there and "
-            "NVIDIA's device plugin stops with 'has no MIG devices configured'. Instances don't survive a "
-            "reboot."
-        ),
-        remedy=fixes.everywhere("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
-        run=mig_enabled_no_instances,
-        blocked_by=(*_ASKED, "mig-mode-pending"),
-        classes=HOST,
-        refs=(_GUIDE, _PARTED),
-        needs=("mig",),
-    ),
-    Check(
-        id="mig-config-lost",
-        title="The MIG layout comes back after a reboot",
-        layer="fabric",
-        severity="warning",
-        looks_at=(
-            f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and "
-            "start scripts that make MIG devices."
-        ),
-        why=(
-            "The driver forgets the instances with every boot, on newer GPUs the MIG mode as well: the node "
-            "comes back with other devices than it had, or with none, and the next layout has other UUIDs."
-        ),
-        remedy=fabric.KEEP_LAYOUT,
-        run=mig_config_lost,
-        blocked_by=(*_ASKED, "mig-enabled-no-instances"),
-        classes=HOST,
-        refs=(_PARTED,),
-        needs=("mig",),
-        reboot=True,
-    ),
-    Check(
-        id="mig-cdi-stale",
-        title="CDI specifications have the MIG devices of now",
-        layer="fabric",
-        severity="error",
-        looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
-        why=(
-            "Each change of the layout gives MIG devices new UUIDs, and nothing makes the specification "
-            "anew by itself. Engines answer 'unresolvable CDI devices', or give a container a partition "
-            "that is gone."
-        ),
-        remedy=fixes.REFRESH_CDI,
-        run=mig_cdi_stale,
-        blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
-        classes=HOST,
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-        needs=("mig",),
-    ),
-    Check(
-        id="mig-nvml-regression",
-        title="The driver counts partitioned and whole GPUs correctly",
-        layer="fabric",
-        severity="warning",
-        looks_at="the driver's version on a Kubernetes node where some GPUs have MIG on and others don't.",
-        why=(
-            "Some releases of 570 tell the device plugin of too few GPUs in such a mixture: pods that ask "
-            "for a whole GPU wait for ever beside a free one."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=mig_nvml_regression,
-        blocked_by=_ASKED,
-        classes=HOST,
-        refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
-        needs=("mig", "kubelet"),
-        table=mig.FAULTS,
-    ),
+    mig_mode_pending,
+    mig_enabled_no_instances,
+    mig_config_lost,
+    mig_cdi_stale,
+    mig_nvml_regression,
 )
 
 
@@ -265,7 +256,24 @@ _MPS_REFUSAL = "sharing using MPS is not supported for MIG devices"
 _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own knows MIG
 
 
+@check(
+    "mig-strategy-mismatch",
+    "fabric",
+    title="The device plugin can name this MIG layout",
+    looks_at=(
+        "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
+        "flags, environment and file, or what its log says."
+    ),
+    remedy=fabric.MIXED_STRATEGY,
+    blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
+    classes=HOST,
+    refs=(_README,),
+    needs=("mig", "kubelet"),
+)
 def mig_strategy_mismatch(node: Node) -> Verdict:
+    """With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be cut alike. Else
+    NVIDIA's device plugin gives up and the node offers no GPU; mixed has a name for each profile.
+    """
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     known = [gpu for gpu in gpus if not gpu.error]
     profiles = sorted({one.profile for gpu in known for one in gpu.mig})
@@ -313,7 +321,22 @@ def _single(node: Node) -> Iterator[Evidence]:
                 break
 
 
+@check(
+    "mps-mig-mixed",
+    "fabric",
+    title="GPUs are shared by MIG or by MPS",
+    severity="warning",
+    looks_at="the device plugin's sharing by MPS (its file, daemon and log) on a node with MIG on.",
+    remedy=fixes.everywhere("kubectl get configmap --all-namespaces | grep -i device-plugin"),
+    blocked_by=("module-not-loaded", "nvml-hang"),
+    classes=HOST,
+    refs=(_README,),
+    needs=("mig", "kubelet"),
+)
 def mps_mig_mixed(node: Node) -> Verdict:
+    """The device plugin's MPS serves whole GPUs. It refuses MIG devices, and pods then wait for GPUs that
+    nobody offers.
+    """
     for plugin in node.plugin_processes:
         if shares_by_mps(node.host, plugin):
             return _mixed(node, seen(f"{plugin.name}, process {plugin.process.pid}", "shares GPUs by MPS"))
@@ -334,42 +357,6 @@ def _mixed(node: Node, told: Evidence) -> Verdict:
 
 
 MIG_PLUGINS_CHECKS = (
-    Check(
-        id="mig-strategy-mismatch",
-        title="The device plugin can name this MIG layout",
-        layer="fabric",
-        severity="error",
-        looks_at=(
-            "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
-            "flags, environment and file, or what its log says."
-        ),
-        why=(
-            "With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be cut "
-            "alike. Else NVIDIA's device plugin gives up and the node offers no GPU; mixed has a name for "
-            "each profile."
-        ),
-        remedy=fabric.MIXED_STRATEGY,
-        run=mig_strategy_mismatch,
-        blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
-        classes=HOST,
-        refs=(_README,),
-        needs=("mig", "kubelet"),
-    ),
-    Check(
-        id="mps-mig-mixed",
-        title="GPUs are shared by MIG or by MPS",
-        layer="fabric",
-        severity="warning",
-        looks_at="the device plugin's sharing by MPS (its file, daemon and log) on a node with MIG on.",
-        why=(
-            "The device plugin's MPS serves whole GPUs. It refuses MIG devices, and pods then wait for GPUs "
-            "that nobody offers."
-        ),
-        remedy=fixes.everywhere("kubectl get configmap --all-namespaces | grep -i device-plugin"),
-        run=mps_mig_mixed,
-        blocked_by=("module-not-loaded", "nvml-hang"),
-        classes=HOST,
-        refs=(_README,),
-        needs=("mig", "kubelet"),
-    ),
+    mig_strategy_mismatch,
+    mps_mig_mixed,
 )

@@ -1,4 +1,4 @@
-"""A check is data and one pure function from `Node` to a verdict."""
+"""Checks: the `check` decorator, which declares one, and the verdicts that it returns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Check:
-    """One rule of the doctor.
+    """One rule of the doctor, as `check` makes it.
 
     `severity` is what a failure counts as (error, warning, or info for one that only ever notes);
     `blocked_by` are the checks whose failure explains this one. `classes` are the kinds of node that it can
@@ -78,6 +78,53 @@ class Check:
     reboot: bool = False
     deep: bool = False
     table: str = ""
+
+
+def check(
+    id: str,
+    layer: str,
+    *,
+    title: str,
+    looks_at: str,
+    remedy: Remedy,
+    severity: str = "error",
+    blocked_by: tuple[str, ...] = (),
+    classes: tuple[str, ...] = HOST,
+    refs: tuple[str, ...] = (),
+    needs: tuple[str, ...] = (),
+    unless: tuple[str, ...] = (),
+    preflight: tuple[str, ...] = (),
+    reboot: bool = False,
+    deep: bool = False,
+    table: str = "",
+) -> Callable[[Callable[[Node], Verdict]], Check]:
+    """Decorator that makes a `Check` of a pure function, of which the docstring is the check's `why`.
+
+    It registers nothing: a module lists its checks, and checks/catalogue.py puts the lists in order.
+    """
+
+    def declare(run: Callable[[Node], Verdict]) -> Check:
+        return Check(
+            id=id,
+            title=title,
+            layer=layer,
+            severity=severity,
+            looks_at=looks_at,
+            why=" ".join((run.__doc__ or "").split()),
+            remedy=remedy,
+            run=run,
+            blocked_by=blocked_by,
+            classes=classes,
+            refs=refs,
+            needs=needs,
+            unless=unless,
+            preflight=preflight,
+            reboot=reboot,
+            deep=deep,
+            table=table,
+        )
+
+    return declare
 
 
 def ok(summary: str, *evidence: Evidence) -> Verdict:

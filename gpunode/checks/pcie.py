@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import hardware
-from gpunode.checks.model import ANY_ENGINE, Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import ANY_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import Unreadable
 from gpunode.facts import pci
 from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
@@ -26,7 +26,24 @@ _DAY_SECONDS = 86400
 _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
 
 
+@check(
+    "bar-too-small",
+    "hardware",
+    title="The firmware gave the GPUs their address windows",
+    looks_at=(
+        "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or fewer "
+        "than two on a GPU that the driver hasn't taken; and the driver's own words in the kernel's log."
+    ),
+    remedy=hardware.FIRMWARE_SETUP,
+    blocked_by=("pci-no-gpu",),
+    preflight=ANY_ENGINE,
+    refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
+)
 def bar_too_small(node: Node) -> Verdict:
+    """A GPU's memory is reached through windows of up to its whole size. Without 'Above 4G decoding' (and for
+    newer GPUs 'Resizable BAR') in the firmware, or enough room in a virtual machine, there is no place for
+    them, and the driver refuses the GPU.
+    """
     if not node.gpus:
         return skip("there is no GPU to look at")
     evidence: list[Evidence] = []
@@ -62,7 +79,25 @@ def _log(node: Node, pattern: str) -> list[KernelLine]:
         return []
 
 
+@check(
+    "pcie-link-degraded",
+    "hardware",
+    title="The PCIe links use all their lanes",
+    severity="warning",
+    looks_at=(
+        "current_link_width of every GPU against max_link_width of the GPU and of the port above it. The "
+        "speed isn't compared: an idle GPU lowers it."
+    ),
+    remedy=hardware.SHOW_LINK,
+    blocked_by=("pci-no-gpu",),
+    classes=(BARE_METAL,),
+    needs=("gpu",),
+    refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
+)
 def pcie_link_degraded(node: Node) -> Verdict:
+    """Copies between host and GPU are slower by as much as lanes are missing. Usually a card sits badly, a
+    riser is broken, or the firmware splits the slot.
+    """
     links = {gpu.address: pci.read_link(node.host, gpu.address) for gpu in node.gpus}
     known = {address: link for address, link in links.items() if link is not None}
     narrow = {address: link for address, link in known.items() if link.width < min(link.most, link.port_most)}
@@ -84,7 +119,24 @@ def pcie_link_degraded(node: Node) -> Verdict:
     )
 
 
+@check(
+    "pcie-aer-errors",
+    "hardware",
+    title="The PCIe links have no errors",
+    severity="warning",
+    looks_at=(
+        "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the boot; "
+        "errors that aren't fatal only beyond one a day, corrected ones beyond eight a minute."
+    ),
+    remedy=hardware.SHOW_ERRORS,
+    blocked_by=("pci-no-gpu",),
+    needs=("gpu",),
+    refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
+)
 def pcie_aer_errors(node: Node) -> Verdict:
+    """Errors on the link slow every copy and end with a GPU that falls off the bus. Slot, riser, retimer and
+    power are the usual causes.
+    """
     seconds = uptime(node.host)
     evidence, told = [], False
     for gpu in node.gpus:
@@ -107,7 +159,26 @@ def pcie_aer_errors(node: Node) -> Verdict:
     )
 
 
+@check(
+    "iommu-acs",
+    "hardware",
+    title="GPUs reach each other without a detour",
+    severity="info",
+    looks_at=(
+        "the ACS control registers of the switch ports above the GPUs (root only), where at least two GPUs "
+        "share a switch, and iommu= on the kernel's command line."
+    ),
+    remedy=hardware.IOMMU_PASSTHROUGH,
+    blocked_by=("pci-no-gpu",),
+    classes=(BARE_METAL,),
+    needs=("multi-gpu",),
+    refs=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",),
+)
 def iommu_acs(node: Node) -> Verdict:
+    """Access Control Services send what one GPU tells another up to the root complex, where the IOMMU looks
+    at it: NCCL gets slow, or hangs. Virtual machines need it for isolation; a node that only runs containers
+    can do without.
+    """
     if any(gpu.for_vms for gpu in node.gpus):
         return ok("GPUs are kept for virtual machines, which need the detour")
     redirecting = {gpu.address: pci.redirecting_bridges(node.host, gpu.address) for gpu in node.gpus}
@@ -136,7 +207,22 @@ def _between(node: Node, port: str) -> bool:
     return bool(higher) and sum(bool(higher & set(found)) for found in above.values()) > 1
 
 
+@check(
+    "pcie-aspm",
+    "hardware",
+    title="PCIe power saving hasn't cost a GPU",
+    severity="info",
+    looks_at="the ASPM policy of the kernel, where XID 79 was logged in this boot.",
+    remedy=hardware.NO_ASPM,
+    blocked_by=("pci-no-gpu",),
+    classes=(BARE_METAL,),
+    needs=("gpu",),
+    refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",),
+)
 def pcie_aspm(node: Node) -> Verdict:
+    """With active state power management a link sleeps when it is idle. Some boards don't wake it in time,
+    and the GPU falls off the bus.
+    """
     policy = node.host.read_text(_ASPM_POLICY) or ""
     chosen = policy.partition("[")[2].partition("]")[0]
     lines = _log(node, _OFF_THE_BUS)
@@ -152,7 +238,22 @@ def pcie_aspm(node: Node) -> Verdict:
     )
 
 
+@check(
+    "numa-affinity-missing",
+    "hardware",
+    title="Every GPU has a NUMA node",
+    severity="info",
+    looks_at="numa_node of every GPU, on machines with several NUMA nodes that have processors.",
+    remedy=hardware.FIRMWARE_SETUP,
+    blocked_by=("pci-no-gpu",),
+    classes=(BARE_METAL,),
+    needs=("gpu",),
+    refs=("https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci",),
+)
 def numa_affinity_missing(node: Node) -> Verdict:
+    """The kubelet's Topology Manager and the device plugin place work near a GPU by this number; without it
+    there are no hints. The firmware's tables leave it out (NPS and SNC settings).
+    """
     nodes = pci.processor_nodes(node.host)
     if len(nodes) < 2:
         return ok("there is one NUMA node, or the kernel doesn't tell")
@@ -172,119 +273,10 @@ def _numa(node: Node, address: str) -> str:
 
 
 CHECKS = (
-    Check(
-        id="bar-too-small",
-        title="The firmware gave the GPUs their address windows",
-        layer="hardware",
-        severity="error",
-        looks_at=(
-            "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
-            "fewer than two on a GPU that the driver hasn't taken; and the driver's own words in the "
-            "kernel's log."
-        ),
-        why=(
-            "A GPU's memory is reached through windows of up to its whole size. Without 'Above 4G decoding' "
-            "(and for newer GPUs 'Resizable BAR') in the firmware, or enough room in a virtual machine, "
-            "there is no place for them, and the driver refuses the GPU."
-        ),
-        remedy=hardware.FIRMWARE_SETUP,
-        run=bar_too_small,
-        blocked_by=("pci-no-gpu",),
-        preflight=ANY_ENGINE,
-        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
-    ),
-    Check(
-        id="pcie-link-degraded",
-        title="The PCIe links use all their lanes",
-        layer="hardware",
-        severity="warning",
-        looks_at=(
-            "current_link_width of every GPU against max_link_width of the GPU and of the port above it. The "
-            "speed isn't compared: an idle GPU lowers it."
-        ),
-        why=(
-            "Copies between host and GPU are slower by as much as lanes are missing. Usually a card sits "
-            "badly, a riser is broken, or the firmware splits the slot."
-        ),
-        remedy=hardware.SHOW_LINK,
-        run=pcie_link_degraded,
-        blocked_by=("pci-no-gpu",),
-        classes=(BARE_METAL,),
-        needs=("gpu",),
-        refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
-    ),
-    Check(
-        id="pcie-aer-errors",
-        title="The PCIe links have no errors",
-        layer="hardware",
-        severity="warning",
-        looks_at=(
-            "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the "
-            "boot; errors that aren't fatal only beyond one a day, corrected ones beyond eight a minute."
-        ),
-        why=(
-            "Errors on the link slow every copy and end with a GPU that falls off the bus. Slot, riser, "
-            "retimer and power are the usual causes."
-        ),
-        remedy=hardware.SHOW_ERRORS,
-        run=pcie_aer_errors,
-        blocked_by=("pci-no-gpu",),
-        needs=("gpu",),
-        refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
-    ),
-    Check(
-        id="iommu-acs",
-        title="GPUs reach each other without a detour",
-        layer="hardware",
-        severity="info",
-        looks_at=(
-            "the ACS control registers of the switch ports above the GPUs (root only), where at least two "
-            "GPUs share a switch, and iommu= on the kernel's command line."
-        ),
-        why=(
-            "Access Control Services send what one GPU tells another up to the root complex, where the IOMMU "
-            "looks at it: NCCL gets slow, or hangs. Virtual machines need it for isolation; a node that only "
-            "runs containers can do without."
-        ),
-        remedy=hardware.IOMMU_PASSTHROUGH,
-        run=iommu_acs,
-        blocked_by=("pci-no-gpu",),
-        classes=(BARE_METAL,),
-        needs=("multi-gpu",),
-        refs=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",),
-    ),
-    Check(
-        id="pcie-aspm",
-        title="PCIe power saving hasn't cost a GPU",
-        layer="hardware",
-        severity="info",
-        looks_at="the ASPM policy of the kernel, where XID 79 was logged in this boot.",
-        why=(
-            "With active state power management a link sleeps when it is idle. Some boards don't wake it in "
-            "time, and the GPU falls off the bus."
-        ),
-        remedy=hardware.NO_ASPM,
-        run=pcie_aspm,
-        blocked_by=("pci-no-gpu",),
-        classes=(BARE_METAL,),
-        needs=("gpu",),
-        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",),
-    ),
-    Check(
-        id="numa-affinity-missing",
-        title="Every GPU has a NUMA node",
-        layer="hardware",
-        severity="info",
-        looks_at="numa_node of every GPU, on machines with several NUMA nodes that have processors.",
-        why=(
-            "The kubelet's Topology Manager and the device plugin place work near a GPU by this number; "
-            "without it there are no hints. The firmware's tables leave it out (NPS and SNC settings)."
-        ),
-        remedy=hardware.FIRMWARE_SETUP,
-        run=numa_affinity_missing,
-        blocked_by=("pci-no-gpu",),
-        classes=(BARE_METAL,),
-        needs=("gpu",),
-        refs=("https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci",),
-    ),
+    bar_too_small,
+    pcie_link_degraded,
+    pcie_aer_errors,
+    iommu_acs,
+    pcie_aspm,
+    numa_affinity_missing,
 )

@@ -14,8 +14,8 @@ from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
     HOST_OR_CONTAINER,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -130,7 +130,24 @@ _LINUX_LIBRARIES = "libnvidia-compute"
 _UNINSTALL = "/usr/bin/nvidia-uninstall"
 
 
+@check(
+    "wsl2",
+    "platform",
+    title="WSL brings the GPUs and their driver",
+    looks_at=(
+        "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, which libcuda.so.1 the loader takes, and Linux driver "
+        "packages."
+    ),
+    remedy=UPDATE_WSL,
+    blocked_by=("pci-no-gpu",),
+    preflight=ANY_ENGINE,
+    classes=(WSL2,),
+    refs=("https://docs.nvidia.com/cuda/wsl-user-guide/",),
+)
 def wsl2(node: Node) -> Verdict:
+    """In WSL the driver is that of Windows, and its libraries are put into /usr/lib/wsl/lib. A Linux driver
+    inside hides them and has no GPU to drive.
+    """
     if node.host.stat(_DXG) is None:
         return fail("WSL gives no GPU to this distribution", seen(_DXG, "absent"))
     if not node.host.exists(f"{_WSL_LIBRARIES}lib/libcuda.so.1"):
@@ -160,7 +177,24 @@ _WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to instal
 _TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own repository has it
 
 
+@check(
+    "jetson",
+    "platform",
+    title="The toolkit knows this Jetson",
+    looks_at=(
+        f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
+        "the toolkit's release."
+    ),
+    remedy=RESTORE_LISTS,
+    blocked_by=("pci-no-gpu",),
+    classes=(TEGRA,),
+    table=TABLE,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/",),
+)
 def jetson(node: Node) -> Verdict:
+    """A Jetson's GPU isn't on the PCI bus, and its libraries lie elsewhere: the toolkit takes files and
+    devices from JetPack's lists. Containers need --runtime=nvidia; --gpus alone isn't enough.
+    """
     if not node.toolkit.programs:
         return fail(
             "the NVIDIA Container Toolkit isn't installed", seen("PATH", "no nvidia-ctk"), fix=_TOOLKIT
@@ -177,7 +211,23 @@ def jetson(node: Node) -> Verdict:
     return ok("the toolkit knows what a GPU container needs", seen(_CSV, f"{len(lists)} lists"))
 
 
+@check(
+    "lxc-nested",
+    "platform",
+    title="The LXC container may use the GPUs",
+    looks_at="inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups.",
+    remedy=PASS_DEVICES,
+    blocked_by=("module-not-loaded",),
+    preflight=ANY_ENGINE,
+    classes=(CONTAINER,),
+    needs=("gpu", "lxc"),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/139",),
+)
 def lxc_nested(node: Node) -> Verdict:
+    """An LXC container only has the device files that the machine around it hands in: there 'pct set' does it
+    on Proxmox, 'config device add NAME gpu gpu' with LXD and Incus. And an unprivileged one can't change the
+    device rules of containers inside it.
+    """
     there = {device.path for device in node.device_nodes}
     missing = [path for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if path not in there]
     if not any(path.removeprefix("/dev/nvidia").isdigit() for path in there):
@@ -201,10 +251,26 @@ def lxc_nested(node: Node) -> Verdict:
     )
 
 
+@check(
+    "nixos-flatcar-immutable",
+    "platform",
+    title="Driver and toolkit come the way this system wants it",
+    severity="info",
+    looks_at="os-release and /run/ostree-booted, where driver or toolkit are missing.",
+    remedy=OTHER_WAY,
+    blocked_by=("pci-no-gpu",),
+    classes=(BARE_METAL, VM),
+    needs=("immutable",),
+    unless=("operator-driver", "vfio-host"),
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",),
+)
 def immutable(node: Node) -> Verdict:
+    """This system is declared or built as a whole: what a package manager installs is gone after the next
+    update, or there is none.
+    """
     missing = [
         *(["the driver"] if node.module is None and not node.module_built else []),
-        *(["the container toolkit"] if toolkit_missing(node).status is FindingStatus.FAIL else []),
+        *(["the container toolkit"] if toolkit_missing.run(node).status is FindingStatus.FAIL else []),
     ]
     name = node.distribution.name or node.distribution.id
     if not missing or not node.gpus:
@@ -215,83 +281,10 @@ def immutable(node: Node) -> Verdict:
 
 
 SPECIAL_CHECKS = (
-    Check(
-        id="wsl2",
-        title="WSL brings the GPUs and their driver",
-        layer="platform",
-        severity="error",
-        looks_at=(
-            "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, which libcuda.so.1 the loader takes, and Linux driver "
-            "packages."
-        ),
-        why=(
-            "In WSL the driver is that of Windows, and its libraries are put into /usr/lib/wsl/lib. A Linux "
-            "driver inside hides them and has no GPU to drive."
-        ),
-        remedy=UPDATE_WSL,
-        run=wsl2,
-        blocked_by=("pci-no-gpu",),
-        preflight=ANY_ENGINE,
-        classes=(WSL2,),
-        refs=("https://docs.nvidia.com/cuda/wsl-user-guide/",),
-    ),
-    Check(
-        id="jetson",
-        title="The toolkit knows this Jetson",
-        layer="platform",
-        severity="error",
-        looks_at=(
-            f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
-            "the toolkit's release."
-        ),
-        why=(
-            "A Jetson's GPU isn't on the PCI bus, and its libraries lie elsewhere: the toolkit takes files "
-            "and devices from JetPack's lists. Containers need --runtime=nvidia; --gpus alone isn't enough."
-        ),
-        remedy=RESTORE_LISTS,
-        run=jetson,
-        blocked_by=("pci-no-gpu",),
-        classes=(TEGRA,),
-        table=TABLE,
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/",),
-    ),
-    Check(
-        id="lxc-nested",
-        title="The LXC container may use the GPUs",
-        layer="platform",
-        severity="error",
-        looks_at=("inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups."),
-        why=(
-            "An LXC container only has the device files that the machine around it hands in: there "
-            "'pct set' does it on Proxmox, 'config device add NAME gpu gpu' with LXD and Incus. And an "
-            "unprivileged one can't change the device rules of containers inside it."
-        ),
-        remedy=PASS_DEVICES,
-        run=lxc_nested,
-        blocked_by=("module-not-loaded",),
-        preflight=ANY_ENGINE,
-        classes=(CONTAINER,),
-        needs=("gpu", "lxc"),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/139",),
-    ),
-    Check(
-        id="nixos-flatcar-immutable",
-        title="Driver and toolkit come the way this system wants it",
-        layer="platform",
-        severity="info",
-        looks_at="os-release and /run/ostree-booted, where driver or toolkit are missing.",
-        why=(
-            "This system is declared or built as a whole: what a package manager installs is gone after the "
-            "next update, or there is none."
-        ),
-        remedy=OTHER_WAY,
-        run=immutable,
-        blocked_by=("pci-no-gpu",),
-        classes=(BARE_METAL, VM),
-        needs=("immutable",),
-        unless=("operator-driver", "vfio-host"),
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",),
-    ),
+    wsl2,
+    jetson,
+    lxc_nested,
+    immutable,
 )
 
 
@@ -309,7 +302,23 @@ _TIME_SERVICES = (
 _CGROUPS = "/sys/fs/cgroup"
 
 
+@check(
+    "selinux-nvml",
+    "platform",
+    title="SELinux lets containers use the GPUs",
+    looks_at=(
+        "the booleans container_use_devices and container_use_xserver_devices, and denials of the last day "
+        "that name a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
+    ),
+    remedy=ALLOW_DEVICES,
+    blocked_by=("module-not-loaded",),
+    needs=("gpu", "selinux-enforcing"),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/33",),
+)
 def selinux_nvml(node: Node) -> Verdict:
+    """A confined container may not open /dev/nvidia*: NVML says Insufficient Permissions. The boolean allows
+    it for all containers; a single one can be given another label.
+    """
     from gpunode.facts import access_control
 
     for name in _BOOLEANS:
@@ -326,7 +335,20 @@ def selinux_nvml(node: Node) -> Verdict:
     return fail(f"SELinux denied containers a GPU {often}", evidence)
 
 
+@check(
+    "apparmor-denied",
+    "platform",
+    title="AppArmor denied no container a GPU",
+    severity="warning",
+    looks_at="denials in the kernel's log: containers' profiles, and files of the NVIDIA driver.",
+    remedy=TEACH_APPARMOR,
+    blocked_by=("module-not-loaded",),
+    classes=HOST_OR_CONTAINER,
+    needs=("gpu",),
+    refs=("https://kubernetes.io/docs/tutorials/security/apparmor/",),
+)
 def apparmor_denied(node: Node) -> Verdict:
+    """The profile of these containers doesn't know the driver's files, and CUDA fails in them."""
     from gpunode.facts.access_control import apparmor_denials
 
     denials = apparmor_denials(node.kernel_log)
@@ -340,7 +362,20 @@ def apparmor_denied(node: Node) -> Verdict:
     return warn(f"AppArmor's profile {last.subject} denied a container a GPU", evidence, fix=fix)
 
 
+@check(
+    "clock-skew",
+    "platform",
+    title="The clock is right",
+    severity="warning",
+    looks_at="a date that can't be (before 2025), and time services that have failed.",
+    remedy=SET_CLOCK,
+    blocked_by=("pci-no-gpu",),
+    refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
+)
 def clock_skew(node: Node) -> Verdict:
+    """With a wrong clock every certificate looks expired or not yet valid: images can't be pulled, packages
+    not verified, licences of virtual GPUs not fetched.
+    """
     now = clock(node.host)
     if not now:
         return skip("it isn't known when this was recorded")
@@ -357,7 +392,25 @@ def clock_skew(node: Node) -> Verdict:
     return ok(f"the clock says {day}")
 
 
+@check(
+    "reboot-required",
+    "platform",
+    title="No kernel waits for a reboot",
+    severity="warning",
+    looks_at=(
+        "kernels in /run/reboot-required.pkgs on Debian and Ubuntu; elsewhere a newer installed kernel of "
+        "the running one's flavour, unless GRUB was told to boot another one. A kernel without the NVIDIA "
+        "module isn't ready, which dkms-not-built tells."
+    ),
+    remedy=fixes.REBOOT,
+    blocked_by=("pci-no-gpu", "driver-lib-mismatch"),
+    unless=("immutable",),
+    refs=("https://ubuntu.com/server/docs/how-to/software/automatic-updates/",),
+)
 def reboot_required(node: Node) -> Verdict:
+    """What was installed isn't what runs. It comes into force with the next reboot, planned or not; choose
+    the time while somebody looks.
+    """
     from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
 
     newer = newer_kernels(node.kernels, node.kernel)
@@ -377,7 +430,24 @@ def reboot_required(node: Node) -> Verdict:
     return warn(f"kernel {upcoming.release} waits for a reboot", installed, running)
 
 
+@check(
+    "kernel-unsupported",
+    "platform",
+    title="The driver compiles for this kernel",
+    looks_at=(
+        "the compiler's errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are of the running kernel "
+        "and it has no module."
+    ),
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=("driver-not-installed",),
+    preflight=ANY_ENGINE,
+    needs=("gpu",),
+    refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
+)
 def kernel_unsupported(node: Node) -> Verdict:
+    """A driver knows the kernels of its time. A newer kernel has changed what the module calls, and a
+    realtime kernel is refused: a newer driver, or an older kernel, is needed.
+    """
     from gpunode.facts.kernel_modules import failed_build
 
     if node.module is not None or node.module_built:
@@ -395,7 +465,26 @@ def kernel_unsupported(node: Node) -> Verdict:
     return fail(summary, *evidence, fix=newer_for_kernel(node, node.kernel))
 
 
+@check(
+    "memory-cgroup-v1",
+    "platform",
+    title="Control groups are version 2",
+    looks_at=(
+        "/sys/fs/cgroup; where it is version 1 and the kubelet doesn't run, also the kubelet's release and "
+        "failCgroupV1 in its configuration. A kubelet that runs gets a note."
+    ),
+    remedy=UNIFIED_CGROUPS,
+    blocked_by=("pci-no-gpu",),
+    preflight=("kubernetes",),
+    classes=HOST,
+    needs=("kubelet",),
+    table=TABLE,
+    refs=("https://kubernetes.io/docs/concepts/architecture/cgroups/",),
+)
 def memory_cgroup_v1(node: Node) -> Verdict:
+    """Kubernetes gives up control groups version 1: the kubelet doesn't start on them from 1.35 on, unless
+    failCgroupV1 is false.
+    """
     if node.host.exists(f"{_CGROUPS}/cgroup.controllers") or not node.host.is_dir(f"{_CGROUPS}/memory"):
         return ok("control groups are version 2")
     evidence = seen(f"{_CGROUPS}/memory", "version 1")
@@ -414,114 +503,10 @@ def memory_cgroup_v1(node: Node) -> Verdict:
 
 
 SYSTEM_CHECKS = (
-    Check(
-        id="selinux-nvml",
-        title="SELinux lets containers use the GPUs",
-        layer="platform",
-        severity="error",
-        looks_at=(
-            "the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
-            "day that name a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
-        ),
-        why=(
-            "A confined container may not open /dev/nvidia*: NVML says Insufficient Permissions. The boolean "
-            "allows it for all containers; a single one can be given another label."
-        ),
-        remedy=ALLOW_DEVICES,
-        run=selinux_nvml,
-        blocked_by=("module-not-loaded",),
-        needs=("gpu", "selinux-enforcing"),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/33",),
-    ),
-    Check(
-        id="apparmor-denied",
-        title="AppArmor denied no container a GPU",
-        layer="platform",
-        severity="warning",
-        looks_at="denials in the kernel's log: containers' profiles, and files of the NVIDIA driver.",
-        why="The profile of these containers doesn't know the driver's files, and CUDA fails in them.",
-        remedy=TEACH_APPARMOR,
-        run=apparmor_denied,
-        blocked_by=("module-not-loaded",),
-        classes=HOST_OR_CONTAINER,
-        needs=("gpu",),
-        refs=("https://kubernetes.io/docs/tutorials/security/apparmor/",),
-    ),
-    Check(
-        id="clock-skew",
-        title="The clock is right",
-        layer="platform",
-        severity="warning",
-        looks_at="a date that can't be (before 2025), and time services that have failed.",
-        why=(
-            "With a wrong clock every certificate looks expired or not yet valid: images can't be pulled, "
-            "packages not verified, licences of virtual GPUs not fetched."
-        ),
-        remedy=SET_CLOCK,
-        run=clock_skew,
-        blocked_by=("pci-no-gpu",),
-        refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
-    ),
-    Check(
-        id="reboot-required",
-        title="No kernel waits for a reboot",
-        layer="platform",
-        severity="warning",
-        looks_at=(
-            "kernels in /run/reboot-required.pkgs on Debian and Ubuntu; elsewhere a newer installed kernel "
-            "of the running one's flavour, unless GRUB was told to boot another one. A kernel without the "
-            "NVIDIA module isn't ready, which dkms-not-built tells."
-        ),
-        why=(
-            "What was installed isn't what runs. It comes into force with the next reboot, planned or not; "
-            "choose the time while somebody looks."
-        ),
-        remedy=fixes.REBOOT,
-        run=reboot_required,
-        blocked_by=("pci-no-gpu", "driver-lib-mismatch"),
-        unless=("immutable",),
-        refs=("https://ubuntu.com/server/docs/how-to/software/automatic-updates/",),
-    ),
-    Check(
-        id="kernel-unsupported",
-        title="The driver compiles for this kernel",
-        layer="platform",
-        severity="error",
-        looks_at=(
-            "the compiler's errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are of the running "
-            "kernel and it has no module."
-        ),
-        why=(
-            "A driver knows the kernels of its time. A newer kernel has changed what the module calls, and a "
-            "realtime kernel is refused: a newer driver, or an older kernel, is needed."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=kernel_unsupported,
-        blocked_by=("driver-not-installed",),
-        preflight=ANY_ENGINE,
-        needs=("gpu",),
-        refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
-    ),
-    Check(
-        id="memory-cgroup-v1",
-        title="Control groups are version 2",
-        layer="platform",
-        severity="error",
-        looks_at=(
-            "/sys/fs/cgroup; where it is version 1 and the kubelet doesn't run, also the kubelet's release "
-            "and failCgroupV1 in its configuration. A kubelet that runs gets a note."
-        ),
-        why=(
-            "Kubernetes gives up control groups version 1: the kubelet doesn't start on them from 1.35 on, "
-            "unless failCgroupV1 is false."
-        ),
-        remedy=UNIFIED_CGROUPS,
-        run=memory_cgroup_v1,
-        blocked_by=("pci-no-gpu",),
-        preflight=("kubernetes",),
-        classes=HOST,
-        needs=("kubelet",),
-        table=TABLE,
-        refs=("https://kubernetes.io/docs/concepts/architecture/cgroups/",),
-    ),
+    selinux_nvml,
+    apparmor_denied,
+    clock_skew,
+    reboot_required,
+    kernel_unsupported,
+    memory_cgroup_v1,
 )

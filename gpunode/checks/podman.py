@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpunode.checks.fixes import per_family
-from gpunode.checks.model import Check, Verdict, fail, ok, seen, skip
+from gpunode.checks.model import Verdict, check, fail, ok, seen, skip
 from gpunode.errors import ConfigError
 from gpunode.facts import tables
 from gpunode.facts.engines import podman_role
@@ -22,7 +22,27 @@ _DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # podman's default, as every engine
 _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
 
 
+@check(
+    "podman-cdi",
+    "podman",
+    title="Podman reads the CDI specification",
+    looks_at=(
+        f"podman's release and {_KEY} in containers.conf against where the specifications are, where "
+        "podman is the only engine."
+    ),
+    remedy=per_family(
+        "apt update && apt install --only-upgrade podman",
+        "dnf upgrade podman",
+        "zypper update podman",
+        "follow https://podman.io/docs/installation",
+    ),
+    blocked_by=("pci-no-gpu", "toolkit-missing", "cdi-spec-missing"),
+    preflight=("podman",),
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+    table=tables.TABLE,
+)
 def podman_cdi(node: Node) -> Verdict:
+    """Podman gets GPUs by CDI: without it containers fail with 'unresolvable CDI devices'."""
     role = podman_role(node)
     if node.podman is None or not role.used:
         return skip(role.reason)
@@ -79,27 +99,4 @@ def _place(files: PodmanConfig, release: str) -> Evidence:
     return seen(f"podman {release}", f"looks in {_DIRECTORIES[0]} alone")
 
 
-CHECKS = (
-    Check(
-        id="podman-cdi",
-        title="Podman reads the CDI specification",
-        layer="podman",
-        severity="error",
-        looks_at=(
-            f"podman's release and {_KEY} in containers.conf against where the specifications are, where "
-            "podman is the only engine."
-        ),
-        why="Podman gets GPUs by CDI: without it containers fail with 'unresolvable CDI devices'.",
-        remedy=per_family(
-            "apt update && apt install --only-upgrade podman",
-            "dnf upgrade podman",
-            "zypper update podman",
-            "follow https://podman.io/docs/installation",
-        ),
-        run=podman_cdi,
-        blocked_by=("pci-no-gpu", "toolkit-missing", "cdi-spec-missing"),
-        preflight=("podman",),
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-        table=tables.TABLE,
-    ),
-)
+CHECKS = (podman_cdi,)

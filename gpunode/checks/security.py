@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.fixes import everywhere, tell_plugin
-from gpunode.checks.model import HOST, Check, Verdict, note, ok, seen, skip, warn
+from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import upgrade
 from gpunode.errors import DaemonError
 from gpunode.facts.containerd import dig
@@ -28,7 +28,33 @@ _INFRASTRUCTURE = ("kube-system", "gpu-operator", "nvidia")
 _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is localhost (moby opts/hosts.go)
 
 
+@check(
+    "accept-envvar-unprivileged",
+    "security",
+    title="Pods get the GPUs that they asked for",
+    severity="warning",
+    looks_at=(
+        f"{BY_ENVVAR} in the toolkit's config.toml where the engine's default runtime is NVIDIA's, and "
+        "running containers that have GPUs and hold none (PodResources)."
+    ),
+    remedy=everywhere(
+        f"gpunode toolkit config set {BY_MOUNTS}=true && "
+        f"{tell_plugin('DEVICE_LIST_STRATEGY=volume-mounts')} && "
+        f"gpunode toolkit config set {BY_ENVVAR}=false",
+        "restart",
+    ),
+    blocked_by=("module-not-loaded", "toolkit-missing", "toolkit-config-invalid", "kubelet-not-running"),
+    needs=("kubelet",),
+    refs=(
+        "https://github.com/NVIDIA/k8s-device-plugin/issues/61",
+        "https://github.com/NVIDIA/gpu-operator/issues/421",
+    ),
+)
 def accept_envvar_unprivileged(node: Node) -> Verdict:
+    """Under the nvidia runtime an image with NVIDIA_VISIBLE_DEVICES=all gets every GPU, whatever the
+    scheduler gave its pod: two pods then share a GPU unknowingly. For tenants who trust each other that is no
+    matter. The device plugin must hand out GPUs by volume mounts or CDI before the setting is turned off.
+    """
     settings = node.toolkit_settings
     if settings.value(BY_ENVVAR) is not True:
         return ok(f"{BY_ENVVAR} is false: pods get the GPUs that they asked for")
@@ -91,7 +117,18 @@ def _privileged(node: Node, pid: int) -> bool:
         return True
 
 
+@check(
+    "daemon-tcp",
+    "security",
+    title="Docker's API isn't open to the network",
+    severity="info",
+    looks_at="-H, hosts, tlsverify of the running dockerd and its daemon.json; loopback doesn't count.",
+    remedy=everywhere("${EDITOR:-vi} /etc/docker/daemon.json"),
+    blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
+    refs=("https://docs.docker.com/engine/security/protect-access/",),
+)
 def daemon_tcp(node: Node) -> Verdict:
+    """Who commands Docker mounts the host's / into a container. GPUs attract those who look for that."""
     from gpunode.facts.docker import addresses, verifies_clients
 
     docker = node.docker
@@ -113,7 +150,18 @@ def daemon_tcp(node: Node) -> Verdict:
     )
 
 
+@check(
+    "docker-group",
+    "security",
+    title="Docker takes commands from administrators",
+    severity="info",
+    looks_at="the group docker in /etc/group beside root, sudo, wheel and admin, and the socket's mode.",
+    remedy=everywhere("getent group docker", needs_root=False),
+    blocked_by=("pci-no-gpu",),
+    refs=("https://docs.docker.com/engine/security/#docker-daemon-attack-surface",),
+)
 def docker_group(node: Node) -> Verdict:
+    """Who commands Docker mounts the host's / into a container, and is root in it."""
     from gpunode.facts.system import members, mode_of, without_administrators
 
     docker = node.docker
@@ -134,7 +182,22 @@ def docker_group(node: Node) -> Verdict:
     )
 
 
+@check(
+    "cap-profiling",
+    "security",
+    title="The GPUs' performance counters are kept from users",
+    severity="info",
+    looks_at=f"{_PROFILING} in {PARAMETERS}, which NVreg_RestrictProfilingToAdminUsers sets.",
+    remedy=everywhere("modprobe --showconfig | grep NVreg_RestrictProfilingToAdminUsers"),
+    blocked_by=("module-not-loaded",),
+    refs=(
+        "https://developer.nvidia.com/nvidia-development-tools-solutions-err_nvgpuctrperm-permission-issue-performance-counters",
+    ),
+)
 def cap_profiling(node: Node) -> Verdict:
+    """The counters tell one user what another's work does on the same GPU. Developers who profile want it so;
+    where users don't trust each other the default, 1, is right.
+    """
     value = parameters(node.host).get(_PROFILING)
     if value is None:
         return skip(f"{PARAMETERS} doesn't tell")
@@ -147,76 +210,10 @@ def cap_profiling(node: Node) -> Verdict:
 
 
 DOORS_CHECKS = (
-    Check(
-        id="accept-envvar-unprivileged",
-        title="Pods get the GPUs that they asked for",
-        layer="security",
-        severity="warning",
-        looks_at=(
-            f"{BY_ENVVAR} in the toolkit's config.toml where the engine's default runtime is NVIDIA's, and "
-            "running containers that have GPUs and hold none (PodResources)."
-        ),
-        why=(
-            f"Under the nvidia runtime an image with {_VISIBLE}=all gets every GPU, whatever the scheduler "
-            "gave its pod: two pods then share a GPU unknowingly. For tenants who trust each other that is "
-            "no matter. The device plugin must hand out GPUs by volume mounts or CDI before the setting is "
-            "turned off."
-        ),
-        remedy=everywhere(
-            f"gpunode toolkit config set {BY_MOUNTS}=true && "
-            f"{tell_plugin('DEVICE_LIST_STRATEGY=volume-mounts')} && "
-            f"gpunode toolkit config set {BY_ENVVAR}=false",
-            "restart",
-        ),
-        run=accept_envvar_unprivileged,
-        blocked_by=("module-not-loaded", "toolkit-missing", "toolkit-config-invalid", "kubelet-not-running"),
-        needs=("kubelet",),
-        refs=(
-            "https://github.com/NVIDIA/k8s-device-plugin/issues/61",
-            "https://github.com/NVIDIA/gpu-operator/issues/421",
-        ),
-    ),
-    Check(
-        id="daemon-tcp",
-        title="Docker's API isn't open to the network",
-        layer="security",
-        severity="info",
-        looks_at="-H, hosts, tlsverify of the running dockerd and its daemon.json; loopback doesn't count.",
-        why="Who commands Docker mounts the host's / into a container. GPUs attract those who look for that.",
-        remedy=everywhere("${EDITOR:-vi} /etc/docker/daemon.json"),
-        run=daemon_tcp,
-        blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
-        refs=("https://docs.docker.com/engine/security/protect-access/",),
-    ),
-    Check(
-        id="docker-group",
-        title="Docker takes commands from administrators",
-        layer="security",
-        severity="info",
-        looks_at="the group docker in /etc/group beside root, sudo, wheel and admin, and the socket's mode.",
-        why="Who commands Docker mounts the host's / into a container, and is root in it.",
-        remedy=everywhere("getent group docker", needs_root=False),
-        run=docker_group,
-        blocked_by=("pci-no-gpu",),
-        refs=("https://docs.docker.com/engine/security/#docker-daemon-attack-surface",),
-    ),
-    Check(
-        id="cap-profiling",
-        title="The GPUs' performance counters are kept from users",
-        layer="security",
-        severity="info",
-        looks_at=f"{_PROFILING} in {PARAMETERS}, which NVreg_RestrictProfilingToAdminUsers sets.",
-        why=(
-            "The counters tell one user what another's work does on the same GPU. Developers who profile "
-            "want it so; where users don't trust each other the default, 1, is right."
-        ),
-        remedy=everywhere("modprobe --showconfig | grep NVreg_RestrictProfilingToAdminUsers"),
-        run=cap_profiling,
-        blocked_by=("module-not-loaded",),
-        refs=(
-            "https://developer.nvidia.com/nvidia-development-tools-solutions-err_nvgpuctrperm-permission-issue-performance-counters",
-        ),
-    ),
+    accept_envvar_unprivileged,
+    daemon_tcp,
+    docker_group,
+    cap_profiling,
 )
 
 
@@ -239,7 +236,28 @@ def driver_upgrade(node: Node, wanted: str) -> Fix:
 _VGPU_MANAGER = "nvidia_vgpu_vfio"
 
 
+@check(
+    "toolkit-cve",
+    "security",
+    title="No hole of the container toolkit is known",
+    severity="warning",
+    looks_at=(
+        "the toolkit's version against a table of NVIDIA's security bulletins, whose date is shown. A hole "
+        "that the mode, the low-level runtime or a setting of config.toml closes doesn't count."
+    ),
+    remedy=fixes.UPGRADE_TOOLKIT,
+    blocked_by=("toolkit-missing", "toolkit-too-old", "toolkit-config-invalid"),
+    classes=(*HOST, WSL2),
+    table="toolkit_cves",
+    refs=(
+        "https://github.com/NVIDIA/product-security",
+        "https://nvidia.custhelp.com/app/answers/detail/a_id/5659",
+    ),
+)
 def toolkit_cve(node: Node) -> Verdict:
+    """By the worst of them whoever chooses a container's image gets at the host. Where only trusted images
+    run, the next maintenance window is early enough.
+    """
     from gpunode.facts.driver import TOOLKIT, name_of, toolkit_bulletins
 
     version = node.toolkit.version
@@ -257,7 +275,25 @@ def toolkit_cve(node: Node) -> Verdict:
     return warn(summary, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
 
 
+@check(
+    "driver-cve",
+    "security",
+    title="No hole of the driver is known",
+    severity="warning",
+    looks_at=(
+        "the loaded module's version against a table of NVIDIA's security bulletins, whose date is shown: "
+        "the release of its own branch that closes each."
+    ),
+    remedy=fixes.UPGRADE_DRIVER,
+    blocked_by=("module-not-loaded", "driver-too-old", "driver-lib-mismatch"),
+    unless=("vgpu-guest",),
+    table="driver_cves",
+    refs=("https://github.com/NVIDIA/product-security",),
+)
 def driver_cve(node: Node) -> Verdict:
+    """Most of them let a local user, or a program in a container, crash the driver or gain rights. Where only
+    trusted programs run, the next maintenance window is early enough.
+    """
     from gpunode.facts.driver import DRIVER, branch, driver_bulletins, ended, name_of
 
     version = node.module.version if node.module else ""
@@ -282,47 +318,6 @@ def driver_cve(node: Node) -> Verdict:
 
 
 HOLES_CHECKS = (
-    Check(
-        id="toolkit-cve",
-        title="No hole of the container toolkit is known",
-        layer="security",
-        severity="warning",
-        looks_at=(
-            "the toolkit's version against a table of NVIDIA's security bulletins, whose date is shown. A "
-            "hole that the mode, the low-level runtime or a setting of config.toml closes doesn't count."
-        ),
-        why=(
-            "By the worst of them whoever chooses a container's image gets at the host. Where only trusted "
-            "images run, the next maintenance window is early enough."
-        ),
-        remedy=fixes.UPGRADE_TOOLKIT,
-        run=toolkit_cve,
-        blocked_by=("toolkit-missing", "toolkit-too-old", "toolkit-config-invalid"),
-        classes=(*HOST, WSL2),
-        table="toolkit_cves",
-        refs=(
-            "https://github.com/NVIDIA/product-security",
-            "https://nvidia.custhelp.com/app/answers/detail/a_id/5659",
-        ),
-    ),
-    Check(
-        id="driver-cve",
-        title="No hole of the driver is known",
-        layer="security",
-        severity="warning",
-        looks_at=(
-            "the loaded module's version against a table of NVIDIA's security bulletins, whose date is "
-            "shown: the release of its own branch that closes each."
-        ),
-        why=(
-            "Most of them let a local user, or a program in a container, crash the driver or gain rights. "
-            "Where only trusted programs run, the next maintenance window is early enough."
-        ),
-        remedy=fixes.UPGRADE_DRIVER,
-        run=driver_cve,
-        blocked_by=("module-not-loaded", "driver-too-old", "driver-lib-mismatch"),
-        unless=("vgpu-guest",),
-        table="driver_cves",
-        refs=("https://github.com/NVIDIA/product-security",),
-    ),
+    toolkit_cve,
+    driver_cve,
 )

@@ -9,8 +9,8 @@ from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
     HOST,
     NO_ENGINE,
-    Check,
     Verdict,
+    check,
     fail,
     note,
     ok,
@@ -100,7 +100,25 @@ def low_level(node: Node, settings: Settings) -> Fix:
 _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
 
+@check(
+    "toolkit-missing",
+    "toolkit",
+    title="The container toolkit is installed",
+    looks_at=(
+        "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook on PATH and where the "
+        "GPU operator puts them; a file that is empty or not executable counts as missing. A CDI "
+        "specification of kind nvidia.com/gpu without hooks needs none of them."
+    ),
+    remedy=fixes.INSTALL_TOOLKIT,
+    blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    unless=NO_ENGINE,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",),
+)
 def toolkit_missing(node: Node) -> Verdict:
+    """Engines know nothing of GPUs: the toolkit adds device files and driver libraries to a container.
+    Without it Docker says 'could not select device driver' and pods see no GPU.
+    """
     found = node.toolkit.programs
     if any(name in found for name in _NEEDED):
         return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
@@ -129,7 +147,24 @@ def toolkit_missing(node: Node) -> Verdict:
     return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
 
 
+@check(
+    "toolkit-too-old",
+    "toolkit",
+    title="The container toolkit is new enough",
+    looks_at=(
+        "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime. The least is "
+        "1.8.0 with cgroup v2, where a kubelet is 1.7.0, and 1.11.0 on Tegra."
+    ),
+    remedy=fixes.UPGRADE_TOOLKIT,
+    blocked_by=("toolkit-missing",),
+    classes=(*EVERYWHERE_BUT_TEGRA, TEGRA),
+    table="version_gates",
+    refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
+)
 def toolkit_too_old(node: Node) -> Verdict:
+    """Device plugins need toolkit 1.7.0; older ones also fail on cgroup v2 with 'cgroup subsystem devices not
+    found'.
+    """
     version = node.toolkit.version
     if not version:
         return skip("the toolkit's version can't be told")
@@ -152,47 +187,8 @@ def _gates(node: Node) -> tuple[str, ...]:
 
 
 INSTALLED_CHECKS = (
-    Check(
-        id="toolkit-missing",
-        title="The container toolkit is installed",
-        layer="toolkit",
-        severity="error",
-        looks_at=(
-            "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook on PATH and where "
-            "the GPU operator puts them; a file that is empty or not executable counts as missing. A CDI "
-            "specification of kind nvidia.com/gpu without hooks needs none of them."
-        ),
-        why=(
-            "Engines know nothing of GPUs: the toolkit adds device files and driver libraries to a "
-            "container. Without it Docker says 'could not select device driver' and pods see no GPU."
-        ),
-        remedy=fixes.INSTALL_TOOLKIT,
-        run=toolkit_missing,
-        blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        unless=NO_ENGINE,
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",),
-    ),
-    Check(
-        id="toolkit-too-old",
-        title="The container toolkit is new enough",
-        layer="toolkit",
-        severity="error",
-        looks_at=(
-            "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime. The least "
-            "is 1.8.0 with cgroup v2, where a kubelet is 1.7.0, and 1.11.0 on Tegra."
-        ),
-        why=(
-            "Device plugins need toolkit 1.7.0; older ones also fail on cgroup v2 with 'cgroup subsystem "
-            "devices not found'."
-        ),
-        remedy=fixes.UPGRADE_TOOLKIT,
-        run=toolkit_too_old,
-        blocked_by=("toolkit-missing",),
-        classes=(*EVERYWHERE_BUT_TEGRA, TEGRA),
-        table="version_gates",
-        refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
-    ),
+    toolkit_missing,
+    toolkit_too_old,
 )
 
 
@@ -207,7 +203,21 @@ _REPOSITORY = "nvidia.github.io/"
 _RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container-runtime")
 
 
+@check(
+    "toolkit-versions-mixed",
+    "toolkit",
+    title="The toolkit's packages are of one release",
+    looks_at=f"the package database: {', '.join(PACKAGES)}.",
+    remedy=fixes.UPGRADE_TOOLKIT,
+    blocked_by=("toolkit-missing", "toolkit-too-old"),
+    classes=HOST,
+    table="version_gates",
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html",),
+)
 def toolkit_versions_mixed(node: Node) -> Verdict:
+    """The toolkit calls nvidia-container-cli with options of its own release. An older one answers
+    'unrecognized option' or 'symbol lookup error', and no GPU container starts.
+    """
     found = {name: node.packages.version(name) for name in PACKAGES}
     here = {name: version for name, version in found.items() if version}
     if _MAIN not in here or len(here) < 2:
@@ -226,7 +236,23 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
     return ok(f"the toolkit's packages are all of release {here[_MAIN]}", *evidence)
 
 
+@check(
+    "toolkit-known-bad-version",
+    "toolkit",
+    title="No known fault of this toolkit release matters here",
+    looks_at=(
+        "the toolkit's version against a table of releases with faults, by the engines in use here, and "
+        "under WSL2 by the Windows driver. A fault that breaks every container is an error, one that only "
+        "comes when nvidia-ctk sets an engine up is a note."
+    ),
+    remedy=fixes.UPGRADE_TOOLKIT,
+    blocked_by=("toolkit-missing", "toolkit-too-old"),
+    classes=EVERYWHERE_BUT_TEGRA,
+    table="toolkit_bad_versions",
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
+)
 def toolkit_known_bad_version(node: Node) -> Verdict:
+    """A newer release of the toolkit fixes these faults; the evidence says what each one breaks."""
     version = node.toolkit.version
     if not version:
         return skip("the toolkit's version can't be told")
@@ -261,7 +287,22 @@ def _used(node: Node, engine: str) -> bool:
     return not engine or _ROLES[engine](node).used
 
 
+@check(
+    "apt-signed-by",
+    "toolkit",
+    title="apt has one source of the toolkit",
+    severity="warning",
+    looks_at="/etc/apt/sources.list and sources.list.d: entries of nvidia.github.io and their keys.",
+    remedy=fixes.everywhere("ls /etc/apt/sources.list.d/"),
+    blocked_by=("pci-no-gpu",),
+    classes=EVERYWHERE_BUT_TEGRA,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",),
+)
 def apt_signed_by(node: Node) -> Verdict:
+    """With two keys for one repository apt stops with 'Conflicting values set for option Signed-By', and a
+    retired one makes apt update fail: the node then gets no updates at all, the toolkit's and security fixes
+    included.
+    """
     ours = [source for source in read_sources(node.host) if _REPOSITORY in source.uri]
     if not ours:
         return skip("apt has no source of NVIDIA's container toolkit")
@@ -304,60 +345,9 @@ def _removal(sources: list[AptSource]) -> Fix:
 
 
 RELEASES_CHECKS = (
-    Check(
-        id="toolkit-versions-mixed",
-        title="The toolkit's packages are of one release",
-        layer="toolkit",
-        severity="error",
-        looks_at=f"the package database: {', '.join(PACKAGES)}.",
-        why=(
-            "The toolkit calls nvidia-container-cli with options of its own release. An older one answers "
-            "'unrecognized option' or 'symbol lookup error', and no GPU container starts."
-        ),
-        remedy=fixes.UPGRADE_TOOLKIT,
-        run=toolkit_versions_mixed,
-        blocked_by=("toolkit-missing", "toolkit-too-old"),
-        classes=HOST,
-        table="version_gates",
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html",),
-    ),
-    Check(
-        id="toolkit-known-bad-version",
-        title="No known fault of this toolkit release matters here",
-        layer="toolkit",
-        severity="error",
-        looks_at=(
-            "the toolkit's version against a table of releases with faults, by the engines in use here, and "
-            "under WSL2 by the Windows driver. A fault that breaks every container is an error, one that "
-            "only comes when nvidia-ctk sets an engine up is a note."
-        ),
-        why="A newer release of the toolkit fixes these faults; the evidence says what each one breaks.",
-        remedy=fixes.UPGRADE_TOOLKIT,
-        run=toolkit_known_bad_version,
-        blocked_by=("toolkit-missing", "toolkit-too-old"),
-        classes=EVERYWHERE_BUT_TEGRA,
-        table="toolkit_bad_versions",
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
-    ),
-    Check(
-        id="apt-signed-by",
-        title="apt has one source of the toolkit",
-        layer="toolkit",
-        severity="warning",
-        looks_at="/etc/apt/sources.list and sources.list.d: entries of nvidia.github.io and their keys.",
-        why=(
-            "With two keys for one repository apt stops with 'Conflicting values set for option Signed-By', "
-            "and a retired one makes apt update fail: the node then gets no updates at all, the toolkit's "
-            "and security fixes included."
-        ),
-        remedy=fixes.everywhere("ls /etc/apt/sources.list.d/"),
-        run=apt_signed_by,
-        blocked_by=("pci-no-gpu",),
-        classes=EVERYWHERE_BUT_TEGRA,
-        refs=(
-            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
-        ),
-    ),
+    toolkit_versions_mixed,
+    toolkit_known_bad_version,
+    apt_signed_by,
 )
 
 
@@ -412,7 +402,21 @@ _SAYINGS = (
 )
 
 
+@check(
+    "toolkit-not-on-daemon-path",
+    "toolkit",
+    title="dockerd finds the toolkit",
+    severity="warning",
+    looks_at="PATH in dockerd's own environment, and where the toolkit's hook programs are.",
+    remedy=fixes.START_DOCKER,
+    blocked_by=("toolkit-missing", "docker-not-running"),
+    needs=("docker",),
+    refs=("https://github.com/moby/moby/blob/master/daemon/devices_nvidia_linux.go",),
+)
 def toolkit_not_on_daemon_path(node: Node) -> Verdict:
+    """Docker looks for the toolkit on its own PATH, once, when it starts. What lies elsewhere it doesn't
+    find: 'could not select device driver "" with capabilities: [[gpu]]'.
+    """
     docker, role = node.docker, docker_role(node)
     if docker is None or docker.process is None or not role.used or docker.manager:
         return skip("no Docker of the system's runs here")
@@ -443,7 +447,24 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
     )
 
 
+@check(
+    "hook-conflict",
+    "toolkit",
+    title="GPUs are put into containers once",
+    severity="warning",
+    looks_at=(
+        f"hooks of NVIDIA's in {', '.join(SYSTEM_DIRECTORIES)} where podman or CRI-O is the engine, and "
+        "CDI specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
+    ),
+    remedy=fixes.everywhere(f"ls {' '.join(SYSTEM_DIRECTORIES)}"),
+    blocked_by=("pci-no-gpu", "toolkit-missing"),
+    classes=HOST,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
+)
 def hook_conflict(node: Node) -> Verdict:
+    """Podman and CRI-O run the hook for every container that CDI has already given its GPUs to. The same
+    files are mounted twice, and the container fails to start.
+    """
     if not podman_role(node).used and not crio_role(node).used:
         return skip("neither podman nor CRI-O, which run hooks, is this node's engine")
     directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *_podman_directories(node)))
@@ -495,7 +516,26 @@ def _path(node: Node) -> str:
     return node.toolkit.programs.get(_CLI, _CLI)
 
 
+@check(
+    "toolkit-cli-probe",
+    "toolkit",
+    title="nvidia-container-cli sees the driver",
+    looks_at=(
+        "nvidia-container-cli info, in a child that is given 15 seconds, where an engine calls it: only on "
+        "--deep, since it wakes every GPU."
+    ),
+    remedy=fixes.everywhere("nvidia-container-cli -d /dev/stderr info"),
+    blocked_by=(
+        *("module-not-loaded", "driver-lib-mismatch", "libnvidia-ml-missing", "libcuda-missing"),
+        *("dev-nodes-missing", "uvm-not-loaded", "nvml-hang", "toolkit-missing", "toolkit-too-old"),
+        *("toolkit-versions-mixed", "toolkit-config-invalid", "ldconfig-fails"),
+    ),
+    classes=HOST,
+    deep=True,
+    refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",),
+)
 def toolkit_cli(node: Node) -> Verdict:
+    """Docker's --gpus and the runtime in mode legacy call it for each container, and get the same."""
     if _CLI not in node.toolkit.programs:
         return skip("nvidia-container-cli isn't installed")
     user = cli_user(node)
@@ -503,64 +543,9 @@ def toolkit_cli(node: Node) -> Verdict:
 
 
 CALLS_CHECKS = (
-    Check(
-        id="toolkit-not-on-daemon-path",
-        title="dockerd finds the toolkit",
-        layer="toolkit",
-        severity="warning",
-        looks_at="PATH in dockerd's own environment, and where the toolkit's hook programs are.",
-        why=(
-            "Docker looks for the toolkit on its own PATH, once, when it starts. What lies elsewhere it "
-            "doesn't find: 'could not select device driver \"\" with capabilities: [[gpu]]'."
-        ),
-        remedy=fixes.START_DOCKER,
-        run=toolkit_not_on_daemon_path,
-        blocked_by=("toolkit-missing", "docker-not-running"),
-        needs=("docker",),
-        refs=("https://github.com/moby/moby/blob/master/daemon/devices_nvidia_linux.go",),
-    ),
-    Check(
-        id="hook-conflict",
-        title="GPUs are put into containers once",
-        layer="toolkit",
-        severity="warning",
-        looks_at=(
-            f"hooks of NVIDIA's in {', '.join(SYSTEM_DIRECTORIES)} where podman or CRI-O is the engine, and "
-            "CDI specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
-        ),
-        why=(
-            "Podman and CRI-O run the hook for every container that CDI has already given its GPUs to. The "
-            "same files are mounted twice, and the container fails to start."
-        ),
-        remedy=fixes.everywhere(f"ls {' '.join(SYSTEM_DIRECTORIES)}"),
-        run=hook_conflict,
-        blocked_by=("pci-no-gpu", "toolkit-missing"),
-        classes=HOST,
-        refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-    ),
-    Check(
-        id="toolkit-cli-probe",
-        title="nvidia-container-cli sees the driver",
-        layer="toolkit",
-        severity="error",
-        looks_at=(
-            "nvidia-container-cli info, in a child that is given 15 seconds, where an engine calls it: only "
-            "on --deep, since it wakes every GPU."
-        ),
-        why="Docker's --gpus and the runtime in mode legacy call it for each container, and get the same.",
-        remedy=fixes.everywhere("nvidia-container-cli -d /dev/stderr info"),
-        run=toolkit_cli,
-        blocked_by=(
-            *("module-not-loaded", "driver-lib-mismatch", "libnvidia-ml-missing", "libcuda-missing"),
-            *("dev-nodes-missing", "uvm-not-loaded", "nvml-hang", "toolkit-missing", "toolkit-too-old"),
-            *("toolkit-versions-mixed", "toolkit-config-invalid", "ldconfig-fails"),
-        ),
-        classes=HOST,
-        deep=True,
-        refs=(
-            "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
-        ),
-    ),
+    toolkit_not_on_daemon_path,
+    hook_conflict,
+    toolkit_cli,
 )
 
 
@@ -571,7 +556,23 @@ _LDCONFIG_SECONDS = 5.0
 _UNMERGED = (".dpkg-dist", ".dpkg-new", ".rpmnew")
 
 
+@check(
+    "toolkit-config-invalid",
+    "toolkit",
+    title="The toolkit can read its configuration",
+    looks_at=(
+        "/etc/nvidia-container-runtime/config.toml, or that beside the toolkit which the GPU operator "
+        "installed: syntax, types, and the ldconfig and low-level runtimes that it names."
+    ),
+    remedy=fixes.everywhere("gpunode toolkit config get"),
+    blocked_by=("toolkit-missing",),
+    classes=(BARE_METAL, VM, WSL2, TEGRA),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/config",),
+)
 def toolkit_config_invalid(node: Node) -> Verdict:
+    """Every program of the toolkit reads this file each time a container starts. With an error in it, or an
+    ldconfig that isn't there, no GPU container starts.
+    """
     try:
         settings = node.toolkit_settings
     except ConfigError as error:
@@ -658,7 +659,25 @@ def _left(node: Node, settings: Settings) -> list[Evidence]:
     return [seen(path, "the packaged file of a later release") for path in paths if node.host.is_file(path)]
 
 
+@check(
+    "ldconfig-fails",
+    "toolkit",
+    title="ldconfig can be run",
+    looks_at="the ldconfig that config.toml names, asked to print its cache, which changes nothing.",
+    remedy=fixes.per_family(
+        "apt install --reinstall libc-bin",
+        "dnf reinstall glibc",
+        "zypper install --force glibc",
+        "ldconfig -p",
+    ),
+    blocked_by=("toolkit-missing", "toolkit-config-invalid"),
+    classes=HOST,
+    refs=("https://github.com/NVIDIA/libnvidia-container/issues/177",),
+)
 def ldconfig_fails(node: Node) -> Verdict:
+    """The toolkit runs the host's ldconfig for each GPU container, so that programs in it find the driver's
+    libraries. If it fails, the container isn't started.
+    """
     program = str(node.toolkit_settings.value(LDCONFIG)).removeprefix("@")
     if not node.host.executable(program):
         return skip(f"there is no {program} to be run")
@@ -672,7 +691,20 @@ def ldconfig_fails(node: Node) -> Verdict:
     return fail(f"{program} can't be run", seen(f"{program} -p", reason))
 
 
+@check(
+    "no-cgroups-wrong",
+    "toolkit",
+    title="The toolkit gives containers device permissions",
+    looks_at=f"{NO_CGROUPS} in config.toml, and whether an engine of root's calls nvidia-container-cli.",
+    remedy=fixes.everywhere(f"gpunode toolkit config set {NO_CGROUPS}=false"),
+    blocked_by=("toolkit-missing", "toolkit-config-invalid"),
+    classes=HOST,
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/580",),
+)
 def no_cgroups_wrong(node: Node) -> Verdict:
+    """With no-cgroups a container sees the device files and isn't allowed to open them: 'Failed to initialize
+    NVML: Unknown Error' in every container. Only rootless engines need it.
+    """
     settings = node.toolkit_settings
     if settings.value(NO_CGROUPS) is not True:
         return ok("nvidia-container-cli sets up device permissions")
@@ -687,7 +719,20 @@ def no_cgroups_wrong(node: Node) -> Verdict:
     return fail(f"{NO_CGROUPS} is true, but {user}", evidence, fix=fix)
 
 
+@check(
+    "runtime-mode",
+    "toolkit",
+    title="The toolkit's runtime works in a mode that fits",
+    looks_at=f"{MODE} in config.toml: auto, legacy, csv, cdi or jit-cdi.",
+    remedy=fixes.everywhere(f"gpunode toolkit config set {MODE}=auto"),
+    blocked_by=("toolkit-missing", "toolkit-config-invalid"),
+    classes=(*(kind for kind in EVERYWHERE_BUT_TEGRA if kind != CONTAINER), TEGRA),
+    refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/cmd/nvidia-container-runtime",),
+)
 def runtime_mode(node: Node) -> Verdict:
+    """In mode csv the runtime reads files that only Tegra has: GPU containers fail to start. In mode legacy
+    systemd takes a running container's device permissions away when it reloads its units.
+    """
     settings = node.toolkit_settings
     mode, evidence = str(settings.value(MODE)), _at(settings, MODE, settings.value(MODE))
     fix = change(settings, "set", f"{MODE}=auto")
@@ -706,76 +751,8 @@ def _engines(node: Node) -> bool:
 
 
 SETTINGS_CHECKS = (
-    Check(
-        id="toolkit-config-invalid",
-        title="The toolkit can read its configuration",
-        layer="toolkit",
-        severity="error",
-        looks_at=(
-            "/etc/nvidia-container-runtime/config.toml, or that beside the toolkit which the GPU operator "
-            "installed: syntax, types, and the ldconfig and low-level runtimes that it names."
-        ),
-        why=(
-            "Every program of the toolkit reads this file each time a container starts. With an error in it, "
-            "or an ldconfig that isn't there, no GPU container starts."
-        ),
-        remedy=fixes.everywhere("gpunode toolkit config get"),
-        run=toolkit_config_invalid,
-        blocked_by=("toolkit-missing",),
-        classes=(BARE_METAL, VM, WSL2, TEGRA),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/config",),
-    ),
-    Check(
-        id="ldconfig-fails",
-        title="ldconfig can be run",
-        layer="toolkit",
-        severity="error",
-        looks_at="the ldconfig that config.toml names, asked to print its cache, which changes nothing.",
-        why=(
-            "The toolkit runs the host's ldconfig for each GPU container, so that programs in it find the "
-            "driver's libraries. If it fails, the container isn't started."
-        ),
-        remedy=fixes.per_family(
-            "apt install --reinstall libc-bin",
-            "dnf reinstall glibc",
-            "zypper install --force glibc",
-            "ldconfig -p",
-        ),
-        run=ldconfig_fails,
-        blocked_by=("toolkit-missing", "toolkit-config-invalid"),
-        classes=HOST,
-        refs=("https://github.com/NVIDIA/libnvidia-container/issues/177",),
-    ),
-    Check(
-        id="no-cgroups-wrong",
-        title="The toolkit gives containers device permissions",
-        layer="toolkit",
-        severity="error",
-        looks_at=f"{NO_CGROUPS} in config.toml, and whether an engine of root's calls nvidia-container-cli.",
-        why=(
-            "With no-cgroups a container sees the device files and isn't allowed to open them: 'Failed to "
-            "initialize NVML: Unknown Error' in every container. Only rootless engines need it."
-        ),
-        remedy=fixes.everywhere(f"gpunode toolkit config set {NO_CGROUPS}=false"),
-        run=no_cgroups_wrong,
-        blocked_by=("toolkit-missing", "toolkit-config-invalid"),
-        classes=HOST,
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/580",),
-    ),
-    Check(
-        id="runtime-mode",
-        title="The toolkit's runtime works in a mode that fits",
-        layer="toolkit",
-        severity="error",
-        looks_at=f"{MODE} in config.toml: auto, legacy, csv, cdi or jit-cdi.",
-        why=(
-            "In mode csv the runtime reads files that only Tegra has: GPU containers fail to start. In mode "
-            "legacy systemd takes a running container's device permissions away when it reloads its units."
-        ),
-        remedy=fixes.everywhere(f"gpunode toolkit config set {MODE}=auto"),
-        run=runtime_mode,
-        blocked_by=("toolkit-missing", "toolkit-config-invalid"),
-        classes=(*(kind for kind in EVERYWHERE_BUT_TEGRA if kind != CONTAINER), TEGRA),
-        refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/cmd/nvidia-container-runtime",),
-    ),
+    toolkit_config_invalid,
+    ldconfig_fails,
+    no_cgroups_wrong,
+    runtime_mode,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.checks import fixes
 from gpunode.checks.health import reset_gpus
-from gpunode.checks.model import Check, Verdict, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.pcie import pcie_aer_errors
 from gpunode.errors import GpunodeError
 from gpunode.facts import kernel_log
@@ -19,7 +19,27 @@ _OFF_THE_BUS = 79
 _RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART_APP)
 
 
+@check(
+    "xid-recent",
+    "health",
+    title="The driver reports no XID",
+    looks_at=(
+        "the kernel's log of this boot, the last day of it, since the driver was last loaded: NVRM: Xid "
+        "lines and their class (docs/health.md), each with the recovery action that the driver reports by "
+        "now."
+    ),
+    remedy=fixes.READ_KERNEL_LOG,
+    blocked_by=(
+        *("nvml-hang", "gpu-reset-required", "row-remap-pending", "ecc-uncorrectable"),
+        *("channel-repair-pending", "aux-power"),
+    ),
+    table="xids",
+    refs=("https://docs.nvidia.com/deploy/xid-errors/",),
+)
 def xid_recent(node: Node) -> Verdict:
+    """An XID is the driver's account of an error. Some come from a program, some mean that the GPU has to be
+    reset or replaced, and until then its containers fail or compute wrongly.
+    """
     now = uptime(node.host)
     if not node.xids:
         return ok("the driver has reported no XID since the boot")
@@ -75,7 +95,7 @@ def _lasts(node: Node, line: XidLine) -> bool:
 def _link_is_bad(node: Node) -> bool:
     """Whether the errors of a link are told already, which end with a GPU that falls off the bus."""
     try:
-        return pcie_aer_errors(node).status is FindingStatus.WARN
+        return pcie_aer_errors.run(node).status is FindingStatus.WARN
     except GpunodeError:
         return False
 
@@ -111,28 +131,4 @@ def _fix(node: Node, lines: tuple[XidLine, ...]) -> Fix:
     return reset_gpus(node, tuple(gpu for gpu in node.conditions if gpu.pci in addresses))
 
 
-CHECKS = (
-    Check(
-        id="xid-recent",
-        title="The driver reports no XID",
-        layer="health",
-        severity="error",
-        looks_at=(
-            "the kernel's log of this boot, the last day of it, since the driver was last loaded: NVRM: Xid "
-            "lines and their class (docs/health.md), each with the recovery action that the driver reports "
-            "by now."
-        ),
-        why=(
-            "An XID is the driver's account of an error. Some come from a program, some mean that the GPU "
-            "has to be reset or replaced, and until then its containers fail or compute wrongly."
-        ),
-        remedy=fixes.READ_KERNEL_LOG,
-        run=xid_recent,
-        blocked_by=(
-            *("nvml-hang", "gpu-reset-required", "row-remap-pending", "ecc-uncorrectable"),
-            *("channel-repair-pending", "aux-power"),
-        ),
-        table="xids",
-        refs=("https://docs.nvidia.com/deploy/xid-errors/",),
-    ),
-)
+CHECKS = (xid_recent,)

@@ -63,7 +63,7 @@ def test_the_toolkits_runtime_is_not_called_missing(place: Path, shared: Path) -
     refused = f"{shared}/{RUNTIME}"
     ran = gpunode(*words, "--no-restart", env={"PATH": path})
     assert ran.code == 3 and f"{RUNTIME} is at {refused}, but it is not run" in ran.err, ran
-    verdict = toolkit_missing(Node(Host(environ={"PATH": path})))
+    verdict = toolkit_missing.run(Node(Host(environ={"PATH": path})))
     assert verdict.status.value == "fail" and "isn't installed" not in verdict.summary
     (evidence,) = [one for one in verdict.evidence if one.source == refused]
     assert evidence.value == f"it is not run: {shared} can be written by other users"
