@@ -36,7 +36,7 @@ from gpunode.plugin.model import (
     requested,
     ruled_name,
 )
-from gpunode.plugin.placement.choose import prefer
+from gpunode.plugin.placement import prefer
 from gpunode.plugin.sharing import share
 
 # What AMD GPUs are advertised as: partitions, selection, naming strategy, sharing. Pure.

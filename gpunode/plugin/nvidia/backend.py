@@ -17,7 +17,7 @@ from gpunode.plugin.nvidia.platform import Site, read_site, still_so, uses_cdi
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
 from gpunode.plugin.nvidia.watch import Watch
-from gpunode.plugin.placement.choose import prefer
+from gpunode.plugin.placement import prefer
 
 if TYPE_CHECKING:
     from gpunode.plugin.nvidia.cdi import CdiSpecs

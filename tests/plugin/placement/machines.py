@@ -9,7 +9,7 @@ from random import Random
 
 from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.model import Device, Resource, Snapshot, Unit
-from gpunode.plugin.placement.scores import by_links
+from gpunode.plugin.placement import Links
 
 RESOURCE = "nvidia.com/gpu"
 INT, PIX, PXB, PHB, NODE, SYS = 0, 10, 20, 30, 40, 50
@@ -51,7 +51,7 @@ class Machine:
 
     @property
     def matrix(self) -> Matrix:
-        score = by_links(self.topology)
+        score = Links(self.topology).score
         return [[0 if a is b else score(a, b) for b in self.units] for a in self.units]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,11 +14,8 @@ from hypothesis import strategies as st
 from gpunode.gpu.model import Topology
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import Device, Problem, Resource, Snapshot, Unit
-from gpunode.plugin.placement import aligned
-from gpunode.plugin.placement.choose import prefer
-from gpunode.plugin.placement.later import Later
-from tests.plugin.nodes import eventually
-from tests.plugin.placement.machines import MACHINES, RESOURCE, ids, random_matrix, unit, uuid
+from gpunode.plugin.placement import prefer
+from tests.plugin.placement.machines import MACHINES, RESOURCE, ids, unit, uuid
 
 PACKED = Settings(shared_devices_allocation_policy="packed")
 
@@ -74,56 +70,6 @@ def test_without_any_link_data_numa_and_index_decide() -> None:
     assert prefer(Settings(), snapshot, Topology(), ids(7, 5, 3, 1, 2, 6), (), 3) == ids(1, 2, 3)
     bare = Snapshot(1, Resource(RESOURCE, tuple(Device(one.id, one) for one in map(unit, range(4)))))
     assert prefer(Settings(), bare, Topology(), ids(3, 2, 1), (), 2) == ids(1, 2)
-
-
-def test_a_machine_is_worked_out_once_until_its_links_change() -> None:
-    found = MACHINES["hgx-h100"]
-    first = aligned.machine_of(found.snapshot().resource, found.topology, aligned_scores())
-    resource = found.snapshot().resource
-    sick = replace(resource.devices[0], problem=Problem("xid-79", "it fell off the bus"))
-    worse = replace(resource, devices=(sick, *resource.devices[1:]))
-    assert aligned.machine_of(worse, replace(found.topology), aligned_scores()) is first
-    fewer = replace(found.topology, switch_links={})
-    assert aligned.machine_of(worse, fewer, aligned_scores()) is not first
-
-
-def test_what_takes_long_is_answered_at_once_and_better_when_it_is_asked_again() -> None:
-    matrix = random_matrix(2)
-    machine = aligned.Machine(tuple(map(unit, range(16))), lambda a, b: matrix[int(a.index)][int(b.index)])
-    first = machine.choose(range(16), (), 4)
-    assert not first.exact
-    assert machine.choose(range(16), (), 4).total == first.total or machine.choose(range(16), (), 4).exact
-    assert eventually(lambda: machine.choose(range(16), (), 4).exact, 60.0)
-    assert machine.choose(range(16), (), 4).total >= first.total
-    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 60.0)
-
-
-def test_work_for_later_outlives_a_bug_and_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    later, done, go = Later(), [], threading.Event()
-
-    def wait() -> None:
-        go.wait(5.0)
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    later.put("a", wait)
-    later.put("b", fail)
-    go.set()
-    assert eventually(lambda: not any(one.name == "placement" for one in threading.enumerate()), 60.0)
-    go.clear()
-    later.put("a", wait)
-    for _ in range(3):
-        later.put("b", lambda: done.append("b"))
-    go.set()
-    assert eventually(lambda: done == ["b"], 60.0)
-
-
-def aligned_scores():
-    from gpunode.plugin.placement.scores import by_links
-
-    return by_links
 
 
 def test_unhealthy_devices_are_passed_over() -> None:

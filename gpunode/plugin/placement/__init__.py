@@ -1,1 +1,0 @@
-"""Placement: which of the free devices a container should get."""
