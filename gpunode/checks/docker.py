@@ -63,7 +63,7 @@ def docker_gpus_run_probe(node: Node) -> Verdict:
     start = node.trials.get("docker")
     if start is None:
         return skip("no container can be started from here")
-    from gpunode.gpu.program import plan
+    from gpunode.gpu.vectoradd import plan
 
     uuids = plan(node.nvml.inventory).uuids
     if not uuids:

@@ -21,10 +21,10 @@ from gpunode.commands.options import (
 from gpunode.commands.outcome import Session
 from gpunode.commands.session import verb
 from gpunode.errors import GpunodeError, UsageError
-from gpunode.gpu.mig import read_layouts
-from gpunode.gpu.mig_model import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.host import Host
 from gpunode.mig.config import as_json, as_yaml, export
+from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, Profile
+from gpunode.mig.session import read_layouts
 from gpunode.output.result import (
     Block,
     Cell,

@@ -15,14 +15,14 @@ from gpunode.commands.mig_labels import MigLabels
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
-from gpunode.gpu.mig import MigSession
-from gpunode.gpu.mig_model import GpuLayout, Layouts
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, lock_path
 from gpunode.kubernetes.access import Access
 from gpunode.mig import apply, node_labels
 from gpunode.mig.apply import HalfDone, Tools, carry_out
+from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
+from gpunode.mig.session import MigSession
 from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
 from gpunode.output.result import Block, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.runtime.apply import LOCK_SECONDS, FilesChanged, change_files, uninterrupted

@@ -12,10 +12,10 @@ from gpunode.commands import mig_apply, mig_plan
 from gpunode.commands.mig_labels import BesideAnother, MigLabels, label_command, refuse_another
 from gpunode.commands.plugin import until_signal
 from gpunode.errors import GpunodeError, UsageError
-from gpunode.gpu.mig import MigError
 from gpunode.host import Host
 from gpunode.kubernetes.api import ClusterError, Conflict, Unauthorized, Unavailable, Unreachable
 from gpunode.mig import node_labels
+from gpunode.mig.session import MigError
 from gpunode.mig.users import InUse, Obstacle
 from gpunode.output.result import Result, Text
 from gpunode.plugin.config.watch import Hangup

@@ -14,13 +14,13 @@ from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.fabric import PROGRAM, UNIT
 from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
-from gpunode.gpu.mig import MigProcess, MigSession, read_layouts
-from gpunode.gpu.mig_model import Layouts, Placement
 from gpunode.host import Host
 from gpunode.mig import apply
 from gpunode.mig.config import Entry, MigConfig, Wishes, difference, empty_instances, parse, wishes
+from gpunode.mig.model import Layouts, Placement
 from gpunode.mig.placement import summary
 from gpunode.mig.plan import Device, GpuPlan, Step, plan, put_back
+from gpunode.mig.session import MigProcess, MigSession, read_layouts
 from gpunode.mig.users import Obstacle, clients, obstacles, untold
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 

@@ -82,8 +82,8 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 
 def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
     """How the GPUs are cut, where any can be: the doctor doesn't ask for the places of instances."""
-    from gpunode.gpu.mig import MigError, read_layouts
     from gpunode.gpu.probe import probe
+    from gpunode.mig.session import MigError, read_layouts
 
     heard = recorder.kept.recording.get("nvml", {})
     if not heard:  # it had no reason to ask for the GPUs at all

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError, UsageError
-from gpunode.gpu import program
+from gpunode.gpu import vectoradd
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.probe import NvmlProbe, probe
-from gpunode.gpu.program import Answer, Plan
-from gpunode.gpu.vectoradd import DeviceResult
+from gpunode.gpu.vectoradd import Answer, DeviceResult, Plan
 from gpunode.host import Host
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
@@ -86,7 +85,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         return _own_image(host, options, progress)
     with progress.step("asking NVML which GPUs there are"):
         known = probe(host, _NVML_SECONDS)
-    wanted = program.plan(known.inventory)
+    wanted = vectoradd.plan(known.inventory)
     if not host.live and options.on == "host":
         return _simulated(known, wanted, progress)
     answer, via = Answer(()), ""
@@ -97,7 +96,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
             else:
                 answer, via = in_container(host, options, wanted.uuids, progress)
     messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
-    data = Verification(options.on, program.merge(wanted, answer.devices), via=via)
+    data = Verification(options.on, vectoradd.merge(wanted, answer.devices), via=via)
     return _report(data, answer, messages)
 
 
@@ -121,22 +120,20 @@ def refuse_contradictions(options: Options) -> None:
 
 def _simulated(known: NvmlProbe, wanted: Plan, progress: Progress) -> Result:
     """A recorded machine: its GPUs' sums are computed here, and every result says so."""
-    from gpunode.gpu import program
-
     if known.inventory is None:
         from gpunode.commands.gpus import explain_failure
 
         raise explain_failure(known)
     with progress.step("vector-add, simulated"):
-        done = tuple(program.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
-    data = Verification("host", program.merge(wanted, done))
-    return _report(data, Answer(done), (program.NOTICE,))
+        done = tuple(vectoradd.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
+    data = Verification("host", vectoradd.merge(wanted, done))
+    return _report(data, Answer(done), (vectoradd.NOTICE,))
 
 
 def _on_host(host: Host, options: Options, wanted: Plan) -> Answer:
-    arguments = program.arguments(wanted.uuids, options.timeout)
-    limit = program.longest_run(len(wanted.uuids), options.timeout)
-    done = host.run(module_argv(program.MODULE, *arguments), timeout=limit)
+    arguments = vectoradd.arguments(wanted.uuids, options.timeout)
+    limit = vectoradd.longest_run(len(wanted.uuids), options.timeout)
+    done = host.run(module_argv(vectoradd.MODULE, *arguments), timeout=limit)
     if done.timed_out:
         raise GpunodeError(f"the vector-add did not end within {limit:g} s", hint=_DOCTOR, code="cuda-hang")
     return _read(done.code, done.stdout, done.stderr)
@@ -153,8 +150,8 @@ def in_container(
 
     request = replace(
         _request(options),
-        argv=("-m", program.MODULE, *program.arguments(uuids, options.timeout)),
-        timeout=program.longest_run(len(uuids), options.timeout),
+        argv=("-m", vectoradd.MODULE, *vectoradd.arguments(uuids, options.timeout)),
+        timeout=vectoradd.longest_run(len(uuids), options.timeout),
     )
     done = run_program(host, request, progress)
     answer = _read(done.exit_code, done.stdout, done.stderr)
@@ -204,7 +201,7 @@ def _not_injected(host: Host, options: Options, done: ContainerOutcome, answer: 
 
 def _read(code: int, stdout: str, stderr: str) -> Answer:
     try:
-        return program.read_answer(stdout)
+        return vectoradd.read_answer(stdout)
     except ValueError as error:
         how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with code {code} and no result"
         said = (stderr.strip().splitlines() or [""])[-1]

@@ -16,7 +16,7 @@ from gpunode.facts.driver import version_numbers
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.tables import table
 from gpunode.facts.topic import Stuck
-from gpunode.gpu.program import MODULE, Answer, arguments, read_answer
+from gpunode.gpu.vectoradd import MODULE, Answer, arguments, read_answer
 from gpunode.host import Host
 from gpunode.host.files import SMALL_BYTES
 

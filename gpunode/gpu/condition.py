@@ -2,10 +2,14 @@
 
 Every item is None where this GPU, its driver or this user's rights don't tell. The words are nvml.h's own,
 spelled with hyphens. `read_conditions` queries NVML; a recording has the same under ``nvml.conditions``.
+
+As a child process it answers as `gpu.discover` does, then ``{"condition": {"index": 0, ...}}`` for each GPU
+as soon as it is known, so that a hang or crash leaves what came before, and ``{"done": true}`` at the end.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +18,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, TypeVar
 
+from gpunode.gpu.child import Parent
+from gpunode.gpu.discover import discover
 from gpunode.gpu.model import Gpu, Inventory, Reading
 from gpunode.gpu.nvml import (
     CORRUPTED_INFOROM,
@@ -29,7 +35,7 @@ from gpunode.gpu.nvml import (
     Nvml,
     NvmlError,
 )
-from gpunode.output.result import camel
+from gpunode.output.result import camel, plain
 
 COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
 """NVML_COMPUTEMODE_* from 0 on."""
@@ -513,3 +519,22 @@ def _licence(gpu: _Gpu) -> Licence:
 
 def _text(value: bytes | str | None) -> str | None:
     return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+def main() -> int:
+    """Always 0, so that anything else means a crash."""
+    parent = Parent()
+    try:
+        with Nvml.for_parent(parent) as nvml:
+            inventory = discover(nvml)
+            parent.tell(inventory=plain(inventory))
+            for condition in read_conditions(nvml, inventory):
+                parent.tell(condition=plain(condition))
+            parent.tell(done=True)
+    except NvmlError as error:
+        parent.tell(error=error.document)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,14 +1,20 @@
 """The few functions of CUDA's driver API that a kernel launch needs: the only module that opens libcuda.
 
 Standard library only: it also runs inside containers. A process that has used it must not fork.
+
+As a child process it lists the GPUs, where NVML lists none or tells too little of them, as on Tegra. It
+answers as `gpu.discover` does, without a driver's version, PCI addresses and MIG.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from gpunode.gpu.child import Parent
 
 # CUDA's driver errors (CUresult in cuda.h): their names, and what each means for a node.
 
@@ -228,3 +234,34 @@ class Cuda:
         grid, block = ctypes.c_uint(blocks), ctypes.c_uint(threads)
         self.call("cuLaunchKernel", kernel, grid, one, one, block, one, one, none, None, pointers, None)
         self.call("cuCtxSynchronize")
+
+
+# The child that lists the GPUs.
+
+
+def main() -> int:
+    """Always 0, so that anything else means a crash."""
+    parent = Parent()
+    try:
+        cuda = Cuda()
+        gpus = [_gpu(cuda, number) for number in range(cuda.device_count())]
+        parent.tell(inventory={"driverVersion": "", "cudaVersion": cuda.version(), "gpus": gpus})
+    except CudaError as error:
+        parent.tell(error={"message": error.message})
+    return 0
+
+
+def _gpu(cuda: Cuda, number: int) -> dict[str, object]:
+    """What `model.inventory_from_json` reads."""
+    return {
+        "index": number,
+        "uuid": cuda.uuid(number) or f"GPU-{number}",
+        "name": cuda.name(number),
+        "pci": "",
+        "memoryBytes": cuda.memory(number),
+        "computeCapability": cuda.compute_capability(number),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

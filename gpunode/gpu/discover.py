@@ -1,13 +1,20 @@
-"""Which GPUs this node has, from an open NVML. One GPU that can't be read never hides the others."""
+"""Inventory of the node's GPUs from an open NVML. A GPU that cannot be read never hides the others.
+
+As a child process (``python -m gpunode.gpu.discover``) it answers ``{"inventory": {...}}``, as `gpunode gpus
+-o json` has it under `data`, or ``{"error": {"code": 18, "message": "..."}}``.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from gpunode.gpu.child import Parent
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, profile_name
 from gpunode.gpu.nvml import FABRIC_COMPLETED, NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError
+from gpunode.output.result import plain
 
 
 def discover(
@@ -142,3 +149,18 @@ def _numa_node(root: str, pci: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
+
+
+def main() -> int:
+    """Always 0, so that anything else means a crash."""
+    parent = Parent()
+    try:
+        with Nvml.for_parent(parent) as nvml:
+            parent.tell(inventory=plain(discover(nvml)))
+    except NvmlError as error:
+        parent.tell(error=error.document)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -60,7 +60,17 @@ def library_directories(architecture: str) -> tuple[str, ...]:
     return tuple(one for one in every if "-linux-gnu" not in one or f"/{architecture}-linux-gnu" in one)
 
 
-def nvml_outside_loader(host: Host) -> str:
-    """Path of NVML on a node where the dynamic loader doesn't find it; "" if it isn't anywhere."""
-    paths = (f"{directory}/{NVML}" for directory in (*PLATFORM, *IN_DRIVER_ROOT))
-    return next((path for path in paths if not host.refusal(path) and host.is_file(path)), "")
+def nvml_outside_loader(host: Host, root: str = "") -> str:
+    """Path of NVML on a node where the dynamic loader doesn't find it; "" if it isn't anywhere. With `root`
+    the path in the driver container that has this root directory."""
+    for directory in (*PLATFORM, *IN_DRIVER_ROOT):
+        path = f"{root}{directory}/{NVML}"
+        if host.is_file(path) and not host.refusal(path):
+            return path.removeprefix(root)
+    return ""
+
+
+def nvml_options(host: Host, library: str = "", root: str = "") -> dict[str, str]:
+    """Options of a child that opens NVML (`nvml.Nvml.for_parent`); `library` is its path if it is known."""
+    fallback = "" if library else nvml_outside_loader(host, root)
+    return {"library": library, "fallback": fallback, "root": root}

@@ -180,13 +180,10 @@ class Topology:
 
 def topology_from_json(data: Mapping[str, Any]) -> Topology:
     """Read back what `result.plain` made of a `Topology`. KeyError or TypeError if it is none."""
-    return Topology(
-        tuple(
-            Pair(item["first"], item["second"], item.get("level"), item.get("nvlinks", 0))
-            for item in data.get("pairs", ())
-        ),
-        {str(uuid): int(count) for uuid, count in data.get("switchLinks", {}).items()},
+    pairs = tuple(
+        Pair(item["first"], item["second"], item["level"], item["nvlinks"]) for item in data["pairs"]
     )
+    return Topology(pairs, {str(uuid): int(count) for uuid, count in data["switchLinks"].items()})
 
 
 # Names of MIG profiles, as NVIDIA's tools and resource names spell them: ``1c.3g.20gb+me``.

@@ -1,21 +1,22 @@
 """NVML with types: the only module that imports pynvml.
 
-NVML can hang or crash the process on a sick GPU, so it is opened in children only: `isolated.probe` asks once
-with a time limit, and the device plugin listens to a `sentinel` that lives as long as the driver.
+NVML can hang or crash the process on a sick GPU, so it is opened in child processes only (`gpu.child`):
+`gpu.probe` queries one with a time limit, and the device plugin listens to a `gpu.sentinel` that lives as
+long as the driver.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from gpunode.gpu.library_paths import nvml_outside_loader
+from gpunode.gpu.child import Parent
 from gpunode.gpu.model import MigSize
-from gpunode.host import Host
 
 # NVML's return codes and what each means for a node.
 
@@ -71,6 +72,11 @@ class NvmlError(Exception):
         self.code = code
         self.message = message or _MEANINGS.get(code, "NVML failed")
         super().__init__(f"{self.message} (NVML {code})")
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What a child answers its parent."""
+        return {"code": self.code, "message": self.message}
 
 
 # Waiting for NVML's critical events: XIDs and ECC errors.
@@ -185,16 +191,12 @@ class EventSet:
 
 
 def _address(device: Any) -> int:
-    import ctypes  # here, as the plugin's serving process needs nothing of this module but `GpuEvent`
-
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
 def _instance(number: int) -> int | None:
     return None if int(number) == _NO_INSTANCE else int(number)
 
-
-__all__ = ["EventSet", "GpuEvent", "Handle", "MigAttributes", "Nvml", "NvmlError"]
 
 _GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
 _FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
@@ -271,21 +273,37 @@ class Nvml:
         self._asking = asking
 
     @classmethod
-    def open(cls, library: str = "", asking: Asking = _unnoted) -> Nvml:
-        """Load libnvidia-ml.so.1 and initialise it: by this path, or else as the dynamic loader finds it, or
-        else from where platforms keep it outside the loader's search path."""
+    def open(cls, library: str = "", asking: Asking = _unnoted, fallback: str = "") -> Nvml:
+        """Load libnvidia-ml.so.1 and initialise it: by the path `library`, or else as the dynamic loader
+        finds it, or else by the path `fallback`."""
         if library:
             _load(library)
         nvml = cls(asking)
         try:
             nvml.call("nvmlInit")
         except NvmlError as error:
-            elsewhere = "" if library or error.code != LIBRARY_NOT_FOUND else nvml_outside_loader(Host())
-            if not elsewhere:
+            if library or not fallback or error.code != LIBRARY_NOT_FOUND:
                 raise
-            _load(elsewhere)
+            _load(fallback)
             nvml.call("nvmlInit")
         return nvml
+
+    @classmethod
+    def for_parent(cls, parent: Parent) -> Nvml:
+        """Open NVML in a child, by the options that `library_paths.nvml_options` made.
+
+        With `root`, the root directory of a driver container becomes the root of this process; no module can
+        be imported after that.
+        """
+        library, fallback, root = (parent.options.get(name, "") for name in ("library", "fallback", "root"))
+        if root:
+            load_bindings()
+            try:
+                os.chroot(root)
+                os.chdir("/")
+            except OSError as error:
+                raise NvmlError(NO_PERMISSION, f"can't enter {root}: {error.strerror}") from error
+        return cls.open(library, parent.note.asking, fallback)
 
     def close(self) -> None:
         """Shut NVML down; nothing to do if it is down already."""

@@ -9,7 +9,8 @@ It ends by itself with ``{"error": {"code": 18, "message": "..."}}`` when NVML f
 ``{"again": "..."}`` when NVML must be opened by a fresh process: the driver's traces have changed, and with
 ``{"stuck": "..."}`` when NVML doesn't return to the thread that waits for events. A line on its stdin makes
 it look at once; the end of its stdin, or of its parent, ends it. Which question to which GPU has no answer
-yet is in the `probe.Note`, so that a hang or a crash has a name; ``--without`` is what was given up then.
+yet is in the `child.Note`, so that a hang or a crash has a name; the option `without` is what was given up
+then.
 """
 
 from __future__ import annotations
@@ -18,23 +19,130 @@ import os
 import select
 import sys
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread
+from itertools import combinations
+from threading import Condition, Thread
 from typing import Any
 
-from gpunode.gpu.child import end_with_parent
+from gpunode.gpu.child import EVENTS, GPU, LINKS, Parent
 from gpunode.gpu.condition import read_gpu
 from gpunode.gpu.discover import discover
 from gpunode.gpu.driver_traces import driver_traces, generation
-from gpunode.gpu.model import Inventory, Reading, Topology
-from gpunode.gpu.nvml import GPU_IS_LOST, EventSet, Nvml, NvmlError
-from gpunode.gpu.probe import EVENTS, GPU, LINKS, Note
-from gpunode.gpu.topology import read_topology
+from gpunode.gpu.model import Inventory, Pair, Reading, Topology
+from gpunode.gpu.nvml import (
+    GPU_IS_LOST,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    EventSet,
+    Handle,
+    Nvml,
+    NvmlError,
+    sysfs_address,
+)
 from gpunode.host import Host
 from gpunode.output.result import plain
+
+# Topology: common ancestors, NVLinks and links to NVSwitches. A GPU that cannot be asked costs its own pairs
+# only. Read again when the inventory has changed, as links come and go with GPUs and their drivers.
+
+_MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h; a GPU says which is its last by INVALID_ARGUMENT
+_NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, no GPU
+_NO_SUCH_LINK = (INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND)
+
+
+class _Links:
+    """Active links of one GPU: to each PCI address, and to what can't be a GPU of this node."""
+
+    def __init__(self) -> None:
+        self.to: Counter[str] = Counter()
+        self.switch = 0
+
+
+def read_topology(
+    nvml: Nvml,
+    inventory: Inventory,
+    seconds: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+    skip: Collection[int] = (),
+) -> Topology:
+    """Pairs of all readable GPUs but those whose index is in `skip`, and their links to switches.
+
+    Never raises for a GPU.
+
+    What isn't read within `seconds` is left out, from the links on: then ancestors alone tell what is near.
+    """
+    until = clock() + seconds
+    handles = _handles(nvml, inventory, skip)
+    levels = {
+        pair: _level(nvml, handles[pair[0]], handles[pair[1]]) if clock() < until else None
+        for pair in combinations(sorted(handles), 2)
+    }
+    pci = {gpu.uuid: gpu.pci for gpu in inventory.gpus}
+    places = frozenset(gpu.pci for gpu in inventory.gpus if gpu.pci)  # lost ones too: they are no switches
+    links = {
+        uuid: _links(nvml, handle, places) if clock() < until else _Links()
+        for uuid, handle in handles.items()
+    }
+    pairs = tuple(
+        Pair(a, b, level, min(links[a].to[pci[b]], links[b].to[pci[a]])) for (a, b), level in levels.items()
+    )
+    return Topology(pairs, {uuid: found.switch for uuid, found in links.items() if found.switch})
+
+
+def _handles(nvml: Nvml, inventory: Inventory, skip: Collection[int]) -> dict[str, Handle]:
+    found = {}
+    for gpu in inventory.gpus:
+        if gpu.uuid and not gpu.error and gpu.index not in skip:
+            try:
+                found[gpu.uuid] = nvml.handle(gpu.index)
+            except NvmlError:
+                continue  # lost since it was listed; the next inventory says so
+    return found
+
+
+def _level(nvml: Nvml, first: Handle, second: Handle) -> int | None:
+    try:
+        return nvml.common_ancestor(first, second)
+    except NvmlError:
+        return None
+
+
+def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> _Links:
+    """A GPU that fails in between keeps none: half of its links would rank it wrongly."""
+    found = _Links()
+    for link in range(_MOST_LINKS):
+        try:
+            if not int(nvml.call("nvmlDeviceGetNvLinkState", gpu, link)):
+                continue
+            _count(nvml, gpu, link, places, found)
+        except NvmlError as error:
+            if error.code == INVALID_ARGUMENT:
+                break
+            if error.code not in _NO_SUCH_LINK:
+                return _Links()
+    return found
+
+
+def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) -> None:
+    try:
+        kind = int(nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link))
+    except NvmlError:
+        kind = -1  # drivers before 460 don't tell; the address does
+    if kind == _NPU:
+        return
+    if kind == _SWITCH:
+        found.switch += 1
+        return
+    address = sysfs_address(nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link).busId)
+    if address in places:
+        found.to[address] += 1
+    else:
+        found.switch += 1
+
 
 # The thread of `sentinel` that waits for NVML's events and tells them as they come.
 
@@ -171,38 +279,24 @@ _STDIN = 0
 _SKIPPED = "NVML hung or crashed when it was asked about this GPU"
 
 
-class Teller:
-    """Writes whole lines to stdout, from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.last = 0.0
-
-    def tell(self, **document: Any) -> None:
-        data = json_line(document)
-        with self._lock:
-            self.last = time.monotonic()
-            while data:
-                data = data[os.write(sys.stdout.fileno(), data) :]
-
-
-def json_line(document: dict[str, Any]) -> bytes:
-    import json
-
-    return (json.dumps(document, separators=(",", ":")) + "\n").encode()
-
-
 @dataclass(frozen=True)
 class Options:
-    """Seconds between readings and between looks at the inventory; see `main` for the rest."""
+    """`poll` and `rediscover`: seconds between readings and between looks at the inventory. `use`: also tell
+    utilisation and memory. `patience`: seconds that NVML may take. `without`: GPU, LINKS or EVENTS of the GPU
+    with an index, or of all with None, about which NVML is not asked."""
 
     poll: float = 10.0
     rediscover: float = 30.0
     use: bool = False
     patience: float = 15.0
     without: frozenset[tuple[str, int | None]] = frozenset()
-    note: int = -1
-    library: str = ""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Options:
+        """From the options that the parent gives; see also `Nvml.for_parent`."""
+        names = ("poll", "rediscover", "use", "patience")
+        without = frozenset((part, index) for part, index in data.get("without", ()))
+        return cls(**{name: data[name] for name in names if name in data}, without=without)
 
     def gpus_without(self, part: str) -> frozenset[int]:
         """The indices of the GPUs that aren't asked about their links, events or anything at all."""
@@ -325,21 +419,21 @@ def loaded_library() -> str:
     return next((line.split(maxsplit=5)[5] for line in lines), "")
 
 
-def run(sentinel: Sentinel, teller: Teller) -> None:
+def run(sentinel: Sentinel, parent: Parent) -> None:
     """Until the parent goes, or NVML must be opened anew."""
     wake = sentinel.listener.wake_end
     while True:
         again = sentinel.turn(time.monotonic())
         if again:
-            teller.tell(again=again)
+            parent.tell(again=again)
             return
         if sentinel.listener.stuck(time.monotonic()):
-            teller.tell(stuck="NVML does not return to the thread that waits for events")
+            parent.tell(stuck="NVML does not return to the thread that waits for events")
             return
-        if time.monotonic() - teller.last >= BEAT_SECONDS - _BEAT_EARLY_SECONDS:
-            teller.tell(beat=1)
+        if time.monotonic() - parent.last >= BEAT_SECONDS - _BEAT_EARLY_SECONDS:
+            parent.tell(beat=1)
         now = time.monotonic()
-        limit = min(sentinel.wait(now), max(0.0, teller.last + BEAT_SECONDS - now))
+        limit = min(sentinel.wait(now), max(0.0, parent.last + BEAT_SECONDS - now))
         ready, _, _ = select.select([_STDIN, wake], [], [], limit)
         if _STDIN in ready:
             if not os.read(_STDIN, 4096):
@@ -352,37 +446,16 @@ def run(sentinel: Sentinel, teller: Teller) -> None:
 
 def main() -> int:
     """Always 0, so that anything else means a crash."""
-    end_with_parent()
-    teller = Teller()
-    options = _options(sys.argv[1:])
+    parent = Parent()
     try:
-        nvml = Nvml.open(options.library, Note(options.note).asking)
-        run(Sentinel(nvml, Host(), options, teller.tell), teller)
+        nvml = Nvml.for_parent(parent)
+        run(Sentinel(nvml, Host(), Options.from_json(parent.options), parent.tell), parent)
     except NvmlError as error:
-        teller.tell(error={"code": error.code, "message": error.message})
+        parent.tell(error=error.document)
     except BrokenPipeError:
         pass  # the parent has gone
     sys.stdout.flush()
     os._exit(0)  # not nvmlShutdown: the listener may be inside NVML, and the kernel tidies up as well
-
-
-def _options(argv: list[str]) -> Options:
-    parser = ArgumentParser()
-    parser.add_argument("--poll", type=float, default=10.0)
-    parser.add_argument("--rediscover", type=float, default=30.0)
-    parser.add_argument("--use", action="store_true", help="tell utilisation and memory, too")
-    parser.add_argument("--patience", type=float, default=15.0, help="seconds that NVML may take")
-    parser.add_argument(
-        "--without", action="append", default=[], help="PART:INDEX or PART; part is gpu, links or events"
-    )
-    parser.add_argument("--note", type=int, default=-1, help="descriptor of the note")
-    parser.add_argument("--library", default="", help="path of libnvidia-ml.so.1")
-    given: Namespace = parser.parse_args(argv)
-    parts = [argument.partition(":") for argument in given.without]
-    without = frozenset((part, int(index) if index else None) for part, _, index in parts)
-    return Options(
-        given.poll, given.rediscover, given.use, given.patience, without, given.note, given.library
-    )
 
 
 if __name__ == "__main__":

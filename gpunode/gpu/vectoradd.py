@@ -11,18 +11,19 @@ import argparse
 import dataclasses
 import json
 import math
+import operator
 import os
-import signal
 import sys
 import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from gpunode.gpu.child import AT_ONCE, JobResult, run_each, signal_name
 from gpunode.gpu.cuda import Cuda, CudaError
-from gpunode.gpu.forked import Outcome, run_each
+from gpunode.gpu.model import Gpu, Inventory
 
 # The vector-add kernel in PTX, written by hand so that no CUDA toolkit is needed.
 #
@@ -216,7 +217,7 @@ def try_all(targets: Sequence[Target], timeout: float) -> list[DeviceResult]:
     return [_result(target, outcome, timeout) for target, outcome in zip(targets, outcomes, strict=True)]
 
 
-def _result(target: Target, outcome: Outcome, timeout: float) -> DeviceResult:
+def _result(target: Target, outcome: JobResult, timeout: float) -> DeviceResult:
     answer = _answer(outcome)
     if answer is not None:
         return DeviceResult(**answer)
@@ -225,7 +226,7 @@ def _result(target: Target, outcome: Outcome, timeout: float) -> DeviceResult:
     return DeviceResult(target.index, target.uuid, target.name, status=status, message=message)
 
 
-def _answer(outcome: Outcome) -> dict[str, Any] | None:
+def _answer(outcome: JobResult) -> dict[str, Any] | None:
     """What the child said, if it got to say it; how it left afterwards is of no matter."""
     try:
         answer = json.loads(outcome.output)
@@ -234,11 +235,11 @@ def _answer(outcome: Outcome) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _ending(outcome: Outcome, timeout: float) -> str:
+def _ending(outcome: JobResult, timeout: float) -> str:
     if outcome.timed_out:
         return f"did not end within {timeout:g} s: the GPU or its driver hangs"
     if outcome.code < 0:
-        return f"was ended by {signal.Signals(-outcome.code).name}: the driver crashed it"
+        return f"was ended by {signal_name(outcome.code)}: the driver crashed it"
     return f"ended with code {outcome.code} and no result"
 
 
@@ -289,6 +290,147 @@ def _add(cuda: Cuda) -> tuple[array[float], float]:
     milliseconds = (time.perf_counter() - start) * 1000
     cuda.from_device(got.buffer_info()[0], out, size)
     return got, milliseconds
+
+
+# The program as something to start: its files, its arguments and how its answer is read.
+
+MODULE = "gpunode.gpu.vectoradd"
+PROGRAM_FILES = (
+    "__init__.py",
+    "gpu/__init__.py",
+    "gpu/child.py",
+    "gpu/cuda.py",
+    "gpu/model.py",
+    "gpu/vectoradd.py",
+)
+"""All that the program needs besides the standard library, relative to the package gpunode."""
+
+_START_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the program printed. `error` says why CUDA can't even count devices, `code` is its CUresult."""
+
+    devices: tuple[DeviceResult, ...]
+    error: str = ""
+    code: int | None = None
+
+
+def arguments(uuids: Sequence[str], timeout: float) -> tuple[str, ...]:
+    """Command line of the program: these devices, or what CUDA itself sees; `timeout` seconds for each."""
+    chosen = [argument for uuid in uuids for argument in ("--uuid", uuid)]
+    return (*chosen, "--timeout", f"{timeout:g}")
+
+
+def longest_run(devices: int, timeout: float) -> float:
+    """Seconds after which the whole program must be over, when each device may take `timeout` seconds."""
+    rounds = max(1, math.ceil(devices / AT_ONCE)) + (0 if devices else 1)  # counting the devices is a round
+    return rounds * (timeout + 2.0) + _START_SECONDS
+
+
+def read_answer(text: str) -> Answer:
+    """Read what the program printed; its document is the last line. ValueError if there is none."""
+    try:
+        document = json.loads(text.strip().rpartition("\n")[2])
+        devices = tuple(_device(item) for item in document["devices"])
+        error = document["error"]
+        if error is None:
+            return Answer(devices)
+        code = error["code"]
+        return Answer(devices, str(error["message"]), code if isinstance(code, int) else None)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
+        raise ValueError(f"not a vector-add answer: {problem!r}") from problem
+
+
+def _device(item: Any) -> DeviceResult:
+    error = item["max_error"]
+    return DeviceResult(
+        int(item["index"]),
+        str(item["uuid"]),
+        str(item["name"]),
+        int(item["elements"]),
+        None if error is None else float(error),
+        float(item["milliseconds"]),
+        str(item["status"]),
+        str(item["message"]),
+    )
+
+
+# What of an inventory can run a kernel: whole GPUs, or the MIG devices of a GPU that is cut up.
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`runnable` devices as results yet to come, and `settled` ones about which there is nothing to try."""
+
+    runnable: tuple[DeviceResult, ...] = ()
+    settled: tuple[DeviceResult, ...] = ()
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        return tuple(device.uuid for device in self.runnable)
+
+
+def plan(inventory: Inventory | None) -> Plan:
+    """Sort an inventory's devices; a GPU that NVML can't read or that has another's UUID fails, an empty MIG
+    GPU is skipped.
+    """
+    runnable: list[DeviceResult] = []
+    settled: list[DeviceResult] = []
+    owners: dict[str, int] = {}
+    for gpu in inventory.gpus if inventory else ():
+        owner = owners.setdefault(gpu.uuid, gpu.index)
+        if owner != gpu.index and not gpu.error:
+            message = f"NVML gives it the UUID of GPU {owner}: neither can be told from the other"
+            settled.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
+        elif gpu.error or (gpu.mig_enabled and not gpu.mig):
+            settled.append(_settled(gpu))
+        elif gpu.mig_enabled:
+            runnable += [
+                DeviceResult(gpu.index, mig.uuid, f"{gpu.name} MIG {mig.profile}") for mig in gpu.mig
+            ]
+        else:
+            runnable.append(DeviceResult(gpu.index, gpu.uuid, gpu.name))
+    return Plan(tuple(runnable), tuple(settled))
+
+
+def _settled(gpu: Gpu) -> DeviceResult:
+    if gpu.error:
+        return DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=gpu.error)
+    message = "MIG is on and holds no device: make some (nvidia-smi mig -cgi ... -C) or switch it off"
+    return DeviceResult(gpu.index, gpu.uuid, gpu.name, status="skip", message=message)
+
+
+def merge(wanted: Plan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ...]:
+    """The program's results with the inventory's indices and names, in the inventory's order."""
+    by_uuid = {result.uuid: result for result in seen}
+    told = [
+        replace(by_uuid[device.uuid], index=device.index, name=device.name or by_uuid[device.uuid].name)
+        if device.uuid in by_uuid
+        else replace(device, status="fail", message="the program said nothing of this device")
+        for device in wanted.runnable
+    ]
+    extra = [result for result in seen if result.uuid not in wanted.uuids]
+    return tuple(sorted([*told, *wanted.settled, *extra], key=lambda result: result.index))
+
+
+# The vector-add of a node that isn't there: for recorded and simulated machines, on this machine's CPU.
+
+NOTICE = "simulated: computed on the CPU"
+
+
+def vector_add(devices: Iterable[tuple[int, str, str]]) -> Iterator[DeviceResult]:
+    """For each device (index, UUID, name) the sums that it would compute, computed and compared for real.
+
+    `message` says that it is simulated; `milliseconds` are this machine's.
+    """
+    (left, right), want = inputs(), expected()
+    for index, uuid, name in devices:
+        start = time.perf_counter()
+        got = array("f", map(operator.add, left, right))
+        milliseconds = (time.perf_counter() - start) * 1000
+        yield replace(judge(index, uuid, name, got, want, milliseconds), message=NOTICE)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from gpunode.host.files import (
     restrict_umask,
     socket_state_of,
 )
-from gpunode.host.process import COMMAND_NOT_FOUND, Completed, run_process
+from gpunode.host.process import COMMAND_NOT_FOUND, Completed, LineChild, run_process
 from gpunode.host.reading import DeviceNode, FileSystem, ReadingHost
 from gpunode.host.recording import RECORDING
 
@@ -87,6 +87,13 @@ class Host(ReadingHost):
 
             return run_watched(tuple(argv), timeout, full, watch, program)
         return run_process(tuple(argv), timeout, stdin, full, program)
+
+    def start_child(self, argv: Sequence[str], *, noting: bool = False) -> LineChild:
+        """Start a child process of this live machine that answers in lines; see `process.LineChild`."""
+        if self.trace is not None:
+            self.trace(" ".join(argv))
+        self.note(f"running {' '.join(argv)}")
+        return LineChild(tuple(argv), {**self.environ, "LC_ALL": "C.UTF-8"}, noting)
 
     def refuse_unsafe(self, *names: str) -> None:
         """`PreconditionError` for a program of which this node has only one that other users can have

@@ -164,7 +164,7 @@ class LineChild:
     """A running child that tells lines on stdout; one thread reads, any may write or `wake`.
 
     `OSError` if it can't be started. `last_words` is the end of what it wrote to stderr. With `noting` the
-    child gets the option ``--note DESCRIPTOR``, a file without a name of which `note` is the content.
+    child gets one more argument, the descriptor of a file without a name of which `note` is the content.
     """
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
@@ -173,7 +173,7 @@ class LineChild:
         self._note = unnamed_file() if noting else -1
         try:
             self._child = subprocess.Popen(
-                (*argv, "--note", str(self._note)) if noting else argv,
+                (*argv, str(self._note)) if noting else argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

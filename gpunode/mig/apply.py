@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from gpunode.errors import GpunodeError, RolledBackError
 from gpunode.gpu.driver_traces import boot_id
-from gpunode.gpu.mig_model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Placement
-from gpunode.gpu.mig_wire import layouts_from_json
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
+from gpunode.mig.model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Placement, layouts_from_json
 from gpunode.mig.placement import CannotPlace, Target, solve
 from gpunode.mig.plan import GpuPlan, Step, as_it_was, reached, same_layout, towards
 from gpunode.mig.users import Drained
@@ -34,7 +33,7 @@ class ModeChange(Protocol):
 
 
 class Session(Protocol):
-    """An open NVML that changes MIG; `gpunode.gpu.mig.MigSession` is the one there is."""
+    """An open NVML that changes MIG; `gpunode.mig.session.MigSession` is the one there is."""
 
     def __enter__(self) -> Session: ...
     def __exit__(

@@ -15,8 +15,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.facts.located import DocumentError, Item, Notes, read
-from gpunode.gpu.mig_model import GpuLayout, Layouts
-from gpunode.mig.model import parse_name
+from gpunode.mig.model import GpuLayout, Layouts, parse_name
 from gpunode.mig.placement import meaning, offered, summary, unknown_profiles
 
 VERSION = "v1"

@@ -12,13 +12,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunode.gpu.mig_model import GpuInstance, GpuLayout, Placement, Profile, device_name
 from gpunode.mig.model import (
     Bin,
     ComputeTarget,
     DeviceName,
+    GpuInstance,
+    GpuLayout,
+    Placement,
+    Profile,
     bins,
     compute_places,
+    device_name,
     fillings,
     parse_name,
     same_profile,

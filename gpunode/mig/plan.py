@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.gpu.mig_model import GpuInstance, GpuLayout, Placement
 from gpunode.mig.config import CannotBe, Wish
-from gpunode.mig.model import ComputeTarget
+from gpunode.mig.model import ComputeTarget, GpuInstance, GpuLayout, Placement
 from gpunode.mig.placement import CannotPlace, Target, solve
 
 AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode takes a reset; from Hopper on it doesn't

@@ -24,11 +24,11 @@ from gpunode.facts.devices import opened
 from gpunode.facts.node import Node
 from gpunode.facts.processes import Process, identifies, running
 from gpunode.facts.workloads import container_of
-from gpunode.gpu.mig import MigProcess
-from gpunode.gpu.mig_model import GpuLayout
 from gpunode.host import Host
 from gpunode.host.process import Completed
+from gpunode.mig.model import GpuLayout
 from gpunode.mig.plan import Device, GpuPlan
+from gpunode.mig.session import MigProcess
 from gpunode.output.result import Progress
 
 DRM = "nvidia_drm"

@@ -19,8 +19,8 @@ from fixtures.scenario import (
     with_mig,
 )
 from fixtures.stubs import have_compiler, stub_node
-from gpunode.gpu.mig import MigSession
 from gpunode.host import Host
+from gpunode.mig.session import MigSession
 from tests.cli import gpunode
 
 pytestmark = pytest.mark.skipif(not have_compiler() and not os.environ.get("CI"), reason="gcc is missing")

@@ -8,11 +8,10 @@ import pytest
 
 from fixtures.debian_driver import fetch_driver_libraries
 from gpunode.cdi.driver_files import read_driver_files
-from gpunode.gpu.child import module_argv
+from gpunode.gpu.child import start
 from gpunode.gpu.nvml import DRIVER_NOT_LOADED
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
-from gpunode.host.process import LineChild
 from tests.cli import gpunode
 
 
@@ -33,7 +32,7 @@ def test_the_real_nvml_says_that_no_driver_is_loaded(libraries):
 
 
 def test_the_plugins_child_says_so_too_and_ends(libraries):
-    child = LineChild(module_argv("gpunode.gpu.sentinel"), {**os.environ, **libraries})
+    child = start(Host(environ={**os.environ, **libraries}), "gpunode.gpu.sentinel", {})
     try:
         assert json.loads(child.read_line(20) or "")["error"]["code"] == DRIVER_NOT_LOADED
         assert child.read_line(5) == ""

@@ -134,7 +134,7 @@ def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
     assert "no usable answer" in answer.message
 
 
-@pytest.mark.parametrize("topology", [False, True])
+@pytest.mark.parametrize("condition", [False, True])
 @pytest.mark.parametrize(
     ("fault", "seconds", "timed_out", "words"),
     [
@@ -145,7 +145,7 @@ def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
     ids=["hang", "later", "crash"],
 )
 def test_a_hang_or_crash_names_the_question_and_leaves_no_child(
-    make_node, fault, seconds, timed_out, words, topology
+    make_node, fault, seconds, timed_out, words, condition
 ):
     script = """
 import json, os, sys
@@ -154,7 +154,7 @@ from gpunode.host import Host
 from gpunode.output.result import plain
 said = []
 host = Host(environ=dict(os.environ), trace=said.append)
-answer = probe(host, timeout=float(sys.argv[1]), topology=sys.argv[2] == "True")
+answer = probe(host, timeout=float(sys.argv[1]), condition=sys.argv[2] == "True")
 assert len(said) == 1
 try:
     os.waitpid(-1, os.WNOHANG)
@@ -164,7 +164,7 @@ except ChildProcessError:
 print(json.dumps({**plain(answer), "left": left}))
 """
     env = make_node(machine(1).with_faults(fault)).env
-    answer = run_python(script, env, str(seconds), str(topology))
+    answer = run_python(script, env, str(seconds), str(condition))
     assert answer["left"] is False
     assert (answer["inventory"], answer["code"], answer["timedOut"]) == (None, None, timed_out)
     assert words in answer["message"]
@@ -201,10 +201,10 @@ def in_nvml(pid):
 def test_what_a_library_prints_is_kept_out_of_the_answer(make_node):
     script = """
 import os, sys
-from gpunode.gpu import probe
-discover = probe.discover
-probe.discover = lambda nvml: os.write(1, b"noise") and discover(nvml)
-sys.exit(probe.main())
+from gpunode.gpu import discover
+read = discover.discover
+discover.discover = lambda nvml: os.write(1, b"noise") and read(nvml)
+sys.exit(discover.main())
 """
     assert len(run_python(script, make_node(machine(2)).env)["inventory"]["gpus"]) == 2
 

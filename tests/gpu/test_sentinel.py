@@ -27,13 +27,12 @@ from fixtures.scenario import (
     with_nvswitch,
 )
 from fixtures.stubs import StubNode, have_compiler, stub_node
-from gpunode.gpu.child import module_argv
+from gpunode.gpu.child import NvmlQuestion, read_note
+from gpunode.gpu.child import start as start_child
 from gpunode.gpu.driver_traces import driver_traces, generation, node_traces
-from gpunode.gpu.model import Inventory, inventory_from_json
-from gpunode.gpu.probe import NvmlQuestion, read_note
+from gpunode.gpu.model import Inventory, inventory_from_json, topology_from_json
 from gpunode.host import Host
-from gpunode.host.process import LineChild
-from gpunode.plugin.nvidia.watch import event_from_json, readings_from_json, topology_from_json
+from gpunode.plugin.nvidia.watch import event_from_json, readings_from_json
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
@@ -42,10 +41,12 @@ pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installe
 class Sentinel:
     """One child and what it has said."""
 
-    def __init__(self, node: StubNode, *given: str) -> None:
+    def __init__(self, node: StubNode, **options: Any) -> None:
         self.node = node
-        argv = module_argv("gpunode.gpu.sentinel", "--rediscover", "0.3", "--poll", "0.3", *given)
-        self.child = LineChild(argv, {**os.environ, **node.env}, noting=True)
+        host = Host(environ={**os.environ, **node.env})
+        self.child = start_child(
+            host, "gpunode.gpu.sentinel", {"rediscover": 0.3, "poll": 0.3, "library": "", **options}
+        )
         self.said: list[dict[str, Any]] = []
 
     def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE) -> dict[str, Any]:
@@ -78,8 +79,8 @@ class Sentinel:
 def start(tmp_path: Path) -> Iterator[Callable[..., Sentinel]]:
     started: list[Sentinel] = []
 
-    def start(scenario: Scenario, *given: str) -> Sentinel:
-        started.append(Sentinel(stub_node(tmp_path, scenario, libraries="nvml"), *given))
+    def start(scenario: Scenario, **options: Any) -> Sentinel:
+        started.append(Sentinel(stub_node(tmp_path, scenario, libraries="nvml"), **options))
         return started[-1]
 
     yield start
@@ -119,7 +120,7 @@ def test_a_fabric_that_failed_is_named(start: Start) -> None:
 
 
 def test_use_is_told_where_it_is_asked_for(start: Start) -> None:
-    sentinel = start(machine(1).with_gpu(0, busy=40, used=5 << 30), "--use")
+    sentinel = start(machine(1).with_gpu(0, busy=40, used=5 << 30), use=True)
     (reading,) = readings_from_json(sentinel.hear(lambda document: "readings" in document)["readings"])
     assert (reading.busy_percent, reading.memory_used_bytes) == (40, 5 << 30)
 
@@ -137,7 +138,7 @@ def test_only_what_changed_is_told(start: Start) -> None:
 
 def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
     scenario = with_mig(machine(2), 1, mixed_layout(1))
-    sentinel = start(scenario, "--poll", "60", "--rediscover", "60")
+    sentinel = start(scenario, poll=60, rediscover=60)
     sentinel.watching(2)
     if not any("readings" in document for document in sentinel.said):  # two threads tell, in any order
         sentinel.hear(lambda document: "readings" in document)
@@ -178,7 +179,7 @@ def test_a_lost_gpu_costs_itself_only_and_is_watched_again_when_it_is_back(start
 
 def test_a_link_that_dies_is_told_though_nothing_else_changes(start: Start) -> None:
     whole = with_nvswitch(machine(2))
-    sentinel = start(whole, "--rediscover", "0.05")
+    sentinel = start(whole, rediscover=0.05)
     sentinel.hear(lambda document: "inventory" in document)
     fewer = {place: pci for place, pci in whole.nvlinks.items() if place != (1, 5)}
     for scenario, count in ((replace(whole, nvlinks=fewer), 17), (whole, 18)):
@@ -205,7 +206,7 @@ def test_gpus_and_mig_devices_come_and_go(start: Start) -> None:
 
 
 def test_a_line_on_stdin_makes_it_look_and_its_end_ends_it(start: Start) -> None:
-    sentinel = start(machine(1), "--rediscover", "60", "--poll", "60")
+    sentinel = start(machine(1), poll=60, rediscover=60)
     sentinel.inventory()
     sentinel.inventory()
     sentinel.node.write(machine(2))
@@ -223,7 +224,7 @@ def test_a_failure_that_nvml_names_is_told_and_ends_it(start: Start, code: int) 
 
 
 def test_a_missing_library_is_told(start: Start) -> None:
-    sentinel = start(machine(1), "--library", "/nowhere/libnvidia-ml.so.1")
+    sentinel = start(machine(1), library="/nowhere/libnvidia-ml.so.1")
     assert "/nowhere" in sentinel.hear(lambda document: "error" in document)["error"]["message"]
 
 
@@ -231,8 +232,8 @@ def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path:
     node = stub_node(tmp_path, machine(2), libraries="nvml")
     path = node.libraries / "libnvidia-ml.so.1"
     bare = StubNode(node.scenario_path, Path("/nowhere"))
-    argv = module_argv("gpunode.gpu.sentinel", "--library", str(path))
-    child = LineChild(argv, {**os.environ, **bare.env})
+    host = Host(environ={**os.environ, **bare.env})
+    child = start_child(host, "gpunode.gpu.sentinel", {"library": str(path)})
     try:
         first = [child.read_line(PATIENCE) or "" for _ in range(2)]  # events are watched by another thread
         assert any('"inventory"' in line for line in first)
@@ -244,7 +245,8 @@ def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_pat
     node = stub_node(tmp_path, machine(1), libraries="nvml")
     path = tmp_path / "libnvidia-ml.so.1"
     shutil.copy(node.libraries / path.name, path)
-    child = LineChild(module_argv("gpunode.gpu.sentinel", "--library", str(path)), {**os.environ, **node.env})
+    host = Host(environ={**os.environ, **node.env})
+    child = start_child(host, "gpunode.gpu.sentinel", {"library": str(path)})
     try:
         first = [child.read_line(PATIENCE) or "" for _ in range(2)]  # events are watched by another thread
         assert any('"inventory"' in line for line in first)
@@ -261,7 +263,7 @@ def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_pat
 
 def test_a_gpu_that_was_given_up_is_not_asked(start: Start) -> None:
     hangs = Fault("nvmlDeviceGetHandleByIndex", uuid=gpu_uuid(1), hang=60.0)
-    sentinel = start(machine(3).with_faults(hangs), "--without", "gpu:1")
+    sentinel = start(machine(3).with_faults(hangs), without=[("gpu", 1)])
     seen = sentinel.inventory()
     assert [bool(gpu.error) for gpu in seen.gpus] == [False, True, False]
 
@@ -270,7 +272,7 @@ def test_links_and_events_that_were_given_up_are_not_asked_for(start: Start) -> 
     links = Fault("nvmlDeviceGetNvLinkState", uuid=gpu_uuid(1), hang=60.0)
     events = Fault("nvmlDeviceRegisterEvents", uuid=gpu_uuid(2), hang=60.0)
     scenario = with_nvswitch(machine(4)).with_faults(links, events)
-    sentinel = start(scenario, "--without", "links:1", "--without", "events:2")
+    sentinel = start(scenario, without=[("links", 1), ("events", 2)])
     document = sentinel.hear(lambda document: "inventory" in document)
     assert not any(gpu.error for gpu in inventory_from_json(document["inventory"]).gpus)
     topology = topology_from_json(document["topology"])

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.gpu.program import NOTICE, vector_add
-from gpunode.gpu.vectoradd import ELEMENTS, expected, inputs, judge, largest_error
+from gpunode.gpu.vectoradd import ELEMENTS, NOTICE, expected, inputs, judge, largest_error, vector_add
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from gpunode.errors import Unreadable
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.bundle import files_of, links_of, packed
-from gpunode.host.process import Completed
+from gpunode.host.process import LineChild
 from gpunode.host.recorder import RecordingHost
 from gpunode.host.redact import HIDDEN, Redaction, own_names, without_secrets
 
@@ -86,14 +86,17 @@ def test_what_this_user_may_not_read_is_kept_as_that(monkeypatch):
 
 
 def test_nvml_is_kept_in_its_own_section(monkeypatch):
-    gpu = '{"inventory": {"driverVersion": "580.1", "cudaVersion": "13.0", "gpus": []}}\n'
-    answer = Completed((), 0, gpu, "")
-    monkeypatch.setattr(Host, "run", lambda self, argv, **more: answer)
+    def child(code):
+        argv = (sys.executable, "-ISc", code)
+        monkeypatch.setattr(Host, "start_child", lambda self, _, **more: LineChild(argv, os.environ))
+
+    inventory = '{"inventory": {"driverVersion": "580.1", "cudaVersion": "13.0", "gpus": []}}'
+    child(f"print('{inventory}'); print('{{\"done\": true}}')")
     host = RecordingHost()
     found = probe(host, condition=True)
     assert found.inventory is not None
     assert set(host.kept.recording["nvml"]) == {"inventory", "conditions"}
-    monkeypatch.setattr(Host, "run", lambda self, argv, **more: Completed((), -11, "", ""))
+    child("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     host = RecordingHost()
     assert "SIGSEGV" in probe(host).message
     assert host.kept.recording["nvml"] == {"problem": probe(host).message}

@@ -19,9 +19,10 @@ from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
-from gpunode.gpu import condition, mig_model, model
+from gpunode.gpu import condition, model
 from gpunode.host import Host, recording
 from gpunode.host.recording import parse_recording
+from gpunode.mig import model as mig_model
 from gpunode.output.result import camel
 from tests.cli import gpunode
 

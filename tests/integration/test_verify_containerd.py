@@ -9,7 +9,7 @@ from fixtures.engines import CONTAINERD_CONFIG, start_containerd
 from gpunode.daemons import cri as cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.errors import DaemonError, PreconditionError
-from gpunode.gpu.program import MODULE, read_answer
+from gpunode.gpu.vectoradd import MODULE, read_answer
 from gpunode.host import Host
 from gpunode.runtime.verify.container import ContainerRequest
 from gpunode.runtime.verify.run import run_program

@@ -8,7 +8,7 @@ from fixtures import images
 from fixtures.engines import start_dockerd
 from gpunode.daemons.docker import DockerApi
 from gpunode.errors import DaemonError, PreconditionError
-from gpunode.gpu.program import MODULE, read_answer
+from gpunode.gpu.vectoradd import MODULE, read_answer
 from gpunode.host import Host
 from gpunode.runtime.verify.container import ContainerRequest
 from gpunode.runtime.verify.run import run_program

@@ -12,7 +12,7 @@ from gpunode.daemons import cri as cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version
-from gpunode.gpu.program import read_answer
+from gpunode.gpu.vectoradd import read_answer
 from gpunode.host import Host
 from gpunode.runtime.verify.container import ContainerRequest
 from gpunode.runtime.verify.run import run_program

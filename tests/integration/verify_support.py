@@ -20,7 +20,7 @@ GPUS = Scenario((StubGpu(0, UUIDS[0], "0000:3b:00.0"), StubGpu(1, UUIDS[1], "000
 HANGING = GPUS.with_faults(Fault("cuInit", hang=60.0))
 INTERRUPTED = """\
 import sys
-from gpunode.gpu.program import MODULE
+from gpunode.gpu.vectoradd import MODULE
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from gpunode.runtime.verify.run import ContainerRequest, run_program

@@ -18,10 +18,13 @@ import pytest
 
 from fixtures.scenario import Scenario
 from fixtures.stubs import StubNode, have_compiler, stub_node
-from gpunode.gpu.mig import MigSession
-from gpunode.gpu.mig_model import GpuLayout, Layouts
 from gpunode.host import Host
+from gpunode.mig.model import GpuLayout, Layouts
+from gpunode.mig.session import MigSession
 from tests.cli import REPOSITORY, Ran, gpunode
+from tests.gpu_node import make_node
+
+__all__ = ["make_node"]
 
 EXAMPLES = str(REPOSITORY / "docs/mig-config.yaml")
 

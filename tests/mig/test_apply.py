@@ -266,7 +266,7 @@ def test_a_crash_of_nvml_names_the_gpu_that_was_asked(mig_node: MigMaker, functi
 def test_a_hang_of_nvml_names_the_gpu_that_was_asked(
     mig_node: MigMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpunode.gpu.mig.READ_SECONDS", 5.0)
+    monkeypatch.setattr("gpunode.mig.session.READ_SECONDS", 5.0)
     hang = Fault("nvmlDeviceGetMigMode", uuid=gpu_uuid(1), hang=60.0)
     node = mig_node(mig_machine("h100", "h100").with_faults(hang))
     with pytest.raises(GpunodeError) as caught:

@@ -20,9 +20,9 @@ from gpunode.cdi.spec import MARKER
 from gpunode.commands import mig_apply, mig_plan
 from gpunode.commands.mig_plan import MigPlan
 from gpunode.errors import ConfigError, PreconditionError, UsageError
-from gpunode.gpu.mig_model import Layouts
 from gpunode.host import Host
 from gpunode.mig import apply
+from gpunode.mig.model import Layouts
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import Result, Text
 from tests.cli import REPOSITORY, gpunode

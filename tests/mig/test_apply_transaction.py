@@ -15,10 +15,10 @@ import pytest
 from fixtures.scenario import Fault, Scenario, mig_machine
 from gpunode.commands import mig_apply
 from gpunode.errors import GpunodeError
-from gpunode.gpu.mig import MigSession
-from gpunode.gpu.mig_model import Layouts
 from gpunode.mig.config import difference, parse, wishes
+from gpunode.mig.model import Layouts
 from gpunode.mig.plan import same_layout
+from gpunode.mig.session import MigSession
 from gpunode.output.render import SilentProgress
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.warm_child import WarmChild
@@ -40,7 +40,7 @@ CALLS = (
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without other processes: those of other tests are nobody to wait for, nor to signal."""
-    monkeypatch.setattr("gpunode.gpu.mig.LineChild", WarmChild)
+    monkeypatch.setattr("gpunode.host.LineChild", WarmChild)
     for place in ("gpunode.facts.processes.running", "gpunode.mig.users.running"):
         monkeypatch.setattr(place, lambda *_: ())
 

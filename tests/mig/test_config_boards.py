@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fixtures.mig_tables import BOARDS
-from gpunode.gpu.mig_model import GpuLayout, Layouts
 from gpunode.mig.config import CannotBe, Entry, Wishes, parse, wishes
+from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import plan
 from tests.mig.conftest import EXAMPLES
 from tests.mig.test_placement import board

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.gpu.mig_model import (
+from gpunode.mig.config import as_json, as_yaml, difference, export, parse, wishes
+from gpunode.mig.model import (
     ComputeInstance,
     GpuInstance,
     GpuLayout,
@@ -18,7 +19,6 @@ from gpunode.gpu.mig_model import (
     Profile,
     inferred_compute,
 )
-from gpunode.mig.config import as_json, as_yaml, difference, export, parse, wishes
 
 A100, H100, T4 = 0x20B010DE, 0x233010DE, 0x1EB810DE
 ONE, TWO, THREE = ("1g.5gb", 1, 0, 19), ("2g.10gb", 2, 1, 14), ("3g.20gb", 3, 2, 9)

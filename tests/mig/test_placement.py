@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.mig_tables import BOARDS
-from gpunode.gpu.mig_model import (
+from gpunode.mig.model import (
     ComputeInstance,
     GpuInstance,
     GpuLayout,
     Placement,
     Profile,
     inferred_compute,
+    parse_name,
 )
-from gpunode.mig.model import parse_name
 from gpunode.mig.placement import CannotPlace, Target, solve
 
 SEVEN = {"a100-40gb": (5, 10, 20, 40), "h100": (10, 20, 40, 80)}

@@ -12,12 +12,12 @@ from gpunode.commands.mig_plan import remarks
 from gpunode.daemons.pod_resources import Holding
 from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.node import Node
-from gpunode.gpu.mig import MigProcess
-from gpunode.gpu.mig_model import GpuLayout
 from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.mig.config import Wish
+from gpunode.mig.model import GpuLayout
 from gpunode.mig.plan import plan_gpu
+from gpunode.mig.session import MigProcess
 from gpunode.mig.users import InUse, Obstacle, bring_back, drain, obstacles, untold
 from gpunode.output.render import SilentProgress
 from tests.mig.test_placement import board, instance

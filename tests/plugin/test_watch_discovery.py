@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import pytest
 
+from gpunode.gpu.child import Note
 from gpunode.gpu.model import Inventory, Pair, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
-from gpunode.gpu.probe import Note
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
 from gpunode.host.process import LineChild, unnamed_file
@@ -136,18 +136,18 @@ class Node:
 
     def __init__(self, root: Path, *children: list[str], probe: float = 15.0, rediscover: float = 30.0):
         self.children = [list(lines) for lines in children]
-        self.started: list[tuple[tuple[str, ...], FakeChild]] = []
+        self.started: list[tuple[Mapping[str, Any], FakeChild]] = []
         self.stuck = False
         self.sink = Sink()
         self.log = MemoryLog()
         self.settings = Settings(probe_seconds=probe, rediscover_seconds=rediscover, container_driver_root="")
-        start = cast("Callable[[tuple[str, ...]], LineChild]", self.start)
+        start = cast("Callable[[Mapping[str, Any]], LineChild]", self.start)
         self.watch = Watch(Rooted(root, {}), self.settings, self.log, start)
 
-    def start(self, argv: tuple[str, ...]) -> FakeChild:
+    def start(self, options: Mapping[str, Any]) -> FakeChild:
         lines = self.children.pop(0) if len(self.children) > 1 else self.children[0]
         child = FakeChild(lines, self.stuck)
-        self.started.append((argv, child))
+        self.started.append((options, child))
         return child
 
     @contextmanager
@@ -219,8 +219,7 @@ def test_a_gpu_that_hangs_nvml_is_left_out_and_the_others_go_on(tmp_path: Path, 
     sick = ["asks nvmlDeviceGetName 2", failure]
     with Node(tmp_path, sick, sick, [GOOD, LIVES], probe=0.1).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
-        argv = node.started[2][0]
-        assert argv[argv.index("--without") + 1] == "gpu:2"
+        assert node.started[2][0]["without"] == [("gpu", 2)]
     assert [sure for _, sure in node.sink.of("broken")] == [False]
     (fields,) = [fields for _, message, fields in node.log.lines if message == "GPU is left out"]
     assert (fields["index"], fields["function"]) == (2, "nvmlDeviceGetName")
@@ -237,8 +236,7 @@ def test_links_or_events_are_given_up_at_once_and_the_gpu_stays(
     sick = [GOOD, f"asks {function} 3", failure]
     with Node(tmp_path, sick, [GOOD, LIVES], probe=0.1).running() as node:
         assert eventually(lambda: len(node.sink.of("seen")) == 2)
-        argv = node.started[1][0]
-        assert argv[argv.index("--without") + 1] == f"{part}:3"
+        assert node.started[1][0]["without"] == [(part, 3)]
     assert node.sink.of("broken") == []
     ((_, fields),) = [(message, fields) for level, message, fields in node.log.lines if level == "warning"]
     assert (fields["index"], fields["device"], fields["function"]) == (3, uuid(3), function)
@@ -248,8 +246,7 @@ def test_a_wait_for_events_that_crashes_is_given_up_for_all_gpus(tmp_path: Path)
     sick = [GOOD, "asks nvmlEventSetWait", CRASH]
     with Node(tmp_path, sick, sick, [GOOD, LIVES]).running() as node:
         assert eventually(lambda: len(node.sink.of("seen")) == 3)
-        argv = node.started[2][0]
-        assert argv[argv.index("--without") + 1] == "events"
+        assert node.started[2][0]["without"] == [("events", None)]
     assert [sure for _, sure in node.sink.of("broken")] == [False]
 
 
@@ -266,7 +263,7 @@ def test_a_gpu_is_tried_again_once_nothing_is_stuck_in_it(tmp_path: Path) -> Non
         for _, child in node.started:
             child.stuck = False
         assert eventually(lambda: len(node.started) == 4)
-        assert "--without" not in node.started[3][0]
+        assert not node.started[3][0]["without"]
 
 
 def test_other_gpus_make_every_index_be_asked_again(tmp_path: Path) -> None:
@@ -275,11 +272,11 @@ def test_other_gpus_make_every_index_be_asked_again(tmp_path: Path) -> None:
     (gpus / "0000:3b:00.0").mkdir(parents=True)
     with Node(tmp_path, sick, sick, [GOOD, LIVES, AGAIN]).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
-        assert "--without" in node.started[2][0]
+        assert node.started[2][0]["without"]
         (gpus / "0000:3b:00.0").rmdir()
         node.started[2][1].lines.pop(0)
         assert eventually(lambda: len(node.started) == 4)
-        assert "--without" not in node.started[3][0]
+        assert not node.started[3][0]["without"]
 
 
 def test_a_slow_nvml_that_answers_one_question_after_another_does_not_hang(tmp_path: Path) -> None:
@@ -355,8 +352,7 @@ def test_another_poll_interval_takes_another_child(tmp_path: Path) -> None:
         node.watch.configure(node.settings)
         node.watch.configure(replace(node.settings, health=HealthSettings(poll_seconds=2.0)))
         assert eventually(lambda: len(node.started) == 2)
-        argv = node.started[1][0]
-        assert argv[argv.index("--poll") + 1] == "2"
+        assert node.started[1][0]["poll"] == 2.0
 
 
 def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -> None:

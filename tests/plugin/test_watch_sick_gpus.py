@@ -69,7 +69,7 @@ sentinel.turn(time.monotonic())
 while not any("watching" in document for document in told):
     time.sleep(0.01)
 modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
-others = {"gpunode.gpu.probe", "gpunode.gpu.condition"}  # what the doctor asks
+others = {"gpunode.gpu.child", "gpunode.gpu.condition"}  # names of kinds; what the doctor asks
 sources = [Path(module.__file__).read_text() for module in modules if module.__name__ not in others]
 named = {name for source in sources for name in re.findall('"(nvml[A-Z][A-Za-z0-9]+)"', source)}
 print(json.dumps([sorted(function for function, gpu in asked if gpu == int(sys.argv[1])), sorted(named)]))

@@ -6,7 +6,6 @@ most GPUs have is told, of two such the first GPU's.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from gpunode.cdi.nodes import NodeFacts
 from gpunode.errors import GpunodeError
 from gpunode.facts.pci import DEVICES, PciGpu, read_gpus
 from gpunode.facts.vgpu import VirtualGpu, read_vgpus
-from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, inventory_from_json
 from gpunode.host import Host
 from gpunode.plugin.config.settings import LabelSettings, Settings
@@ -347,19 +346,19 @@ def tegra_inventory(host: Host, seconds: float) -> tuple[Inventory | None, str]:
     """What CUDA's driver says within `seconds`, else None and why. A child asks: CUDA may hang or crash."""
     if not host.live:
         return None, "nothing was recorded of this machine's CUDA"
-    done = host.run(module_argv("gpunode.gpu.cuda_devices"), timeout=seconds)
-    if done.timed_out:
-        return None, f"CUDA did not answer within {seconds:g} s"
-    if done.code < 0:
-        return None, f"CUDA crashed the process that asked it ({signal_name(done.code)})"
     try:
-        answer = json.loads(done.stdout)
-        if "error" in answer:
-            return None, str(answer["error"]["message"])
-        return replace(inventory_from_json(answer["inventory"]), driver_version=UNKNOWN_DRIVER), ""
-    except (ValueError, KeyError, TypeError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
-        return None, f"the process that asked CUDA gave no usable answer: {last}"
+        child = start(host, "gpunode.gpu.cuda", {}, noting=False)
+        try:
+            document = answer(child, seconds, library="CUDA")
+        finally:
+            child.end()
+        if "error" in document:
+            return None, str(document["error"]["message"])
+        return replace(inventory_from_json(document["inventory"]), driver_version=UNKNOWN_DRIVER), ""
+    except ChildFailure as error:
+        return None, str(error)
+    except (ValueError, KeyError, TypeError) as error:
+        return None, unusable(repr(error), "CUDA")
 
 
 # GPUs that are kept for virtual machines: no driver of NVIDIA's knows them, the PCI bus does.

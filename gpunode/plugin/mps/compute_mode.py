@@ -3,26 +3,32 @@
 NVIDIA recommends it for MPS: then nothing but the MPS server can open the GPU, and a process that misses the
 daemon fails instead of taking the GPU past its limits. What it was before is written down before it is
 changed, so that whoever comes after a crash still knows.
+
+As a child process, with the options `action` and `gpus`, this module gets, sets or restores modes through
+NVML: ``{"gpus": {"GPU-1": {"mode": 3}, "GPU-2": {"error": "...", "code": 4}}}``, or ``{"error": {"code": 9,
+"message": "..."}}`` if NVML itself fails. A GPU that fails affects no other. Restoring changes no GPU that is
+not in EXCLUSIVE_PROCESS any more: another process has set it.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 from gpunode.errors import DaemonError, GpunodeError
-from gpunode.gpu.child import module_argv
-from gpunode.gpu.nvml import NO_PERMISSION
+from gpunode.gpu.child import ChildFailure, Parent, answer, start
+from gpunode.gpu.library_paths import nvml_options
+from gpunode.gpu.nvml import NO_PERMISSION, Nvml, NvmlError
 from gpunode.host import Host
-from gpunode.host.process import LineChild
 
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3  # nvmlComputeMode_t
 FILE = "compute-modes.json"
 _SECONDS = 20.0
 _HURRIED_SECONDS = 4.0  # what is left of systemd's patience when a daemon had to be killed before
-_LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -88,33 +94,58 @@ class ComputeModes:
     def _ask(
         self, action: str, gpus: Sequence[str], seconds: float, stopped: Callable[[], bool] = lambda: False
     ) -> Modes:
-        argv = module_argv("gpunode.gpu.compute_mode", action, *gpus)
-        child = LineChild(argv, {**self._host.environ, "LC_ALL": "C.UTF-8"})
-        deadline = self._host.monotonic() + seconds
-        line = None
+        options = {**nvml_options(self._host), "action": action, "gpus": list(gpus)}
         try:
-            while line is None and self._host.monotonic() < deadline and not stopped():
-                line = child.read_line(_LOOK_SECONDS)
-        finally:
-            code = child.end()
-        if line is None:
-            reason = "was asked to stop" if stopped() else f"NVML did not answer within {seconds:g} s"
-            raise DaemonError(reason, hint="gpunode doctor")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            last = child.last_words or f"exit status {code}"
-            raise DaemonError(f"the compute mode can't be set: {last}", hint="gpunode doctor") from None
-        if "error" in answer:
-            raise DaemonError(f"the compute mode can't be set: {_reason(answer)}", hint="gpunode doctor")
-        seen: dict[str, dict[str, int | str]] = answer["gpus"]
+            child = start(self._host, "gpunode.plugin.mps.compute_mode", options)
+            try:
+                document = answer(child, seconds, stopped=stopped)
+            finally:
+                child.end()
+        except ChildFailure as error:
+            reason = "was asked to stop" if stopped() else str(error)
+            raise DaemonError(reason, hint="gpunode doctor") from None
+        if "error" in document:
+            reason = _reason(document["error"]["code"], document["error"]["message"])
+            raise DaemonError(f"the compute mode can't be set: {reason}", hint="gpunode doctor")
+        seen: dict[str, dict[str, Any]] = document["gpus"]
         return Modes(
             {uuid: int(one["mode"]) for uuid, one in seen.items() if "mode" in one},
-            {uuid: _reason(one) for uuid, one in seen.items() if "error" in one},
+            {uuid: _reason(one["code"], one["error"]) for uuid, one in seen.items() if "error" in one},
         )
 
 
-def _reason(answer: Mapping[str, int | str]) -> str:
-    if answer.get("code") == NO_PERMISSION:
-        return "only root may set the compute mode"
-    return str(answer["error"])
+def _reason(code: int, message: str) -> str:
+    return "only root may set the compute mode" if code == NO_PERMISSION else message
+
+
+# The child.
+
+
+def main() -> int:
+    """0, whatever NVML says; anything else means a crash."""
+    parent = Parent()
+    action, gpus = parent.options["action"], parent.options["gpus"]
+    try:
+        with Nvml.for_parent(parent) as nvml:
+            parent.tell(gpus={gpu.partition("=")[0]: _one(nvml, action, gpu) for gpu in gpus})
+    except NvmlError as error:
+        parent.tell(error=error.document)
+    return 0
+
+
+def _one(nvml: Nvml, action: str, gpu: str) -> dict[str, object]:
+    uuid, _, wanted = gpu.partition("=")
+    try:
+        handle = nvml.handle_by_uuid(uuid)
+        mode = nvml.compute_mode(handle)
+        if action == "set" or (action == "restore" and mode == EXCLUSIVE_PROCESS):
+            if mode != int(wanted):
+                nvml.set_compute_mode(handle, int(wanted))
+            mode = int(wanted)
+    except NvmlError as error:
+        return {"error": error.message, "code": error.code}
+    return {"mode": mode}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

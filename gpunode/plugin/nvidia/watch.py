@@ -19,11 +19,21 @@ from dataclasses import dataclass, fields, replace
 from threading import Event, Lock
 from typing import Any
 
-from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.child import (
+    EVENTS,
+    GPU,
+    LINKS,
+    ChildFailure,
+    NvmlQuestion,
+    read_note,
+    signal_name,
+    start,
+)
 from gpunode.gpu.driver_traces import gpu_addresses, module, node_traces
-from gpunode.gpu.model import Inventory, Pair, Reading, Topology, inventory_from_json
+from gpunode.gpu.library_paths import nvml_options
+from gpunode.gpu.model import Inventory, Reading, Topology, inventory_from_json, topology_from_json
 from gpunode.gpu.nvml import GpuEvent
-from gpunode.gpu.probe import EVENTS, GPU, LINKS, NvmlQuestion, probe, read_note
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.files import LogReader
 from gpunode.host.process import LineChild
@@ -33,14 +43,6 @@ from gpunode.plugin.model import Sink
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
 # Reading back what `sentinel` tells. KeyError, TypeError or ValueError if a document is none of its.
-
-
-def topology_from_json(data: Mapping[str, Any]) -> Topology:
-    """Read back what `result.plain` made of a `Topology`."""
-    pairs = tuple(
-        Pair(item["first"], item["second"], item["level"], item["nvlinks"]) for item in data["pairs"]
-    )
-    return Topology(pairs, {str(uuid): int(count) for uuid, count in data["switchLinks"].items()})
 
 
 def readings_from_json(data: list[Mapping[str, Any]]) -> tuple[Reading, ...]:
@@ -347,7 +349,7 @@ _IGNORED = {
 }
 _STEADY_SECONDS = 60.0  # a child that lived so long was no failure
 
-Start = Callable[[tuple[str, ...]], LineChild]
+Start = Callable[[Mapping[str, Any]], LineChild]
 Topic = tuple[str, int | None]
 """GPU, LINKS or EVENTS of the GPU with this index; of all GPUs with None."""
 
@@ -457,9 +459,9 @@ class Watch:
             self._given_up.clear()
             self._times.clear()
         try:
-            child = self._start(self._arguments())
-        except OSError as error:
-            return Outcome("crashed", f"no process can be started: {error.strerror or error}")
+            child = self._start(self._options())
+        except ChildFailure as error:
+            return Outcome("crashed", error.reason)
         with self._lock:
             self._child = child
         seconds, clock = self._settings.probe_seconds, self._host.monotonic
@@ -588,24 +590,19 @@ class Watch:
             del self._given_up[topic]
         return bool(due)
 
-    def _arguments(self) -> tuple[str, ...]:
-        library = nvml_library(self._host, self._settings)
-        return module_argv(
-            "gpunode.gpu.sentinel",
-            *("--poll", f"{self._settings.health.poll_seconds:g}"),
-            *("--rediscover", f"{self._settings.rediscover_seconds:g}"),
-            *(("--use",) if self._settings.listen else ()),
-            *("--patience", f"{self._settings.probe_seconds:g}"),
-            *(
-                argument
-                for part, index in self._given_up
-                for argument in ("--without", part if index is None else f"{part}:{index}")
-            ),
-            *(("--library", library) if library else ()),
-        )
+    def _options(self) -> dict[str, Any]:
+        """What `gpu.sentinel.Options` and `nvml.Nvml.for_parent` read."""
+        return {
+            **nvml_options(self._host, nvml_library(self._host, self._settings)),
+            "poll": self._settings.health.poll_seconds,
+            "rediscover": self._settings.rediscover_seconds,
+            "use": bool(self._settings.listen),
+            "patience": self._settings.probe_seconds,
+            "without": list(self._given_up),
+        }
 
-    def _spawn(self, argv: tuple[str, ...]) -> LineChild:
-        return LineChild(argv, {**self._host.environ, "LC_ALL": "C.UTF-8"}, noting=True)
+    def _spawn(self, options: Mapping[str, Any]) -> LineChild:
+        return start(self._host, "gpunode.gpu.sentinel", options)
 
     def _replay(self, sink: Sink, stop: Event) -> None:
         """A recorded machine answers once and for all."""

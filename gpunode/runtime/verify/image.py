@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpunode.errors import GpunodeError, PreconditionError
-from gpunode.gpu.program import MODULE, PROGRAM_FILES
+from gpunode.gpu.vectoradd import MODULE, PROGRAM_FILES
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
 from gpunode.runtime.verify.container import STAND_IN, VERIFICATION

@@ -15,7 +15,7 @@ import pytest
 
 from fixtures.stubs import build, have_compiler
 from gpunode.errors import PreconditionError
-from gpunode.gpu.program import MODULE
+from gpunode.gpu.vectoradd import MODULE
 from gpunode.host import Host
 from gpunode.runtime.verify import image
 from gpunode.runtime.verify.image import Names, assemble, elf_interpreter, pause_image, verification_image

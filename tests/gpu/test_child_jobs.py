@@ -4,7 +4,7 @@ from tests.gpu.children import run_python
 
 SCRIPT = """
 import json, os, signal, sys, time
-from gpunode.gpu.forked import AT_ONCE, run_each
+from gpunode.gpu.child import AT_ONCE, run_each
 def hang(): time.sleep(60)
 def crash(): os.kill(os.getpid(), signal.SIGSEGV)
 def broken(): raise RuntimeError("broken")

@@ -11,8 +11,8 @@ import pytest
 
 import gpunode
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
-from gpunode.gpu import forked, program, vectoradd
-from gpunode.gpu.program import PROGRAM_FILES, arguments, longest_run, read_answer
+from gpunode.gpu import vectoradd
+from gpunode.gpu.vectoradd import PROGRAM_FILES, arguments, longest_run, read_answer
 from tests.gpu.children import run_python
 
 PACKAGE = Path(gpunode.__file__).parent
@@ -28,7 +28,7 @@ def alone(tmp_path):
         shutil.copy(PACKAGE / name, target)
     start = (
         f"import sys, runpy; sys.path.insert(0, {str(root)!r}); sys.argv[1:1] = [];"
-        f" runpy.run_module({program.MODULE!r}, run_name='__main__', alter_sys=True)"
+        f" runpy.run_module({vectoradd.MODULE!r}, run_name='__main__', alter_sys=True)"
     )
 
     def run(env, *extra):
@@ -125,7 +125,6 @@ def test_noise_before_the_answer_does_no_harm():
 
 
 def test_the_whole_run_is_given_time_for_every_round():
-    assert program._AT_ONCE == forked.AT_ONCE
     assert longest_run(1, 10) == longest_run(16, 10) < longest_run(17, 10)
     assert longest_run(0, 10) > 20, "counting the devices takes its own time"
 
@@ -152,7 +151,7 @@ def test_the_kernel_asks_for_no_more_than_the_oldest_driver_knows():
 def test_the_answer_is_one_json_line(alone, make_node):
     node = make_node(machine(1))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", program.MODULE],
+        [sys.executable, "-P", "-m", vectoradd.MODULE],
         env={**os.environ, **node.env},
         capture_output=True,
         check=True,

@@ -19,10 +19,8 @@ from fixtures.scenario import (
     mixed_layout,
     with_mig,
 )
-from gpunode.gpu import mig
-from gpunode.gpu.mig import MigError, MigProcess, MigSession, ModeChange, read_layouts
-from gpunode.gpu.mig_model import GpuLayout, Placement
-from gpunode.gpu.mig_wire import layouts_from_json
+from gpunode.mig.model import GpuLayout, Placement, layouts_from_json
+from gpunode.mig.session import MigError, MigProcess, MigSession, ModeChange, read_layouts
 from gpunode.output.result import ExitCode, plain
 from tests.gpu_node import NodeMaker, host_of
 from tests.sure import sure
@@ -321,7 +319,7 @@ def test_a_fault_strikes_at_the_step_that_the_scenario_says(make_node):
 
 
 def test_a_hang_ends_the_session_in_time(make_node, monkeypatch):
-    monkeypatch.setattr(mig, "CHANGE_SECONDS", 0.3)
+    monkeypatch.setattr("gpunode.mig.session.CHANGE_SECONDS", 0.3)
     _, session = session_on(
         make_node, mig_machine("h100").with_faults(Fault("nvmlDeviceSetMigMode", hang=60))
     )

@@ -1,4 +1,4 @@
-"""MIG through NVML: read how the GPUs are cut, and change it. In a child process, which a sick GPU may take.
+"""Reads and changes the MIG layout of the node's GPUs through NVML in a child process (`mig.nvml`).
 
 `MigSession` keeps one child, and so NVML, open over many questions: each opening wakes all GPUs. A GPU can't
 be reset while it is open: close the session first.
@@ -7,15 +7,13 @@ be reset while it is open: close the session first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError
-from gpunode.gpu.child import module_argv, signal_name
-from gpunode.gpu.mig_model import ComputeInstance, Layouts, Placement
-from gpunode.gpu.mig_wire import layouts_from_json
+from gpunode.gpu.child import ChildFailure, answer, start, unusable
+from gpunode.gpu.library_paths import nvml_options
 from gpunode.gpu.nvml import (
     GPU_IS_LOST,
     IN_USE,
@@ -24,10 +22,10 @@ from gpunode.gpu.nvml import (
     NOT_SUPPORTED,
     RESET_REQUIRED,
 )
-from gpunode.gpu.probe import NvmlQuestion, read_note
 from gpunode.host import Host
 from gpunode.host.process import LineChild
 from gpunode.host.recording import RECORDING
+from gpunode.mig.model import ComputeInstance, Layouts, Placement, layouts_from_json
 from gpunode.output.result import ExitCode, plain
 
 READ_SECONDS = 60.0
@@ -94,12 +92,12 @@ class MigSession:
 
     def __init__(self, host: Host) -> None:
         """Starts the child; `MigError` if NVML doesn't open."""
-        if host.trace is not None:
-            host.trace("python -m gpunode.gpu.mig_child")
-        argv = module_argv("gpunode.gpu.mig_child")
-        self._child: LineChild | None = LineChild(argv, {**host.environ, "LC_ALL": "C.UTF-8"}, noting=True)
+        self._child: LineChild | None = None
         try:
-            self._heard("open NVML", "", READ_SECONDS)
+            self._child = start(host, "gpunode.mig.nvml", nvml_options(host))
+            self._answer("open NVML", "", READ_SECONDS)
+        except ChildFailure as error:
+            raise MigError("open NVML", "", str(error)) from None
         except BaseException:
             self.close()
             raise
@@ -163,45 +161,29 @@ class MigSession:
         if self._child is None:
             raise MigError(doing, "", "NVML is closed after its failure", uuid=question.get("uuid", ""))
         self._child.tell(json.dumps(question))
-        return self._heard(doing, question.get("uuid", ""), seconds)
+        return self._answer(doing, question.get("uuid", ""), seconds)
 
-    def _heard(self, doing: str, uuid: str, seconds: float) -> Any:
+    def _answer(self, doing: str, uuid: str, seconds: float) -> Any:
         """The child's answer. `MigError` for NVML's refusal; for silence or a crash too, then it is over."""
         assert self._child is not None
-        line = self._child.read_line(seconds)
         what = f"GPU {uuid}" if uuid else ""
-        if not line:
-            last, question = self._child.last_words, _unanswered(self._child)
-            child, self._child = self._child, None
-            code = child.end()
+        try:
+            document = answer(self._child, seconds)
+            error = document.get("error")
+            if error is None:
+                return document.get("done")
+            refusal = MigError(doing, error.get("what") or what, error["message"], error["code"], uuid)
+        except ChildFailure as failure:
+            self._child = None
+            question = failure.question
             if question is not None and question.gpus:
                 what = f"GPU {question.gpus[0]}"
             asked = f": {question}" if question is not None else ""
-            if line is None:
-                reason = f"NVML did not answer within {seconds:g} s{asked}"
-                raise MigError(doing, what, reason, uuid=uuid)
-            if code is not None and code < 0:
-                reason = f"NVML crashed the process that asked it ({signal_name(code)}){asked}"
-                raise MigError(doing, what, reason, uuid=uuid)
-            raise MigError(doing, what, last or f"NVML's child ended with {code}", uuid=uuid)
-        try:
-            answer: Mapping[str, Any] = json.loads(line)
-        except ValueError:
+            raise MigError(doing, what, f"{failure.reason}{asked}", uuid=uuid) from None
+        except (KeyError, TypeError, AttributeError) as problem:
             self.close()
-            raise MigError(
-                doing, what, f"NVML's child gave no usable answer: {line[:200]}", uuid=uuid
-            ) from None
-        if "error" in answer:
-            raise MigError(doing, answer.get("what") or what, answer["error"], answer["code"], uuid)
-        return answer.get("done")
-
-
-def _unanswered(child: LineChild) -> NvmlQuestion | None:
-    """What NVML was being asked when it hung or crashed."""
-    try:
-        return read_note(child.note())[1]
-    except ValueError:
-        return None
+            raise MigError(doing, what, unusable(repr(problem)), uuid=uuid) from None
+        raise refusal
 
 
 def _place(at: Placement | None) -> dict[str, Any]:

@@ -9,19 +9,25 @@ import pytest
 
 from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, with_nvswitch
 from gpunode.gpu.model import Pair, Topology, topology_from_json
-from gpunode.gpu.probe import probe
 from gpunode.output.result import plain
-from tests.gpu_node import host_of
+from tests.gpu.children import run_python
 
 NOT_SUPPORTED, UNKNOWN = 3, 999
+READ = """
+import json
+from gpunode.gpu.discover import discover
+from gpunode.gpu.nvml import Nvml
+from gpunode.gpu.sentinel import read_topology
+from gpunode.output.result import plain
+with Nvml.open() as nvml:
+    print(json.dumps(plain(read_topology(nvml, discover(nvml)))))
+"""
 
 
 @pytest.fixture
 def read(make_node):
     def ask(scenario: Scenario) -> Topology:
-        found = probe(host_of(make_node(scenario)), topology=True).topology
-        assert found is not None
-        return found
+        return topology_from_json(run_python(READ, make_node(scenario).env))
 
     return ask
 

@@ -1,0 +1,550 @@
+"""MIG through an open NVML: typed calls that read and change instances, and the layouts of all GPUs.
+
+What reads instances needs root or read access to the capability mig/monitor, what changes them root or
+mig/config; setting the mode needs root. NO_PERMISSION without.
+
+As a child process it serves `session.MigSession`. It begins with ``{"ready": true}``, or ``{"error": {"code":
+9, "message": "..."}}`` if NVML does not open. Questions are ``{"do": "layouts"}``, ``{"do": "set-mode",
+"uuid": U, "on": true}``, ``{"do": "create-gpu-instance", "uuid": U, "profile": ID, "at": [START, SIZE]}``
+(without `at` the driver chooses), and so on as `_ACTIONS` has them. Answers are ``{"done": {...}}`` or
+``{"error": {"code": ..., "message": ..., "what": "GPU 0, GPU instance 3"}}``. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.gpu.child import Parent
+from gpunode.gpu.model import profile_name
+from gpunode.gpu.nvml import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    Handle,
+    Nvml,
+    NvmlError,
+)
+from gpunode.mig.model import (
+    ComputeInstance,
+    ComputeProfile,
+    GpuInstance,
+    GpuLayout,
+    Layouts,
+    Placement,
+    Profile,
+    inferred_compute,
+)
+from gpunode.output.result import plain
+
+_GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
+_COMPUTE_INSTANCE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT
+_SHARED_ENGINES = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+_MOST_PLACES = 16  # 8 slots are the most that any GPU has
+_ABSENT = (NOT_SUPPORTED, INVALID_ARGUMENT)
+
+
+@dataclass(frozen=True)
+class ProfileInfo:
+    """What NVML tells of a profile; `name` is "" where the driver is too old to tell it. `sms` and
+    `memory_mib` are a GPU instance profile's."""
+
+    index: int
+    id: int
+    slices: int
+    count: int
+    name: str = ""
+    memory_mib: int = 0
+    sms: int = 0
+
+
+@dataclass(frozen=True)
+class InstanceInfo:
+    """An instance: NVML's handle, its id, its profile's id and its place."""
+
+    handle: Handle
+    id: int
+    profile_id: int
+    placement: Placement
+
+
+class MigCalls:
+    """The calls on an open NVML; `NvmlError` from each."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+
+    # --- modes -----------------------------------------------------------------------------------------
+
+    def modes(self, gpu: Handle) -> tuple[bool, bool]:
+        """Whether MIG is on, and whether it will be after the next reset. NOT_SUPPORTED: no MIG at all."""
+        current, pending = self._nvml.call("nvmlDeviceGetMigMode", gpu)
+        return bool(current), bool(pending)
+
+    def set_mode(self, gpu: Handle, on: bool) -> int:
+        """NVML's activation status: 0 if it holds now, else why it waits (IN_USE, RESET_REQUIRED)."""
+        return int(self._nvml.call("nvmlDeviceSetMigMode", gpu, int(on)))
+
+    # --- profiles --------------------------------------------------------------------------------------
+
+    def profiles(self, gpu: Handle) -> tuple[ProfileInfo, ...]:
+        """The GPU instances that this GPU offers, by NVML's numbering."""
+        found = []
+        for index in range(_GPU_INSTANCE_PROFILES):
+            info = self._unless_absent("nvmlDeviceGetGpuInstanceProfileInfo", gpu, index)
+            if info is not None:
+                found.append(
+                    ProfileInfo(
+                        index,
+                        int(info.id),
+                        int(info.sliceCount),
+                        int(info.instanceCount),
+                        _name(info),
+                        int(info.memorySizeMB),
+                        int(info.multiprocessorCount),
+                    )
+                )
+        return tuple(found)
+
+    def compute_profiles(self, gpu_instance: Handle) -> tuple[ProfileInfo, ...]:
+        """The compute instances that a GPU instance takes."""
+        call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+        found = []
+        for index in range(_COMPUTE_INSTANCE_PROFILES):
+            info = self._unless_absent(call, gpu_instance, index, _SHARED_ENGINES)
+            if info is not None:
+                count = int(info.instanceCount)
+                found.append(ProfileInfo(index, int(info.id), int(info.sliceCount), count, _name(info)))
+        return tuple(found)
+
+    def _unless_absent(self, call: str, *arguments: Any) -> Any:
+        """The profile's structure, the older one from older drivers; None for a profile not offered."""
+        try:
+            return self._nvml.call(call, *arguments)
+        except NvmlError as error:
+            if error.code in _ABSENT:
+                return None
+            if error.code != FUNCTION_NOT_FOUND:
+                raise
+        try:
+            return self._nvml.call(call, *arguments, 1)
+        except NvmlError as error:
+            if error.code in _ABSENT:
+                return None
+            raise
+
+    def placements(self, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
+        """Where a GPU instance may lie, whatever lies there now; none if the driver doesn't tell."""
+        call = "nvmlDeviceGetGpuInstancePossiblePlacements"
+        try:
+            return self._places(call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
+        except NvmlError as error:
+            if error.code in _ABSENT:  # one profile must not hide the GPU
+                return ()
+            raise
+
+    def compute_placements(self, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
+        """Where a compute instance may lie in its GPU instance; none from drivers before 525."""
+        call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
+        try:
+            return self._places(call, "c_nvmlComputeInstancePlacement_t", gpu_instance, profile_id)
+        except NvmlError as error:
+            if error.code in (FUNCTION_NOT_FOUND, *_ABSENT):
+                return ()
+            raise
+
+    def _places(self, call: str, structure: str, of: Handle, profile_id: int) -> tuple[Placement, ...]:
+        places, count = self._nvml.structure(structure, _MOST_PLACES), ctypes.c_uint(_MOST_PLACES)
+        self._nvml.call(call, of, profile_id, places, ctypes.byref(count))
+        found = {Placement(int(one.start), int(one.size)) for one in places[: min(count.value, _MOST_PLACES)]}
+        return tuple(sorted(found, key=lambda place: (place.start, place.size)))
+
+    def free(self, gpu: Handle, profile_id: int) -> int | None:
+        """How many more GPU instances of a profile fit now; None where MIG is off or nothing is told."""
+        try:
+            return int(self._nvml.call("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu, profile_id))
+        except NvmlError as error:
+            if error.code in (FUNCTION_NOT_FOUND, *_ABSENT):
+                return None
+            raise
+
+    # --- instances -------------------------------------------------------------------------------------
+
+    def gpu_instances(self, gpu: Handle, profile: ProfileInfo) -> tuple[InstanceInfo, ...]:
+        """The GPU instances with that profile."""
+        handles = self._listed(
+            "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile.id, profile.count
+        )
+        return tuple(self.gpu_instance_info(handle) for handle in handles)
+
+    def gpu_instance(self, gpu: Handle, gi: int) -> Handle:
+        """The GPU instance with that id; NOT_FOUND without."""
+        return self._nvml.part("nvmlDeviceGetGpuInstanceById", gpu, gi)
+
+    def gpu_instance_info(self, gpu_instance: Handle) -> InstanceInfo:
+        return _info(gpu_instance, self._nvml.call("nvmlGpuInstanceGetInfo", gpu_instance))
+
+    def compute_instances(self, gpu_instance: Handle, profile: ProfileInfo) -> tuple[InstanceInfo, ...]:
+        """The compute instances with that profile on a GPU instance."""
+        call = "nvmlGpuInstanceGetComputeInstances"
+        handles = self._listed(call, "c_nvmlComputeInstance_t", gpu_instance, profile.id, profile.count)
+        return tuple(self.compute_instance_info(handle) for handle in handles)
+
+    def compute_instance(self, gpu_instance: Handle, ci: int) -> Handle:
+        """The compute instance with that id; NOT_FOUND without."""
+        return self._nvml.part("nvmlGpuInstanceGetComputeInstanceById", gpu_instance, ci)
+
+    def compute_instance_info(self, compute_instance: Handle) -> InstanceInfo:
+        return _info(compute_instance, self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute_instance))
+
+    def _listed(
+        self, call: str, structure: str, of: Handle, profile_id: int, most: int
+    ) -> tuple[Handle, ...]:
+        room = max(most, _MOST_PLACES)
+        handles, count = self._nvml.structure(structure, room), ctypes.c_uint(room)
+        try:
+            self._nvml.call(call, of, profile_id, handles, ctypes.byref(count))
+        except NvmlError as error:
+            if error.code in _ABSENT:  # MIG is off, or has just been switched off
+                return ()
+            raise
+        return tuple(Handle(one, of.gpu) for one in handles[: min(count.value, room)])
+
+    # --- changes ---------------------------------------------------------------------------------------
+
+    def create_gpu_instance(self, gpu: Handle, profile_id: int, at: Placement | None) -> Handle:
+        """Make a GPU instance, `at` that place or where the driver likes; INSUFFICIENT_RESOURCES."""
+        if at is None:
+            return self._nvml.part("nvmlDeviceCreateGpuInstance", gpu, profile_id)
+        place = self._place("c_nvmlGpuInstancePlacement_t", at)
+        call = "nvmlDeviceCreateGpuInstanceWithPlacement"
+        return self._nvml.part(call, gpu, profile_id, place)
+
+    def create_compute_instance(self, gpu_instance: Handle, profile_id: int, at: Placement | None) -> Handle:
+        """Make a compute instance, `at` that place if the driver can do so, else where it likes."""
+        if at is not None:
+            place = self._place("c_nvmlComputeInstancePlacement_t", at)
+            call = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
+            try:
+                return self._nvml.part(call, gpu_instance, profile_id, place)
+            except NvmlError as error:
+                if error.code != FUNCTION_NOT_FOUND:
+                    raise
+        return self._nvml.part("nvmlGpuInstanceCreateComputeInstance", gpu_instance, profile_id)
+
+    def _place(self, structure: str, at: Placement) -> Any:
+        place = self._nvml.structure(structure)
+        place.start, place.size = at.start, at.size
+        return ctypes.byref(place)
+
+    def destroy_gpu_instance(self, gpu_instance: Handle) -> None:
+        """IN_USE while it holds a compute instance or somebody uses it."""
+        self._nvml.call("nvmlGpuInstanceDestroy", gpu_instance)
+
+    def destroy_compute_instance(self, compute_instance: Handle) -> None:
+        """IN_USE while somebody uses it."""
+        self._nvml.call("nvmlComputeInstanceDestroy", compute_instance)
+
+
+def _info(handle: Handle, info: Any) -> InstanceInfo:
+    place = Placement(int(info.placement.start), int(info.placement.size))
+    return InstanceInfo(handle, int(info.id), int(info.profileId), place)
+
+
+def _name(info: Any) -> str:
+    """``1g.10gb+me`` from NVML's ``MIG 1g.10gb+me``; "" from a structure without a name."""
+    try:
+        name = str(getattr(info, "name", ""))
+    except UnicodeDecodeError:
+        return ""
+    return name.strip().removeprefix("MIG ").strip()
+
+
+# The layouts of all GPUs. A GPU that cannot be read never hides the others.
+
+_NOT_TOLD = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
+
+
+def read_layouts(nvml: Nvml) -> Layouts:
+    """All GPUs, in NVML's order. `NvmlError` only if NVML as a whole fails."""
+    gpus = tuple(read_gpu(nvml, index) for index in range(nvml.device_count()))
+    return Layouts(nvml.driver_version(), gpus)
+
+
+def read_gpu(nvml: Nvml, index: int) -> GpuLayout:
+    """One GPU; what can't be read of it is in `error`, or in `untold` where only rights are missing."""
+    told: dict[str, Any] = {"uuid": "", "index": index, "name": "", "pci": ""}
+    try:
+        _tell(nvml, nvml.handle(index), told)
+    except NvmlError as error:
+        told["error"] = str(error)
+    return GpuLayout(**told)
+
+
+def _tell(nvml: Nvml, gpu: Handle, told: dict[str, Any]) -> None:
+    calls = MigCalls(nvml)
+    told["uuid"] = nvml.uuid(gpu)
+    told["pci"], told["device_id"], told["subsystem_id"] = nvml.pci_ids(gpu)
+    told["name"] = nvml.name(gpu)
+    told["minor"] = _optional(lambda: nvml.minor(gpu), None)
+    told["memory_bytes"] = memory = _optional(lambda: nvml.memory_bytes(gpu), 0)
+    told["architecture"] = _optional(lambda: int(nvml.call("nvmlDeviceGetArchitecture", gpu)), 0)
+    told["virtualization"] = _optional(lambda: int(nvml.call("nvmlDeviceGetVirtualizationMode", gpu)), 0)
+    modes = _optional(lambda: calls.modes(gpu), None)
+    if modes is None:
+        return
+    told["capable"] = True
+    told["current"], told["pending"] = modes
+    try:
+        _tell_instances(nvml, calls, gpu, memory, told)
+    except NvmlError as error:
+        if error.code != NO_PERMISSION:
+            raise
+        told["untold"] = str(error)
+
+
+def _tell_instances(nvml: Nvml, calls: MigCalls, gpu: Handle, memory: int, told: dict[str, Any]) -> None:
+    offered = calls.profiles(gpu)
+    told["profiles"] = tuple(_profile(one, memory) for one in offered)
+    found: dict[int, tuple[ProfileInfo, InstanceInfo]] = {}
+    if told["current"]:
+        for profile in offered:
+            found |= {one.id: (profile, one) for one in calls.gpu_instances(gpu, profile)}
+    compute = {one.index: calls.compute_profiles(info.handle) for one, info in found.values()}
+    profiles = []
+    for one in offered:
+        places = calls.placements(gpu, one.id)
+        examples = [info.handle for profile, info in found.values() if profile.index == one.index]
+        known = _compute(calls, examples[0], compute[one.index]) if examples else ()
+        free = calls.free(gpu, one.id) if told["current"] else None
+        profiles.append(_profile(one, memory, placements=places, free=free, compute=known))
+    told["profiles"] = tuple(profiles)
+    told["slots"] = max((place.end for one in profiles for place in one.placements), default=0)
+    named = {one.index: one for one in profiles}
+    uuids = _uuids(nvml, gpu) if found else {}
+    told["instances"] = tuple(
+        _instance(calls, info, named[profile.index], compute[profile.index], uuids)
+        for _, (profile, info) in sorted(found.items())
+    )
+
+
+def _profile(info: ProfileInfo, memory: int, **more: Any) -> Profile:
+    computed = profile_name(info.slices, info.slices, info.memory_mib, memory or 1, info.index)
+    name = info.name or computed
+    return Profile(
+        info.index,
+        info.id,
+        name,
+        info.slices,
+        info.memory_mib,
+        info.count,
+        info.sms,
+        aliases=() if name == computed or not memory else (computed,),
+        **{**more, "compute": more.get("compute") or inferred_compute(info.slices)},
+    )
+
+
+def _compute(calls: MigCalls, gi: Handle, offered: tuple[ProfileInfo, ...]) -> tuple[ComputeProfile, ...]:
+    """What a GPU instance of this profile takes, as NVML tells it of one that is there."""
+    inferred = {one.slices: one for one in inferred_compute(max((one.slices for one in offered), default=0))}
+    found: dict[int, ComputeProfile] = {}
+    for one in offered:
+        places = calls.compute_placements(gi, one.id)
+        if not places and one.slices in inferred:
+            places = inferred[one.slices].placements
+        found.setdefault(one.slices, ComputeProfile(one.slices, one.count, places))
+    return tuple(found.values())
+
+
+def _instance(
+    calls: MigCalls,
+    info: InstanceInfo,
+    profile: Profile,
+    offered: tuple[ProfileInfo, ...],
+    uuids: dict[tuple[int, int], str],
+) -> GpuInstance:
+    compute: dict[int, ComputeInstance] = {}
+    for one in offered:
+        for ci in calls.compute_instances(info.handle, one):
+            if ci.profile_id == one.id:
+                uuid = uuids.get((info.id, ci.id), "")
+                place = ci.placement if ci.placement.size else None
+                compute[ci.id] = ComputeInstance(ci.id, one.slices, place, uuid)
+    return GpuInstance(
+        info.id,
+        profile.index,
+        profile.id,
+        profile.name,
+        profile.slices,
+        info.placement,
+        tuple(compute[number] for number in sorted(compute)),
+        profile.aliases,
+    )
+
+
+def _uuids(nvml: Nvml, gpu: Handle) -> dict[tuple[int, int], str]:
+    """The UUID of each MIG device by its instances."""
+    return {nvml.mig_instances(device): nvml.uuid(device) for _, device in nvml.mig_handles(gpu)}
+
+
+def _optional(read: Callable[[], Any], default: Any) -> Any:
+    try:
+        return read()
+    except NvmlError as error:
+        if error.code in _NOT_TOLD:
+            return default
+        raise
+
+
+# The child: one answer to each question.
+
+Question = Mapping[str, Any]
+
+
+def main() -> int:
+    """0, whatever NVML says; anything else means a crash."""
+    parent = Parent()
+    try:
+        with Nvml.for_parent(parent) as nvml:
+            parent.tell(ready=True)
+            for line in sys.stdin:
+                parent.tell(**_reply(nvml, json.loads(line)))
+    except NvmlError as error:
+        parent.tell(error=error.document)
+    return 0
+
+
+def _reply(nvml: Nvml, question: Question) -> dict[str, Any]:
+    try:
+        return {"done": _ACTIONS[question["do"]](nvml, question)}
+    except NvmlError as error:
+        return {"error": {**error.document, "what": _what(nvml, question)}}
+
+
+def _what(nvml: Nvml, question: Question) -> str:
+    """Of what the question was, as people name it."""
+    uuid = question.get("uuid", "")
+    try:
+        words = [f"GPU {_gpu(nvml, question).gpu}"] if uuid else []
+    except NvmlError:
+        words = [f"GPU {uuid}"]
+    words += [f"GPU instance {question['gi']}"] if "gi" in question else []
+    words += [f"compute instance {question['ci']}"] if "ci" in question else []
+    return ", ".join(words)
+
+
+def _gpu(nvml: Nvml, question: Question) -> Handle:
+    """Its handle, anew each time: a change of the mode may take handles away. `Nvml.handle_by_uuid` would ask
+    every GPU without naming the one that hangs."""
+    for index in range(nvml.device_count()):
+        try:
+            gpu = nvml.handle(index)
+            if nvml.uuid(gpu) == question["uuid"]:
+                return gpu
+        except NvmlError:
+            continue  # another GPU's failure is not this one's
+    raise NvmlError(NOT_FOUND)
+
+
+def _gpu_instance(nvml: Nvml, question: Question) -> Handle:
+    return MigCalls(nvml).gpu_instance(_gpu(nvml, question), question["gi"])
+
+
+def _at(question: Question) -> Placement | None:
+    place = question.get("at")
+    return Placement(*place) if place else None
+
+
+def _layouts(nvml: Nvml, _question: Question) -> Any:
+    return plain(read_layouts(nvml))
+
+
+def _set_mode(nvml: Nvml, question: Question) -> Any:
+    calls, gpu = MigCalls(nvml), _gpu(nvml, question)
+    status = calls.set_mode(gpu, question["on"])
+    current, pending = calls.modes(_gpu(nvml, question))
+    return {"status": status, "current": current, "pending": pending}
+
+
+def _create_gpu_instance(nvml: Nvml, question: Question) -> Any:
+    calls = MigCalls(nvml)
+    made = calls.create_gpu_instance(_gpu(nvml, question), question["profile"], _at(question))
+    info = calls.gpu_instance_info(made)
+    return {"id": info.id, "at": [info.placement.start, info.placement.size]}
+
+
+def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
+    calls, gi = MigCalls(nvml), _gpu_instance(nvml, question)
+    profiles = [one.id for one in calls.compute_profiles(gi) if one.slices == question["slices"]]
+    if not profiles:
+        raise NvmlError(NOT_SUPPORTED, f"it takes no compute instance of {question['slices']} slices")
+    made = calls.compute_instance_info(calls.create_compute_instance(gi, profiles[0], _at(question)))
+    uuid = _uuid(nvml, _gpu(nvml, question), (question["gi"], made.id))
+    return {"id": made.id, "at": [made.placement.start, made.placement.size], "uuid": uuid}
+
+
+def _uuid(nvml: Nvml, gpu: Handle, instances: tuple[int, int]) -> str:
+    devices = (device for _, device in nvml.mig_handles(gpu))
+    return next((nvml.uuid(one) for one in devices if nvml.mig_instances(one) == instances), "")
+
+
+def _destroy_gpu_instance(nvml: Nvml, question: Question) -> Any:
+    MigCalls(nvml).destroy_gpu_instance(_gpu_instance(nvml, question))
+    return {}
+
+
+def _destroy_compute_instance(nvml: Nvml, question: Question) -> Any:
+    calls = MigCalls(nvml)
+    calls.destroy_compute_instance(calls.compute_instance(_gpu_instance(nvml, question), question["ci"]))
+    return {}
+
+
+def _processes(nvml: Nvml, question: Question) -> Any:
+    """Who computes or draws, on the GPU or one of its MIG devices; ids are None for the GPU as a whole."""
+    gpu = _gpu(nvml, question)
+    found: set[tuple[int, int | None, int | None]] = set()
+    for device in (gpu, *(one for _, one in _mig_handles(nvml, gpu))):
+        here = (None, None) if device is gpu else nvml.mig_instances(device)
+        for call in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
+            for process in _running(nvml, call, device):
+                gi, ci = (_id(process.gpuInstanceId), _id(process.computeInstanceId))
+                found.add((int(process.pid), here[0] if gi is None else gi, here[1] if ci is None else ci))
+    placed = {pid for pid, gi, _ in found if gi is not None}
+    return [list(one) for one in sorted(found, key=repr) if one[1] is not None or one[0] not in placed]
+
+
+def _mig_handles(nvml: Nvml, gpu: Handle) -> tuple[tuple[int, Handle], ...]:
+    return nvml.mig_handles(gpu) if nvml.mig_enabled(gpu) else ()
+
+
+def _running(nvml: Nvml, call: str, device: Handle) -> list[Any]:
+    try:
+        return list(nvml.call(call, device))
+    except NvmlError as error:
+        if error.code in (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND):
+            return []
+        raise
+
+
+def _id(number: int | None) -> int | None:
+    return None if number is None or number == 0xFFFFFFFF else int(number)
+
+
+_ACTIONS: Mapping[str, Callable[[Nvml, Question], Any]] = {
+    "layouts": _layouts,
+    "set-mode": _set_mode,
+    "create-gpu-instance": _create_gpu_instance,
+    "create-compute-instance": _create_compute_instance,
+    "destroy-gpu-instance": _destroy_gpu_instance,
+    "destroy-compute-instance": _destroy_compute_instance,
+    "processes": _processes,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
