@@ -1,17 +1,17 @@
 """The Container Runtime Interface, v1, of containerd (or CRI-O) over its unix socket.
 
-Calls go through `grpc.Channel.unary_unary` with the messages' own serializers, so no generated service code
-is needed; every call has a deadline. grpc takes 60 ms to import and is imported when a channel is opened.
+Only the messages are generated (proto/cri.proto); calls name their method, and each has a deadline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from gpunode.daemons.grpc_unary import fields, unary_call
+from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
 from gpunode.daemons.http import decoded
 from gpunode.daemons.proto import cri_pb2 as pb
 from gpunode.errors import DaemonError
@@ -76,6 +76,7 @@ class Cri:
         self.timeout = timeout
         self.service = service
         self._channel: grpc.Channel | None = None
+        self._opened = ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -87,17 +88,14 @@ class Cri:
 
     def close(self) -> None:
         """Close the channel; nothing happens if none was opened."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._opened.close()
+        self._channel = None
 
     def version(self) -> tuple[str, str]:
         """Name and version of the runtime, such as ``("containerd", "1.7.2")``."""
         if not self.host.live:
             name, version = self._recalled("version", list)[:2]
             return str(name), str(version)
-        from gpunode.daemons.proto import cri_pb2 as pb
-
         answer = self.call("RuntimeService", "Version", pb.VersionRequest(), pb.VersionResponse)
         told = (answer.runtime_name, answer.runtime_version)
         self.host.heard("daemons", self.socket, {"version": list(told)})
@@ -107,23 +105,12 @@ class Cri:
         """What the running daemon has loaded (``Status`` with ``verbose``)."""
         if not self.host.live:
             return recorded_status(self._recalled("status", dict))
-        if self._channel is None:
-            from gpunode.daemons.cri_status import quick_status
-
-            quick = quick_status(self.host, self.socket, self.timeout)
-            if quick is not None:
-                return self._heard(parse_status(*quick))
-        from gpunode.daemons.proto import cri_pb2 as pb
-
         answer = self.call("RuntimeService", "Status", pb.StatusRequest(verbose=True), pb.StatusResponse)
         status = parse_status(
             answer.info.get("config", ""),
             tuple(handler.name for handler in answer.runtime_handlers),
             {condition.type: condition.status for condition in answer.status.conditions},
         )
-        return self._heard(status)
-
-    def _heard(self, status: CriStatus) -> CriStatus:
         told: dict[str, Any] = {
             "handlers": list(status.handlers),
             "defaultHandler": status.default_handler,
@@ -137,34 +124,23 @@ class Cri:
         self, service: str, method: str, request: Message, answer: type[_Answer], timeout: float | None = None
     ) -> _Answer:
         """One unary call of ``runtime.v1``. `DaemonError` for whatever goes wrong."""
-        import grpc
-
-        invoke = self._open().unary_unary(
-            f"/runtime.v1.{service}/{method}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=answer.FromString,
-        )
         try:
-            result: _Answer = invoke(request, timeout=timeout or self.timeout)
-        except grpc.RpcError as error:
-            told = explain(error, self.socket, method, self.service)
-            problem = {"code": told.code, "message": told.message}
-            self.host.heard("daemons", self.socket, {"problem": problem})
-            raise told from error
-        return result
+            path = f"/runtime.v1.{service}/{method}"
+            return unary_call(self._open(), path, request, answer, timeout or self.timeout)
+        except CallError as error:
+            problem = explain(error, self.socket, method, self.service)
+            said = {"code": problem.code, "message": problem.message}
+            self.host.heard("daemons", self.socket, {"problem": said})
+            raise problem from error
 
     def _open(self) -> grpc.Channel:
         if self._channel is None:
-            import grpc
-
             # gRPC itself says "failed to connect to all addresses" for everything; ask the socket first
             state = self.host.socket_state(self.socket)
             if state != "listening":
                 hint = _STATES.get(state, "").format(service=self.service)
                 raise DaemonError(f"can't reach the CRI at {self.socket}: {state}", hint=hint, code=state)
-            # Go's server refuses the percent-encoded socket path that gRPC would send as :authority
-            options = (("grpc.default_authority", "localhost"), ("grpc.enable_http_proxy", 0))
-            self._channel = grpc.insecure_channel(f"unix:{self.socket}", options=options)
+            self._channel = self._opened.enter_context(open_channel(self.host, self.socket))
         return self._channel
 
     def _recalled(self, what: str, kind: type[Any]) -> Any:
@@ -216,27 +192,34 @@ def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def explain(error: grpc.RpcError, socket: str, method: str, service: str = "containerd") -> DaemonError:
+def explain(error: CallError, socket: str, method: str, service: str = "containerd") -> DaemonError:
     """A gRPC failure as a person needs it; `code` is what programs branch on."""
-    status = error.code() if hasattr(error, "code") else None
-    name = status.name if status is not None else "UNKNOWN"
-    told = (error.details() if hasattr(error, "details") else "") or name
-    if name == "UNIMPLEMENTED" and "unknown service" in told:
+    if error.code == "UNIMPLEMENTED" and "unknown service" in error.details:
         return DaemonError(
-            f"the daemon at {socket} runs without its CRI plugin ({told})",
+            f"the daemon at {socket} runs without its CRI plugin ({error.details})",
             hint="take cri out of disabled_plugins: gpunode configure-runtime --runtime containerd",
             code="cri-disabled",
         )
-    code, hint = _CODES.get(name, ("daemon", "journalctl -u {service} -n 50"))
-    return DaemonError(f"{method}: {told}", hint=hint.format(service=service), code=code)
+    code, hint = _CODES.get(error.code, ("daemon", "journalctl -u {service} -n 50"))
+    return DaemonError(f"{method}: {error.details}", hint=hint.format(service=service), code=code)
 
 
-# What an image of the CRI's store brings along, read without protobuf's and gRPC's libraries.
+def running_version(host: Host, socket: str, timeout: float) -> str:
+    """The running program's version, as in ``containerd --version``; empty for every kind of failure."""
+    try:
+        with open_channel(host, socket) as channel:
+            method = "/runtime.v1.RuntimeService/Version"
+            return unary_call(
+                channel, method, pb.VersionRequest(), pb.VersionResponse, timeout
+            ).runtime_version
+    except (DaemonError, CallError):
+        return ""
+
+
+# What an image of the CRI's store contains.
 #
-# The settings are no part of the protocol: containerd and CRI-O both tell them in the verbose status, as
+# The settings are no part of the protocol: containerd and CRI-O both put them into the verbose status, as
 # JSON.
-
-_STATUS = "/runtime.v1.ImageService/ImageStatus"
 
 
 def image_config(host: Host, socket: str, reference: str, timeout: float) -> dict[str, Any] | None:
@@ -244,55 +227,19 @@ def image_config(host: Host, socket: str, reference: str, timeout: float) -> dic
 
     `DaemonError` if the daemon gives no answer.
     """
-    state = host.socket_state(socket)
-    answer = unary_call(host, socket, _STATUS, _request(reference), timeout) if state == "listening" else None
-    if answer is None:
-        raise DaemonError(f"no answer from {socket} ({state})", code=state)
-    try:
-        return parse_image(answer)
-    except ValueError as error:
-        raise DaemonError(f"{socket} answered with what is no image: {error}", code="malformed") from error
-
-
-def _request(reference: str) -> bytes:
-    """ImageStatusRequest: image = 1, a message with the name as its field 1, and verbose = 2."""
-    name = reference.encode()
-    image = b"\x0a" + _length(len(name)) + name
-    return b"\x0a" + _length(len(image)) + image + b"\x10\x01"
-
-
-def _length(number: int) -> bytes:
-    """A base-128 number, as protobuf counts bytes."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def parse_image(answer: bytes) -> dict[str, Any] | None:
-    """ImageStatusResponse: image = 1, info = 2 (a map's entries). ValueError for what is none."""
-    held = False
-    info: Any = None
-    for number, value in fields(answer):
-        if number == 1:
-            held = True
-        elif number == 2 and isinstance(value, bytes):
-            entry = dict(fields(value))
-            if entry.get(1) == b"info" and isinstance(entry.get(2), bytes):
-                info = decoded(bytes(entry[2]))
+    with Cri(host, socket, timeout) as cri:
+        request = pb.ImageStatusRequest(image=pb.ImageSpec(image=reference), verbose=True)
+        answer = cri.call("ImageService", "ImageStatus", request, pb.ImageStatusResponse)
+    if not answer.HasField("image"):
+        return None
+    info = decoded(answer.info.get("info", "").encode())
     spec = info.get("imageSpec") if isinstance(info, dict) else None
-    config = spec.get("config") if isinstance(spec, dict) else None
-    return (config if isinstance(config, dict) else {}) if held else None
+    return _table(_table(spec).get("config"))
 
 
-# The CRI's lists of what runs, read like cri_status.py without protobuf's and gRPC's libraries.
+# What runs, by the CRI's lists.
 
-_CONTAINERS = "/runtime.v1.RuntimeService/ListContainers"
-_SANDBOXES = "/runtime.v1.RuntimeService/ListPodSandbox"
-# ListContainersRequest.filter (1) .state (2) .state (1) = CONTAINER_RUNNING (1)
-_RUNNING = b"\x0a\x04\x12\x02\x08\x01"
-_SECONDS = 2.0
+_LIST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -315,47 +262,37 @@ def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriCont
         if not isinstance(listed, list):
             raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
         return tuple(_recorded(entry) for entry in listed if isinstance(entry, dict))
-    limit = min(timeout, _SECONDS)
-    containers = unary_call(host, socket, _CONTAINERS, _RUNNING, limit)
-    sandboxes = unary_call(host, socket, _SANDBOXES, b"", limit) if containers is not None else None
-    if containers is None or sandboxes is None:
-        raise DaemonError(f"{socket} doesn't list its containers", code="daemon")
-    try:
-        found = parse_lists(containers, sandboxes)
-        host.heard("daemons", socket, {"containers": [vars(one) for one in found]})
-        return found
-    except ValueError as error:
-        raise DaemonError(f"{socket} answered with no CRI message: {error}", code="protocol") from error
+    running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
+    request = pb.ListContainersRequest(filter=running)
+    with Cri(host, socket, min(timeout, _LIST_SECONDS)) as cri:
+        containers = cri.call("RuntimeService", "ListContainers", request, pb.ListContainersResponse)
+        sandboxes = cri.call(
+            "RuntimeService", "ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse
+        )
+    listed = combine(containers, sandboxes)
+    host.heard("daemons", socket, {"containers": [asdict(container) for container in listed]})
+    return listed
 
 
-def parse_lists(containers: bytes, sandboxes: bytes) -> tuple[CriContainer, ...]:
-    """ListContainersResponse.containers (1) and ListPodSandboxResponse.items (1), put together."""
-    pods = {}
-    for item in _messages(sandboxes):
-        metadata = dict(fields(_bytes(item.get(2, b""))))
-        pods[_text(item, 1)] = (_text(metadata, 1), _text(metadata, 3), _text(item, 7))
-    found = []
-    for item in _messages(containers):
-        pod, namespace, handler = pods.get(_text(item, 2), ("", "", ""))
-        name = _text(dict(fields(_bytes(item.get(3, b"")))), 1)
-        image = _text(dict(fields(_bytes(item.get(4, b"")))), 1)
-        found.append(CriContainer(_text(item, 1), name, pod, namespace, image, handler))
-    return tuple(found)
-
-
-def _messages(answer: bytes) -> list[dict[int, int | bytes]]:
-    """Field 1, repeated; of each message the last value of a field, as protobuf takes it."""
-    return [dict(fields(_bytes(value))) for number, value in fields(answer) if number == 1]
-
-
-def _text(message: dict[int, int | bytes], number: int) -> str:
-    return _bytes(message.get(number, b"")).decode("utf-8", "replace")
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise ValueError("a number where the protocol has a text or a message")
-    return value
+def combine(
+    containers: pb.ListContainersResponse, sandboxes: pb.ListPodSandboxResponse
+) -> tuple[CriContainer, ...]:
+    """Each container with the names and the runtime handler of its pod."""
+    pods = {pod.id: pod for pod in sandboxes.items}
+    listed = []
+    for container in containers.containers:
+        pod = pods.get(container.pod_sandbox_id, pb.PodSandbox())
+        listed.append(
+            CriContainer(
+                container.id,
+                container.metadata.name,
+                pod.metadata.name,
+                pod.metadata.namespace,
+                container.image.image,
+                pod.runtime_handler,
+            )
+        )
+    return tuple(listed)
 
 
 def _recorded(entry: dict[str, Any]) -> CriContainer:

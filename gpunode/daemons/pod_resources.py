@@ -1,19 +1,21 @@
-"""Which container holds which device, and what could be handed out: the kubelet's PodResources service, v1.
-
-The messages are read by their field numbers (proto/podresources.proto): the library that could read them
-takes longer to import than the whole question. It is loaded only where a question failed and it can tell why.
-"""
+"""Which container holds which device, and what can be allocated: the kubelet's PodResources service, v1."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpunode.daemons.grpc_unary import fields, unary_call
+from gpunode.daemons.grpc_client import MALFORMED, CallError, open_channel, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from gpunode.daemons.proto import podresources_pb2 as pb
+
+_Response = TypeVar("_Response", bound="Message")
 _SERVICE = "/v1.PodResourcesLister"
 _RUN_AS_ROOT = "run as root, for example with sudo"
 _HINTS = {
@@ -36,19 +38,19 @@ class Holding:
 
 
 def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, ...]:
-    """What the containers of this node hold, in the kubelet's order; takes at most about twice `timeout`.
+    """What the containers of this node hold, in the kubelet's order.
 
-    `DaemonError` says why it can't be told: no socket, no permission, nobody there, no answer in time.
+    `DaemonError` says why it is unknown: no socket, no permission, no listener, no answer in time.
     """
     if not host.live:
         return tuple(map(_recorded_holding, _recalled(host, socket, "pods")))
-    answer = _ask(host, socket, "List", timeout)
-    try:
-        found = tuple(_holdings(answer))
-        host.heard("daemons", socket, {"pods": [_as_recorded(one) for one in found]})
-        return found
-    except (ValueError, TypeError) as error:
-        raise _nonsense(socket, error) from error
+    from gpunode.daemons.proto import podresources_pb2 as pb
+
+    request = pb.ListPodResourcesRequest()
+    answer = _ask(host, socket, "List", request, pb.ListPodResourcesResponse, timeout)
+    holdings = tuple(holdings_of(answer))
+    host.heard("daemons", socket, {"pods": [_as_recorded(holding) for holding in holdings]})
+    return holdings
 
 
 def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tuple[str, ...]]:
@@ -62,13 +64,13 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
         return {
             str(name): tuple(map(str, ids)) if isinstance(ids, list) else () for name, ids in table.items()
         }
-    answer = _ask(host, socket, "GetAllocatableResources", timeout)
-    try:
-        found = _devices(value for number, value in fields(answer) if number == 1)
-        host.heard("daemons", socket, {"allocatable": {name: list(ids) for name, ids in found.items()}})
-        return found
-    except (ValueError, TypeError) as error:
-        raise _nonsense(socket, error) from error
+    from gpunode.daemons.proto import podresources_pb2 as pb
+
+    request = pb.AllocatableResourcesRequest()
+    answer = _ask(host, socket, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, timeout)
+    devices = _by_resource(answer.devices)
+    host.heard("daemons", socket, {"allocatable": {name: list(ids) for name, ids in devices.items()}})
+    return devices
 
 
 def _recalled(host: Host, socket: str, what: str) -> Any:
@@ -81,8 +83,9 @@ def _recalled(host: Host, socket: str, what: str) -> Any:
 
 
 def _as_recorded(one: Holding) -> dict[str, Any]:
-    fields_of = {"namespace": one.namespace, "pod": one.pod, "container": one.container}
-    return {**fields_of, "resource": one.resource, "ids": list(one.ids)}
+    recorded = asdict(one)
+    del recorded["pod_uid"]
+    return {**recorded, "ids": list(one.ids)}
 
 
 def _recorded_holding(entry: Any) -> Holding:
@@ -98,7 +101,9 @@ def _recorded_ids(ids: Any) -> tuple[str, ...]:
     return tuple(map(str, ids)) if isinstance(ids, list) else ()
 
 
-def _ask(host: Host, socket: str, method: str, timeout: float) -> bytes:
+def _ask(
+    host: Host, socket: str, method: str, request: Message, response: type[_Response], timeout: float
+) -> _Response:
     state = host.socket_state(socket)
     if state != "listening":
         reasons = {
@@ -111,82 +116,45 @@ def _ask(host: Host, socket: str, method: str, timeout: float) -> bytes:
         raise DaemonError(
             f"the kubelet's PodResources socket {socket} {reason}", hint=_HINTS.get(state, ""), code=state
         )
-    answer = unary_call(host, socket, f"{_SERVICE}/{method}", b"", timeout)
-    return _ask_again(host, socket, method, timeout) if answer is None else answer
+    try:
+        with open_channel(host, socket) as channel:
+            return unary_call(channel, f"{_SERVICE}/{method}", request, response, timeout)
+    except CallError as error:
+        raise _explain(error, socket, method, timeout) from error
 
 
-def _ask_again(host: Host, socket: str, method: str, timeout: float) -> bytes:
-    """With gRPC's library, which knows why not."""
-    import grpc
-
-    # no connection, and no memory of failed ones, is shared with another channel
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"unix:{host.path(socket)}", options=options) as opened:
-        ask: Any = opened.unary_unary(f"{_SERVICE}/{method}")  # bytes in, bytes out
-        try:
-            return bytes(ask(b"", timeout=timeout))
-        except grpc.RpcError as error:
-            details = " ".join((error.details() or "").split())[:200]
-            code = error.code()
-    if code == grpc.StatusCode.UNIMPLEMENTED or "disabled" in details:
-        raise DaemonError(
+def _explain(error: CallError, socket: str, method: str, timeout: float) -> DaemonError:
+    details = " ".join(error.details.split())[:200]
+    if error.code == "UNIMPLEMENTED" or "disabled" in details:
+        return DaemonError(
             f"this kubelet doesn't offer {method}",
             hint="it came with Kubernetes 1.23" if method == "GetAllocatableResources" else "",
             code="unsupported",
         )
-    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        raise DaemonError(
+    if error.code == "DEADLINE_EXCEEDED":
+        return DaemonError(
             f"the kubelet did not answer {method} within {timeout:g} s",
             hint="look at it: journalctl -u kubelet -n 50",
             code="timeout",
         )
-    raise DaemonError(f"the kubelet refused {method}: {details} ({code.name})", code="refused")
+    if error.code == MALFORMED:
+        return DaemonError(
+            f"{socket} gave an answer that is no PodResources message: {details}", code="protocol"
+        )
+    return DaemonError(f"the kubelet refused {method}: {details} ({error.code})", code="refused")
 
 
-def _nonsense(socket: str, error: Exception) -> DaemonError:
-    return DaemonError(f"{socket} gave an answer that is no PodResources message: {error}", code="protocol")
+def holdings_of(answer: pb.ListPodResourcesResponse) -> Iterable[Holding]:
+    """What each container holds of each resource."""
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            for resource, ids in _by_resource(container.devices).items():
+                yield Holding(pod.namespace, pod.name, container.name, resource, ids)
 
 
-def _holdings(answer: bytes) -> Iterable[Holding]:
-    """ListPodResourcesResponse: pod_resources = 1, each name = 1, namespace = 2, containers = 3."""
-    for number, pod in fields(answer):
-        if number == 1:
-            message = _grouped(_bytes(pod))
-            for container in message.get(3, ()):
-                yield from _container(_text(message, 2), _text(message, 1), _bytes(container))
-
-
-def _container(namespace: str, pod: str, data: bytes) -> Iterable[Holding]:
-    """ContainerResources: name = 1, devices = 2. A Go kubelet gives each device an entry of its own."""
-    message = _grouped(data)
-    for resource, ids in _devices(message.get(2, ())).items():
-        yield Holding(namespace, pod, _text(message, 1), resource, ids)
-
-
-def _devices(entries: Iterable[int | bytes]) -> dict[str, tuple[str, ...]]:
-    """ContainerDevices: resource_name = 1, device_ids = 2; topology = 3 is nothing that anybody here asks."""
-    found: dict[str, list[str]] = {}
+def _by_resource(entries: Iterable[pb.ContainerDevices]) -> dict[str, tuple[str, ...]]:
+    """A Go kubelet gives each device an entry of its own."""
+    devices: dict[str, list[str]] = {}
     for entry in entries:
-        message = _grouped(_bytes(entry))
-        ids = found.setdefault(_text(message, 1), [])
-        ids += [_bytes(item).decode("utf-8", "replace") for item in message.get(2, ())]
-    return {resource: tuple(ids) for resource, ids in found.items()}
-
-
-def _grouped(data: bytes) -> Mapping[int, list[int | bytes]]:
-    """The values of each field, in order."""
-    found: dict[int, list[int | bytes]] = {}
-    for number, value in fields(data):
-        found.setdefault(number, []).append(value)
-    return found
-
-
-def _text(message: Mapping[int, list[int | bytes]], number: int) -> str:
-    """The last value of a field, as protobuf takes it."""
-    return _bytes(message[number][-1]).decode("utf-8", "replace") if number in message else ""
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise TypeError("a number where a message belongs")
-    return value
+        devices.setdefault(entry.resource_name, []).extend(entry.device_ids)
+    return {resource: tuple(ids) for resource, ids in devices.items()}

@@ -160,9 +160,9 @@ def cri_version(
 ) -> tuple[int, ...]:
     """The version that the running daemon gives; its program is only started (20 ms) where it gives none."""
     if host.live and process is not None:
-        from gpunode.daemons.cri_status import quick_version
+        from gpunode.daemons.cri import running_version
 
-        answer = parse_version(quick_version(host, socket, _VERSION_SECONDS))
+        answer = parse_version(running_version(host, socket, _VERSION_SECONDS))
         if answer:
             as_recorded(host, name, answer)
             return answer

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunode.daemons.grpc_unary import unary_call
+from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
+from gpunode.errors import DaemonError
 from gpunode.facts.processes import Process, environment
 from gpunode.facts.workloads import container_of
 from gpunode.host import Host
@@ -153,7 +154,14 @@ def plugin_answers(host: Host, socket: str) -> bool | None:
     if not host.live:
         seen = host.recorded("daemons", socket)
         return seen.get("options") is not None if isinstance(seen, dict) else None
-    answers = unary_call(host, socket, _OPTIONS, b"", _SECONDS) is not None
+    from google.protobuf.empty_pb2 import Empty
+
+    try:
+        with open_channel(host, socket) as channel:
+            unary_call(channel, _OPTIONS, Empty(), Empty, _SECONDS)
+        answers = True
+    except (DaemonError, CallError):
+        answers = False
     host.heard("daemons", socket, {"options": {} if answers else None})
     return answers
 

@@ -13,7 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,18 +145,28 @@ class Host(ReadingHost):
         """A connected stream socket. `DaemonError` says why not: absent, refused, denied."""
         from gpunode.host.sockets import connect_unix
 
+        with self.socket_path(path) as real:
+            return connect_unix(real, timeout)
+
+    @contextmanager
+    def socket_path(self, path: str) -> Iterator[str]:
+        """A path to connect to a daemon's socket, valid in the context.
+
+        `DaemonError` on a host that isn't live, and if the user for whom we act doesn't own the socket.
+        """
         self.note(f"reading {path}")
         if not self.live:
             raise DaemonError(f"no socket is contacted under --root {self.root}", code="not-live")
-        if self.behalf is not None:
-            try:
-                with trust.socket_as(self.behalf, path) as real:
-                    return connect_unix(real, timeout)
-            except OSError as error:
-                raise DaemonError(
-                    f"can't connect to {path}: {error.strerror or error}", code=socket_state_of(error)
-                ) from error
-        return connect_unix(path, timeout)
+        with ExitStack() as opened:
+            real = path
+            if self.behalf is not None:
+                try:
+                    real = opened.enter_context(trust.socket_as(self.behalf, path))
+                except OSError as error:
+                    raise DaemonError(
+                        f"can't connect to {path}: {error.strerror or error}", code=socket_state_of(error)
+                    ) from error
+            yield real
 
     def socket_state(self, path: str) -> str:
         """listening, refused (nobody behind it), absent, denied (no permission), not-a-socket, or other-type

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpunode.daemons.cri import CriContainer, parse_lists
+from gpunode.daemons.cri import CriContainer, combine
+from gpunode.daemons.proto import cri_pb2 as pb
 from gpunode.facts.device_plugins import plugin_processes
 from gpunode.facts.processes import Process
 from gpunode.facts.workloads import DeviceRule, container_of, parse_devices_list, parse_rules
@@ -71,18 +72,24 @@ def test_devices_list_of_cgroup_v1():
     )
 
 
-def _field(number, data):
-    return bytes([number << 3 | 2, len(data)]) + data
-
-
-def test_the_cri_lists_are_put_together():
-    sandbox = _field(1, b"s1") + _field(2, _field(1, b"train-0") + _field(3, b"ml")) + _field(7, b"nvidia")
-    container = _field(1, b"c1") + _field(2, b"s1") + _field(3, _field(1, b"main")) + b"\x30\x01"
-    container += _field(4, _field(1, b"pytorch:2"))
-    lists = parse_lists(_field(1, container), _field(1, sandbox))
-    assert lists == (CriContainer("c1", "main", "train-0", "ml", "pytorch:2", "nvidia"),)
-    with pytest.raises(ValueError, match="field"):
-        parse_lists(b"\x0a\x09x", b"")
+def test_containers_get_the_names_of_their_pods():
+    sandbox = pb.PodSandbox(
+        id="s1", metadata=pb.PodSandboxMetadata(name="train-0", namespace="ml"), runtime_handler="nvidia"
+    )
+    container = pb.Container(
+        id="c1",
+        pod_sandbox_id="s1",
+        metadata=pb.ContainerMetadata(name="main"),
+        image=pb.ImageSpec(image="pytorch:2"),
+    )
+    alone = pb.Container(id="c2", pod_sandbox_id="s2")
+    lists = combine(
+        pb.ListContainersResponse(containers=[container, alone]), pb.ListPodSandboxResponse(items=[sandbox])
+    )
+    assert lists == (
+        CriContainer("c1", "main", "train-0", "ml", "pytorch:2", "nvidia"),
+        CriContainer("c2", "", "", "", "", ""),
+    )
 
 
 def test_device_plugins_are_known_by_their_programs(tmp_path):

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from fixtures import generate_protos
+from gpunode.daemons.proto import podresources_pb2
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
-from gpunode.plugin.proto import deviceplugin_pb2, pluginregistration_pb2, podresources_pb2
+from gpunode.plugin.proto import deviceplugin_pb2, pluginregistration_pb2
 
-FOLDER = "gpunode/plugin/proto"
 CODE = {
     "deviceplugin": (deviceplugin_pb2, (server.REGISTRATION, server.DEVICE_PLUGIN), 20),
     "pluginregistration": (pluginregistration_pb2, (PLUGIN_REGISTRATION,), 4),
@@ -26,8 +26,12 @@ TYPES = {"bool": 8, "string": 9, "int32": 5, "int64": 3}
 each = pytest.mark.parametrize("name", CODE)
 
 
+def path_of(name: str) -> str:
+    return next(path for path in generate_protos.PROTOS if path.endswith(f"/{name}.proto"))
+
+
 def text(name: str) -> str:
-    return (generate_protos.REPOSITORY / FOLDER / f"{name}.proto").read_text()
+    return (generate_protos.REPOSITORY / path_of(name)).read_text()
 
 
 def declared(name: str) -> dict[str, dict[str, tuple[int, str]]]:
@@ -89,7 +93,7 @@ def test_the_services_are_those_of_the_proto(name: str) -> None:
 def test_generating_again_changes_nothing(tmp_path: Path, name: str) -> None:
     if version("grpcio-tools") != generate_protos.GENERATOR:
         pytest.skip(f"grpcio-tools is not {generate_protos.GENERATOR}")
-    proto = f"{FOLDER}/{name}.proto"
+    proto = path_of(name)
     assert proto in generate_protos.PROTOS
     for fresh in generate_protos.generate(generate_protos.REPOSITORY, tmp_path, proto):
         committed = generate_protos.REPOSITORY / fresh.relative_to(tmp_path)

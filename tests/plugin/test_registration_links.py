@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gpunode.daemons.proto import podresources_pb2 as pods
 from gpunode.errors import PreconditionError
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
@@ -21,7 +22,6 @@ from gpunode.plugin.kubelet import server
 from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
 from gpunode.plugin.proto import pluginregistration_pb2 as question
-from gpunode.plugin.proto import podresources_pb2 as pods
 from gpunode.plugin.serve import PluginService
 from gpunode.plugin.simulate.kubelet import AdmissionError, KubeletStub, Times
 from tests.plugin.fakes import FakeBackend, FakeJudge

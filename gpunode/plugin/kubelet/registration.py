@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from gpunode.daemons.proto import podresources_pb2
 from gpunode.errors import GpunodeError
 from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.host import Host
@@ -38,7 +39,6 @@ from gpunode.plugin.kubelet.server import (
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.proto import podresources_pb2
 
 _REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and gives that 10 s
 _FIRST_DELAY = 0.1  # the kubelet's cleanup after a stream that ended is usually over by then

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from gpunode.daemons.proto import podresources_pb2
 from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
@@ -22,7 +23,6 @@ from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import AllocationError, Answer, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.proto import podresources_pb2
 
 # The open ListAndWatch streams of one server.
 #

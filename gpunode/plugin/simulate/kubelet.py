@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from gpunode.daemons.proto import podresources_pb2
 from gpunode.host import Host
 from gpunode.plugin.config.settings import resource_name_problem
 from gpunode.plugin.kubelet import server
@@ -41,7 +42,7 @@ from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.kubelet.server import identity, listen_privately
 from gpunode.plugin.kubelet.watcher import DEVICE_PLUGIN_TYPE, PLUGIN_REGISTRATION
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.proto import pluginregistration_pb2, podresources_pb2
+from gpunode.plugin.proto import pluginregistration_pb2
 
 # What containers get: the answers of several resources merged, and remembered.
 

@@ -1,4 +1,4 @@
-"""Reading PodResources by field numbers, against the generated code; what is said when it can't be."""
+"""What the kubelet's PodResources service answers, and the error for each way in which it doesn't."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.daemons import pod_resources
-from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
+from gpunode.daemons.pod_resources import Holding, allocatable, holdings_of, list_pods
+from gpunode.daemons.proto import podresources_pb2 as pb
 from gpunode.errors import DaemonError
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
 from gpunode.plugin.config.settings import pod_resources_socket
 from gpunode.plugin.kubelet.server import Call
 from gpunode.plugin.observe.metrics import Counters
-from gpunode.plugin.proto import podresources_pb2 as pb
 from tests.nobody import NOBODY, public_directory
 
 WORDS = st.text(max_size=12)
@@ -47,7 +47,7 @@ def message(pods: Any) -> pb.ListPodResourcesResponse:
 
 @settings(deadline=None, max_examples=100)
 @given(PODS)
-def test_by_numbers_reads_what_the_generated_code_wrote(pods: Any) -> None:
+def test_devices_are_grouped_by_resource(pods: Any) -> None:
     expected = []
     for namespace, name, containers in pods:
         for called, devices in containers:
@@ -55,17 +55,17 @@ def test_by_numbers_reads_what_the_generated_code_wrote(pods: Any) -> None:
             for resource, ids in devices:
                 held.setdefault(resource, []).extend(ids)
             expected += [Holding(namespace, name, called, key, tuple(ids)) for key, ids in held.items()]
-    assert list(pod_resources._holdings(message(pods).SerializeToString())) == expected
+    assert list(holdings_of(message(pods))) == expected
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_an_error_or_nothing(data: bytes) -> None:
     try:
-        found = list(pod_resources._holdings(data))
-    except (ValueError, TypeError):
+        answer = pb.ListPodResourcesResponse.FromString(data)
+    except DecodeError:
         return
-    assert all(isinstance(holding, Holding) for holding in found)
+    assert all(isinstance(holding, Holding) for holding in holdings_of(answer))
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""Unary gRPC calls over a daemon's unix socket, each with a deadline and a limit on the response's size.
+
+grpc takes 60 ms to import and is imported when a channel is opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpunode.host import Host
+
+if TYPE_CHECKING:
+    import grpc
+    from google.protobuf.message import Message
+
+MAX_RESPONSE_BYTES = 16 << 20
+MALFORMED = "MALFORMED"  # beside gRPC's status names: the response is not the message that was expected
+_Response = TypeVar("_Response", bound="Message")
+
+# Both are read by gRPC when it is first imported. Its fork handlers can hang a process that spawns children
+# (grpc/grpc#17986), and ours call exec at once; its own messages on stderr repeat what the error says.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+class CallError(Exception):
+    """A call that failed. `code` is the name of grpc's status code, or `MALFORMED`."""
+
+    def __init__(self, code: str, details: str) -> None:
+        super().__init__(f"{details} ({code})")
+        self.code = code
+        self.details = details
+
+
+@contextmanager
+def open_channel(host: Host, socket: str) -> Iterator[grpc.Channel]:
+    """A channel to a unix socket, connected when it is first called. `DaemonError` if the host refuses it."""
+    with host.socket_path(socket) as path:
+        import grpc
+
+        options = (
+            # Go's server refuses the percent-encoded socket path that gRPC would send as :authority
+            ("grpc.default_authority", "localhost"),
+            ("grpc.enable_http_proxy", 0),
+            # no connection, and no memory of failed ones, is shared with another channel
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+        )
+        with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+            yield channel
+
+
+def unary_call(
+    channel: grpc.Channel, method: str, request: Message, response: type[_Response], timeout: float
+) -> _Response:
+    """The response of `method` (``/package.Service/Method``). `CallError` for every failure."""
+    import grpc
+    from google.protobuf.message import DecodeError
+
+    invoke: Any = channel.unary_unary(method)  # bytes in, bytes out: grpc hides why it can't parse a message
+    try:
+        data = invoke(request.SerializeToString(), timeout=timeout)
+    except grpc.RpcError as error:
+        code = error.code().name
+        raise CallError(code, error.details() or code) from error
+    try:
+        return response.FromString(data)
+    except DecodeError as error:
+        raise CallError(MALFORMED, f"the response is not a {response.DESCRIPTOR.name}: {error}") from error
