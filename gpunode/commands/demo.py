@@ -409,13 +409,13 @@ def _plugin(transcript: Transcript, node: Host) -> int:
     """Serve to the kubelet's stand-in until it counts the GPUs; gives its allocatable count."""
     from gpunode.plugin.compose import make_service
     from gpunode.plugin.config.settings import Settings
-    from gpunode.plugin.logfmt import LogfmtLog
+    from gpunode.plugin.logfmt import open_log
     from gpunode.plugin.simulate.kubelet import KubeletStub
 
     settings = Settings()
     kubelet = KubeletStub(node, settings.directory)
     transcript.blocks.append(Text("$ gpunode plugin serve &", Style.COMMAND))
-    service = make_service(node, settings, LogfmtLog(_LogLines(transcript.blocks), {}))
+    service = make_service(node, settings, open_log(_LogLines(transcript.blocks), {}))
     kubelet.start()
     service.start()
     try:

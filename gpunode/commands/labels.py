@@ -143,12 +143,12 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
     """Until SIGTERM, Ctrl-C or `stop`. The config file is followed, a missing driver is waited for."""
     from gpunode.plugin.config.watch import ConfigWatch
     from gpunode.plugin.labels.watch import Labeller
-    from gpunode.plugin.logfmt import LogfmtLog
+    from gpunode.plugin.logfmt import open_log
     from gpunode.plugin.service import Systemd
 
     hangup = Hangup()
     with until_signal(hangup) as asked:
-        log = LogfmtLog(sys.stderr, host.environ)
+        log = open_log(sys.stderr, host.environ)
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
         node = _Node(host, log, resolved.settings)

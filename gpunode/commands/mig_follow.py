@@ -20,7 +20,7 @@ from gpunode.mig.users import InUse, Obstacle
 from gpunode.output.result import Result, Text
 from gpunode.plugin.config.watch import Hangup
 from gpunode.plugin.labels.watch import LogProgress
-from gpunode.plugin.logfmt import Log, LogfmtLog, OnChange
+from gpunode.plugin.logfmt import Log, OnChange, open_log
 from gpunode.plugin.service import Systemd
 
 # What is asked for by the Node's label and the file, what was done about it, and when to look again.
@@ -262,7 +262,7 @@ def watch(host: Host, options: mig_apply.Options) -> Result:
     labels = node_labels.connected(host, options.access, options.node, follows=True)
     hangup = Hangup()
     with until_signal(hangup) as asked:
-        log = LogfmtLog(sys.stderr, host.environ)
+        log = open_log(sys.stderr, host.environ)
         waiter = host.waiter()
         waiter.hear_signals()
         asked.wake = asked.look = waiter.wake

@@ -83,7 +83,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
     Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` under another
     root. A missing driver or MPS program is waited for.
     """
-    from gpunode.plugin.logfmt import LogfmtLog
+    from gpunode.plugin.logfmt import open_log
     from gpunode.plugin.mps.supervisor import Supervisor
     from gpunode.plugin.service import Systemd
 
@@ -97,7 +97,7 @@ def run(host: Host, options: Options, progress: Progress, stop: Event | None = N
         resolved = given.resolve()
         if resolved.problems:
             return refused("MpsRun", resolved.problems)
-        log = LogfmtLog(sys.stderr, host.environ)
+        log = open_log(sys.stderr, host.environ)
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
         node = _Node(host, log, given, resolved.settings, options.resources)

@@ -152,9 +152,9 @@ def serve(host: Host, options: ServeOptions, progress: Progress, stop: Event | N
         if resolved.problems:
             return refused("PluginRun", resolved.problems)
         from gpunode.plugin.compose import make_service
-        from gpunode.plugin.logfmt import LogfmtLog
+        from gpunode.plugin.logfmt import open_log
 
-        log = LogfmtLog(sys.stderr, host.environ)
+        log = open_log(sys.stderr, host.environ)
         log.info("starting", version=__version__, **dict(_chosen(resolved)))
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
@@ -408,10 +408,10 @@ def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:
 
 def _look(host: Host, settings: Settings) -> _Seen:
     from gpunode.plugin.compose import make_backend
-    from gpunode.plugin.logfmt import NoLog
+    from gpunode.plugin.logfmt import silent_log
 
     try:
-        backend = make_backend(host, settings, NoLog())
+        backend = make_backend(host, settings, silent_log())
         inventory, why = look(host, settings, backend)
         if inventory is None:
             return _Seen(unknown=why)

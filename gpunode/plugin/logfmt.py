@@ -1,72 +1,74 @@
-"""Log lines for people and machines: ``time=... level=info msg="..." key=value`` on stderr.
+"""The plugin's log: ``time=... level=info msg="..." key=value`` on stderr, by the standard `logging`.
 
 Under systemd the journal keeps the time and wants the level as ``<6>`` in front (sd-daemon(3));
-JOURNAL_STREAM says by device and inode whether stderr really leads there.
+JOURNAL_STREAM names by device and inode what the journal reads.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
-_PRIORITY = {"error": 3, "warning": 4, "info": 6}
-
-
-class Log(Protocol):
-    """What the plugin says; every field is one ``key=value``."""
-
-    def info(self, message: str, **fields: object) -> None: ...
-
-    def warning(self, message: str, **fields: object) -> None: ...
-
-    def error(self, message: str, **fields: object) -> None: ...
+_PRIORITIES = {logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}  # sd-daemon(3)
 
 
-class NoLog:
-    """For those who only look: what a backend would say while it serves is not asked for."""
+class Log:
+    """A logger of which every keyword argument is one ``key=value``."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        # outside the tree of loggers: no library's settings apply
+        self._logger = logging.Logger("gpunode", logging.INFO)
+        self._logger.addHandler(handler)
 
     def info(self, message: str, **fields: object) -> None:
-        """Not told."""
+        self._logger.info(message, extra={"fields": fields})
 
     def warning(self, message: str, **fields: object) -> None:
-        """Not told."""
+        self._logger.warning(message, extra={"fields": fields})
 
     def error(self, message: str, **fields: object) -> None:
-        """Not told."""
+        self._logger.error(message, extra={"fields": fields})
 
 
-class LogfmtLog:
-    """Writes whole lines to one stream, from any thread."""
+def open_log(stream: TextIO, environ: Mapping[str, str]) -> Log:
+    """A log of whole lines on `stream`, for every thread."""
+    handler = _Handler(stream)
+    handler.setFormatter(LogfmtFormatter(journal=_is_journal(stream, environ.get("JOURNAL_STREAM", ""))))
+    return Log(handler)
 
-    def __init__(self, stream: TextIO, environ: Mapping[str, str]) -> None:
-        self._stream = stream
-        self._journal = _is_journal(stream, environ.get("JOURNAL_STREAM", ""))
-        self._lock = Lock()
 
-    def info(self, message: str, **fields: object) -> None:
-        self._write("info", message, fields)
+def silent_log() -> Log:
+    """A log that discards what a backend reports, for commands that only look."""
+    return Log(logging.NullHandler())
 
-    def warning(self, message: str, **fields: object) -> None:
-        self._write("warning", message, fields)
 
-    def error(self, message: str, **fields: object) -> None:
-        self._write("error", message, fields)
+class _Handler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raise what is a defect of ours; a full disk or a closed stream must not stop the service."""
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, (OSError, ValueError)):
+            raise error
 
-    def _write(self, level: str, message: str, fields: Mapping[str, object]) -> None:
-        head: dict[str, Any] = {"level": level, "msg": message, **fields}
-        if not self._journal:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            head = {"time": now, **head}
-        priority = f"<{_PRIORITY[level]}>" if self._journal else ""
-        # a full disk or a reader that left must not end the service
-        with self._lock, suppress(OSError, ValueError):
-            self._stream.write(priority + line(head) + "\n")
-            self._stream.flush()
+
+class LogfmtFormatter(logging.Formatter):
+    """One line of ``key=value``, with the time or, for the journal, the priority in front."""
+
+    def __init__(self, *, journal: bool = False) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {"level": record.levelname.lower(), "msg": record.getMessage(), **vars(record)["fields"]}
+        if self._journal:
+            return f"<{_PRIORITIES[record.levelno]}>{line(fields)}"
+        created = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return line({"time": created.replace("+00:00", "Z"), **fields})
 
 
 def line(fields: Mapping[str, object]) -> str:
@@ -82,36 +84,36 @@ def _value(text: str) -> str:
     return '"' + "".join(printable) + '"'
 
 
-def _is_journal(stream: TextIO, announced: str) -> bool:
+def _is_journal(stream: TextIO, journal_stream: str) -> bool:
     try:
-        seen = os.fstat(stream.fileno())
+        status = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return False
-    return announced == f"{seen.st_dev}:{seen.st_ino}"
+    return journal_stream == f"{status.st_dev}:{status.st_ino}"
 
 
 class OnChange:
-    """Says a thing once, and again only after it has said another; other fields make it another."""
+    """Reports a state once, and again only after another one; other fields make it another."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._last: object = None
 
     def warning(self, message: str, **fields: object) -> None:
-        said = (message, fields)
-        if said != self._last:
-            self._last = said
+        state = (message, fields)
+        if state != self._last:
+            self._last = state
             self._log.warning(message, **fields)
 
     def reset(self) -> None:
-        """All is well: whatever comes next is news."""
+        """Report whatever comes next: all is well now."""
         self._last = None
 
 
 class Rarely:
-    """Lets the same thing through once in `seconds`: a faulty GPU reports thousands of equal events.
+    """Reports the same thing once in `seconds`: a faulty GPU reports thousands of equal events.
 
-    At most `_KINDS` things are remembered, the oldest are forgotten first.
+    At most `_KINDS` things are remembered; the oldest is forgotten first.
     """
 
     _KINDS = 256
@@ -123,14 +125,14 @@ class Rarely:
         self._lock = Lock()
 
     def times(self, what: object) -> int:
-        """0 if `what` should not be told now, else how often it came since it was told, this one included."""
+        """0 if `what` is not to be reported now, else how often it came since the last report."""
         with self._lock:
             return self._times(what, self._clock())
 
     def _times(self, what: object, now: float) -> int:
-        told, kept = self._seen.get(what, (-self._seconds, 0))
-        if now - told < self._seconds:
-            self._seen[what] = (told, kept + 1)
+        reported, kept = self._seen.get(what, (-self._seconds, 0))
+        if now - reported < self._seconds:
+            self._seen[what] = (reported, kept + 1)
             return 0
         self._seen.pop(what, None)
         while len(self._seen) >= self._KINDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from gpunode.host import Host
 from gpunode.output.result import plain
 from gpunode.plugin.errand import Errand
 from gpunode.plugin.ledger import Feed
+from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Device, Problem, Resource, Unit
 from tests.waiting import eventually as eventually  # most tests of the plugin take both from here
 
@@ -54,20 +56,22 @@ def recorded_host(root: Path, count: int = 8, kind: type[Host] = Host) -> Host:
     return kind(root, {})
 
 
-class MemoryLog:
-    """Keeps what was said, as (level, message, fields)."""
-
+class _Lines(logging.Handler):
     def __init__(self) -> None:
+        super().__init__()
         self.lines: list[tuple[str, str, dict[str, object]]] = []
 
-    def info(self, message: str, **fields: object) -> None:
-        self.lines.append(("info", message, fields))
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.levelname.lower(), record.getMessage(), vars(record)["fields"]))
 
-    def warning(self, message: str, **fields: object) -> None:
-        self.lines.append(("warning", message, fields))
 
-    def error(self, message: str, **fields: object) -> None:
-        self.lines.append(("error", message, fields))
+class MemoryLog(Log):
+    """Keeps what was logged, as (level, message, fields)."""
+
+    def __init__(self) -> None:
+        handler = _Lines()
+        super().__init__(handler)
+        self.lines = handler.lines
 
     def messages(self, level: str = "") -> list[str]:
         return [message for kind, message, _ in list(self.lines) if level in ("", kind)]

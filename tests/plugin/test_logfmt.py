@@ -8,16 +8,17 @@ import os
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.logfmt import LogfmtLog, OnChange, Rarely, line
+from gpunode.plugin.logfmt import OnChange, Rarely, line, open_log, silent_log
 from tests.plugin.nodes import MemoryLog
 
 
 def test_a_line_has_time_level_message_and_fields() -> None:
     stream = io.StringIO()
-    LogfmtLog(stream, {}).info("registered with the kubelet", resource="nvidia.com/gpu", count=8)
+    open_log(stream, {}).info("registered with the kubelet", resource="nvidia.com/gpu", count=8)
     assert re.fullmatch(
         r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=info "
         r'msg="registered with the kubelet" resource=nvidia.com/gpu count=8\n',
@@ -28,13 +29,13 @@ def test_a_line_has_time_level_message_and_fields() -> None:
 def test_the_journal_gets_a_priority_and_keeps_its_own_time(tmp_path: Path) -> None:
     with (tmp_path / "journal").open("w") as stream:
         seen = os.fstat(stream.fileno())
-        LogfmtLog(stream, {"JOURNAL_STREAM": f"{seen.st_dev}:{seen.st_ino}"}).error("GPU is unhealthy")
+        open_log(stream, {"JOURNAL_STREAM": f"{seen.st_dev}:{seen.st_ino}"}).error("GPU is unhealthy")
     assert (tmp_path / "journal").read_text() == '<3>level=error msg="GPU is unhealthy"\n'
 
 
 def test_stderr_that_was_redirected_away_from_the_journal_gets_the_time(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as stream:
-        LogfmtLog(stream, {"JOURNAL_STREAM": "8:12345"}).warning("x")
+        open_log(stream, {"JOURNAL_STREAM": "8:12345"}).warning("x")
     assert (tmp_path / "file").read_text().startswith("time=")
 
 
@@ -62,8 +63,28 @@ class FullDisk(io.StringIO):
 
 def test_a_log_that_can_not_be_written_stops_nobody() -> None:
     stream = FullDisk()
-    LogfmtLog(stream, {}).info("unheard")
+    open_log(stream, {}).info("unheard")
     assert "unheard" in stream.getvalue()
+
+
+def test_a_defect_of_a_value_is_not_hidden() -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        open_log(io.StringIO(), {}).info("x", value=Broken())
+
+
+def test_a_silent_log_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    silent_log().error("GPU is unhealthy")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_message_with_a_percent_sign_is_no_format() -> None:
+    stream = io.StringIO()
+    open_log(stream, {}).warning("90%s full")
+    assert 'msg="90%s full"' in stream.getvalue()
 
 
 def test_the_same_thing_is_let_through_once_in_a_while_with_its_count() -> None:

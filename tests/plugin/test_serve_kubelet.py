@@ -255,10 +255,10 @@ def test_a_directory_that_may_not_be_looked_into_is_named(short: Path) -> None:
     (short / "private").chmod(0o700)
     script = (
         "import os, sys; from gpunode.plugin.compose import make_service\n"
-        "from gpunode.plugin.config.settings import Settings\nfrom gpunode.plugin.logfmt import LogfmtLog\n"
+        "from gpunode.plugin.config.settings import Settings\nfrom gpunode.plugin.logfmt import open_log\n"
         "from gpunode.host import Host; from gpunode.errors import PreconditionError\n"
         "settings = Settings(kubelet_socket=sys.argv[1], state_dir=sys.argv[1] + '.state')\n"
-        "service = make_service(Host(), settings, LogfmtLog(sys.stderr, {}))\n"
+        "service = make_service(Host(), settings, open_log(sys.stderr, {}))\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
         "try: service.start()\n"
         "except PreconditionError as error: print(error.message, error.hint)\n"

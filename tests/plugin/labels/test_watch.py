@@ -18,7 +18,7 @@ from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.make import label
-from gpunode.plugin.logfmt import LogfmtLog
+from gpunode.plugin.logfmt import open_log
 from gpunode.plugin.nvidia import platform
 from tests.cli import clean_environment
 from tests.plugin.nodes import eventually
@@ -152,7 +152,7 @@ def test_a_tegra_without_nvml_is_told_by_its_files(tmp_path: Path, monkeypatch: 
     host = Host(environ=clean_environment(node.env))
     assert label(host, Settings()).values["nvidia.com/gpu.product"] == "Orin"
     told: list[bool] = []
-    kept_by = Labelled(host, LogfmtLog(sys.stderr, {}), Settings())
+    kept_by = Labelled(host, open_log(sys.stderr, {}), Settings())
     kept_by.told = lambda: told.append(True)
     kept_by.broken("libnvidia-ml.so.1 isn't there", sure=True)
     assert (told, kept_by.source()) == ([True], (Settings(), Inventory("")))
