@@ -175,4 +175,4 @@ def test_the_image_is_made_of_what_is_there() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert {project["readme"], *project["license-files"], "pyproject.toml", "gpunode"} == set(copied)
     (extras,) = re.findall(r"/src\[([\w,]+)\]", "\n".join(lines))
-    assert set(extras.split(",")) == {"metrics", "kubernetes"} <= set(project["optional-dependencies"])
+    assert set(extras.split(",")) == {"metrics"} <= set(project["optional-dependencies"])

@@ -29,8 +29,10 @@ ONLY_HERE = {
     "pynvml": {"gpu.nvml"},
     "tomlkit": {"runtime.toml_edit"},
     "rich": {"output.render"},
-    "lightkube": {"kubernetes.client", "kubernetes.wire"},
-    "httpx2": {"kubernetes.client", "kubernetes.refusals", "kubernetes.wire"},
+    "lightkube": {"kubernetes.client", "kubernetes.kubeconfig"},
+    "msgspec": {"kubernetes.kubeconfig"},
+    "httpx2": {"kubernetes.client"},
+    "httpcore2": {"kubernetes.client"},
 }
 GRPC_PACKAGES = {"plugin", "daemons"}
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "lightkube", "httpx2"}

@@ -8,7 +8,8 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,9 +20,12 @@ from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes import access, changes
 from gpunode.kubernetes.access import Access, connect, node_name
-from gpunode.kubernetes.api import FIELD_MANAGER, Cluster, ClusterError, Json, NotFound, Patch
+from gpunode.kubernetes.api import FIELD_MANAGER, ClusterError, Json, NotFound, Patch
 from gpunode.kubernetes.changes import Changed, capacity_patch, patiently, strings, whole, writer_of
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.client import Cluster
 
 node_app = typer.Typer(
     help="Change this machine's Node object in Kubernetes.", no_args_is_help=True, rich_markup_mode=None
@@ -125,7 +129,7 @@ class Place:
 
     def command(self, verb: str, *words: str) -> str:
         """A command line for the same node of the same cluster."""
-        return shlex.join(("gpunode", "node", verb, "--node", self.node, *self.cluster.words, *words))
+        return shlex.join(("gpunode", "node", verb, "--node", self.node, *self.cluster.options, *words))
 
 
 def place(host: Host, target: Target) -> Place:
@@ -149,7 +153,7 @@ def carry_out(
 
     def read() -> Json:
         try:
-            return cluster.get_node(at.node)
+            return cluster.get("Node", at.node)
         except NotFound as error:
             error.hint = access.hint(host, cluster, at.source)
             raise
@@ -158,8 +162,8 @@ def carry_out(
         if at.dry_run:
             seen = changes.patiently(host, progress, read)
             return Changed(seen, seen, plan(seen))
-        patch = cluster.patch_node_status if status else cluster.patch_node
-        return changes.change(host, progress, read, plan, lambda made: patch(at.node, made))
+        send = partial(cluster.patch, "Node", at.node, status=status)
+        return changes.change(host, progress, read, plan, send)
 
 
 def told(
@@ -413,7 +417,7 @@ def _await(
     """The node, read back until both values are as wanted, or time is up."""
     end = host.monotonic() + (seconds if math.isfinite(seconds) else 0)
     while True:
-        node = patiently(host, progress, lambda: at.cluster.get_node(at.node))
+        node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
         if _seen(node, resource) == (wanted, wanted) or host.monotonic() >= end:
             return node
         host.sleep(min(_INTERVAL, max(0.0, end - host.monotonic())))

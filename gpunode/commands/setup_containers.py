@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpunode.commands.setup_steps import Show, interruption, journal_ids, not_shown
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -13,7 +14,7 @@ from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
-from gpunode.kubernetes.api import Cluster, ExtraMissing, NoAccess
+from gpunode.kubernetes.api import NoAccess
 from gpunode.output.result import (
     Block,
     ErrorInfo,
@@ -25,6 +26,9 @@ from gpunode.output.result import (
     Style,
     Text,
 )
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.client import Cluster
 
 # What comes after the containers in a node's life: setup reports it, but a node without Kubernetes is fine.
 _LATER_LAYERS = frozenset({"kubelet"})
@@ -269,7 +273,7 @@ class Way:
     def words(self) -> tuple[str, ...]:
         """The options by which another command finds the same node of the same cluster."""
         node = ("--node", self.options.node) if self.options.node else ()
-        return (*node, *(self.cluster.words if self.cluster is not None else ()))
+        return (*node, *(self.cluster.options if self.cluster is not None else ()))
 
     def close(self) -> None:
         """No step comes any more."""
@@ -320,7 +324,7 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
         return None, "no API server is asked under --root"
     try:
         return connect(host, access), ""
-    except (NoAccess, ExtraMissing) as error:
+    except NoAccess as error:
         if access.kubeconfig or access.context or access.server:
             raise
         return None, f"{error.message}; {error.hint}"

@@ -306,7 +306,7 @@ def _runtime_class(way: Way) -> Step:
             )
         held = setup_steps.look(way.host, way.cluster, wanted, way.progress)
         setup_steps.refuse_others(held, command)
-        if held[0].found is not None:
+        if held[0].existing is not None:
             return State("RuntimeClass nvidia is in the cluster", right=True)
         return State("RuntimeClass nvidia isn't in the cluster")
 
@@ -331,7 +331,7 @@ def _gpu_label(way: Way) -> Step:
     options, key = way.options, present("nvidia")
     if way.cluster is not None:
         name, _ = node_name(way.host, options.node, way.cluster.node)
-        words = way.cluster.words
+        words = way.cluster.options
     else:
         name, words = options.node or way.host.environ.get("NODE_NAME") or "NAME", ()
     command = kubectl(way.host, words, "label", "node", name, f"{key}=true")
@@ -339,7 +339,7 @@ def _gpu_label(way: Way) -> Step:
     def look() -> State:
         if way.cluster is None:
             return State(f"where kubectl works: {command}", left=True)
-        found = gpu_labels(way.cluster.get_node(name))
+        found = gpu_labels(way.cluster.get("Node", name))
         return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
 
     def label(dry_run: bool) -> Result:
@@ -358,7 +358,7 @@ def set_label(host: Host, at: node.Place, key: str, value: str, progress: Progre
     done = node.carry_out(host, progress, at, lambda node: label_patch(node, {key: value}))
     before = labels_of(done.before).get(key)
     back = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
-    undo = kubectl(host, at.cluster.words, "label", "node", at.node, *back)
+    undo = kubectl(host, at.cluster.options, "label", "node", at.node, *back)
     data = node.told(at, done, [node.KeyChange(key, before, value)], undo)
     return Result(node.KIND, data, blocks=node.blocks(data))
 

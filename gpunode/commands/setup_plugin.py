@@ -22,7 +22,8 @@ from gpunode.runtime.apply import FilesChanged, change_files, uninterrupted
 
 if TYPE_CHECKING:
     from gpunode.commands.manifests import PluginOptions as Manifest
-    from gpunode.kubernetes.api import Cluster, Json
+    from gpunode.kubernetes.api import Json
+    from gpunode.kubernetes.client import Cluster
 
 
 # The device plugin as a service of this node: its unit through the journal, and the wait for the kubelet.
@@ -363,7 +364,7 @@ def daemon_set_step(
             )
         held = setup_steps.look(host, cluster, wanted(), progress)
         setup_steps.refuse_others(held, command)
-        if all(one.found is not None for one in held):
+        if all(one.existing is not None for one in held):
             return State("its DaemonSet is in the cluster, and serves no GPU here yet")
         return State("no device plugin serves here")
 
@@ -410,7 +411,7 @@ def _why(host: Host, cluster: Cluster, namespace: str) -> str:
     from gpunode.kubernetes.manifests import labels
 
     try:
-        pods = cluster.list_pods(namespace, labels("device-plugin"))
+        pods = cluster.list("Pod", namespace, labels=labels("device-plugin"))
     except GpunodeError as error:
         return error.message
     reasons = {

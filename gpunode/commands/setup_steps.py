@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import Journal
-from gpunode.kubernetes.api import Cluster, ClusterError, Json, named
+from gpunode.kubernetes.api import ClusterError, Json, named
+from gpunode.kubernetes.changes import Held, create, delete, look
 from gpunode.kubernetes.manifests import documents
-from gpunode.kubernetes.objects import Held, create, delete, look
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.client import Cluster
 
 _STYLES = {
     "right": Style.DIM,
@@ -213,7 +217,7 @@ def refuse_others(found: Sequence[Held], command: str) -> None:
     for one in found:
         if one.differs:
             raise ClusterError(
-                f"{named(one.wanted)} is in the cluster and differs at {', '.join(one.differs[:3])};"
+                f"{named(one.desired)} is in the cluster and differs at {', '.join(one.differs[:3])};"
                 " it was left alone",
                 hint=f"look at it, then replace it if that is meant: {command} | kubectl apply -f -",
                 code="kubernetes-differs",
@@ -234,13 +238,13 @@ def make(
     `ClusterError`; `RolledBackError` if `settle` fails.
     """
     found = look(host, cluster, wanted, progress)
-    missing = [one.wanted for one in found if one.found is None]
+    missing = [one.desired for one in found if one.existing is None]
     if not dry_run:
         with progress.step(f"making {len(missing)} objects at {cluster.server}"):
             made = create(cluster, missing)
         _settle(cluster, made, settle)
     actions = tuple(
-        ObjectChange(named(one.wanted), "created" if one.found is None else "unchanged") for one in found
+        ObjectChange(named(one.desired), "created" if one.existing is None else "unchanged") for one in found
     )
     undo = tuple(_undo(one) for one in reversed(missing))
     data = ClusterObjects(cluster.server, cluster.source, actions, undo, dry_run)

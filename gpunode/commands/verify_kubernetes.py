@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from gpunode.commands import verify_node
 from gpunode.commands.manifests import PodOptions, wanted_pod
@@ -18,7 +19,6 @@ from gpunode.host import Host
 from gpunode.kubernetes import access, pods
 from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import (
-    Cluster,
     ClusterError,
     Forbidden,
     Invalid,
@@ -26,6 +26,7 @@ from gpunode.kubernetes.api import (
     NotFound,
     Unavailable,
     Unreachable,
+    one_line,
 )
 from gpunode.kubernetes.changes import patiently
 from gpunode.kubernetes.manifests import CONTAINER, HOSTNAME, RUN, VectorAdd, ours, vector_add
@@ -34,6 +35,9 @@ from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Re
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import read_own_status
 from gpunode.runtime.verify import container
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.client import Cluster
 
 # Follows the vector-add pod until it has ended, or waiting longer makes no sense.
 
@@ -85,7 +89,7 @@ class Follower:
     def _look(self, namespace: str, name: str, before: Json, until: float) -> Json:
         """The pod as it is now; as it was while the server is away, for a while, and not past `until`."""
         try:
-            pod = self._cluster.get_pod(namespace, name)
+            pod = self._cluster.get("Pod", name, namespace)
         except NotFound:
             gone = {"metadata": {**before["metadata"], "deletionTimestamp": "now"}}
             return {**before, **gone}
@@ -107,7 +111,8 @@ class Follower:
         if self._blind or phase != "Pending" or not uid or self._silent is not None:
             return ()
         try:
-            return self._cluster.events(namespace, {"involvedObject.uid": str(uid)})
+            fields = {"involvedObject.uid": str(uid)}
+            return tuple(sorted(self._cluster.list("Event", namespace, fields=fields), key=pods.event_time))
         except Forbidden:
             self._blind = True
             self._progress.note("this account may not list events: why a pod waits is told less exactly")
@@ -141,7 +146,7 @@ class Follower:
     def _log(self, namespace: str, name: str) -> str:
         """What the program said, as far as it can be had: for a proof it must be there."""
         try:
-            return self._cluster.pod_log(namespace, name, container=CONTAINER, lines=_LINES)
+            return self._cluster.log(namespace, name, container=CONTAINER, lines=_LINES)
         except ClusterError as error:
             self._progress.note(error.message)
             return ""
@@ -160,9 +165,9 @@ def made_by(host: Host) -> dict[str, str]:
 def sweep(host: Host, cluster: Cluster, namespace: str, hostname: str) -> None:
     """Remove pods of ours that are for the node of that name, and of a run that surely is no more."""
     try:
-        for pod in cluster.list_pods(namespace, ours()):
+        for pod in cluster.list("Pod", namespace, labels=ours()):
             if _is_for(pod, hostname) and (_maker_is_dead(host, pod) or _is_old(host, pod)):
-                cluster.delete_pod(namespace, str(pod["metadata"]["name"]))
+                cluster.delete("Pod", str(pod["metadata"]["name"]), namespace)
     except ClusterError:
         return  # it was a courtesy; what really is amiss shows at the next request
 
@@ -266,7 +271,7 @@ def _case(host: Host, options: Options, progress: Progress) -> _Case:
     cluster = connect(host, options.access)
     name, source = node_name(host, options.node, cluster.node)
     try:
-        node = patiently(host, progress, lambda: cluster.get_node(name))
+        node = patiently(host, progress, lambda: cluster.get("Node", name))
     except NotFound as error:
         error.hint = access.hint(host, cluster, source)
         raise
@@ -300,7 +305,7 @@ def _untolerated(node: Json, resource: str) -> Iterator[str]:
     for taint in (node.get("spec") or {}).get("taints") or ():
         key, value, effect = (str(taint.get(name) or "") for name in ("key", "value", "effect"))
         if effect != "PreferNoSchedule" and (key, effect) != (resource, "NoSchedule"):
-            yield pods.short(f"{key}={value}:{effect}" if value else f"{key}:{effect}")
+            yield one_line(f"{key}={value}:{effect}" if value else f"{key}:{effect}")
 
 
 def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
@@ -311,7 +316,7 @@ def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
         return ()
     units = [unit for one in own.resources if one.name == resource for unit in one.units] if own else []
     return tuple(
-        pods.short(f"GPU {unit.index} {unit.id}: {unit.problem.reason}") for unit in units if unit.problem
+        one_line(f"GPU {unit.index} {unit.id}: {unit.problem.reason}") for unit in units if unit.problem
     )
 
 
@@ -321,7 +326,7 @@ def _runtime_class(host: Host, cluster: Cluster, options: Options, progress: Pro
     if not name:
         return ""
     try:
-        patiently(host, progress, lambda: cluster.get_runtime_class(name))
+        patiently(host, progress, lambda: cluster.get("RuntimeClass", name))
     except Forbidden:
         return "" if asked == AUTO else name
     except NotFound as error:
@@ -339,7 +344,7 @@ def _create(host: Host, case: _Case) -> Json:
     wanted = vector_add(case.pod)
     wanted["metadata"]["annotations"] = made_by(host)
     try:
-        return case.cluster.create_pod(case.namespace, wanted)
+        return case.cluster.create(wanted)
     except (Forbidden, Invalid, NotFound, Unavailable) as error:
         code, hint = pods.refused(error.message, case.namespace, case.pod.runtime_class)
         if not code:
@@ -384,14 +389,14 @@ def _remove(host: Host, case: _Case, progress: Progress, names: list[str], trace
 
 def _of_this_run(host: Host, case: _Case, progress: Progress) -> list[str]:
     mark = {RUN: case.pod.run}
-    found = patiently(host, progress, lambda: case.cluster.list_pods(case.namespace, mark))
+    found = patiently(host, progress, lambda: case.cluster.list("Pod", case.namespace, labels=mark))
     return [str(one["metadata"]["name"]) for one in found]
 
 
 def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
     def ask() -> None:
         try:
-            case.cluster.delete_pod(case.namespace, name)
+            case.cluster.delete("Pod", name, case.namespace)
         except NotFound:
             return  # somebody was faster, or the answer to a first try was lost
 

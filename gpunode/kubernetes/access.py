@@ -1,25 +1,32 @@
-"""How gpunode comes to an API server, and which node it means.
+"""Access to the API server: which server and user the options, environment and files of this machine lead to,
+and which node is meant.
 
 In this order: `--server` (a `kubectl proxy`, which has the credentials), `--kubeconfig`, KUBECONFIG, the
-account of the pod that gpunode runs in, ~/.kube/config. Nothing else is tried by itself: what root finds
-under /etc/kubernetes may do far more than is meant, so it is named in the hint and taken when asked for.
+account of the pod that gpunode runs in, ~/.kube/config. Nothing else is used by itself: root's files under
+/etc/kubernetes may allow far more than is meant, so the hint names them for --kubeconfig.
 """
 
 from __future__ import annotations
 
-import base64
+import os.path
 import re
 import shlex
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.kubernetes import kubeconfig
-from gpunode.kubernetes.api import Cluster, ClusterError, Json, NoAccess
-from gpunode.kubernetes.certificate import Certificate, first_in
-from gpunode.kubernetes.connection import Connection, Identity, checked_server, expiry
-from gpunode.kubernetes.proxies import proxy_for
+from gpunode.kubernetes.api import ClusterError, Json, NoAccess
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.client import Cluster
+    from gpunode.kubernetes.kubeconfig import Connection
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 KUBELET = "kubelet"
@@ -45,7 +52,7 @@ _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123 subdomain, as 
 
 @dataclass(frozen=True)
 class Access:
-    """The options by which a command is told its API server. `timeout`: seconds for one answer."""
+    """The options that name an API server. `timeout`: seconds for one piece of a response."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -53,54 +60,57 @@ class Access:
     timeout: float = 10.0
 
 
-def kubectl(host: Host, words: tuple[str, ...], *command: str) -> str:
-    """A kubectl command line for the cluster that `Cluster.words` lead to."""
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    files = options.get("--kubeconfig", "")
+def kubectl(host: Host, options: tuple[str, ...], *command: str) -> str:
+    """A kubectl command line for the cluster that `Cluster.options` lead to."""
+    values = dict(zip(options[::2], options[1::2], strict=True))
+    files = values.get("--kubeconfig", "")
     if files == KUBELET:
-        options["--kubeconfig"] = _kubelets(host)[0]
+        values["--kubeconfig"] = _of_kubelet(host)
     prefix = ""
     if ":" in files and not host.exists(files):  # --kubeconfig of kubectl takes one file
-        del options["--kubeconfig"]
+        del values["--kubeconfig"]
         prefix = f"KUBECONFIG={shlex.quote(files)} "
-    argv = ("kubectl", *(word for option in options.items() for word in option), *command)
+    argv = ("kubectl", *(word for option in values.items() for word in option), *command)
     return f"{prefix}{shlex.join(argv)}"
 
 
 def connect(host: Host, access: Access) -> Cluster:
-    """The cluster that the options, the environment or the files lead to; nothing is asked of it yet.
+    """The cluster that the options, the environment or the files lead to; no request is sent yet.
 
-    `ExtraMissing`, `NoAccess`, `UsageError` for options that contradict each other, `PreconditionError` under
-    another root.
+    `NoAccess`, `UsageError` for options that contradict each other, `PreconditionError` under another root.
     """
     if not host.live:
         raise PreconditionError(
             f"no API server is asked under --root {host.root}", hint="leave out --root", code="not-live"
         )
-    found = find(host, access)
-    own = _certificate(host, found.identity)
-    proxy = found.proxy or proxy_for(found.server, host.environ)
-    found = replace(found, proxy=proxy, node=own.node if own is not None else "")
-    from gpunode.kubernetes.client import open_client
+    connection = find(host, access)
+    from gpunode.kubernetes.client import Cluster
+    from gpunode.kubernetes.kubeconfig import client_certificate
 
-    return open_client(found, access.timeout, partial(refused, host, found), host.read_text)
+    own = client_certificate(host, connection.user)
+    proxy = connection.proxy or proxy_for(connection.cluster.server, host.environ)
+    connection = replace(connection, proxy=proxy, node=own.node if own is not None else "")
+    return Cluster(connection, access.timeout, partial(unauthorized, host, connection), host.read_text)
 
 
 def find(host: Host, access: Access) -> Connection:
     """Where to connect to, and as whom. Errors as `connect` has them."""
+    from gpunode.kubernetes.kubeconfig import to_server
+
     if access.server:
         if access.kubeconfig or access.context:
             raise UsageError(
                 "--server speaks to a kubectl proxy, which has credentials of its own",
                 hint="leave out --kubeconfig and --context, or --server",
             )
-        return Connection(checked_server(access.server, "--server"), "--server", ("--server", access.server))
+        return to_server(access.server, "--server", options=("--server", access.server))
+    if access.kubeconfig == KUBELET:
+        return _of_files(host, (_of_kubelet(host),), access)
     if access.kubeconfig:
-        paths = _kubelets(host) if access.kubeconfig == KUBELET else _listed(host, access.kubeconfig)
+        whole, parts = _absolute(access.kubeconfig), _split(access.kubeconfig)
+        return _of_files(host, (whole,) if host.exists(whole) or not parts else parts, access)
+    if paths := _split(host.environ.get("KUBECONFIG", "")):
         return _of_files(host, paths, access)
-    named = tuple(filter(None, host.environ.get("KUBECONFIG", "").split(":")))
-    if named:
-        return _of_files(host, tuple(map(_absolute, named)), access)
     if host.environ.get("KUBERNETES_SERVICE_HOST") and host.exists(f"{ACCOUNT}/token") and not access.context:
         return _of_account(host)
     own = f"{host.environ.get('HOME', '')}/.kube/config"
@@ -109,60 +119,58 @@ def find(host: Host, access: Access) -> Connection:
     raise _nothing(host)
 
 
+def _split(paths: str) -> tuple[str, ...]:
+    """Several files as KUBECONFIG has them."""
+    return tuple(_absolute(path) for path in paths.split(":") if path)
+
+
 def _absolute(path: str) -> str:
     """With the home directory for ``~`` and ``~USER``, which stay as they are for an unknown user."""
-    from os.path import expanduser
-    from pathlib import Path
-
-    return str(Path(expanduser(path)).absolute())  # noqa: PTH111 - pathlib's raises for an unknown user
-
-
-def _listed(host: Host, named: str) -> tuple[str, ...]:
-    """One file; or several as KUBECONFIG has them, where no file is of that very name."""
-    several = tuple(filter(None, named.split(":")))
-    return tuple(map(_absolute, (named,) if host.exists(_absolute(named)) or not several else several))
+    return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
 def _of_files(host: Host, paths: tuple[str, ...], access: Access) -> Connection:
-    """Its words name files and context even if nobody did: both may be others when a change is undone."""
+    """Its options always name files and context: the defaults may be others when a change is undone."""
+    from gpunode.kubernetes.kubeconfig import from_files
+
     for path in filter(host.is_dir, paths):
         raise NoAccess(f"{path} is a directory", hint=f"name a file in it: --kubeconfig {path}/config")
-    merged = kubeconfig.read(host, paths)
-    found = kubeconfig.connection(host, merged, access.context)
-    files = KUBELET if access.kubeconfig == KUBELET else ":".join(merged.files)
-    named = access.context or ("" if files == KUBELET else merged.current)
-    return replace(found, words=("--kubeconfig", files, *(("--context", named) if named else ())))
+    connection, existing, current = from_files(host, paths, access.context)
+    files = KUBELET if access.kubeconfig == KUBELET else ":".join(existing)
+    context = access.context or ("" if files == KUBELET else current)
+    return replace(connection, options=("--kubeconfig", files, *(("--context", context) if context else ())))
 
 
-def _kubelets(host: Host) -> tuple[str, ...]:
-    found = tuple(path for path in KUBELETS_OWN if host.is_file(path))[:1]
-    if not found:
+def _of_kubelet(host: Host) -> str:
+    path = next(filter(host.is_file, KUBELETS_OWN), "")
+    if not path:
         raise NoAccess(
             "no kubelet's kubeconfig is on this node", hint=f"looked for: {', '.join(KUBELETS_OWN)}"
         )
-    return found
+    return path
 
 
 def _of_account(host: Host) -> Connection:
     """The pod's own service account (Kubernetes: Accessing the API from a Pod)."""
+    from gpunode.kubernetes.kubeconfig import to_server
+
     address = host.environ["KUBERNETES_SERVICE_HOST"]
     port = host.environ.get("KUBERNETES_SERVICE_PORT") or "443"
     shown = f"[{address}]" if ":" in address else address
-    return Connection(
-        server=checked_server(f"https://{shown}:{port}", "KUBERNETES_SERVICE_HOST"),
-        source="this pod's service account",
+    return to_server(
+        f"https://{shown}:{port}",
+        "this pod's service account",
         namespace=(host.read_text(f"{ACCOUNT}/namespace") or "default").strip(),
-        identity=Identity(token_file=f"{ACCOUNT}/token"),
-        ca_file=f"{ACCOUNT}/ca.crt",
+        authority=f"{ACCOUNT}/ca.crt",
+        token_file=f"{ACCOUNT}/token",
     )
 
 
 def _nothing(host: Host) -> NoAccess:
-    theirs = (
-        (_absolute(f"~{host.environ['SUDO_USER']}/.kube/config"),) if host.environ.get("SUDO_USER") else ()
-    )
-    there = [path for path in (*theirs, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
-    offer = f"here are {', '.join(there)}; " if there else ""
+    user = host.environ.get("SUDO_USER")
+    theirs = (_absolute(f"~{user}/.kube/config"),) if user else ()
+    existing = [path for path in (*theirs, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
+    offer = f"here are {', '.join(existing)}; " if existing else ""
     return NoAccess(
         "no way to an API server: no KUBECONFIG, no ~/.kube/config, and this is no pod with an account",
         hint=f"{offer}--kubeconfig PATH, --kubeconfig kubelet (this node's own),"
@@ -170,42 +178,78 @@ def _nothing(host: Host) -> NoAccess:
     )
 
 
-def refused(host: Host, found: Connection) -> str:
-    """What to do when the server doesn't know who we are; tells of a token that has run out."""
-    token = found.identity.token
-    if found.identity.token_file:
-        token = (host.read_text(found.identity.token_file) or "").strip()
-    own, now = _certificate(host, found.identity), host.now()
-    if 0 < (ends := expiry(token)) < now:
-        return f"the token expired at {_date(ends)}; get a new one where {found.source} has it from"
-    if own is not None and own.ends < now:
-        mend = (
-            "as root: kubeadm certs renew all"
-            if "admin" in own.name or "kubeadm" in own.name
-            else (
-                "does the kubelet still exchange it? journalctl -u kubelet" if own.node else "make a new one"
-            )
-        )
-        return f"the certificate of {own.name} in {found.source} expired at {_date(own.ends)}; {mend}"
-    if found.words[:1] == ("--server",):
-        return "kubectl proxy adds the credentials: is it still running, with a context that works?"
-    return f"sign in again, or make a new token or certificate; used was: {found.source}"
+# --- proxy ----------------------------------------------------------------------------------------------
+# As kubectl finds it in the environment (Go's golang.org/x/net/http/httpproxy). httpx and urllib read
+# ALL_PROXY, and take no address ranges in NO_PROXY, by which a cluster's own network is excepted.
 
 
-def _certificate(host: Host, who: Identity) -> Certificate | None:
-    """The client certificate by which we are known, if it is one."""
-    if who.cert_file:
-        return first_in(host.read_text(who.cert_file) or "")
+def proxy_for(server: str, environ: Mapping[str, str]) -> str:
+    """The proxy's URL for a server's; empty for none."""
+
+    def of(name: str) -> str:
+        return (environ.get(name.upper()) or environ.get(name) or "").strip()
+
+    parts = urlsplit(server)
+    host, port = (parts.hostname or "").lower(), parts.port or {"http": 80, "https": 443}[parts.scheme]
+    excepted = (entry.strip().lower() for entry in of("no_proxy").split(","))
+    if _is_loopback(host) or any(_matches(entry, host, port) for entry in excepted):
+        return ""
+    proxy = of(f"{parts.scheme}_proxy")
+    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        return first_in(base64.b64decode(who.cert_data).decode(errors="replace"))
+        return ip_address(host).is_loopback
     except ValueError:
-        return None  # whoever uses it says so
+        return host == "localhost"
+
+
+def _matches(entry: str, host: str, port: int) -> bool:
+    """Whether an entry of NO_PROXY names it: ``*``, an address, a range, a domain; each maybe with a port."""
+    if entry in ("", "*"):
+        return entry == "*"
+    try:
+        return ip_address(host) in ip_network(entry.strip("[]"), strict=False)
+    except (ValueError, TypeError):
+        pass  # one of the two is a name, or has a port
+    name, colon, number = entry.rpartition(":")
+    if colon and number.isdecimal() and (":" not in name or name.endswith("]")):
+        return int(number) == port and _matches(name, host, port)
+    name = entry.removeprefix("*")
+    return host.endswith(name) if name.startswith(".") else host == name or host.endswith(f".{name}")
+
+
+# --- refused --------------------------------------------------------------------------------------------
+
+
+def unauthorized(host: Host, connection: Connection) -> str:
+    """What to do when the server answers 401; names a token or a certificate that has expired."""
+    from gpunode.kubernetes.kubeconfig import client_certificate, token_expiry
+
+    token = connection.user.token or ""
+    if connection.user.token_file:
+        token = (host.read_text(connection.user.token_file) or "").strip()
+    own, now = client_certificate(host, connection.user), host.now()
+    if 0 < (ends := token_expiry(token)) < now:
+        return f"the token expired at {_date(ends)}; get a new one where {connection.source} has it from"
+    if own is not None and own.ends < now:
+        fix = "make a new one"
+        if "admin" in own.name or "kubeadm" in own.name:
+            fix = "as root: kubeadm certs renew all"
+        elif own.node:
+            fix = "does the kubelet still exchange it? journalctl -u kubelet"
+        return f"the certificate of {own.name} in {connection.source} expired at {_date(own.ends)}; {fix}"
+    if connection.options[:1] == ("--server",):
+        return "kubectl proxy adds the credentials: is it still running, with a context that works?"
+    return f"sign in again, or make a new token or certificate; used was: {connection.source}"
 
 
 def _date(seconds: float) -> str:
-    import time
-
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+# --- node -----------------------------------------------------------------------------------------------
 
 
 def node_name(host: Host, given: str, kubelets: str = "") -> tuple[str, str]:
@@ -229,11 +273,8 @@ def node_name(host: Host, given: str, kubelets: str = "") -> tuple[str, str]:
     return name, source
 
 
-# Which Node object this machine is, where the cluster has none of the name that was thought of.
-#
-# A node's name needn't be its host's (kubelet's --hostname-override, cloud providers); what the kubelet
-# reports of the machine is the same everywhere: machine-id and the firmware's UUID (Kubernetes,
-# NodeSystemInfo).
+# A node's name needn't be its host's (kubelet's --hostname-override, cloud providers). The kubelet of every
+# node reports the machine-id and the firmware's UUID (Kubernetes, NodeSystemInfo).
 
 _MOST = 2000  # nodes that are looked at for a hint
 _FILES = {
@@ -243,18 +284,16 @@ _FILES = {
 
 
 def hint(host: Host, cluster: Cluster, source: str) -> str:
-    """What to do about a node that isn't there, whose name is from `source`.
-
-    No more than a hint: machines that were cloned share these numbers.
-    """
+    """What to do about a missing node; its name is from `source`. Cloned machines share these numbers, so it
+    is no more than a hint."""
     own = _own(host)
     try:
-        nodes = cluster.list_nodes(_MOST) if own else ()
+        nodes = cluster.list("Node", most=_MOST) if own else ()
     except ClusterError:
         nodes = ()  # this account may not list them; it was a courtesy
-    found = [shlex.quote(one["metadata"]["name"]) for one in nodes if _is(one, own)]
-    if len(found) == 1:
-        return f"the name is from {source}; this machine is the node {found[0]}: add --node {found[0]}"
+    names = [shlex.quote(node["metadata"]["name"]) for node in nodes if _is(node, own)]
+    if len(names) == 1:
+        return f"the name is from {source}; this machine is the node {names[0]}: add --node {names[0]}"
     return f"the name is from {source}; see: kubectl get nodes, then add --node NAME"
 
 
@@ -264,7 +303,7 @@ def is_this_machine(host: Host, node: Json) -> bool:
 
 
 def _own(host: Host) -> dict[str, str]:
-    found = {}
+    numbers = {}
     for key, paths in _FILES.items():
         for path in paths:
             try:
@@ -272,14 +311,14 @@ def _own(host: Host) -> dict[str, str]:
             except GpunodeError:
                 continue  # the firmware's is for root alone
             if text:
-                found[key] = text
+                numbers[key] = text
                 break
-    return found
+    return numbers
 
 
 def _is(node: Json, own: dict[str, str]) -> bool:
     status = node.get("status")
-    told = status.get("nodeInfo") if isinstance(status, dict) else None
-    if not isinstance(told, dict):
+    info = status.get("nodeInfo") if isinstance(status, dict) else None
+    if not isinstance(info, dict):
         return False
-    return any(str(told.get(key) or "").lower() == value for key, value in own.items())
+    return any(str(info.get(key) or "").lower() == value for key, value in own.items())

@@ -1,13 +1,9 @@
-"""What gpunode asks of an API server, and what can go wrong with it.
-
-Objects are plain JSON, as the server gives them, for a node that is newer than a client's model must not lose
-its fields on the way. `client.py` has the one implementation; `access.connect` makes it.
-"""
+"""Objects of the API server as plain JSON, and the errors of requests. It loads no client library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from gpunode.errors import GpunodeError
 from gpunode.output.result import ExitCode
@@ -25,9 +21,16 @@ def named(one: Mapping[str, Any]) -> str:
     """An object as people call it: ``DaemonSet kube-system/gpunode-device-plugin``."""
     metadata = one["metadata"]
     place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
-    return f"{one['kind']} {place}{metadata['name']}"
+    return f"{one['kind']} {place}{metadata.get('name') or metadata['generateName']}"
 
 
+def one_line(text: Any) -> str:
+    """A server's or a node's text on one line, without control characters and of a bounded length."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text or "")).split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+
+
+_LONGEST = 400  # characters of a server's message
 _MAPS = (("metadata", "labels"), ("metadata", "annotations"), ("spec", "nodeSelector"))
 _LISTS = (("metadata", "ownerReferences"), ("metadata", "managedFields"))
 
@@ -48,71 +51,6 @@ def is_object(one: Any) -> bool:
     )
 
 
-class Cluster(Protocol):
-    """One API server, and who we are there. Every call ends or raises a `ClusterError`: the next piece of an
-    answer comes within `timeout`, all of it within three times that and within bounded.MAX_BYTES.
-
-    `source` says for people where the access comes from, `words` are the options that lead there again;
-    `namespace` is its own, "default" if it names none; `node` is the one whose kubelet we are there, else "".
-    A patch is one request: the server takes all of it or nothing.
-    """
-
-    @property
-    def server(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def words(self) -> tuple[str, ...]: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def node(self) -> str: ...
-
-    def close(self) -> None:
-        """Give up its connections, which it keeps for the next question; a process's end does too."""
-
-    def get_node(self, name: str) -> Json: ...
-    def list_nodes(self, most: int) -> tuple[Json, ...]:
-        """`most` of them at most."""
-
-    def patch_node(self, name: str, patch: Patch) -> Json:
-        """Labels, annotations, taints. Gives the node as it is afterwards."""
-
-    def patch_node_status(self, name: str, patch: Patch) -> Json:
-        """The subresource status, where capacity and conditions are."""
-
-    def create_pod(self, namespace: str, pod: Json) -> Json:
-        """Gives the pod with the name and uid that it got."""
-
-    def get_pod(self, namespace: str, name: str) -> Json: ...
-    def list_pods(self, namespace: str, labels: Mapping[str, str]) -> tuple[Json, ...]: ...
-    def delete_pod(self, namespace: str, name: str, *, grace: int | None = None) -> None:
-        """`grace`: seconds that it may take to end; the pod's own without. `NotFound` if it is gone."""
-
-    def pod_log(self, namespace: str, name: str, *, container: str = "", lines: int = 0) -> str:
-        """A container's output, its last `lines` if not 0. `ClusterError` while it hasn't started."""
-
-    def events(self, namespace: str, fields: Mapping[str, str]) -> tuple[Json, ...]:
-        """Events (v1) by field, as in ``{"involvedObject.uid": ...}``; oldest first."""
-
-    def get_node_feature(self, namespace: str, name: str) -> Json:
-        """nfd.k8s-sigs.io/v1alpha1. `NotFound` if there is none, or no such kind in the cluster."""
-
-    def create_node_feature(self, namespace: str, feature: Json) -> Json: ...
-    def update_node_feature(self, namespace: str, feature: Json) -> Json:
-        """Replace it; with a resourceVersion in it `Conflict` if somebody else changed it since."""
-
-    def get_runtime_class(self, name: str) -> Json: ...
-    def get_object(self, like: Json) -> Json:
-        """The object with the kind, namespace and name of `like`, whose kind is one that manifests have."""
-
-    def create_object(self, wanted: Json) -> Json:
-        """`Conflict` with the code kubernetes-exists if it is there."""
-
-    def delete_object(self, made: Json) -> None:
-        """One that `create_object` gave; `NotFound` if it is gone."""
-
-
 class ClusterError(GpunodeError):
     """The API server said no, or nothing; `status` is HTTP's number, 0 without an answer."""
 
@@ -131,15 +69,8 @@ class ClusterError(GpunodeError):
         self.status = status
 
 
-class ExtraMissing(ClusterError):
-    """The client library isn't installed: the extra ``gpunode[kubernetes]``."""
-
-    default_code = "kubernetes-extra-missing"
-    default_exit_code = ExitCode.PRECONDITION
-
-
 class NoAccess(ClusterError):
-    """No kubeconfig, no account, or one that can't be read or meant."""
+    """No kubeconfig, no account, or one that can't be used."""
 
     default_code = "kubernetes-no-access"
     default_exit_code = ExitCode.PRECONDITION

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpunode.errors import GpunodeError
 from gpunode.host import Host
-from gpunode.kubernetes.api import ClusterError, Conflict, Invalid, Json, Patch, Unavailable, Unreachable
+from gpunode.kubernetes.api import (
+    ClusterError,
+    Conflict,
+    Invalid,
+    Json,
+    NotFound,
+    Patch,
+    Unavailable,
+    Unreachable,
+    named,
+)
 from gpunode.output.result import Progress
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.client import Cluster
 
 ATTEMPTS = 5
 _PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
@@ -250,3 +266,105 @@ def _at(node: Any, path: tuple[str, ...]) -> Any:
             return None
         node = node.get(part)
     return node
+
+
+# --- objects that have to be in the cluster ---------------------------------------------------------------
+# All or none of the missing ones are created. An existing one that differs is never overwritten: somebody may
+# have changed it on purpose.
+
+
+@dataclass(frozen=True)
+class Held:
+    """A desired object, and the server's object of that name or None."""
+
+    desired: Json
+    existing: Json | None
+
+    @property
+    def differs(self) -> tuple[str, ...]:
+        """JSON pointers to what is otherwise in the existing object; () without one."""
+        return () if self.existing is None else tuple(differences(self.desired, self.existing))
+
+
+def look(host: Host, cluster: Cluster, objects: Sequence[Json], progress: Progress) -> tuple[Held, ...]:
+    """Each object as the server has it. `ClusterError`."""
+    return tuple(Held(one, patiently(host, progress, partial(_find, cluster, one))) for one in objects)
+
+
+def _find(cluster: Cluster, body: Json) -> Json | None:
+    try:
+        return cluster.get(*_address(body))
+    except NotFound:
+        return None
+
+
+def _address(body: Json) -> tuple[str, str, str]:
+    """Kind, name and namespace of an object."""
+    return body["kind"], body["metadata"]["name"], body["metadata"].get("namespace", "")
+
+
+def differences(desired: Any, existing: Any, at: str = "") -> list[str]:
+    """Where `existing` lacks what `desired` has, as JSON pointers; the server adds fields of its own."""
+    if isinstance(desired, Mapping | list) and not desired and existing is None:
+        return []
+    if isinstance(desired, Mapping) and isinstance(existing, Mapping):
+        items = desired.items()
+        return [one for key, value in items for one in differences(value, existing.get(key), f"{at}/{key}")]
+    if isinstance(desired, list) and isinstance(existing, list) and len(desired) == len(existing):
+        both = enumerate(zip(desired, existing, strict=True))
+        return [one for number, values in both for one in differences(*values, f"{at}/{number}")]
+    empty = existing is None and (
+        desired is None or desired == "" or desired is False
+    )  # the server omits these
+    return [] if desired == existing or empty else [at or "/"]
+
+
+def create(cluster: Cluster, objects: Sequence[Json]) -> tuple[Json, ...]:
+    """Create them in their order. After any failure, Ctrl-C included, those that were created are deleted.
+
+    An object that another client has created meanwhile isn't ours. `ClusterError` names what could not be
+    deleted.
+    """
+    created: list[Json] = []
+    try:
+        for desired in objects:
+            one = _create(cluster, desired)
+            if one is not None:
+                created.append(one)
+    except BaseException as error:
+        left = delete(cluster, created)
+        if left and isinstance(error, ClusterError):
+            error.hint = f"{error.hint}; these were made and could not be deleted: {', '.join(left)}"
+        raise
+    return tuple(created)
+
+
+def _create(cluster: Cluster, desired: Json) -> Json | None:
+    """The object as it was created; None if another client has just created it."""
+    try:
+        return cluster.create(desired)
+    except Conflict as error:
+        if error.code != "kubernetes-exists":
+            raise
+        return None
+    except Unreachable as error:
+        if not error.sent:
+            raise
+        # it may have been created, and only the response was lost
+        with suppress(GpunodeError):
+            existing = cluster.get(*_address(desired))
+            return None if differences(desired, existing) else existing
+        raise
+
+
+def delete(cluster: Cluster, created: Sequence[Json]) -> list[str]:
+    """Delete what `create` returned, the last first; the names of those that could not be deleted."""
+    left = []
+    for one in reversed(created):
+        try:
+            cluster.delete(*_address(one))
+        except NotFound:
+            continue
+        except GpunodeError:
+            left.append(named(one))
+    return left

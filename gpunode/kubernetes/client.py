@@ -1,286 +1,273 @@
-"""The one place that speaks to an API server, through lightkube; see `api.Cluster`.
+"""Client of the API server: a few verbs on a few kinds of object, sent by lightkube.
 
-Objects go in and out as plain JSON: lightkube's generic resources, not its models, which know the fields of
-one Kubernetes release.
+Objects are plain JSON (lightkube's generic resources): its models know the fields of one Kubernetes release,
+and a newer node must not lose fields. lightkube sends through `Transport`, because its own requests have no
+limit on the time and size of a whole response, no tls-server-name, no impersonation, and no second attempt
+with a renewed certificate.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpunode.errors import install_command
+import httpcore2
+import httpx2
+import lightkube
+from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.kubeconfig import KubeConfig
+from lightkube.config.models import User
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.types import PatchType
+
 from gpunode.kubernetes.api import (
     FIELD_MANAGER,
-    Cluster,
-    ExtraMissing,
+    ClusterError,
+    Conflict,
+    Forbidden,
     Invalid,
     Json,
+    NoAccess,
+    NotFound,
     Patch,
+    Unauthorized,
+    Unavailable,
+    Unreachable,
     is_object,
     named,
+    one_line,
 )
-from gpunode.kubernetes.connection import Connection
+from gpunode.kubernetes.kubeconfig import PROXY_HINT, Connection, checked_token, shown_url
 
-if TYPE_CHECKING:
-    from lightkube import Client
-
-_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")  # of a URL's path: the library quotes nothing
-_EVENTS, _NODES = 200, 500  # objects in one answer
+MAX_BYTES = 64 << 20  # 2000 nodes with their lists of images come to some 40 MiB
+_WHOLE = 3  # a whole response may take so many times the limit for one piece of it
+_PAGE = 500  # objects in one response
+_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")  # of a URL's path: lightkube quotes nothing
 _RBAC = "rbac.authorization.k8s.io"
+_KINDS = {  # group, version, plural
+    "Node": ("", "v1", "nodes"),
+    "Namespace": ("", "v1", "namespaces"),
+    "Pod": ("", "v1", "pods"),
+    "Event": ("", "v1", "events"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "DaemonSet": ("apps", "v1", "daemonsets"),
+    "RuntimeClass": ("node.k8s.io", "v1", "runtimeclasses"),
+    "NodeFeature": ("nfd.k8s-sigs.io", "v1alpha1", "nodefeatures"),
+    "ClusterRole": (_RBAC, "v1", "clusterroles"),
+    "ClusterRoleBinding": (_RBAC, "v1", "clusterrolebindings"),
+    "Role": (_RBAC, "v1", "roles"),
+    "RoleBinding": (_RBAC, "v1", "rolebindings"),
+}
+_GLOBAL = {"Node", "Namespace", "RuntimeClass", "ClusterRole", "ClusterRoleBinding"}
 
 
-def open_client(
-    connection: Connection, timeout: float, refused: Callable[[], str], read: Callable[[str], str | None]
-) -> Cluster:
-    """A client; nothing is sent yet. `refused` gives the hint for a 401, `read` a file's text, None where it
-    isn't there. `ExtraMissing`, `NoAccess`."""
-    try:
-        import httpx2
-        import lightkube
-        from lightkube.config.kubeconfig import KubeConfig
-        from lightkube.config.models import Cluster as Place
-        from lightkube.config.models import User
-
-        from gpunode.kubernetes.wire import Wire
-    except ImportError as error:
-        raise ExtraMissing(
-            f"speaking to an API server needs the Python package lightkube ({error})",
-            hint=install_command("kubernetes", "lightkube"),
-        ) from error
-    who, wire = connection.identity, Wire(connection, read)
-    # certificates and tokens are the wire's: with one of its own the client makes no use of its context
-    place = Place(server=connection.server, insecure=True)
-    user = User(username=who.username or None, password=who.password or None)
-    client = lightkube.Client(
-        KubeConfig.from_one(cluster=place, user=user, namespace=connection.namespace).get(),
-        timeout=httpx2.Timeout(timeout),
-        field_manager=FIELD_MANAGER,
-        trust_env=False,
-        transport=wire,
-    )
-    return _LightkubeCluster(client, connection, refused)
+@cache
+def _resource(kind: str) -> Any:
+    create = create_global_resource if kind in _GLOBAL else create_namespaced_resource
+    group, version, plural = _KINDS[kind]
+    return create(group, version, kind, plural)
 
 
-class _LightkubeCluster:
-    """`Cluster` on lightkube's synchronous client."""
+class Cluster:
+    """One API server and the user that gpunode is there. Nothing is sent before the first call.
 
-    def __init__(self, client: Client, connection: Connection, refused: Callable[[], str]) -> None:
-        self._client = client
-        self._connection = connection
-        self._refused = refused
-        self._kinds = _kinds()
+    Every call ends or raises a `ClusterError`: the next piece of a response comes within `timeout` seconds,
+    the whole within three times that and `MAX_BYTES`. `unauthorized` returns the hint for a 401, `read` a
+    file's text or None. `NoAccess` for certificates, tokens and proxies that can't be used.
+    """
 
-    @property
-    def server(self) -> str:
-        return self._connection.server
-
-    @property
-    def source(self) -> str:
-        return self._connection.source
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return self._connection.words
-
-    @property
-    def namespace(self) -> str:
-        return self._connection.namespace
-
-    @property
-    def node(self) -> str:
-        return self._connection.node
+    def __init__(
+        self,
+        connection: Connection,
+        timeout: float,
+        unauthorized: Callable[[], str],
+        read: Callable[[str], str | None],
+    ) -> None:
+        self.server = connection.cluster.server
+        self.source = connection.source
+        self.options = connection.options
+        self.namespace = connection.namespace
+        self.node = connection.node
+        self._unauthorized = unauthorized
+        # TLS, tokens and certificates are the transport's
+        user = User(username=connection.user.username, password=connection.user.password)
+        place = type(connection.cluster)(server=self.server, insecure=True)
+        self._client: Any = lightkube.Client(  # its overloads fit no kind that is chosen at run time
+            KubeConfig.from_one(cluster=place, user=user, namespace=self.namespace),
+            timeout=httpx2.Timeout(timeout),
+            field_manager=FIELD_MANAGER,
+            trust_env=False,
+            transport=Transport(connection, read),
+        )
 
     def close(self) -> None:
+        """Close the connections that are kept for the next request."""
         self._client.close()
 
-    def get_node(self, name: str) -> Json:
-        return self._ask(
-            f"read the node {name}", name, lambda: self._client.get(self._kinds["Node"], _part(name))
-        )
+    def get(self, kind: str, name: str, namespace: str = "") -> Json:
+        with self._errors(f"read {_shown(kind, namespace, name)}"):
+            response = self._client.get(_resource(kind), _part(name), **_place(namespace))
+            return _object(response, kind, name)
 
-    def list_nodes(self, most: int) -> tuple[Json, ...]:
-        def ask() -> list[Any]:
-            return list(islice(self._client.list(self._kinds["Node"], chunk_size=_NODES), most))
-
-        return self._list("list the nodes", ask)
-
-    def patch_node(self, name: str, patch: Patch) -> Json:
-        return self._patch(f"change the node {name}", self._kinds["Node"], name, patch)
-
-    def patch_node_status(self, name: str, patch: Patch) -> Json:
-        return self._patch(f"change the status of the node {name}", self._kinds["NodeStatus"], name, patch)
-
-    def _patch(self, what: str, kind: Any, name: str, patch: Patch) -> Json:
-        from lightkube.types import PatchType
-
-        body = [dict(one) for one in patch]
-        return self._ask(
-            what,
-            name,
-            lambda: self._client.patch(kind, _part(name), body, patch_type=PatchType.JSON),
-            changes=True,
-        )
-
-    def create_pod(self, namespace: str, pod: Json) -> Json:
-        return self._create("Pod", namespace, pod)
-
-    def get_pod(self, namespace: str, name: str) -> Json:
-        return self._get("Pod", namespace, name)
-
-    def list_pods(self, namespace: str, labels: Mapping[str, str]) -> tuple[Json, ...]:
-        def ask() -> list[Any]:
-            return list(
-                self._client.list(self._kinds["Pod"], namespace=_part(namespace), labels=dict(labels))
+    def list(
+        self,
+        kind: str,
+        namespace: str = "",
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+        most: int | None = None,
+    ) -> tuple[Json, ...]:
+        """The objects with these labels and fields, at most `most`."""
+        with self._errors(f"list {_shown(kind, namespace)}"):
+            pages = self._client.list(
+                _resource(kind),
+                chunk_size=_PAGE,
+                labels=dict(labels or {}),
+                fields=dict(fields or {}),
+                **_place(namespace),
             )
+            return tuple(_object(one, kind) for one in islice(pages, most))
 
-        return self._list(f"list the pods of {namespace}", ask)
+    def create(self, body: Json) -> Json:
+        """The object as it was created; `Conflict` with the code kubernetes-exists if it exists."""
+        with self._errors(f"create {named(body)}", changes=True):
+            namespace = body["metadata"].get("namespace", "")
+            response = self._client.create(_resource(body["kind"])(body), **_place(namespace))
+            return _object(response, body["kind"], body["metadata"].get("name", ""))
 
-    def delete_pod(self, namespace: str, name: str, *, grace: int | None = None) -> None:
-        with self._told(f"delete the pod {namespace}/{name}", changes=True):
-            self._client.delete(
-                self._kinds["Pod"], _part(name), namespace=_part(namespace), grace_period=grace
-            )
+    def replace(self, body: Json) -> Json:
+        """`Conflict` if the object is no longer of the resourceVersion in `body`."""
+        metadata = body["metadata"]
+        with self._errors(f"replace {named(body)}", changes=True):
+            resource, place = _resource(body["kind"]), _place(metadata.get("namespace", ""))
+            response = self._client.replace(resource(body), _part(metadata["name"]), **place)
+            return _object(response, body["kind"], metadata["name"])
 
-    def pod_log(self, namespace: str, name: str, *, container: str = "", lines: int = 0) -> str:
-        with self._told(f"read the log of the pod {namespace}/{name}"):
-            found = self._client.log(
-                _part(name),
+    def patch(self, kind: str, name: str, patch: Patch, *, status: bool = False) -> Json:
+        """Patch an object, or with `status` its subresource of that name, where capacity and conditions are.
+
+        A patch is one request: the server carries out all of it or nothing.
+        """
+        of_status = "the status of " if status else ""
+        with self._errors(f"change {of_status}{_shown(kind, '', name)}", changes=True):
+            resource = _resource(kind).Status if status else _resource(kind)
+            body = [dict(step) for step in patch]
+            response = self._client.patch(resource, _part(name), body, patch_type=PatchType.JSON)
+            return _object(response, kind, name)
+
+    def delete(self, kind: str, name: str, namespace: str = "", *, grace: int | None = None) -> None:
+        """`grace`: seconds that a pod may take to end, instead of its own. `NotFound` if it doesn't exist."""
+        with self._errors(f"delete {_shown(kind, namespace, name)}", changes=True):
+            self._client.delete(_resource(kind), _part(name), grace_period=grace, **_place(namespace))
+
+    def log(self, namespace: str, pod: str, *, container: str = "", lines: int = 0) -> str:
+        """A container's output, the last `lines` if not 0. `ClusterError` if it hasn't started."""
+        with self._errors(f"read the log of {_shown('Pod', namespace, pod)}"):
+            output = self._client.log(
+                _part(pod),
                 namespace=_part(namespace),
                 container=container or None,
                 tail_lines=lines or None,
             )
-            return "".join(found)
-
-    def events(self, namespace: str, fields: Mapping[str, str]) -> tuple[Json, ...]:
-        def ask() -> list[Any]:
-            found = self._client.list(
-                self._kinds["Event"], namespace=_part(namespace), fields=dict(fields), chunk_size=_EVENTS
-            )
-            return list(found)
-
-        return tuple(sorted(self._list(f"list the events of {namespace}", ask), key=_when))
-
-    def get_node_feature(self, namespace: str, name: str) -> Json:
-        return self._get("NodeFeature", namespace, name)
-
-    def create_node_feature(self, namespace: str, feature: Json) -> Json:
-        return self._create("NodeFeature", namespace, feature)
-
-    def update_node_feature(self, namespace: str, feature: Json) -> Json:
-        name = str(feature["metadata"]["name"])
-
-        def ask() -> Any:
-            body = self._kinds["NodeFeature"](feature)
-            return self._client.replace(body, _part(name), namespace=_part(namespace))
-
-        return self._ask(f"replace the NodeFeature {namespace}/{name}", name, ask, changes=True)
-
-    def get_runtime_class(self, name: str) -> Json:
-        kind = self._kinds["RuntimeClass"]
-        return self._ask(f"read the RuntimeClass {name}", name, lambda: self._client.get(kind, _part(name)))
-
-    def get_object(self, like: Json) -> Json:
-        kind, place, name = self._meant(like)
-        return self._ask(
-            f"read the {named(like)}", name, lambda: self._client.get(kind, _part(name), **place)
-        )
-
-    def create_object(self, wanted: Json) -> Json:
-        kind, place, name = self._meant(wanted)
-        client: Any = self._client  # its overloads don't take what may have a namespace or none
-        what = f"create the {named(wanted)}"
-        return self._ask(what, name, lambda: client.create(kind(wanted), **place), changes=True)
-
-    def delete_object(self, made: Json) -> None:
-        kind, place, name = self._meant(made)
-        client: Any = self._client
-        with self._told(f"delete the {named(made)}", changes=True):
-            client.delete(kind, _part(name), **place)
-
-    def _meant(self, wanted: Json) -> tuple[Any, dict[str, str], str]:
-        """The kind's class, the keyword that tells its namespace if it has one, and the object's name."""
-        metadata = wanted["metadata"]
-        namespace = str(metadata.get("namespace") or "")
-        place = {"namespace": _part(namespace)} if namespace else {}
-        return self._kinds[wanted["kind"]], place, str(metadata["name"])
-
-    def _get(self, kind: str, namespace: str, name: str) -> Json:
-        def ask() -> Any:
-            return self._client.get(self._kinds[kind], _part(name), namespace=_part(namespace))
-
-        return self._ask(f"read the {kind} {namespace}/{name}", name, ask)
-
-    def _create(self, kind: str, namespace: str, body: Json) -> Json:
-        def ask() -> Any:
-            return self._client.create(self._kinds[kind](body), namespace=_part(namespace))
-
-        return self._ask(f"create a {kind} in {namespace}", "", ask, changes=True)
-
-    def _ask(self, what: str, name: str, ask: Callable[[], Any], *, changes: bool = False) -> Json:
-        """One object. What is no object, or another one's answer, is an error, not data."""
-        with self._told(what, changes=changes):
-            found = dict(ask())
-            if not is_object(found) or (name and found["metadata"]["name"] != name):
-                raise ValueError("the answer is another object than the one asked for")
-            return found
-
-    def _list(self, what: str, ask: Callable[[], list[Any]]) -> tuple[Json, ...]:
-        with self._told(what):
-            found = tuple(dict(one) for one in ask())
-            if not all(map(is_object, found)):
-                raise ValueError("the answer lists what is no object")
-            return found
+            return "".join(output)
 
     @contextmanager
-    def _told(self, what: str, *, changes: bool = False) -> Iterator[None]:
-        """The library's exceptions as `ClusterError`s."""
-        from gpunode.kubernetes.refusals import Asked, explained
-
-        asked = Asked(what, self._connection.server, self._connection.source, self._refused, changes)
+    def _errors(self, what: str, *, changes: bool = False) -> Iterator[None]:
+        """The libraries' exceptions as `ClusterError`s."""
         try:
             yield
         except Exception as error:
-            told = explained(error, asked)
-            if told is None:
+            explained = self._explained(error, what, changes)
+            if explained is None:
                 raise
-            raise told from error
+            raise explained from error
+
+    def _explained(self, error: Exception, what: str, changes: bool) -> ClusterError | None:
+        """None for what is neither a response nor a failed connection: then it is a bug."""
+        if isinstance(error, ClusterError):
+            return error
+        if isinstance(error, httpx2.HTTPStatusError):
+            return self._status_error(error, what, changes)
+        if isinstance(error, _OF_CONNECTION):
+            return self._connection_error(error, what, changes)
+        if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | httpx2.StreamError):
+            return ClusterError(f"can't {what}: {one_line(str(error))}", hint=self._look())
+        # lightkube's errors for what is not the JSON of an object, or too deeply nested
+        if isinstance(error, ValueError | TypeError | KeyError | RecursionError):
+            why = f": it is {error}" if isinstance(error, Unbounded) else ""
+            explained = Unreachable(
+                f"can't {what}: what {self.server} answers is no API server's answer{why}",
+                hint=self._look(),
+                code="kubernetes-no-api-server",
+            )
+            explained.sent, explained.lasting = changes, True
+            return explained
+        return None
+
+    def _status_error(self, error: httpx2.HTTPStatusError, what: str, changes: bool) -> ClusterError:
+        code, reply = error.response.status_code, getattr(error, "status", None)
+        said = one_line(str(getattr(reply, "message", "") or "")) or f"HTTP {code} without a message"
+        message = f"can't {what}: {said}"
+        if code == 401:
+            unknown = f"can't {what}: {self.server} doesn't know who we are (401)"
+            return Unauthorized(unknown, hint=self._unauthorized(), status=401)
+        if code == 403:
+            return Forbidden(message, hint=_missing_right(said, self.source), status=403)
+        if code == 404:
+            return NotFound(message, status=404)
+        if code == 409:
+            exists = "kubernetes-exists" if getattr(reply, "reason", "") == "AlreadyExists" else ""
+            return Conflict(message, hint="run this again", code=exists, status=409)
+        if code == 429 or code >= 500:
+            busy = Unavailable(message, hint="wait until it is well, then run this again", status=code)
+            busy.sent = code >= 500 and code != 503 and changes
+            seconds = error.response.headers.get("Retry-After", "")
+            if seconds.isascii() and seconds.isdigit() and len(seconds) < 5:
+                busy.retry_after = float(seconds)
+            return busy
+        if 400 <= code < 500:
+            return Invalid(message, hint="see it with --dry-run", status=code)
+        return ClusterError(message, hint=self._look(), code="kubernetes-no-api-server", status=code)
+
+    def _connection_error(self, error: Exception, what: str, changes: bool) -> Unreachable:
+        sent = not isinstance(error, _BEFORE_SENDING)
+        said = one_line(str(error))
+        if isinstance(error, httpcore2.TimeoutException):
+            said = "no answer in time" if sent else "no connection in time"
+        elif isinstance(error, httpcore2.RemoteProtocolError | httpcore2.ReadError) and not said:
+            said = "the connection was cut"
+        distrust = _distrust(error)
+        distrusted = distrust is not None or "CERTIFICATE_VERIFY_FAILED" in said
+        hint = self._look()
+        if distrusted:
+            hint = _DISTRUST.get(distrust or 0, _UNSIGNED).format(source=self.source)
+            hint = _NO_PROXY if self.source == "--server" else hint
+        after = " before its answer was whole" if sent and changes else ""
+        explained = Unreachable(f"can't {what}: {self.server}{after}: {said}", hint=hint)
+        explained.sent, explained.lasting = sent and changes, distrusted
+        return explained
+
+    def _look(self) -> str:
+        return f"is this the API server? see: curl -k {self.server}/version"
 
 
-def _kinds() -> dict[str, Any]:
-    """Classes for the kinds that `Cluster` has; dicts, so that nothing of an object is lost."""
-    from lightkube.core.resource import ApiInfo, ResourceDef
-    from lightkube.generic_resource import GenericGlobalResource, GenericNamespacedResource
+def _shown(kind: str, namespace: str, name: str = "") -> str:
+    """Such as ``Pod default/p``, and for a list ``the pods of default``."""
+    if name:
+        return named({"kind": kind, "metadata": {"namespace": namespace, "name": name}})
+    return f"the {_KINDS[kind][2]}" + (f" of {namespace}" if namespace else "")
 
-    def made(base: Any, group: str, version: str, kind: str, plural: str, action: str = "") -> Any:
-        resource = ResourceDef(group, version, kind)
-        verbs = ["get", "patch"] if action else ["delete", "get", "list", "patch", "post", "put"]
-        info = ApiInfo(resource, plural, verbs, resource if action else None, action or None)
-        return type(kind, (base,), {"_api_info": info})
 
-    return {
-        "Node": made(GenericGlobalResource, "", "v1", "Node", "nodes"),
-        "NodeStatus": made(GenericGlobalResource, "", "v1", "Node", "nodes", "status"),
-        "Pod": made(GenericNamespacedResource, "", "v1", "Pod", "pods"),
-        "Event": made(GenericNamespacedResource, "", "v1", "Event", "events"),
-        "RuntimeClass": made(GenericGlobalResource, "node.k8s.io", "v1", "RuntimeClass", "runtimeclasses"),
-        "NodeFeature": made(
-            GenericNamespacedResource, "nfd.k8s-sigs.io", "v1alpha1", "NodeFeature", "nodefeatures"
-        ),
-        "Namespace": made(GenericGlobalResource, "", "v1", "Namespace", "namespaces"),
-        "ServiceAccount": made(GenericNamespacedResource, "", "v1", "ServiceAccount", "serviceaccounts"),
-        "ConfigMap": made(GenericNamespacedResource, "", "v1", "ConfigMap", "configmaps"),
-        "DaemonSet": made(GenericNamespacedResource, "apps", "v1", "DaemonSet", "daemonsets"),
-        "ClusterRole": made(GenericGlobalResource, _RBAC, "v1", "ClusterRole", "clusterroles"),
-        "ClusterRoleBinding": made(
-            GenericGlobalResource, _RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings"
-        ),
-        "Role": made(GenericNamespacedResource, _RBAC, "v1", "Role", "roles"),
-        "RoleBinding": made(GenericNamespacedResource, _RBAC, "v1", "RoleBinding", "rolebindings"),
-    }
+def _place(namespace: str) -> dict[str, str]:
+    return {"namespace": _part(namespace)} if namespace else {}
 
 
 def _part(name: str) -> str:
@@ -290,8 +277,230 @@ def _part(name: str) -> str:
     return name
 
 
-def _when(event: Json) -> str:
-    """RFC 3339 in UTC sorts as text; the newer API has eventTime, the older one lastTimestamp."""
-    metadata = event.get("metadata")
-    made = metadata.get("creationTimestamp") if isinstance(metadata, dict) else ""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or made or "")
+def _object(response: Any, kind: str, name: str = "") -> Json:
+    """The object in a response; a name or kind that wasn't asked for is an error, not data."""
+    body: Json = {"kind": kind, **response}
+    if not is_object(body) or body["kind"] != kind or (name and body["metadata"]["name"] != name):
+        raise ValueError("the response has another object than the one asked for")
+    return body
+
+
+_OF_CONNECTION = (
+    httpcore2.TimeoutException,
+    httpcore2.NetworkError,
+    httpcore2.ProtocolError,
+    httpcore2.UnsupportedProtocol,
+    httpcore2.ProxyError,
+    OSError,
+)
+_BEFORE_SENDING = (
+    httpcore2.ConnectError,
+    httpcore2.ConnectTimeout,
+    httpcore2.PoolTimeout,
+    httpcore2.ProxyError,
+)
+_DISTRUST = {  # by OpenSSL's number of the reason, X509_V_ERR_...
+    9: "its certificate isn't valid yet: is this machine's clock right? see: timedatectl",
+    10: "the server's certificate has expired (there: kubeadm certs renew all), or the clock here is wrong",
+    62: "its certificate is for other names: tls-server-name in {source} says which one is meant",
+    64: "its certificate isn't for this address: tls-server-name in {source} names one that it is for",
+}
+_UNSIGNED = "its certificate isn't signed by the authority that {source} names, or not for this name"
+_NO_PROXY = (
+    "--server is for a kubectl proxy, http://127.0.0.1:8001; an API server itself wants a --kubeconfig"
+)
+
+
+def _distrust(error: BaseException | None) -> int | None:
+    """OpenSSL's number of the reason why a certificate isn't trusted; None for any other error."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return int(error.verify_code or 0)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _missing_right(said: str, source: str) -> str:
+    """What helps against a 403: of RBAC, of NodeRestriction (a kubelet's account), or without credentials."""
+    if "system:anonymous" in said and source == "--server":
+        return _NO_PROXY
+    if "system:anonymous" in said:
+        return f"{source} sends no credentials: add a user to it, or name another with --kubeconfig"
+    if "is not allowed to modify" in said:
+        return (
+            "a kubelet's account may label its own node, such as with nvidia.com/NAME, but not with names of"
+            " kubernetes.io, and may set no taints (NodeRestriction): use an administrator's --kubeconfig"
+        )
+    return f"ask for that right, or use another account; used was: {source}"
+
+
+# --- transport ------------------------------------------------------------------------------------------
+
+
+class Transport(httpx2.BaseTransport):
+    """Sends requests with the credentials of a connection; after a 401 once more if there are new ones."""
+
+    def __init__(self, connection: Connection, read: Callable[[str], str | None]) -> None:
+        self._connection = connection
+        self._read = read
+        self._user = connection.user
+        self._limits = _Limits()
+        self._token, self._certificate = self._credentials()
+        self._pool = self._open()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        more = [(name.encode(), value.encode()) for name, value in self._connection.headers]
+        request.headers = httpx2.Headers([*request.headers.raw, *more])
+        request.headers["Accept-Encoding"] = "identity"  # a small response can't unfold to gigabytes
+        if "continue" not in request.url.params:  # all pages of a list are one response
+            self._limits.restart(request.extensions.get("timeout", {}).get("read"))
+        if request.method in (
+            "PATCH",
+            "POST",
+            "PUT",
+        ):  # else the server drops unknown fields and reports success
+            request.url = request.url.copy_merge_params({"fieldValidation": "Strict"})
+        response = self._send(request)
+        return self._send(request) if response.status_code == 401 and self._renew() else response
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _send(self, request: httpx2.Request) -> httpx2.Response:
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        if self._connection.tls_name:
+            request.extensions["sni_hostname"] = self._connection.tls_name
+        url = request.url
+        with closing(
+            self._pool.handle_request(
+                httpcore2.Request(
+                    method=request.method,
+                    url=httpcore2.URL(
+                        scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+                    ),
+                    headers=request.headers.raw,
+                    content=request.read(),
+                    extensions=request.extensions,
+                )
+            )
+        ) as response:
+            body = response.read()
+        answer = httpx2.Response(response.status, headers=response.headers)
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise Unbounded("packed, which nobody asked for")
+        return httpx2.Response(response.status, headers=response.headers, content=body)
+
+    def _renew(self) -> bool:
+        """Whether there are other credentials than the refused ones: a kubelet exchanges its certificate and
+        a pod's token on disk, a program prints a new one."""
+        before = self._token, self._certificate
+        if self._connection.renew is not None:
+            self._user = self._connection.renew()
+        self._token, self._certificate = self._credentials()
+        if self._certificate != before[1]:
+            self._pool.close()
+            self._pool = self._open()
+        return (self._token, self._certificate) != before
+
+    def _credentials(self) -> tuple[str, str]:
+        """The token, and the certificate as text."""
+        user, source = self._user, self._connection.source
+        if not user.token_file:
+            certificate = user.client_cert_data or (user.client_cert and self._read(user.client_cert)) or ""
+            return checked_token(user.token or "", source), certificate
+        token = (self._read(user.token_file) or "").strip()
+        if not token:
+            raise NoAccess(f"{user.token_file}, which {source} names, holds no token")
+        return checked_token(token, source), ""
+
+    def _open(self) -> httpcore2.ConnectionPool:
+        connection, proxy, context = self._connection, None, None
+        try:
+            if connection.cluster.server.startswith("https:"):
+                context = verify_cluster(connection.cluster, self._user, lambda path: path)
+                # Python 3.13 wants extensions of a certificate that many clusters' authorities lack; kubectl
+                # doesn't
+                context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        except (OSError, ValueError) as error:  # certificates and keys that are none
+            raise NoAccess(
+                f"the certificates or keys of {connection.source} can't be used: {error}",
+                hint="see: kubectl config view --raw",
+            ) from error
+        try:
+            if connection.proxy:
+                parsed = httpx2.Proxy(connection.proxy)
+                if parsed.url.scheme not in ("http", "https"):
+                    raise ValueError("gpunode speaks to http and https proxies")
+                proxy = httpcore2.Proxy(str(parsed.url), auth=parsed.raw_auth)
+        except (ValueError, httpx2.InvalidURL) as error:
+            why = "" if "@" in connection.proxy else f": {error}"  # it may hold a password
+            raise NoAccess(
+                f"the proxy {shown_url(connection.proxy)} can't be used{why}".splitlines()[0], hint=PROXY_HINT
+            ) from None
+        return httpcore2.ConnectionPool(
+            context, proxy, keepalive_expiry=5.0, network_backend=_LimitedBackend(self._limits)
+        )
+
+
+class Unbounded(ValueError):
+    """More than an API server's response ever is, or in a form that hides how much it is."""
+
+
+class _Limits:
+    """What is left of the time and size of one response. httpx limits only the time for each piece, so a
+    server that sends a byte now and then would be waited for without end."""
+
+    def restart(self, seconds: float | None) -> None:
+        self._bytes = MAX_BYTES
+        self._deadline = time.monotonic() + seconds * _WHOLE if seconds else float("inf")
+
+    def seconds(self, timeout: float | None) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise httpcore2.ReadTimeout("the answer took too long")
+        return left if timeout is None else min(left, timeout)
+
+    def count(self, data: bytes) -> bytes:
+        self._bytes -= len(data)
+        if self._bytes < 0:
+            raise Unbounded(f"larger than {MAX_BYTES >> 20} MiB")
+        return data
+
+
+class _LimitedBackend(httpcore2.NetworkBackend):
+    def __init__(self, limits: _Limits) -> None:
+        self._backend, self._limits = httpcore2.SyncBackend(), limits
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.NetworkStream:
+        stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _LimitedStream(stream, self._limits)
+
+
+class _LimitedStream(httpcore2.NetworkStream):
+    def __init__(self, stream: httpcore2.NetworkStream, limits: _Limits) -> None:
+        self._stream, self._limits = stream, limits
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._limits.count(self._stream.read(max_bytes, self._limits.seconds(timeout)))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.NetworkStream:
+        return _LimitedStream(self._stream.start_tls(ssl_context, server_hostname, timeout), self._limits)

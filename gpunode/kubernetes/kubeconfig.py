@@ -1,248 +1,486 @@
-"""kubeconfig files: several are merged as kubectl merges them, one context of them becomes a `Connection`.
+"""Connections: what kubeconfig files, a pod's account or a URL say of the server and of the user.
 
-Format: Kubernetes' client-go, tools/clientcmd/api/v1. The first file that names a cluster, user or context
-has it; relative paths are relative to the file they stand in. The library's own reader takes one file, and of
-the programs that print a token only those of an older version; so it isn't used.
+Files are merged as kubectl merges them (Kubernetes' client-go, tools/clientcmd/api/v1): the first file that
+names a cluster, user or context has it, and relative paths are relative to their file. lightkube's models are
+extended by what its own reader lacks: several files, a limit on size and nesting, errors that quote no
+secret, proxy-url, tls-server-name, impersonation, and programs of the version v1 (it runs those of v1beta1
+from anywhere on PATH, even one that another user can write).
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import re
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import yaml
+from lightkube.config import models
+from msgspec.structs import replace as changed
 
 from gpunode.host import Host
+from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.kubernetes.api import NoAccess
-from gpunode.kubernetes.connection import PROXY_HINT, Connection, Identity, checked_server, expiry
-from gpunode.kubernetes.exec_plugin import identity_from_program
-from gpunode.kubernetes.plain_yaml import NotPlain, load
 
-_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+PROXY_HINT = (
+    "let kubectl speak to the server: kubectl proxy --port=8001, then add --server http://127.0.0.1:8001"
+)
+_VIEW = "see: kubectl config view"
+_LONGEST = 300  # characters of an address in a message
+
+
+class NamedExtension(msgspec.Struct):
+    name: str
+    extension: Any = None
+
+
+class Cluster(models.Cluster):
+    server: str = ""  # lightkube's default is http://localhost:8080
+    proxy: str | None = msgspec.field(name="proxy-url", default=None)
+    tls_name: str | None = msgspec.field(name="tls-server-name", default=None)
+    extensions: list[NamedExtension] | None = None
+
+
+class Program(models.UserExec):
+    interactive: str | None = msgspec.field(name="interactiveMode", default=None)
+    cluster_info: bool | None = msgspec.field(name="provideClusterInfo", default=None)
+
+
+class User(models.User):
+    exec: Program | None = None
+    as_user: str | None = msgspec.field(name="as", default=None)
+    as_uid: str | None = msgspec.field(name="as-uid", default=None)
+    as_groups: list[str] | None = msgspec.field(name="as-groups", default=None)
+    as_extra: dict[str, list[str]] | None = msgspec.field(name="as-user-extra", default=None)
+
+
+class NamedContext(msgspec.Struct):
+    name: str
+    value: models.Context = msgspec.field(name="context")
+
+
+class NamedCluster(msgspec.Struct):
+    name: str
+    value: Cluster = msgspec.field(name="cluster")
+
+
+class NamedUser(msgspec.Struct):
+    name: str
+    value: User | None = msgspec.field(name="user", default=None)
+
+
+class Kubeconfig(msgspec.Struct):
+    current: str | None = msgspec.field(name="current-context", default=None)
+    contexts: list[NamedContext] | None = None
+    clusters: list[NamedCluster] | None = None
+    users: list[NamedUser] | None = None
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One server and one user.
+
+    `source` says for people where the access comes from, `options` lead to it again, for a command that
+    undoes. Paths in `cluster` and `user` are absolute. `tls_name` is the name that the server's certificate
+    is for, if that isn't its address; `headers` are those of impersonation; `renew` returns new credentials
+    where a program prints them. `node`: the node by whose kubelet's certificate gpunode is known, else "".
+    """
+
+    source: str
+    cluster: models.Cluster = field(repr=False)
+    user: models.User = field(default_factory=models.User, repr=False)
+    options: tuple[str, ...] = ()
+    namespace: str = "default"
+    proxy: str = field(default="", repr=False)
+    tls_name: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    renew: Callable[[], models.User] | None = field(default=None, repr=False, compare=False)
+    node: str = ""
+
+
+def to_server(
+    url: str, source: str, *, authority: str | None = None, token_file: str | None = None, **parts: Any
+) -> Connection:
+    """A connection without a kubeconfig; `authority`: the path of the certificate that signs the server's."""
+    cluster = models.Cluster(server=checked_server(url, source), certificate_auth=authority)
+    return Connection(source, cluster, models.User(token_file=token_file), **parts)
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connection, tuple[str, ...], str]:
+    """What a context (the current one by default) leads to, the files that exist, and their current context.
+
+    `NoAccess` says what is missing in which file; `Unreadable`.
+    """
+    files: dict[str, Kubeconfig] = {}
+    for path in paths:
+        if (text := host.read_text(path)) is not None:
+            files[path] = _parse(path, text)
+    if not files:
+        raise NoAccess(f"no kubeconfig at {', '.join(paths)}", hint="name an existing one: --kubeconfig PATH")
+    current = next((one.current for one in files.values() if one.current), "")
+    joined, name = ":".join(files), context or current
+    contexts = _first(files, "contexts")
+    choice = ", ".join(f"--context {one}" for one in sorted(contexts)) or "there is none"
+    if not name:
+        raise NoAccess(f"{joined} has no current context", hint=f"choose one: {choice}")
+    if name not in contexts:
+        raise NoAccess(f"{joined} has no context {name!r}", hint=f"choose one: {choice}")
+    file, chosen = contexts[name]
+
+    def referred(kind: str, reference: str) -> tuple[str, Any]:
+        entries = _first(files, f"{kind}s")
+        if reference not in entries:
+            raise NoAccess(
+                f"{file}: context {name} names the {kind} {reference!r}, which isn't there", hint=_VIEW
+            )
+        return entries[reference]
+
+    cluster = _checked_cluster(host, *referred("cluster", chosen.cluster))
+    user_file, user = referred("user", chosen.user) if chosen.user else (file, User())
+    connection = Connection(
+        source=f"{file}, context {name}",
+        cluster=cluster,
+        namespace=chosen.namespace or "default",
+        proxy=cluster.proxy or "",
+        tls_name=cluster.tls_name or "",
+        headers=_impersonation(user_file, user or User()),
+    )
+    connection = _with_user(host, connection, cluster, user_file, user or User())
+    return connection, tuple(files), current
+
+
+def _first(files: dict[str, Kubeconfig], plural: str) -> dict[str, tuple[str, Any]]:
+    """By name the first entry of it, and the file that it is in."""
+    entries: dict[str, tuple[str, Any]] = {}
+    for path, config in files.items():
+        for one in getattr(config, plural) or ():
+            entries.setdefault(one.name, (path, one.value))
+    return entries
+
+
+def _parse(path: str, text: str) -> Kubeconfig:
+    try:
+        tree = _load(text)
+        return msgspec.convert({} if tree is None else tree, Kubeconfig)
+    except _NotPlain as error:
+        said = f"can't be parsed: {error}"
+    except msgspec.ValidationError as error:  # names the place and the types, never a value
+        said = f"is no kubeconfig: {error}"
+    raise NoAccess(f"{path} {said}", hint="see: kubectl config view --kubeconfig FILE")
+
+
+_MAX_BYTES = 4 << 20  # kubeconfigs with many clusters have some hundred KiB
+_MAX_DEPTH = 64
+_MAX_EVENTS = 200_000
+
+
+class _NotPlain(Exception):
+    """The message says what is wrong and on which line. It quotes nothing: a kubeconfig is full of secrets,
+    and PyYAML's own errors show the line, or the tag or anchor that a password is taken for."""
+
+
+def _load(text: str) -> Any:
+    if len(text) > _MAX_BYTES:
+        raise _NotPlain(f"it is larger than {_MAX_BYTES >> 20} MiB")
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        depth = 0
+        for number, event in enumerate(yaml.parse(text, Loader=loader)):
+            start: Any = event.start_mark
+            line = start.line + 1
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH or number > _MAX_EVENTS:  # libyaml's composer recurses on the C stack
+                raise _NotPlain(f"line {line}: nested too deeply, or too many values")
+            if isinstance(event, yaml.AliasEvent):  # a few lines of aliases unfold to gigabytes
+                raise _NotPlain(f"line {line}: an alias (*NAME), which no kubeconfig needs")
+        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+    except yaml.MarkedYAMLError as error:
+        mark: Any = error.problem_mark or error.context_mark
+        problem = re.sub(r"\s*(\(.*\)|['\"].*['\"])", "", error.problem or "")
+        raise _NotPlain(f"line {mark.line + 1}: {problem}" if mark else problem) from None
+    except yaml.YAMLError:
+        raise _NotPlain("it holds a character that YAML doesn't allow") from None
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        # PyYAML's constructors trust a tag
+        raise _NotPlain("it holds a value that isn't what its form or tag says") from None
+
+
+# --- cluster and user -----------------------------------------------------------------------------------
+
+
+def _checked_cluster(host: Host, file: str, cluster: Cluster) -> Cluster:
+    authority = None if cluster.certificate_auth_data else cluster.certificate_auth
+    return changed(
+        cluster,
+        server=checked_server(cluster.server, file),
+        certificate_auth=_existing(host, file, authority, "certificate-authority"),
+    )
+
+
+def _existing(host: Host, file: str, name: str | None, key: str) -> str | None:
+    """The absolute path of a file that a kubeconfig names; `NoAccess` if it doesn't exist."""
+    if not name:
+        return None
+    path = str(PurePosixPath(file).parent / name)
+    if not host.is_file(path):
+        raise NoAccess(
+            f"{file} names {path} ({key}), which is not there",
+            hint="write a kubeconfig that holds its certificates: kubectl config view --flatten --raw",
+        )
+    return path
+
+
+def _with_user(host: Host, connection: Connection, cluster: Cluster, file: str, user: User) -> Connection:
+    program = user.exec
+    if program is not None:
+
+        def renew() -> models.User:
+            return _from_program(host, program, file, cluster)
+
+        return replace(connection, user=renew(), renew=renew)
+    if user.auth_provider:
+        return replace(connection, user=_from_provider(host, file, user.auth_provider))
+    cert = None if user.client_cert_data else user.client_cert
+    key = None if user.client_key_data else user.client_key
+    user = changed(
+        user,
+        token=None if user.token_file else user.token,
+        token_file=_existing(host, file, user.token_file, "tokenFile"),
+        client_cert=_existing(host, file, cert, "client-certificate"),
+        client_key=_existing(host, file, key, "client-key"),
+    )
+    return replace(connection, user=user)
+
+
+def _impersonation(file: str, user: User) -> tuple[tuple[str, str], ...]:
+    """The headers of impersonation: without them gpunode would be a user who may do more than is meant."""
+    headers = [("Impersonate-User", user.as_user or ""), ("Impersonate-Uid", user.as_uid or "")]
+    headers += [("Impersonate-Group", group) for group in user.as_groups or ()]
+    for key, values in (user.as_extra or {}).items():
+        headers += [(f"Impersonate-Extra-{quote(key, safe='')}", value) for value in values]
+    if not all(value.isprintable() for _, value in headers):
+        raise NoAccess(
+            f"{file}: as, as-uid, as-groups and as-user-extra hold a line break or the like", hint=_VIEW
+        )
+    return tuple((name, value) for name, value in headers if value)
+
+
 _SUCCESSORS = {
-    "gcp": "gcloud container clusters get-credentials CLUSTER writes it anew, for gke-gcloud-auth-plugin",
-    "azure": "kubelogin convert-kubeconfig writes it anew",
+    "gcp": "gcloud container clusters get-credentials CLUSTER rewrites it, for gke-gcloud-auth-plugin",
+    "azure": "kubelogin convert-kubeconfig rewrites it",
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One named part: its file's path, and what stands there."""
-
-    file: str
-    value: Mapping[str, Any]
-
-    def text(self, key: str) -> str:
-        """A string of it, empty if it isn't there. `NoAccess` for any other kind of value."""
-        found = self.value.get(key)
-        if found is None:
-            return ""
-        if not isinstance(found, str):
-            raise NoAccess(f"{self.file}: {key} must be a string", hint="see: kubectl config view")
-        return found
-
-    def path(self, host: Host, key: str) -> str:
-        """A file that it names, made absolute. `NoAccess` if it isn't there."""
-        named = self.text(key)
-        if not named:
-            return ""
-        path = str(PurePosixPath(self.file).parent / named)
-        if not host.is_file(path):
-            raise NoAccess(
-                f"{self.file} names {path} ({key}), which is not there",
-                hint="write a kubeconfig that holds its certificates: kubectl config view --flatten --raw",
-            )
-        return path
-
-
-@dataclass(frozen=True)
-class Merged:
-    """Several files as one: each map is name to `Entry`."""
-
-    files: tuple[str, ...]
-    current: str
-    contexts: Mapping[str, Entry]
-    clusters: Mapping[str, Entry]
-    users: Mapping[str, Entry]
-
-
-def read(host: Host, paths: Sequence[str]) -> Merged:
-    """Merge the files that are there. `NoAccess` if none is, or one isn't a kubeconfig; `Unreadable`."""
-    current, found = "", []
-    maps: tuple[dict[str, Entry], ...] = ({}, {}, {})
-    for path in paths:
-        text = host.read_text(path)
-        if text is None:
-            continue
-        tree = _parsed(path, text)
-        found.append(path)
-        current = current or Entry(path, tree).text("current-context")
-        for into, (plural, single) in zip(
-            maps, (("contexts", "context"), ("clusters", "cluster"), ("users", "user")), strict=True
-        ):
-            for name, value in _named(path, tree, plural, single):
-                into.setdefault(name, Entry(path, value))
-    if not found:
-        raise NoAccess(
-            f"no kubeconfig at {', '.join(paths)}", hint="name one that is there: --kubeconfig PATH"
-        )
-    return Merged(tuple(found), current, *maps)
-
-
-def _parsed(path: str, text: str) -> Mapping[str, Any]:
-    hint = "see: kubectl config view --kubeconfig FILE"
-    try:
-        tree = load(text)
-    except NotPlain as error:
-        raise NoAccess(f"{path} can't be parsed: {error}", hint=hint) from None
-    if not isinstance(tree, Mapping):
-        raise NoAccess(f"{path} is no kubeconfig", hint=hint)
-    return tree
-
-
-def _named(
-    path: str, tree: Mapping[str, Any], plural: str, single: str
-) -> list[tuple[str, Mapping[str, Any]]]:
-    entries = tree.get(plural) or []
-    wrong = NoAccess(f"{path}: {plural} must be a list of name and {single}", hint="see: kubectl config view")
-    if not isinstance(entries, list):
-        raise wrong
-    named = []
-    for one in entries:
-        if not isinstance(one, Mapping) or not isinstance(one.get("name"), str):
-            raise wrong
-        value = one.get(single) or {}
-        if not isinstance(value, Mapping):
-            raise wrong
-        named.append((one["name"], value))
-    return named
-
-
-def connection(host: Host, merged: Merged, context: str) -> Connection:
-    """What a context (the current one by default) leads to. `NoAccess` says what is missing in which file."""
-    files = ":".join(merged.files)
-    name = context or merged.current
-    if not name:
-        raise NoAccess(f"{files} has no current context", hint=f"choose one: {_choice(merged)}")
-    chosen = merged.contexts.get(name)
-    if chosen is None:
-        raise NoAccess(f"{files} has no context {name!r}", hint=f"choose one: {_choice(merged)}")
-    cluster = _referred(merged.clusters, chosen, "cluster", name)
-    user = _referred(merged.users, chosen, "user", name) if chosen.text("user") else None
-    ca_data = cluster.text("certificate-authority-data")
-    ca_file = "" if ca_data else cluster.path(host, "certificate-authority")
-    server = checked_server(cluster.value.get("server"), cluster.file)
-    program = user.value.get("exec") if user is not None else None
-
-    def renew() -> Identity:
-        assert user is not None
-        return identity_from_program(
-            host, program, user.file, partial(_told_to_programs, host, cluster, ca_file)
-        )
-
-    return Connection(
-        server=server,
-        source=f"{chosen.file}, context {name}",
-        namespace=chosen.text("namespace") or "default",
-        identity=renew() if program is not None else _identity(host, user) if user else Identity(),
-        ca_file=ca_file,
-        ca_data=ca_data,
-        insecure=cluster.value.get("insecure-skip-tls-verify") is True,
-        proxy=cluster.text("proxy-url"),
-        tls_name=cluster.text("tls-server-name"),
-        headers=_on_behalf(user) if user else (),
-        renew=renew if program is not None else None,
-    )
-
-
-def _told_to_programs(host: Host, cluster: Entry, ca_file: str) -> dict[str, Any]:
-    """What a program gets to know of the cluster (client.authentication.k8s.io/v1, Cluster)."""
-    kept = (
-        "server",
-        "tls-server-name",
-        "insecure-skip-tls-verify",
-        "certificate-authority-data",
-        "proxy-url",
-    )
-    told: dict[str, Any] = {key: cluster.value[key] for key in kept if cluster.value.get(key)}
-    if ca_file:
-        pem = (host.read_text(ca_file) or "").encode()
-        told["certificate-authority-data"] = base64.b64encode(pem).decode()
-    for one in cluster.value.get("extensions") or ():
-        if isinstance(one, Mapping) and one.get("name") == _EXEC_EXTENSION:
-            told["config"] = one.get("extension")
-    return told
-
-
-def _on_behalf(user: Entry) -> tuple[tuple[str, str], ...]:
-    """The headers of impersonation: without them we'd be somebody who may do more than is meant."""
-    groups, extra = user.value.get("as-groups") or [], user.value.get("as-user-extra") or {}
-    found = [("Impersonate-User", user.text("as")), ("Impersonate-Uid", user.text("as-uid"))]
-    try:
-        found += [("Impersonate-Group", str(one)) for one in groups]
-        found += [
-            (f"Impersonate-Extra-{quote(str(key), safe='')}", str(one)) for key in extra for one in extra[key]
-        ]
-    except TypeError as error:
-        hint = "see: kubectl config view"
-        raise NoAccess(
-            f"{user.file}: as-groups and as-user-extra must be lists of names", hint=hint
-        ) from error
-    if not all(value.isprintable() for _, value in found):
-        raise NoAccess(
-            f"{user.file}: as, as-uid, as-groups and as-user-extra hold a line break or the like",
-            hint="see: kubectl config view",
-        )
-    return tuple((name, value) for name, value in found if value)
-
-
-def _choice(merged: Merged) -> str:
-    return ", ".join(f"--context {name}" for name in sorted(merged.contexts)) or "there is none"
-
-
-def _referred(entries: Mapping[str, Entry], context: Entry, kind: str, name: str) -> Entry:
-    wanted = context.text(kind)
-    if wanted not in entries:
-        raise NoAccess(
-            f"{context.file}: context {name} names the {kind} {wanted!r}, which isn't there",
-            hint="see: kubectl config view",
-        )
-    return entries[wanted]
-
-
-def _identity(host: Host, user: Entry) -> Identity:
-    if user.value.get("auth-provider"):
-        return _of_provider(host, user)
-    cert_data, key_data = user.text("client-certificate-data"), user.text("client-key-data")
-    return Identity(
-        token="" if user.text("tokenFile") else user.text("token"),
-        token_file=user.path(host, "tokenFile"),
-        cert_data=cert_data,
-        cert_file="" if cert_data else user.path(host, "client-certificate"),
-        key_data=key_data,
-        key_file="" if key_data else user.path(host, "client-key"),
-        username=user.text("username"),
-        password=user.text("password"),
-    )
-
-
-def _of_provider(host: Host, user: Entry) -> Identity:
+def _from_provider(host: Host, file: str, provider: dict[str, Any]) -> models.User:
     """The token that kubectl keeps for OIDC, while it lasts. Other providers ended with Kubernetes 1.26."""
-    provider = user.value["auth-provider"]
-    name = provider.get("name") if isinstance(provider, Mapping) else None
+    name, config = provider.get("name"), provider.get("config")
     if name != "oidc":
         raise NoAccess(
-            f"{user.file}: auth-provider {name!r} is no longer a way to sign in",
+            f"{file}: auth-provider {name!r} is no longer a way to sign in",
             hint=_SUCCESSORS.get(str(name), PROXY_HINT),
         )
-    kept = provider.get("config")
-    token = kept.get("id-token") if isinstance(kept, Mapping) else None
-    if not isinstance(token, str) or not token or 0 < expiry(token) < host.now():
+    token = config.get("id-token") if isinstance(config, dict) else None
+    if not isinstance(token, str) or not token or 0 < token_expiry(token) < host.now():
         raise NoAccess(
-            f"{user.file}: the token of auth-provider oidc has expired",
+            f"{file}: the token of auth-provider oidc has expired",
             hint="kubectl gets a new one and keeps it there: kubectl get nodes; then run this again",
         )
-    return Identity(token=token)
+    return models.User(token=token)
+
+
+# --- programs -------------------------------------------------------------------------------------------
+# EKS', GKE's, OIDC's and others. Protocol: client.authentication.k8s.io/v1 and v1beta1, an ExecCredential on
+# standard output. They run without a shell and without a terminal: only kubectl can ask a user to sign in.
+
+_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_EXTENSION = "client.authentication.k8s.io/exec"
+_SECONDS = 60.0
+
+
+class _Status(msgspec.Struct):
+    token: str | None = None
+    certificate: str | None = msgspec.field(name="clientCertificateData", default=None)
+    key: str | None = msgspec.field(name="clientKeyData", default=None)
+
+
+class _Credential(msgspec.Struct):
+    status: _Status
+
+
+def _from_program(host: Host, program: Program, file: str, cluster: Cluster) -> models.User:
+    """Run it. `NoAccess` says why it can't be run or what its error output is; its output is never shown."""
+    argv, env = _command_line(program, file)
+    spec: dict[str, Any] = {"interactive": False}
+    if program.cluster_info:
+        spec["cluster"] = _cluster_info(host, cluster)
+    info = msgspec.json.encode({"apiVersion": program.apiVersion, "kind": "ExecCredential", "spec": spec})
+    if host.trace is not None:
+        host.trace(f"{argv[0]} ..." if argv[1:] else argv[0])
+    quiet = replace(host, trace=None)  # its arguments may hold a secret
+    done = quiet.run(argv, timeout=_SECONDS, env={**env, "KUBERNETES_EXEC_INFO": info.decode()})
+    if done.code == COMMAND_NOT_FOUND and host.which(argv[0]) is None:
+        hint = " ".join((program.installHint or "").split())
+        raise NoAccess(
+            f"{file} gets its token from {argv[0]}, which is not there",
+            hint=f"{hint[:300]}; or {PROXY_HINT}" if hint else PROXY_HINT,
+        )
+    if done.timed_out or done.code != 0:
+        why = f"took longer than {_SECONDS:.0f} s" if done.timed_out else f"ended with {done.code}"
+        said = " ".join(done.stderr.split())[-300:]
+        raise NoAccess(f"{argv[0]}, which {file} gets its token from, {why}: {said}", hint=PROXY_HINT)
+    try:
+        status = msgspec.json.decode(done.stdout, type=_Credential).status
+    except (ValueError, RecursionError) as error:
+        raise NoAccess(f"{argv[0]} printed no ExecCredential ({file})", hint=PROXY_HINT) from error
+    if not status.token and not (status.certificate and status.key):
+        raise NoAccess(f"{argv[0]} printed neither a token nor a certificate ({file})", hint=PROXY_HINT)
+    return models.User(
+        token=status.token, client_cert_data=_base64(status.certificate), client_key_data=_base64(status.key)
+    )
+
+
+def _command_line(program: Program, file: str) -> tuple[list[str], dict[str, str]]:
+    if program.interactive == "Always":
+        raise NoAccess(f"{file}: {program.command} wants somebody to sign in by hand", hint=PROXY_HINT)
+    if program.apiVersion not in _VERSIONS:
+        raise NoAccess(
+            f"{file}: exec's apiVersion {program.apiVersion[:100]!r} isn't known;"
+            f" known are {', '.join(_VERSIONS)}",
+            hint=PROXY_HINT,
+        )
+    env = {one.name: one.value for one in program.env or ()}
+    texts = (program.command, *(program.args or ()), *env, *env.values())
+    sound = all("\0" not in text and _encodes(text) for text in texts)
+    if not program.command or not sound or any(not name or "=" in name for name in env):
+        raise NoAccess(f"{file}: exec must have apiVersion, command, args and env", hint=PROXY_HINT)
+    command = program.command
+    if "/" in command:
+        command = str(PurePosixPath(file).parent / command)
+    return [command, *(program.args or ())], env
+
+
+def _encodes(text: str) -> bool:
+    """A lone surrogate has no bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _cluster_info(host: Host, cluster: Cluster) -> dict[str, Any]:
+    """What a program gets to know of the cluster (client.authentication.k8s.io/v1, Cluster)."""
+    info = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_name,
+        "insecure-skip-tls-verify": cluster.insecure,
+        "certificate-authority-data": cluster.certificate_auth_data,
+        "proxy-url": cluster.proxy,
+        "config": next((one.extension for one in cluster.extensions or () if one.name == _EXTENSION), None),
+    }
+    if cluster.certificate_auth:
+        info["certificate-authority-data"] = _base64(host.read_text(cluster.certificate_auth))
+    return {key: value for key, value in info.items() if value}
+
+
+def _base64(text: str | None) -> str | None:
+    return base64.b64encode(text.encode()).decode() if text else None
+
+
+# --- parts ----------------------------------------------------------------------------------------------
+
+
+def checked_server(url: str, source: str) -> str:
+    """The URL without a last slash. `NoAccess` for what is no http or https URL."""
+    if "@" in url:  # it would be in every message
+        raise NoAccess(
+            f"{source}: the API server's address {shown_url(url)[:_LONGEST]!r} has a name or password in it",
+            hint="leave them out there: the kubeconfig's user has username and password",
+        )
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable() or " " in url:
+        raise NoAccess(
+            f"{source}: {url[:_LONGEST]!r} is no API server's address",
+            hint="it is such as https://10.0.0.1:6443",
+        )
+    return url.rstrip("/")
+
+
+def shown_url(url: str) -> str:
+    """A URL for people, without the name and password that may be in it."""
+    return re.sub(r"//.*@", "//", url, flags=re.DOTALL)
+
+
+def checked_token(token: str, source: str) -> str:
+    """The token. `NoAccess`, which doesn't show it, for one that no header can hold."""
+    if not all("!" <= character <= "~" for character in token):
+        raise NoAccess(
+            f"the token of {source} holds a blank, a line break or the like",
+            hint="a token is one word: get it again where it came from",
+        )
+    return token
+
+
+class _Claims(msgspec.Struct):
+    exp: float = 0.0
+
+
+def token_expiry(token: str) -> float:
+    """When a JSON web token ends (its claim `exp`, seconds since the epoch); 0 where it doesn't say."""
+    parts = token.split(".")
+    try:
+        claims = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)) if len(parts) == 3 else b"{}"
+        expiry = msgspec.json.decode(claims, type=_Claims).exp
+    except (ValueError, RecursionError):
+        return 0.0
+    return expiry if 0 < expiry < 1e11 else 0.0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """`name` is the user to Kubernetes (the common name), `ends` in seconds since the epoch."""
+
+    name: str
+    ends: float
+
+    @property
+    def node(self) -> str:
+        """The node of the kubelet that the certificate is for; empty for any other user."""
+        return self.name.removeprefix("system:node:") if self.name.startswith("system:node:") else ""
+
+
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def client_certificate(host: Host, user: models.User) -> Certificate | None:
+    """The certificate that gpunode is known by; None without one, or where openssl can't read it.
+
+    Python's ssl reads certificates of servers and authorities only.
+    """
+    if user.client_cert_data:
+        try:
+            text = base64.b64decode(user.client_cert_data).decode(errors="replace")
+        except ValueError:
+            return None  # the transport reports it
+    else:
+        text = (host.read_text(user.client_cert) or "") if user.client_cert else ""
+    pem = _PEM.search(text)  # a key may be there, too
+    if pem is None:
+        return None
+    argv = ("openssl", "x509", "-noout", "-subject", "-enddate", "-nameopt", "RFC2253")
+    done = host.run(argv, timeout=10.0, stdin=pem[0])
+    lines = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    parts = re.findall(r"(?:\\.|[^,+\\])+", lines.get("subject", ""))  # a comma in a name has a backslash
+    name = next((part[3:] for part in parts if part.startswith("CN=")), "")
+    try:
+        return Certificate(name, ssl.cert_time_to_seconds(lines.get("notAfter", "")))
+    except ValueError:
+        return None

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gpunode.kubernetes.api import one_line
+
 # Why a pod doesn't start, or didn't pass, in words that help: what Kubernetes writes, and what to do then.
 #
 # The wordings are those of kube-scheduler, kubelet, containerd, CRI-O and admission (Kubernetes 1.20 to
 # 1.36); what isn't known is passed on as it is.
 
 DOCTOR = "find out why: gpunode doctor"
-_LONGEST = 400
 _SELECTED = ("didn't match Pod's node affinity", "didn't match node selector", "didn't match Pod's node")
 # up to Kubernetes 1.35 with the taint, "untolerated taint {team: ml}"; then "untolerated taint(s)"
 _TAINT = re.compile(r"taint \{([^:}\s]+)(?::\s*([^}]*))?\}|untolerated taint\(s\)")
@@ -64,18 +65,12 @@ def _count(resources: Mapping[str, str], name: str) -> int:
     return int(amount) if amount.isdecimal() else 0
 
 
-def short(text: Any) -> str:
-    """A foreign text on one line, without control characters."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text or "")).split())
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
-
-
 # --- not scheduled --------------------------------------------------------------------------------------
 
 
 def unschedulable(message: str, aim: Aim) -> Reason:
     """The scheduler's sentence, of which only what it says of our node matters: the others never fit."""
-    said = _TAIL.sub(".", short(message))
+    said = _TAIL.sub(".", one_line(message))
     causes = [one for one in _causes(said) if not any(word in one for word in _SELECTED)]
     told = f"no place on {aim.node}: {', '.join(causes) or said}"
     if any(f"Insufficient {aim.resource}" in one for one in causes):
@@ -143,7 +138,7 @@ def _taint_hint(taints: Sequence[str], node: str) -> str:
 
 def waiting(state: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason | None:
     """Why a container waits (ContainerStateWaiting); None for what is on its way."""
-    reason, message = short(state.get("reason")), short(state.get("message"))
+    reason, message = one_line(state.get("reason")), one_line(state.get("message"))
     if "Image" in reason or reason == "RegistryUnavailable":
         return _image(reason, message, events, aim)
     if reason in ("CreateContainerError", "CreateContainerConfigError", "RunContainerError"):
@@ -153,7 +148,7 @@ def waiting(state: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: 
 
 def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason:
     """The kubelet tells the cause in an event, and then only that it backs off."""
-    causes = [short(one.get("message")) for one in events if one.get("reason") == "Failed"]
+    causes = [one_line(one.get("message")) for one in events if one.get("reason") == "Failed"]
     known = [
         one for one in (message, *reversed(causes)) if one and not one.startswith(("Back-off", "Error:"))
     ]
@@ -188,9 +183,15 @@ def start_hint(message: str, aim: Aim) -> str:
 _HANDLER = re.compile(r"""(?:no runtime for|runtime handler|RuntimeHandler)\s*\\?"?([-a-z0-9]+)\\?"?""")
 
 
+def event_time(event: Mapping[str, Any]) -> str:
+    """RFC 3339 in UTC, which sorts as text; the newer API has eventTime, the older one lastTimestamp."""
+    created = _map(event.get("metadata")).get("creationTimestamp")
+    return str(event.get("lastTimestamp") or event.get("eventTime") or created or "")
+
+
 def event(one: Mapping[str, Any], aim: Aim) -> Reason | None:
     """A warning about a pod whose container isn't there yet; None for what isn't known to hold it up."""
-    reason, message = short(one.get("reason")), short(one.get("message"))
+    reason, message = one_line(one.get("reason")), one_line(one.get("message"))
     if reason == "FailedScheduling":
         return unschedulable(message, aim)
     if reason == "FailedCreatePodSandBox":
@@ -218,7 +219,7 @@ _FAILED = {
 
 def failed(reason: str, message: str, aim: Aim) -> Reason:
     """A pod of phase Failed: its own reason, or its container's."""
-    reason, message = short(reason), short(message)
+    reason, message = one_line(reason), one_line(message)
     told = ": ".join(filter(None, (reason, message)))
     if reason.startswith("OutOf"):
         hint = "another pod was faster: gpunode plugin status"
@@ -248,7 +249,7 @@ _LOGGED = (
 
 def logged(log: str, aim: Aim) -> Reason:
     """What the program itself says of its failure; its last line if that isn't known."""
-    lines = [short(line) for line in log.splitlines() if line.strip()]
+    lines = [one_line(line) for line in log.splitlines() if line.strip()]
     for words, hint in _LOGGED:
         found = next((line for line in lines if words in line), "")
         if found:
@@ -393,7 +394,7 @@ def allocation(pod: Mapping[str, Any]) -> str:
     """How the GPU came: ``device plugin``, or the claim that the scheduler made for it (Kubernetes 1.34,
     DRAExtendedResource: status.extendedResourceClaimStatus)."""
     claim = _map(_map(pod.get("status")).get("extendedResourceClaimStatus")).get("resourceClaimName")
-    return f"resource claim {short(claim)}" if claim else "device plugin"
+    return f"resource claim {one_line(claim)}" if claim else "device plugin"
 
 
 def _map(value: Any) -> Mapping[str, Any]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.kubernetes import changes
 from gpunode.kubernetes.access import ACCOUNT, Access, connect, node_name
-from gpunode.kubernetes.api import Cluster, Json, Patch
+from gpunode.kubernetes.api import Json, Patch
 from gpunode.kubernetes.changes import label_patch, strings
 from gpunode.output.result import Progress
+
+if TYPE_CHECKING:
+    from gpunode.kubernetes.client import Cluster
 
 CONFIG = "nvidia.com/mig.config"
 STATE = "nvidia.com/mig.config.state"
@@ -34,12 +38,12 @@ class NodeLabels:
 
     def seen(self) -> tuple[str, str]:
         """The Node's configuration and its state, empty where it has none. Asked once; `ClusterError`."""
-        labels = strings(self.cluster.get_node(self.node), ("metadata", "labels"))
+        labels = strings(self.cluster.get("Node", self.node), ("metadata", "labels"))
         return labels.get(CONFIG, ""), labels.get(STATE, "")
 
     def asked(self, host: Host, progress: Progress) -> str:
         """The configuration that the Node's label names; empty if it names none. `ClusterError`."""
-        node = changes.patiently(host, progress, lambda: self.cluster.get_node(self.node))
+        node = changes.patiently(host, progress, lambda: self.cluster.get("Node", self.node))
         return strings(node, ("metadata", "labels")).get(CONFIG, "")
 
     def tell(self, host: Host, progress: Progress, label: str, state: str) -> None:
@@ -54,9 +58,9 @@ class NodeLabels:
             changes.change(
                 host,
                 progress,
-                lambda: self.cluster.get_node(self.node),
+                lambda: self.cluster.get("Node", self.node),
                 planned,
-                lambda patch: self.cluster.patch_node(self.node, patch),
+                lambda patch: self.cluster.patch("Node", self.node, patch),
             )
 
 

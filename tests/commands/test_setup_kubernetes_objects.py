@@ -16,9 +16,10 @@ from gpunode.commands.setup_steps import make, refuse_others
 from gpunode.errors import DaemonError, RolledBackError
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access, connect
-from gpunode.kubernetes.api import Cluster, ClusterError
+from gpunode.kubernetes.api import ClusterError
+from gpunode.kubernetes.changes import differences, look
+from gpunode.kubernetes.client import Cluster
 from gpunode.kubernetes.manifests import runtime_class
-from gpunode.kubernetes.objects import differences, look
 from gpunode.output.render import SilentProgress
 
 QUIET = SilentProgress()

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from gpunode.commands.verify_kubernetes import sweep
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
-from gpunode.kubernetes import bounded, changes
+from gpunode.kubernetes import changes, client
 from gpunode.kubernetes.access import Access, find
 from gpunode.kubernetes.api import ClusterError, Unreachable, is_object
 from gpunode.kubernetes.changes import patiently
-from gpunode.kubernetes.client import open_client
-from gpunode.kubernetes.connection import Connection
+from gpunode.kubernetes.client import Cluster
+from gpunode.kubernetes.kubeconfig import to_server
 from gpunode.output.render import SilentProgress
 from gpunode.plugin.config.settings import LabelSettings
 from gpunode.plugin.labels.sinks import NodeFeature, _Plan
@@ -66,7 +66,7 @@ def server(answer: Answer) -> Iterator[str]:
 
 def asked(answer: Answer, ask: Callable[[Any], Any], seconds: float = PATIENCE) -> ClusterError:
     with server(answer) as url:
-        cluster = open_client(Connection(url, "a test"), seconds, lambda: "", lambda _: None)
+        cluster = Cluster(to_server(url, "a test"), seconds, lambda: "", lambda _: None)
         try:
             with pytest.raises(ClusterError) as caught:
                 ask(cluster)
@@ -76,7 +76,7 @@ def asked(answer: Answer, ask: Callable[[Any], Any], seconds: float = PATIENCE) 
 
 
 def the_node(cluster: Any) -> Any:
-    return cluster.get_node("n")
+    return cluster.get("Node", "n")
 
 
 def plain(body: bytes, more: bytes = b"", start: bytes = HEAD) -> Answer:
@@ -149,14 +149,14 @@ def test_retries_of_a_slow_server_end_after_half_a_minute(each: float, attempts:
 def test_no_answer_fills_the_memory_or_leads_elsewhere(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, says: str
 ) -> None:
-    monkeypatch.setattr(bounded, "MAX_BYTES", 100 << 10 if says == "larger than" else bounded.MAX_BYTES)
+    monkeypatch.setattr(client, "MAX_BYTES", 100 << 10 if says == "larger than" else client.MAX_BYTES)
     assert says in asked(answer, the_node).message
 
 
 def test_a_list_without_an_end_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(client, "MAX_BYTES", 10_000)
     page = {"kind": "PodList", "apiVersion": "v1", "metadata": {"continue": "more"}, "items": []}
-    found = asked(plain(json.dumps(page).encode()), lambda cluster: cluster.list_pods("n", {}))
+    found = asked(plain(json.dumps(page).encode()), lambda cluster: cluster.list("Pod", "n"))
     assert "larger than" in found.message
 
 
@@ -185,9 +185,8 @@ def refusal(tmp_path: Path, text: str, trace: Any = None) -> str:
     (tmp_path / "k").write_bytes(text.encode("utf-8", "surrogatepass"))
     host = Host(Path("/"), {"PATH": "/usr/bin:/bin"}, trace)
     with pytest.raises(GpunodeError) as caught:
-        open_client(
-            find(host, Access(kubeconfig=str(tmp_path / "k"))), 1.0, lambda: "", lambda _: None
-        ).get_node("n")
+        connection = find(host, Access(kubeconfig=str(tmp_path / "k")))
+        Cluster(connection, 1.0, lambda: "", lambda _: None).get("Node", "n")
     assert caught.value.code == "kubernetes-no-access"
     return "".join((*format_exception(caught.value), caught.value.message, caught.value.hint))
 
@@ -334,11 +333,10 @@ def test_no_object_is_too_strange(first: Any, second: Any) -> None:
     if not (is_object(first) and is_object(second)):
         return
     cluster = SimpleNamespace(
-        get_node_feature=lambda *_: first,
-        get_pod=lambda *_: second,
-        update_node_feature=lambda _, feature: json.dumps(feature),
-        list_pods=lambda *_: [first, second],
-        delete_pod=lambda *_: None,
+        get=lambda kind, *_: first if kind == "NodeFeature" else second,
+        replace=json.dumps,
+        list=lambda *_, **__: [first, second],
+        delete=lambda *_: None,
         namespace="d",
         node="",
     )

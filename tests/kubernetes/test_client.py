@@ -12,18 +12,24 @@ import pytest
 from fixtures.api_server import ApiServer, kubeconfig
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access, connect
-from gpunode.kubernetes.api import Cluster, Conflict, Invalid, NotFound
+from gpunode.kubernetes.api import Conflict, Invalid, NotFound
+from gpunode.kubernetes.client import Cluster
+from gpunode.kubernetes.pods import event_time
 
 POD: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Pod",
-    "metadata": {"generateName": "gpunode-verify-", "labels": {"app": "gpunode"}},
+    "metadata": {"generateName": "gpunode-verify-", "namespace": "default", "labels": {"app": "gpunode"}},
     "spec": {"containers": [{"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
 }
 FEATURE: dict[str, Any] = {
     "apiVersion": "nfd.k8s-sigs.io/v1alpha1",
     "kind": "NodeFeature",
-    "metadata": {"name": "gpunode-gpu-1", "labels": {"nfd.node.kubernetes.io/node-name": "gpu-1"}},
+    "metadata": {
+        "name": "gpunode-gpu-1",
+        "namespace": "nfd",
+        "labels": {"nfd.node.kubernetes.io/node-name": "gpu-1"},
+    },
     "spec": {"labels": {"nvidia.com/gpu.present": "true"}},
 }
 
@@ -39,32 +45,34 @@ def cluster(api: ApiServer, tmp_path: Path) -> Iterator[Cluster]:
 def test_a_pod_is_made_followed_and_removed(api: ApiServer, cluster: Cluster) -> None:
     api.pod_life = [{"phase": "Pending"}, {"phase": "Running"}, {"phase": "Succeeded"}]
     api.logs = {"main": "one\ntwo\nTest PASSED\n"}
-    made = cluster.create_pod("default", POD)
+    made = cluster.create(POD)
     name = made["metadata"]["name"]
     assert name.startswith("gpunode-verify-")
-    seen = [cluster.get_pod("default", name)["status"]["phase"] for _ in range(3)]
+    seen = [cluster.get("Pod", name, "default")["status"]["phase"] for _ in range(3)]
     assert seen == ["Pending", "Running", "Succeeded"]
-    assert cluster.pod_log("default", name, container="main") == "one\ntwo\nTest PASSED\n"
-    assert cluster.pod_log("default", name, container="main", lines=1) == "Test PASSED\n"
-    assert [one["metadata"]["name"] for one in cluster.list_pods("default", {"app": "gpunode"})] == [name]
-    assert cluster.list_pods("default", {"app": "other"}) == ()
-    cluster.delete_pod("default", name, grace=0)
+    assert cluster.log("default", name, container="main") == "one\ntwo\nTest PASSED\n"
+    assert cluster.log("default", name, container="main", lines=1) == "Test PASSED\n"
+    assert [one["metadata"]["name"] for one in cluster.list("Pod", "default", labels={"app": "gpunode"})] == [
+        name
+    ]
+    assert cluster.list("Pod", "default", labels={"app": "other"}) == ()
+    cluster.delete("Pod", name, "default", grace=0)
     with pytest.raises(NotFound):
-        cluster.get_pod("default", name)
+        cluster.get("Pod", name, "default")
     with pytest.raises(NotFound):
-        cluster.delete_pod("default", name)
+        cluster.delete("Pod", name, "default")
 
 
 def test_a_log_before_there_is_one(api: ApiServer, cluster: Cluster) -> None:
-    name = cluster.create_pod("default", POD)["metadata"]["name"]
+    name = cluster.create(POD)["metadata"]["name"]
     with pytest.raises(Invalid, match="waiting to start: ContainerCreating"):
-        cluster.pod_log("default", name)
+        cluster.log("default", name)
 
 
 def test_an_unknown_field_is_refused(cluster: Cluster) -> None:
     wrong = {**POD, "spec": {**POD["spec"], "runtimeClass": "nvidia"}}
     with pytest.raises(Invalid, match=r'unknown field "spec.runtimeClass"'):
-        cluster.create_pod("default", wrong)
+        cluster.create(wrong)
 
 
 def test_events_come_in_order(api: ApiServer, cluster: Cluster) -> None:
@@ -80,44 +88,47 @@ def test_events_come_in_order(api: ApiServer, cluster: Cluster) -> None:
             "lastTimestamp": when or None,
         }
         api.store.put("Event", body, "default")
-    found = cluster.events("default", {"involvedObject.uid": "u"})
-    assert [one["reason"] for one in found] == ["b", "a"]
+    found = cluster.list("Event", "default", fields={"involvedObject.uid": "u"})
+    assert [one["reason"] for one in sorted(found, key=event_time)] == ["b", "a"]
 
 
 def test_a_node_feature_is_made_and_replaced(api: ApiServer, cluster: Cluster) -> None:
     with pytest.raises(NotFound):
-        cluster.get_node_feature("nfd", "gpunode-gpu-1")
-    made = cluster.create_node_feature("nfd", FEATURE)
+        cluster.get("NodeFeature", "gpunode-gpu-1", "nfd")
+    made = cluster.create(FEATURE)
     with pytest.raises(Conflict) as caught:
-        cluster.create_node_feature("nfd", FEATURE)
+        cluster.create(FEATURE)
     assert caught.value.code == "kubernetes-exists"
     changed = {**made, "spec": {"labels": {"a.b/c": "1"}}}
-    assert cluster.update_node_feature("nfd", changed)["spec"]["labels"] == {"a.b/c": "1"}
+    assert cluster.replace(changed)["spec"]["labels"] == {"a.b/c": "1"}
     with pytest.raises(Conflict):
-        cluster.update_node_feature("nfd", {**made, "spec": {}})
-    assert cluster.get_node_feature("nfd", "gpunode-gpu-1")["spec"]["labels"] == {"a.b/c": "1"}
+        cluster.replace({**made, "spec": {}})
+    assert cluster.get("NodeFeature", "gpunode-gpu-1", "nfd")["spec"]["labels"] == {"a.b/c": "1"}
 
 
 def test_a_cluster_without_nfd(api: ApiServer, cluster: Cluster) -> None:
     api.without.add("NodeFeature")
     with pytest.raises(NotFound, match="could not find the requested resource"):
-        cluster.create_node_feature("nfd", FEATURE)
+        cluster.create(FEATURE)
 
 
 def test_a_runtime_class(api: ApiServer, cluster: Cluster) -> None:
     api.store.put("RuntimeClass", {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
-    assert cluster.get_runtime_class("nvidia")["handler"] == "nvidia"
+    assert cluster.get("RuntimeClass", "nvidia")["handler"] == "nvidia"
     with pytest.raises(NotFound):
-        cluster.get_runtime_class("other")
+        cluster.get("RuntimeClass", "other")
 
 
 @pytest.mark.parametrize("name", ["../nodes", "a/b", "", "a?b", "a..b", "%2e"])
 def test_a_name_stays_one_part_of_the_address(api: ApiServer, cluster: Cluster, name: str) -> None:
-    for ask in (cluster.get_node, cluster.get_runtime_class):
+    for kind in ("Node", "RuntimeClass"):
         with pytest.raises(Invalid):
-            ask(name)
+            cluster.get(kind, name)
     with pytest.raises(Invalid):
-        cluster.get_pod(name, "x")
+        cluster.get("Pod", name, "x")
+    if name:
+        with pytest.raises(Invalid):
+            cluster.get("Pod", "x", name)
     assert api.asked == []
 
 
@@ -129,7 +140,7 @@ def test_a_token_that_is_exchanged_on_disk_is_read_again(api: ApiServer, tmp_pat
     path = tmp_path / "config"
     path.write_text(kubeconfig(api, tokenFile=str(token)))
     with closing(connect(Host(Path("/"), {}), Access(kubeconfig=str(path)))) as cluster:
-        assert cluster.get_node("gpu-1")
+        assert cluster.get("Node", "gpu-1")
         api.expired.add("first")
         token.write_text("second")
-        assert cluster.get_node("gpu-1")
+        assert cluster.get("Node", "gpu-1")

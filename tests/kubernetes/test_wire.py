@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ import pytest
 
 from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig, make_client
 from gpunode.host import Host
-from gpunode.kubernetes.access import Access, connect
-from gpunode.kubernetes.api import Cluster, Forbidden, Invalid, NoAccess, Unauthorized, Unreachable
-from gpunode.kubernetes.certificate import first_in
-from gpunode.kubernetes.proxies import proxy_for
+from gpunode.kubernetes.access import Access, connect, find, proxy_for
+from gpunode.kubernetes.api import Forbidden, Invalid, NoAccess, Unauthorized, Unreachable
+from gpunode.kubernetes.client import Cluster
+from gpunode.kubernetes.kubeconfig import Certificate, client_certificate
 from tests.cluster import ADVERTISE, Gpunode, capacity
 from tests.kubernetes.test_access import edited
 
@@ -32,7 +34,9 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         def call(text: str, **environ: str) -> Cluster:
             path = tmp_path / "config"
             path.write_text(text)
-            made = connect(Host(Path("/"), environ), Access(kubeconfig=str(path)))
+            made = connect(
+                Host(Path("/"), {"PATH": os.environ["PATH"], **environ}), Access(kubeconfig=str(path))
+            )
             return stack.enter_context(closing(made))
 
         yield call
@@ -41,10 +45,10 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 def test_the_servers_certificate_is_for_another_name(api: ApiServer, opened: Open) -> None:
     """As behind a tunnel or a load balancer's address."""
     text = edited(kubeconfig(api), cluster={"tls-server-name": "localhost"})
-    assert opened(text).get_node("gpu-1")
+    assert opened(text).get("Node", "gpu-1")
     other = opened(edited(text, cluster={"tls-server-name": "other.example.com"}))
     with pytest.raises(Unreachable, match=r"not valid for 'other\.example\.com'") as caught:
-        other.get_node("gpu-1")
+        other.get("Node", "gpu-1")
     assert "tls-server-name" in caught.value.hint
 
 
@@ -53,9 +57,9 @@ def test_somebody_else_on_whose_behalf_it_is(api: ApiServer, opened: Open) -> No
         kubeconfig(api), user={"as": "reader", "as-groups": ["a", "b"], "as-user-extra": {"k": ["v"]}}
     )
     cluster = opened(text)
-    assert cluster.get_node("gpu-1")
+    assert cluster.get("Node", "gpu-1")
     with pytest.raises(Forbidden, match='User "reader" cannot patch'):
-        cluster.patch_node("gpu-1", [{"op": "add", "path": "/metadata/labels/x", "value": "1"}])
+        cluster.patch("Node", "gpu-1", [{"op": "add", "path": "/metadata/labels/x", "value": "1"}])
     assert {one.user for one in api.asked} == {"reader"}
 
 
@@ -67,7 +71,7 @@ def test_a_misspelt_impersonation_is_no_licence(api: ApiServer, opened: Open) ->
 def test_unknown_fields_are_refused_by_the_server_and_not_dropped(api: ApiServer, opened: Open) -> None:
     cluster = opened(kubeconfig(api))
     with pytest.raises(Invalid, match=r'unknown field "spec\.taint"'):
-        cluster.patch_node("gpu-1", [{"op": "add", "path": "/spec/taint", "value": "x"}])
+        cluster.patch("Node", "gpu-1", [{"op": "add", "path": "/spec/taint", "value": "x"}])
     assert api.asked[-1].query["fieldValidation"] == ["Strict"]
 
 
@@ -90,12 +94,12 @@ def test_a_token_of_a_program_that_ends_is_printed_anew(api: ApiServer, opened: 
     (tmp_path / "token").write_text("first")
     api.users |= {"first": "admin", "second": "admin"}
     cluster = opened(kubeconfig(api, exec=printing(tmp_path)))
-    assert cluster.get_node("gpu-1")
+    assert cluster.get("Node", "gpu-1")
     api.expired.add("first")
     with pytest.raises(Unauthorized):
-        cluster.get_node("gpu-1")
+        cluster.get("Node", "gpu-1")
     (tmp_path / "token").write_text("second")
-    patched = cluster.patch_node("gpu-1", [{"op": "add", "path": "/metadata/labels/x", "value": "1"}])
+    patched = cluster.patch("Node", "gpu-1", [{"op": "add", "path": "/metadata/labels/x", "value": "1"}])
     assert patched["metadata"]["labels"]["x"] == "1"
     assert "cluster" not in json.loads((tmp_path / "info").read_text())["spec"]
 
@@ -105,7 +109,7 @@ def test_a_program_is_told_of_the_cluster_if_it_wants(api: ApiServer, opened: Op
     (tmp_path / "token").write_text(ADMIN)
     more = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
     text = kubeconfig(api, exec=printing(tmp_path, provideClusterInfo=True))
-    assert opened(edited(text, cluster={"extensions": more})).get_node("gpu-1")
+    assert opened(edited(text, cluster={"extensions": more})).get("Node", "gpu-1")
     told = json.loads((tmp_path / "info").read_text())["spec"]
     assert (told["cluster"]["server"], told["cluster"]["config"]) == (api.url, {"audience": "x"})
     assert base64.b64decode(told["cluster"]["certificate-authority-data"]) == Path(api.ca).read_bytes()
@@ -140,12 +144,12 @@ def test_a_certificate_that_the_kubelet_exchanges_is_read_again(
     pem, text = kubelets
     cluster = opened(text)
     assert cluster.node == "gpu-1"
-    assert cluster.get_node("gpu-1")
+    assert cluster.get("Node", "gpu-1")
     api.users = {"system:node:gpu-1 anew": "system:node:gpu-1"}
     with pytest.raises(Unauthorized):
-        cluster.get_node("gpu-1")
+        cluster.get("Node", "gpu-1")
     make_client(certificates, pem, "system:node:gpu-1 anew")
-    assert cluster.get_node("gpu-1")
+    assert cluster.get("Node", "gpu-1")
 
 
 def test_the_kubelets_certificate_names_the_node(
@@ -172,9 +176,16 @@ def test_what_a_kubelet_may_not_do_is_explained(
 ) -> None:
     before = api.node("gpu-1")
     with pytest.raises(Forbidden, match=says) as caught:
-        opened(kubelets[1]).patch_node("gpu-1", [{"op": "add", "path": path, "value": value}])
+        opened(kubelets[1]).patch("Node", "gpu-1", [{"op": "add", "path": path, "value": value}])
     assert "(NodeRestriction)" in caught.value.hint
     assert api.node("gpu-1") == before
+
+
+def certificate(text: str, directory: Path) -> Certificate | None:
+    """The client certificate of a kubeconfig."""
+    (directory / "kubelet.conf").write_text(text)
+    host = Host(Path("/"), {"PATH": os.environ["PATH"]})
+    return client_certificate(host, find(host, Access(kubeconfig=str(directory / "kubelet.conf"))).user)
 
 
 def test_an_expired_certificate_is_called_one(
@@ -182,35 +193,40 @@ def test_an_expired_certificate_is_called_one(
 ) -> None:
     cluster = opened(kubelets[1])
     api.users.clear()
-    own = first_in(kubelets[0].read_text())
+    own = certificate(kubelets[1], kubelets[0].parent)
     assert own is not None and own.node == "gpu-1"
     monkeypatch.setattr(Host, "now", lambda _: own.ends + 1)
     with pytest.raises(Unauthorized) as caught:
-        cluster.get_node("gpu-1")
+        cluster.get("Node", "gpu-1")
     assert "the certificate of system:node:gpu-1" in caught.value.hint
     assert "journalctl -u kubelet" in caught.value.hint
 
 
-def test_a_certificate_is_read_as_openssl_reads_it(kubelets: tuple[Path, str]) -> None:
+def test_the_end_of_a_certificate_is_read(kubelets: tuple[Path, str]) -> None:
     argv = ["openssl", "x509", "-in", str(kubelets[0]), "-noout", "-enddate", "-dateopt", "iso_8601"]
-    told = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-    found = first_in(kubelets[0].read_text())
+    printed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    found = certificate(kubelets[1], kubelets[0].parent)
     assert found is not None
-    from datetime import UTC, datetime
-
     shown = datetime.fromtimestamp(found.ends, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    assert told.strip() == f"notAfter={shown}"
+    assert printed.strip() == f"notAfter={shown}"
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", "x"])
-def test_what_is_no_certificate_is_none(text: str) -> None:
-    assert first_in(text) is None
+def test_what_is_no_certificate_is_none(kubelets: tuple[Path, str], text: str) -> None:
+    kubelets[0].write_text(text)
+    assert certificate(kubelets[1], kubelets[0].parent) is None
+
+
+def test_a_name_in_a_certificate_is_no_second_line(kubelets: tuple[Path, str], certificates: Path) -> None:
+    make_client(certificates, kubelets[0], "x,CN=system:node:other")
+    found = certificate(kubelets[1], kubelets[0].parent)
+    assert found is not None and found.node == ""
 
 
 def test_nobodys_request_is_called_one(api: ApiServer, opened: Open) -> None:
     cluster = opened(edited(kubeconfig(api), context={"user": ""}))
     with pytest.raises(Forbidden) as caught:
-        cluster.get_node("gpu-1")
+        cluster.get("Node", "gpu-1")
     assert "sends no credentials" in caught.value.hint
 
 
@@ -255,7 +271,7 @@ def test_oidcs_token_is_taken_while_it_lasts(api: ApiServer, opened: Open) -> No
         provider = {"name": "oidc", "config": more}
         return edited(kubeconfig(api), user={"token": None, "auth-provider": provider})
 
-    assert opened(config(**{"id-token": ADMIN})).get_node("gpu-1")
+    assert opened(config(**{"id-token": ADMIN})).get("Node", "gpu-1")
     ended = base64.urlsafe_b64encode(b'{"exp": 1700000000}').decode().rstrip("=")
     for text in (config(), config(**{"id-token": f"e30.{ended}.x"})):
         with pytest.raises(NoAccess, match="has expired") as caught:

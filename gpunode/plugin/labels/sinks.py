@@ -14,7 +14,7 @@ from gpunode.plugin.config.settings import LabelSettings, Settings
 from gpunode.plugin.labels.model import TIMESTAMP, key_problem, settled
 
 if TYPE_CHECKING:
-    from gpunode.kubernetes.api import Cluster
+    from gpunode.kubernetes.client import Cluster
 
 
 class Sink(Protocol):
@@ -170,7 +170,7 @@ class NodeLabels:
         name, _ = node_name(self._host, self._settings.node_name, cluster.node)
         where = f"node {name}"
         if dry_run:
-            node = patiently(self._host, self._progress, lambda: cluster.get_node(name))
+            node = patiently(self._host, self._progress, lambda: cluster.get("Node", name))
             return _Plan(node, labels, self._annotation).change(where)
         told: list[Change] = []
 
@@ -182,9 +182,9 @@ class NodeLabels:
         carry_out(
             self._host,
             self._progress,
-            lambda: cluster.get_node(name),
+            lambda: cluster.get("Node", name),
             plan,
-            lambda patch: cluster.patch_node(name, patch),
+            lambda patch: cluster.patch("Node", name, patch),
         )
         return told[0]
 
@@ -306,14 +306,14 @@ class NodeFeature:
         if there is None:
             self._create(cluster, space, _object(space, name, node, after, owners or ()))
         else:
-            cluster.update_node_feature(space, _updated(there, node, after, owners))
+            cluster.replace(_updated(there, node, after, owners))
         return told
 
     def _read(self, cluster: Cluster, space: str, name: str) -> dict[str, Any] | None:
         from gpunode.kubernetes.api import NotFound
 
         try:
-            return cluster.get_node_feature(space, name)
+            return cluster.get("NodeFeature", name, space)
         except NotFound:
             return None
 
@@ -321,7 +321,7 @@ class NodeFeature:
         from gpunode.kubernetes.api import NotFound
 
         try:
-            cluster.create_node_feature(space, feature)
+            cluster.create(feature)
         except NotFound as error:
             raise NotFound(
                 f"no NodeFeature can be made in the namespace {space}: {error.message}",
@@ -342,7 +342,7 @@ class NodeFeature:
         from gpunode.kubernetes.api import ClusterError
 
         try:
-            pod = cluster.get_pod(space, pod_name)
+            pod = cluster.get("Pod", pod_name, space)
         except ClusterError as error:
             self._progress.note(f"the NodeFeature object gets no owner: {error.message}")
             return None
