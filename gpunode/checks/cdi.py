@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from gpunode.cdi.spec import reads, text
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts import boot
+from gpunode.facts.cdi import DIRECTORIES, CdiSpec, known_gpus, stale_parts, vendor_specs
 from gpunode.facts.containerd import dig
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.engines import containerd_role, crio_role, docker_role, podman_role
@@ -20,10 +22,6 @@ from gpunode.facts.tables import gate
 from gpunode.facts.toolkit import DEFAULT_KIND, MODE, SPEC_DIRS, SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.output.result import Evidence, Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.cdi import CdiSpec
-
 
 # The engines of this node that read CDI specifications.
 
@@ -133,8 +131,6 @@ def cdi_lost_at_reboot(node: Node) -> Verdict:
 
 
 def _writer(node: Node) -> str:
-    from gpunode.facts import boot
-
     for name in _WRITERS:
         unit = node.units.get(name)
         if unit is not None and (unit.at_boot or unit.file == "static"):
@@ -160,8 +156,6 @@ REBOOT_CHECKS = (cdi_lost_at_reboot,)
 
 def rank(spec: CdiSpec) -> int:
     """Its directory's place in the engines' order."""
-    from gpunode.facts.cdi import DIRECTORIES
-
     directory = spec.path.rpartition("/")[0]
     return DIRECTORIES.index(directory) if directory in DIRECTORIES else -1
 
@@ -288,15 +282,11 @@ def cdi_unsupported_version(node: Node) -> Verdict:
 
 
 def _too_new(spec: CdiSpec, reader: Reader) -> bool:
-    from gpunode.cdi.spec import reads
-
     known = reads(reader.name, reader.version)
     return known is not None and bool(reader.version) and parse_version(spec.version) > known
 
 
 def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
-    from gpunode.cdi.spec import reads, text
-
     evidence = [seen(spec.path, f"cdiVersion {spec.version}")]
     for reader in late:
         known = reads(reader.name, reader.version)
@@ -384,8 +374,6 @@ def cdi_spec_stale(node: Node) -> Verdict:
 
 
 def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
-    from gpunode.facts.cdi import known_gpus, stale_parts
-
     if spec.problem:
         yield seen(spec.path, spec.problem)
     names_gpus = any(name.startswith("GPU-") for name in spec.names)
@@ -435,8 +423,6 @@ def cdi_spec_missing(node: Node) -> Verdict:
 def _own_kind(node: Node) -> bool:
     """Whether there is one where the toolkit in mode cdi looks, and of the kind that it takes: the GPU
     operator's toolkit has a kind of its own (management.nvidia.com/gpu)."""
-    from gpunode.facts.cdi import vendor_specs
-
     settings = node.toolkit_settings
     if settings.value(MODE) != "cdi":
         return False

@@ -12,7 +12,15 @@ from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
-from gpunode.facts.containerd import DEFAULT_CONFIG, ContainerdConfig, dig, parse_toml, version_of
+from gpunode.facts.containerd import (
+    DEFAULT_CONFIG,
+    ContainerdConfig,
+    dig,
+    parse_toml,
+    passed_over,
+    version_in_force,
+    version_of,
+)
 from gpunode.facts.device_plugins import nri_plugin
 from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, sources
 from gpunode.facts.engines import containerd_role
@@ -149,8 +157,6 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
 
 def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     """Handlers or registries in a table that the version in force doesn't read: ignored without a word."""
-    from gpunode.facts.containerd import passed_over, version_in_force
-
     tables = passed_over(config)
     if not tables:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import WHERE, edit, judged, running_config
@@ -11,15 +10,11 @@ from gpunode.checks.docker import line_of
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError
 from gpunode.facts import tables
-from gpunode.facts.containerd import DEFAULT_CONFIG
+from gpunode.facts.containerd import DEFAULT_CONFIG, Lost, is_lost, lost_settings
 from gpunode.facts.distributions import DISTRIBUTIONS, manager
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
 from gpunode.output.result import Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.containerd import Lost
-
 
 _PROGRAM = "nvidia-container-runtime"
 # without these, pods other than those with GPUs fail
@@ -56,8 +51,6 @@ def containerd_imports_clobber(node: Node) -> Verdict:
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
-    from gpunode.facts.containerd import is_lost, lost_settings
-
     lost = lost_settings(config)
     if not lost:
         return ok("no imported file takes settings away")

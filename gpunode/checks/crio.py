@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
@@ -11,6 +11,7 @@ from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
 from gpunode.facts.containerd import dig
+from gpunode.facts.crio import CrioConfig, CrioFile, drop_in_directory, is_nvidias, load_file
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.engines import crio_role
 from gpunode.facts.gpu_use import other_way, taken_way
@@ -18,10 +19,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.crio import CrioConfig, CrioFile
-
 
 # What mends CRI-O.
 
@@ -79,8 +76,6 @@ def _handlers(runtime: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def nvidia_handlers(runtime: dict[str, Any]) -> list[str]:
     """Names of the handlers that are NVIDIA's, by name or program."""
-    from gpunode.facts.crio import is_nvidias
-
     return [name for name, table in _handlers(runtime).items() if is_nvidias(name, table)]
 
 
@@ -211,8 +206,6 @@ def _nvidia_in(file: CrioFile | None) -> Evidence | None:
 
 
 def _in_another_directory(node: Node, crio: Daemon, told: Evidence) -> Verdict | None:
-    from gpunode.facts.crio import drop_in_directory, load_file
-
     place = drop_in_directory(crio)
     if place == _UNREAD:
         return None
@@ -315,8 +308,6 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     if manager == own:
         return ok(f"CRI-O and the kubelet use the cgroup driver {own}", told)
     setting = seen("KubeletConfiguration cgroupDriver", own)
-    from gpunode.facts.crio import drop_in_directory
-
     path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
     restart = restart_crio(node.crio.unit)
@@ -408,8 +399,6 @@ def _settings(file: CrioFile) -> str:
 
 
 def _twice(files: CrioConfig) -> Verdict | None:
-    from gpunode.facts.crio import is_nvidias
-
     for name, table in files.handlers.items():
         defining = files.defines(name)
         differ = any(file.handlers[name] != table for file in defining)

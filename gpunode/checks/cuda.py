@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from shlex import quote
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, ok, seen, skip, warn
@@ -19,18 +19,15 @@ from gpunode.facts.cuda import (
     makes_code_for,
     newest_of,
     release,
+    run_cuda,
     wanted_release,
 )
 from gpunode.facts.driver import version_numbers
-from gpunode.facts.images import sample_cuda
+from gpunode.facts.images import Image, Search, sample_cuda
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
 from gpunode.output.result import Evidence, Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.images import Image, Search
-
 
 # What mends a disagreement between a CUDA release and this node.
 
@@ -179,8 +176,6 @@ def _nobody_holds_it(reference: str, search: Search) -> Verdict:
 
 
 def _quoted(reference: str) -> str:
-    from shlex import quote
-
     return quote(reference)
 
 
@@ -426,8 +421,6 @@ def cuda_uninitialised(node: Node) -> Verdict:
     """NVML can list GPUs that CUDA can't use: a fabric that isn't ready (802), a mixture of drivers (803,
     804), no unified memory (999), a GPU held exclusively (46). No container will fare better.
     """
-    from gpunode.facts.cuda import run_cuda
-
     answer = run_cuda(node.host)
     if answer is None:
         return skip("CUDA was not tried on this machine")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere, tell_plugin
@@ -12,17 +11,22 @@ from gpunode.checks.kubelet import has_own_plugin, restart_plugin
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import tables
-from gpunode.facts.device_plugins import configuration
+from gpunode.facts.device_plugins import (
+    POD_LOGS,
+    PluginLog,
+    PluginProcess,
+    all_foreign,
+    configuration,
+    plugin_logs,
+    stage_log,
+)
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.gpu_use import dra_directory
 from gpunode.facts.kernel_log import SOURCE, fallen_off, last_load
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
+from gpunode.facts.toolkit import runtime_mode
 from gpunode.output.result import Evidence, Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.device_plugins import PluginLog, PluginProcess
-
 
 PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start
@@ -69,8 +73,6 @@ def _young(node: Node, started: float) -> bool:
 
 def busy_stage(node: Node) -> str:
     """The stage at which the GPU operator's validator waits, as long as that takes no longer than usual."""
-    from gpunode.facts.device_plugins import stage_log
-
     operator = node.operator
     stage = operator.missing if operator.validators else ""
     log = stage_log(node.host, operator, stage) if stage else None
@@ -95,8 +97,6 @@ def _without_plugin(node: Node) -> Verdict | None:
 
 def _kept_free(node: Node) -> Verdict | None:
     """kubeadm's control plane takes no ordinary pods by default, and so no device plugin either."""
-    from gpunode.facts.device_plugins import POD_LOGS
-
     pods = node.host.listdir(POD_LOGS) if node.host.is_file(_API_SERVER) else ()
     if not pods or node.plugin_processes or not all(pod.startswith(_OF_THE_CLUSTER) for pod in pods):
         return None
@@ -165,8 +165,6 @@ def plugin_not_registered(node: Node) -> Verdict:
 def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
     """The last error that a container of a plugin's pod has logged, init and side containers included: one of
     those keeps the plugin from starting at all."""
-    from gpunode.facts.device_plugins import plugin_logs
-
     found: list[tuple[PluginLog, str]] = []
     for log in plugin_logs(node.host, helpers=True):
         last = max((number for number, line in enumerate(log.lines) if _SEEING in line), default=-1)
@@ -253,8 +251,6 @@ def _fallen(node: Node) -> tuple[Evidence, ...]:
 
 def _foreign(node: Node) -> Verdict | None:
     """Another plugin has registered the name of the GPUs' resource for devices of its own."""
-    from gpunode.facts.device_plugins import all_foreign
-
     allocatable, inventory = node.allocatable, node.nvml.inventory
     if allocatable is None or inventory is None or any(not gpu.uuid or gpu.error for gpu in inventory.gpus):
         return None
@@ -512,8 +508,6 @@ def plugin_device_specs(node: Node) -> Verdict:
     """A static CPU manager updates running containers. Device files that the kubelet wasn't told of are lost
     by it: 'Failed to initialize NVML: Unknown Error'.
     """
-    from gpunode.facts.toolkit import runtime_mode
-
     if not node.plugin_processes:
         return skip(_NONE)
     path = f"{root_directory(node.kubelet)}/cpu_manager_state"

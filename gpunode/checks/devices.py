@@ -19,9 +19,11 @@ from gpunode.checks.model import (
 )
 from gpunode.checks.units import seen_unit
 from gpunode.facts import devices, driver
+from gpunode.facts.cgroups import systemd_engines
 from gpunode.facts.devices import expected_major, mig_capability_nodes
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
+from gpunode.facts.processes import option_value
 from gpunode.facts.system import CONTAINER
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
@@ -326,8 +328,6 @@ def dev_char_symlinks(node: Node) -> Verdict:
     Error'.
     """
     # A missing link alone is no fault: most nodes have none, and a runc that takes numbers needs none.
-    from gpunode.facts.cgroups import systemd_engines
-
     engines = systemd_engines(node)
     if not engines:
         return skip("no engine here has systemd make its containers' control groups, or none says so")
@@ -629,8 +629,6 @@ def _trouble(node: Node) -> tuple[str, str] | None:
 
 def _missing_user(node: Node, argv: tuple[str, ...]) -> str:
     """The user that the unit names, if neither /etc/passwd nor another source of users may have it."""
-    from gpunode.facts.processes import option_value
-
     user = option_value(argv, "--user", "-u") or ""
     text = node.host.read_text("/etc/passwd")
     if not user or user.isdecimal() or not text:

@@ -24,8 +24,10 @@ from gpunode.facts.docker import (
 )
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
+from gpunode.facts.packages import toolkit_installed, utc
 from gpunode.facts.services import UnitState
 from gpunode.facts.system import TEGRA, WSL2
+from gpunode.gpu.vectoradd import plan
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
 
@@ -63,8 +65,6 @@ def docker_gpus_run_probe(node: Node) -> Verdict:
     start = node.trials.get("docker")
     if start is None:
         return skip("no container can be started from here")
-    from gpunode.gpu.vectoradd import plan
-
     uuids = plan(node.nvml.inventory).uuids
     if not uuids:
         return skip("NVML lists no GPU that could be tried")
@@ -526,8 +526,6 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
 
 def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
     """Docker looks for the toolkit's hook only when it starts (moby, daemon/nvidia_linux.go)."""
-    from gpunode.facts.packages import toolkit_installed, utc
-
     process = node.docker.process if node.docker else None
     came = toolkit_installed(node.host, node.packages, hook) if process else None
     if process is None or came is None or came[0] <= process.started:

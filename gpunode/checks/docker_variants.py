@@ -7,7 +7,9 @@ from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, 
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker import account, as_user, nvidia_programs
+from gpunode.facts.docker import account, as_user, hook_injects, no_cgroups, nvidia_programs
+from gpunode.facts.docker_desktop import CONTEXT
+from gpunode.facts.effective import configured
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.writers import is_nvidia_program
@@ -82,8 +84,6 @@ def docker_desktop(node: Node) -> Verdict:
         return skip(f"the kubelet uses {kubelet.engine}, not Docker")
     if not node.docker_desktop:
         return ok("no Docker Desktop runs here")
-    from gpunode.facts.docker_desktop import CONTEXT
-
     for desktop in node.docker_desktop:
         if desktop.context != CONTEXT:
             continue
@@ -124,9 +124,6 @@ def docker_rootless(node: Node) -> Verdict:
 
 
 def _hook_without_cgroups(node: Node, daemon: Daemon) -> Verdict | None:
-    from gpunode.facts.docker import hook_injects, no_cgroups
-    from gpunode.facts.effective import configured
-
     state = configured(node.host, daemon)
     programs = {name: path for name, path in state.paths.items() if _nvidia(name, path)}
     if not programs or no_cgroups(node.host, daemon):
@@ -148,8 +145,6 @@ def _unprepared(node: Node, daemon: Daemon) -> Verdict | None:
         return None
     if node.docker is not None and node.docker.process is not None and not node.docker.user:
         return None
-    from gpunode.facts.effective import configured
-
     state = configured(node.host, daemon)
     by_cdi = state.cdi is True and any(spec.serves_gpus for spec in node.cdi_specs)
     if by_cdi or state.problem or any(_nvidia(name, path) for name, path in state.paths.items()):

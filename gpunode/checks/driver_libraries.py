@@ -25,7 +25,7 @@ from gpunode.facts import driver, libraries
 from gpunode.facts.kernel_log import UNSUPPORTED
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
-from gpunode.facts.packages import Package
+from gpunode.facts.packages import Package, brought, locked, module_stream
 from gpunode.facts.pci import PciGpu
 from gpunode.facts.system import WSL2
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
@@ -305,8 +305,6 @@ def _libraries(node: Node) -> list[Library]:
 
 def _who(node: Node, version: str) -> Iterator[Evidence]:
     """The transaction that brought this version, as far as logs that we may read tell."""
-    from gpunode.facts.packages import brought
-
     try:
         change = brought(node.host, version, lambda: node.packages)
     except GpunodeError:
@@ -455,8 +453,6 @@ def _could_have(node: Node, gpu: PciGpu) -> bool:
 
 def _stays(node: Node, package: Package) -> bool:
     """Whether something keeps this package, or the driver below it, within its branch."""
-    from gpunode.facts.packages import locked, module_stream
-
     if package.held or module_stream(node.host, "nvidia-driver")[:1].isdigit():
         return True
     return locked(node.host, node.distribution.family, package.name, "nvidia-driver")

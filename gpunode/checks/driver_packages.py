@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
@@ -24,16 +23,12 @@ from gpunode.facts.driver_targets import (
 from gpunode.facts.kernel_modules import kernel_devel, linux_headers
 from gpunode.facts.libraries import is_compat
 from gpunode.facts.node import Node
-from gpunode.facts.packages import Package
+from gpunode.facts.packages import Automatic, Package
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import CUDA
 from gpunode.output.result import Evidence, Fix
 from gpunode.packages.driver_choice import choose
 from gpunode.packages.driver_model import OPEN, Wish, read_situation
-
-if TYPE_CHECKING:
-    from gpunode.facts.packages import Automatic
-
 
 # What mends the driver beside fixes.py: commands that no other layer needs.
 

@@ -9,6 +9,7 @@ from gpunode.checks.device_plugin import PATIENCE, shown
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
+from gpunode.facts.device_plugins import POD_LOGS, TOOLKIT, VALIDATIONS, stage_log
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import IN_DRIVER_ROOT
@@ -39,8 +40,6 @@ def operator_validations(node: Node) -> Verdict:
     """Every other pod of the operator waits for these stages in an init container (Init:0/1), the device
     plugin among them. What the stage's log says last is the reason.
     """
-    from gpunode.facts.device_plugins import VALIDATIONS, stage_log
-
     operator = node.operator
     if not operator.validators:
         return skip("no validator of the GPU operator runs on this node")
@@ -132,8 +131,6 @@ def operator_leftovers(node: Node) -> Verdict:
     """The operator's toolkit stays on the node after the operator is removed, and nothing updates it. Whoever
     deletes the directory stops every pod that uses the nvidia runtime.
     """
-    from gpunode.facts.device_plugins import POD_LOGS, TOOLKIT
-
     if not node.host.is_dir(TOOLKIT):
         return ok(f"there is no {TOOLKIT}")
     if node.kubelet is None or node.kubelet.process is None or not node.host.is_dir(POD_LOGS):
@@ -160,8 +157,6 @@ def operator_leftovers(node: Node) -> Verdict:
 
 def _mend(node: Node) -> Fix:
     """On a node without a toolkit of its own, that comes first; k3s and rke2 find theirs when they start."""
-    from gpunode.facts.device_plugins import TOOLKIT
-
     daemon = node.containerd
     manager = daemon.manager if daemon else ""
     command = f"gpunode configure-runtime --runtime {manager or 'containerd'} && {_ASIDE}"

@@ -19,6 +19,7 @@ from gpunode.checks.model import (
     warn,
 )
 from gpunode.errors import GpunodeError
+from gpunode.facts.cuda import HIDING, settings
 from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off
 from gpunode.facts.node import Node
 from gpunode.gpu.condition import Condition
@@ -669,8 +670,6 @@ def bad_cuda_env(node: Node) -> Verdict:
     """Set for the whole node, such a variable slows every CUDA program down, makes it wait for a debugger, or
     hides GPUs from it.
     """
-    from gpunode.facts.cuda import HIDING, settings
-
     found = settings(node.host, {one.name for one in node.processes})
     if not found:
         return ok("no variable changes CUDA for the whole node")

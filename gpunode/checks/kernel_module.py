@@ -23,9 +23,11 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import GpunodeError
 from gpunode.facts import driver
+from gpunode.facts.boot import OPERATOR, loaded, started
+from gpunode.facts.cgroups import systemd_engines
 from gpunode.facts.device_plugins import driver_failure
 from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
-from gpunode.facts.kernel_modules import COMMAND_LINE, Directive
+from gpunode.facts.kernel_modules import COMMAND_LINE, Directive, failed_build
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import MODE
 from gpunode.facts.traits import TRAITS
@@ -122,8 +124,6 @@ def dkms_not_built(node: Node) -> Verdict:
 
 def _lacking(node: Node, release: str) -> Iterator[Evidence]:
     """What is missing for this kernel, and why."""
-    from gpunode.facts.kernel_modules import failed_build
-
     yield seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko")
     yield from (seen("/var/lib/dkms", f"source of {version}") for version in node.dkms)
     if node.dkms and not driver.has_headers(node.host, release):
@@ -135,8 +135,6 @@ def _lacking(node: Node, release: str) -> Iterator[Evidence]:
 
 def _for_next(node: Node, release: str) -> Fix | None:
     """What was tried for this kernel and doesn't compile isn't built again, but with a newer driver."""
-    from gpunode.facts.kernel_modules import failed_build
-
     failed = failed_build(node.host, release) if node.dkms else None
     if failed is None:
         return _build(node, release)
@@ -317,8 +315,6 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
     """The kernel doesn't load nvidia_uvm by itself. Without the toolkit's hook nobody does it for a
     container: after the reboot CUDA fails with error 999 in the first ones.
     """
-    from gpunode.facts.boot import loaded
-
     if not driver.module_loaded(node.host, _UVM):
         return skip(f"{_UVM} isn't loaded now")
     cdi_alone = [one.name for one in readers(node) if one.needs]
@@ -350,8 +346,6 @@ def _mode(node: Node) -> object:
 
 
 def _operator(node: Node) -> str:
-    from gpunode.facts.boot import OPERATOR
-
     return OPERATOR if node.host.is_dir(OPERATOR) else ""
 
 
@@ -374,9 +368,6 @@ def dev_char_lost_at_reboot(node: Node) -> Verdict:
     """This runc tells systemd of a container's device files by these links. They are there now and lie in
     memory: after the reboot each daemon-reload takes the GPUs from running containers.
     """
-    from gpunode.facts.boot import started
-    from gpunode.facts.cgroups import systemd_engines
-
     links = (f"/dev/char/{one.major}:{one.minor}" for one in node.device_nodes)
     here = [link for link in links if node.host.is_symlink(link)]
     if not here:

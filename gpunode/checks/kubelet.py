@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
@@ -22,18 +21,18 @@ from gpunode.checks.model import (
 )
 from gpunode.checks.units import seen_unit
 from gpunode.errors import DaemonError, GpunodeError
-from gpunode.facts import kubelet
+from gpunode.facts import disk, kubelet
 from gpunode.facts.containerd import dig
+from gpunode.facts.device_plugins import plugin_answers
+from gpunode.facts.disk import Place
 from gpunode.facts.engines import containerd_role, crio_role, docker_role
 from gpunode.facts.gpu_use import holders
 from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
 from gpunode.facts.node import Node
+from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
+from gpunode.facts.toolkit import runtime_mode
 from gpunode.output.result import Evidence, Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.disk import Place
-
 
 _ABSENT = "there is no kubelet on this node"
 _PLUGINS = ("nvidia", "gpunode")
@@ -157,8 +156,6 @@ def plugin_socket_dead(node: Node) -> Verdict:
 
 def _silent(node: Node, names: list[str]) -> Verdict | None:
     """A plugin that listens and answers nothing; it is only asked where that was asked for."""
-    from gpunode.facts.device_plugins import plugin_answers
-
     for name in names if node.questions.deep else ():
         path = f"{DEVICE_PLUGINS}/{name}"
         if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
@@ -216,8 +213,6 @@ def disk_pressure(node: Node) -> Verdict:
     """Below its limits a kubelet evicts pods, deletes images and takes no new pods (DiskPressure). CUDA
     images take 5 to 25 GB: 'no space left on device' while one is unpacked.
     """
-    from gpunode.facts import disk
-
     places = disk.places(node.host, dict.fromkeys(_wanted(node)))
     if not places:
         return skip("no directory of an engine or a kubelet can be looked at")
@@ -267,8 +262,6 @@ def _docker_root(node: Node) -> str:
 
 def _limits(node: Node) -> Mapping[str, str]:
     """What the kubelet was told, else its defaults; {} where there is none, or nobody knows."""
-    from gpunode.facts import disk
-
     known = node.kubelet
     if known is None or known.process is None:
         return {}
@@ -282,8 +275,6 @@ def _limits(node: Node) -> Mapping[str, str]:
 
 
 def _below(place: Place, limits: Mapping[str, str]) -> Iterator[Evidence]:
-    from gpunode.facts import disk
-
     room = place.room
     limit = limits.get(f"{place.signal}.available", "")
     least = disk.amount(limit, room.size)
@@ -418,8 +409,6 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     """The toolkit mounts what this variable names. Without compute (or all) libcuda.so.1 isn't in the
     container; programs that only draw or encode don't need it.
     """
-    from gpunode.facts.processes import environment
-
     held = holders(node)
     if not held:
         return skip("no running container is known to hold a GPU")
@@ -449,8 +438,6 @@ def hostusers_false(node: Node) -> Verdict:
     """With hostUsers: false a pod's processes are nobody on the node, and the hook of mode legacy fails:
     'read status from sync socket'. In mode cdi there is no such hook.
     """
-    from gpunode.facts.toolkit import runtime_mode
-
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
         return ok("the nvidia runtime works in pods with a user namespace")
     named = {one.id: one for one in node.cri_containers}

@@ -9,7 +9,7 @@ from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.distributions import K0S_DROP_INS
+from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
 from gpunode.facts.gpu_use import taken_way
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
@@ -70,8 +70,6 @@ def k0s_dropin(node: Node) -> Verdict:
     """k0s imports the drop-in files only into a containerd.toml that it writes itself, which the mark in the
     first line tells. In anybody else's they are never read.
     """
-    from gpunode.facts.distributions import k0s_manages
-
     daemon = node.containerd
     if daemon is None or daemon.manager != "k0s":
         return skip("this node's containerd isn't k0s'")
@@ -387,8 +385,6 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
     """k3s and rke2 never read /etc/containerd. The GPU operator and nvidia-ctk write there unless they are
     told CONTAINERD_CONFIG and CONTAINERD_SOCKET.
     """
-    from gpunode.facts.distributions import manager
-
     daemon = _daemon(node)
     if daemon is None:
         return skip(_OTHERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from gpunode.checks import fabric, fixes
 from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
@@ -11,12 +10,8 @@ from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
 from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_mps
 from gpunode.facts.node import Node
-from gpunode.gpu.model import Gpu
+from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.output.result import Evidence, Fix
-
-if TYPE_CHECKING:
-    from gpunode.gpu.model import MigDevice
-
 
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _PARTED = "https://github.com/NVIDIA/mig-parted"

@@ -25,9 +25,12 @@ from gpunode.checks.model import (
 )
 from gpunode.checks.toolkit import toolkit_missing
 from gpunode.checks.units import after_reading_log, seen_unit
-from gpunode.facts import system
+from gpunode.facts import access_control, system
+from gpunode.facts.access_control import apparmor_denials
+from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.driver import newer_kernels, version_key
+from gpunode.facts.kernel_modules import failed_build
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, NOT_BEFORE, TEGRA, VM, WSL2, clock
@@ -319,8 +322,6 @@ def selinux_nvml(node: Node) -> Verdict:
     """A confined container may not open /dev/nvidia*: NVML says Insufficient Permissions. The boolean allows
     it for all containers; a single one can be given another label.
     """
-    from gpunode.facts import access_control
-
     for name in _BOOLEANS:
         if access_control.selinux_boolean(node.host, name):
             return ok("SELinux lets containers use devices", seen(f"/sys/fs/selinux/booleans/{name}", "on"))
@@ -349,8 +350,6 @@ def selinux_nvml(node: Node) -> Verdict:
 )
 def apparmor_denied(node: Node) -> Verdict:
     """The profile of these containers doesn't know the driver's files, and CUDA fails in them."""
-    from gpunode.facts.access_control import apparmor_denials
-
     denials = apparmor_denials(node.kernel_log)
     if not denials:
         return ok("AppArmor denied no container a GPU")
@@ -411,8 +410,6 @@ def reboot_required(node: Node) -> Verdict:
     """What was installed isn't what runs. It comes into force with the next reboot, planned or not; choose
     the time while somebody looks.
     """
-    from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
-
     newer = newer_kernels(node.kernels, node.kernel)
     upcoming = max(newer, key=lambda one: version_key(one.release), default=None)
     if upcoming is None or (node.module_built and not upcoming.has_module):
@@ -448,8 +445,6 @@ def kernel_unsupported(node: Node) -> Verdict:
     """A driver knows the kernels of its time. A newer kernel has changed what the module calls, and a
     realtime kernel is refused: a newer driver, or an older kernel, is needed.
     """
-    from gpunode.facts.kernel_modules import failed_build
-
     if node.module is not None or node.module_built:
         return ok("the running kernel has its module")
     found = failed_build(node.host, node.kernel)

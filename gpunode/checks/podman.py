@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip
 from gpunode.errors import ConfigError
 from gpunode.facts import tables
 from gpunode.facts.engines import podman_role
 from gpunode.facts.node import Node
+from gpunode.facts.podman import PodmanConfig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.output.result import Evidence, Fix
-
-if TYPE_CHECKING:
-    from gpunode.facts.podman import PodmanConfig
-
 
 _KEY = "cdi_spec_dirs"
 _DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # podman's default, as every engine's

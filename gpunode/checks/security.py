@@ -10,10 +10,24 @@ from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, war
 from gpunode.checks.toolkit import upgrade
 from gpunode.errors import DaemonError
 from gpunode.facts.containerd import dig
-from gpunode.facts.driver import PARAMETERS, module_loaded, parameters, version_numbers
+from gpunode.facts.docker import addresses, verifies_clients
+from gpunode.facts.driver import (
+    DRIVER,
+    PARAMETERS,
+    TOOLKIT,
+    branch,
+    driver_bulletins,
+    ended,
+    module_loaded,
+    name_of,
+    parameters,
+    toolkit_bulletins,
+    version_numbers,
+)
 from gpunode.facts.engines import containerd_role, crio_role
 from gpunode.facts.node import Node
-from gpunode.facts.system import WSL2
+from gpunode.facts.processes import environment
+from gpunode.facts.system import WSL2, members, mode_of, without_administrators
 from gpunode.facts.tables import table
 from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS
 from gpunode.facts.traits import TRAITS
@@ -84,8 +98,6 @@ def _default_handler(node: Node) -> str:
 
 def _uninvited(node: Node) -> Iterator[Evidence]:
     """Unprivileged containers of pods that hold no device and have GPUs all the same, by the variable."""
-    from gpunode.facts.processes import environment
-
     try:
         held = {(one.namespace, one.pod) for one in node.gpu_holdings}
     except DaemonError:
@@ -129,8 +141,6 @@ def _privileged(node: Node, pid: int) -> bool:
 )
 def daemon_tcp(node: Node) -> Verdict:
     """Who commands Docker mounts the host's / into a container. GPUs attract those who look for that."""
-    from gpunode.facts.docker import addresses, verifies_clients
-
     docker = node.docker
     if docker is None or docker.process is None:
         return skip("no Docker of the system's runs here")
@@ -162,8 +172,6 @@ def daemon_tcp(node: Node) -> Verdict:
 )
 def docker_group(node: Node) -> Verdict:
     """Who commands Docker mounts the host's / into a container, and is root in it."""
-    from gpunode.facts.system import members, mode_of, without_administrators
-
     docker = node.docker
     if docker is None or docker.process is None:
         return skip("no Docker of the system's runs here")
@@ -258,8 +266,6 @@ def toolkit_cve(node: Node) -> Verdict:
     """By the worst of them whoever chooses a container's image gets at the host. Where only trusted images
     run, the next maintenance window is early enough.
     """
-    from gpunode.facts.driver import TOOLKIT, name_of, toolkit_bulletins
-
     version = node.toolkit.version
     if not version:
         return skip("the toolkit's version can't be told")
@@ -294,8 +300,6 @@ def driver_cve(node: Node) -> Verdict:
     """Most of them let a local user, or a program in a container, crash the driver or gain rights. Where only
     trusted programs run, the next maintenance window is early enough.
     """
-    from gpunode.facts.driver import DRIVER, branch, driver_bulletins, ended, name_of
-
     version = node.module.version if node.module else ""
     number = branch(version)
     if not number:

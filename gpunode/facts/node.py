@@ -25,13 +25,44 @@ from gpunode.facts import (
     toolkit,
 )
 from gpunode.facts import kernel_log as xid_log
+from gpunode.facts.boot import chosen_release
+from gpunode.facts.cdi import CdiSpec, nvidia_specs
 from gpunode.facts.containerd import DEFAULT_SOCKET, ContainerdConfig, find_containerd, load_config
+from gpunode.facts.crio import CrioConfig, drop_in_directory, find_crio, load_crio
 from gpunode.facts.daemons import Daemon, daemon_version
+from gpunode.facts.device_plugins import (
+    Operator,
+    PluginLog,
+    PluginProcess,
+    find_operator,
+    plugin_logs,
+    plugin_processes,
+)
 from gpunode.facts.distributions import distribution_at
-from gpunode.facts.docker import find_docker, parse_daemon_json
+from gpunode.facts.docker import (
+    SNAP_UNIT,
+    find_docker,
+    find_others,
+    find_rootless,
+    find_snap,
+    parse_daemon_json,
+)
+from gpunode.facts.docker_desktop import Desktop, running_desktops
+from gpunode.facts.driver import Unsuited, unsuited
+from gpunode.facts.fabric import LogFinding, NvSwitch, read_log, read_switches
+from gpunode.facts.images import Search, find_image
+from gpunode.facts.kernel_log import failed_gpus
+from gpunode.facts.kubelet import NAME, read_checkpoint
+from gpunode.facts.libraries import CachedLibrary
+from gpunode.facts.packages import Automatic, automatic_upgrades
+from gpunode.facts.podman import PodmanConfig, find_podman, load_podman
+from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.systemd import read_unit
+from gpunode.facts.toolkit import Settings, read_settings
 from gpunode.facts.topic import Stuck, topic
+from gpunode.facts.workloads import Container, DeviceRule, containers, device_rules
+from gpunode.gpu.condition import Condition
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
@@ -39,20 +70,6 @@ from gpunode.host.reading import DeviceNode
 if TYPE_CHECKING:
     from gpunode.daemons.cri import CriContainer, CriStatus
     from gpunode.daemons.pod_resources import Holding
-    from gpunode.facts.cdi import CdiSpec
-    from gpunode.facts.crio import CrioConfig
-    from gpunode.facts.device_plugins import Operator, PluginLog, PluginProcess
-    from gpunode.facts.docker_desktop import Desktop
-    from gpunode.facts.driver import Unsuited
-    from gpunode.facts.fabric import LogFinding, NvSwitch
-    from gpunode.facts.images import Search
-    from gpunode.facts.libraries import CachedLibrary
-    from gpunode.facts.packages import Automatic
-    from gpunode.facts.podman import PodmanConfig
-    from gpunode.facts.services import UnitState
-    from gpunode.facts.toolkit import Settings
-    from gpunode.facts.workloads import Container, DeviceRule
-    from gpunode.gpu.condition import Condition
     from gpunode.gpu.probe import NvmlProbe
 
 
@@ -204,15 +221,11 @@ class Node:
     @topic
     def unsuited_gpus(self) -> tuple[Unsuited, ...]:
         """GPUs that have no driver, or one that can't use them, because it doesn't support them."""
-        from gpunode.facts.driver import unsuited
-
         return tuple(unsuited(self.gpus, self.driver_version, self.module_open, self.refused_gpus))
 
     @topic
     def refused_gpus(self) -> tuple[str, ...]:
         """Addresses of GPUs that the driver owns and failed to initialise, by the kernel's log."""
-        from gpunode.facts.kernel_log import failed_gpus
-
         try:
             found = failed_gpus(self.kernel_log)
         except GpunodeError:
@@ -222,8 +235,6 @@ class Node:
     @topic
     def next_kernel(self) -> str:
         """The kernel that boots next: what somebody told GRUB to boot, else the newest of its kind."""
-        from gpunode.facts.boot import chosen_release
-
         newer = driver.newer_kernels(self.kernels, self.kernel)
         if not newer:
             return self.kernel
@@ -240,8 +251,6 @@ class Node:
     @topic
     def automatic_upgrades(self) -> Automatic | None:
         """Who upgrades packages without being asked, None if nobody does."""
-        from gpunode.facts.packages import automatic_upgrades
-
         return automatic_upgrades(self.host, self.distribution.family)
 
     @topic
@@ -336,15 +345,11 @@ class Node:
     @topic
     def operator(self) -> Operator:
         """What is here of NVIDIA's GPU operator; nothing, where it isn't."""
-        from gpunode.facts.device_plugins import find_operator
-
         return find_operator(self.host)
 
     @topic
     def docker_snap(self) -> Daemon | None:
         """The docker snap, also where it lies beside a Docker of the system's."""
-        from gpunode.facts.docker import SNAP_UNIT, find_snap
-
         daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid == 0)
         if not daemons and read_unit(self.host, SNAP_UNIT) is None:
             return None
@@ -353,22 +358,16 @@ class Node:
     @topic
     def docker_rootless(self) -> tuple[Daemon, ...]:
         """Dockers that ordinary users run, the own one first."""
-        from gpunode.facts.docker import find_others, find_rootless
-
         daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid != 0)
         own = find_rootless(self.host, daemons) if daemons else None
         return tuple(filter(None, (own,))) + find_others(self.host, daemons)
 
     @topic
     def docker_desktop(self) -> tuple[Desktop, ...]:
-        from gpunode.facts.docker_desktop import running_desktops
-
         return running_desktops(self.host, self.processes)
 
     @topic
     def crio(self) -> Daemon | None:
-        from gpunode.facts.crio import find_crio
-
         here = any(one.name == "crio" for one in self.processes) or self.host.which("crio") is not None
         if not here and all(read_unit(self.host, unit) is None for unit in _CRIO_UNITS):
             return None
@@ -377,8 +376,6 @@ class Node:
     @topic
     def crio_files(self) -> CrioConfig | None:
         """What CRI-O's files add up to; `ConfigError` for one that it can't read either."""
-        from gpunode.facts.crio import drop_in_directory, load_crio
-
         if self.crio is None:
             return None
         return load_crio(self.host, self.crio.config_path, drop_in_directory(self.crio))
@@ -400,14 +397,10 @@ class Node:
 
     @topic
     def podman(self) -> Daemon | None:
-        from gpunode.facts.podman import find_podman
-
         return find_podman(self.host)
 
     @topic
     def podman_files(self) -> PodmanConfig:
-        from gpunode.facts.podman import load_podman
-
         return load_podman(self.host)
 
     @topic
@@ -427,14 +420,10 @@ class Node:
     @topic
     def toolkit_settings(self) -> Settings:
         """config.toml with its defaults; `ConfigError` if it can't be parsed."""
-        from gpunode.facts.toolkit import read_settings
-
         return read_settings(self.host, self.toolkit)
 
     @topic
     def cdi_specs(self) -> tuple[CdiSpec, ...]:
-        from gpunode.facts.cdi import nvidia_specs
-
         return nvidia_specs(self.host)
 
     @topic
@@ -501,8 +490,6 @@ class Node:
     @topic
     def image(self) -> Search:
         """The image of `Questions.image` in an engine's store; nobody holds the empty name."""
-        from gpunode.facts.images import Search, find_image
-
         if not self.questions.image:
             return Search(None)
         daemons = {"containerd": self.containerd, "CRI-O": self.crio}
@@ -520,8 +507,6 @@ class Node:
     def units(self) -> Mapping[str, UnitState]:
         """By name, those of `unit_states.UNITS`; one that isn't in it can't be told. A systemd that hangs is
         waited for once."""
-        from gpunode.facts.services import read_unit_states
-
         if self._units_hang:
             raise Stuck(self._units_hang[0])
         try:
@@ -537,22 +522,16 @@ class Node:
     @topic
     def switches(self) -> tuple[NvSwitch, ...]:
         """`Unreadable` for an ordinary user on a Blackwell baseboard."""
-        from gpunode.facts.fabric import read_switches
-
         return read_switches(self.host, self.gpus)
 
     @topic
     def fabric_log(self) -> tuple[LogFinding, ...]:
         """Since the fabric manager was last started, in whichever boot that was."""
-        from gpunode.facts.fabric import read_log
-
         return read_log(self.host)
 
     @topic
     def allocatable(self) -> Allocatable | None:
         """The running kubelet's word (PodResources), else its checkpoint's; None if neither can be had."""
-        from gpunode.facts.kubelet import NAME, read_checkpoint
-
         answer = self._allocatable_answer
         if not isinstance(answer, DaemonError):
             socket = kubelet.pod_resources_socket(self.kubelet)
@@ -627,8 +606,6 @@ class Node:
     @topic
     def containers(self) -> tuple[Container, ...]:
         """What runs in a container on this node, whatever its engine."""
-        from gpunode.facts.workloads import containers
-
         return containers(self.host, self.processes)
 
     @topic
@@ -639,18 +616,12 @@ class Node:
     @topic
     def device_rules(self) -> Mapping[str, DeviceRule]:
         """systemd's device rules of those containers' scopes."""
-        from gpunode.facts.workloads import device_rules
-
         return device_rules(self.host, filter(None, (one.scope for one in self.gpu_containers)))
 
     @topic
     def plugin_processes(self) -> tuple[PluginProcess, ...]:
-        from gpunode.facts.device_plugins import plugin_processes
-
         return plugin_processes(self.host, self.processes)
 
     @topic
     def plugin_logs(self) -> tuple[PluginLog, ...]:
-        from gpunode.facts.device_plugins import plugin_logs
-
         return plugin_logs(self.host)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fixtures.machines import expected, machine
+from gpunode.checks import device_plugin, gpu_operator
 from gpunode.checks.catalogue import BY_ID
 from gpunode.commands.demo import build_machine
 from gpunode.facts.device_plugins import stage_log
@@ -152,8 +153,6 @@ def test_pods_that_use_gpus_without_a_plugin(tmp_path):
 
 
 def test_while_the_operator_is_busy_no_plugin_is_missed(tmp_path, monkeypatch):
-    from gpunode.facts import device_plugins
-
     spec = machine("operator-validations")
     spec["recording"]["daemons"][POD_RESOURCES] = offered({})["recording"]["daemons"][POD_RESOURCES]
     spec["recording"]["sockets"][POD_RESOURCES] = "listening"
@@ -162,7 +161,8 @@ def test_while_the_operator_is_busy_no_plugin_is_missed(tmp_path, monkeypatch):
         found = stage_log(host, operator, stage)
         return found and (*found[:2], host.now() - 60)
 
-    monkeypatch.setattr(device_plugins, "stage_log", young)
+    for module in (device_plugin, gpu_operator):
+        monkeypatch.setattr(module, "stage_log", young)
     found = judge("plugin-not-registered", spec, tmp_path)
     assert found.status is FindingStatus.SKIP and "busy" in found.summary
 

@@ -13,7 +13,7 @@ from fixtures.machines import recorded_host
 from gpunode.checks import patience
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import run_checks
-from gpunode.facts import kubelet, services
+from gpunode.facts import kubelet
 from gpunode.facts import node as about
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.facts.daemons import Daemon
@@ -109,7 +109,7 @@ def asked_in_vain(*_args, **_named):
 
 def test_a_systemd_that_hangs_is_one_finding_and_the_others_go_on(tmp_path, monkeypatch):
     """Its D-Bus: every unit's state comes over it."""
-    monkeypatch.setattr(services, "read_unit_states", asked_in_vain)
+    monkeypatch.setattr(about, "read_unit_states", asked_in_vain)
     findings = run_checks(Node(recorded_host("healthy-h100-nvswitch", tmp_path)))
     broken = [one for one in findings if one.status is FindingStatus.ERROR]
     assert [one.summary for one in broken] == ["systemd gave no answer within 3 s: systemctl show"]
