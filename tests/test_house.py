@@ -18,8 +18,6 @@ ORDER = (
     *("output", "host", "daemons", "gpu", "facts", "cdi", "kubernetes", "packages", "mig", "runtime"),
     *("checks", "plugin", "commands", "cli"),
 )
-NOT_YET = {("packages.apply", "runtime.apply"), ("packages.apply", "runtime.engine")}
-"""Against the order until packages and engines share one transaction."""
 APART = {frozenset(pair) for pair in (("checks", "runtime"), ("checks", "plugin"), ("runtime", "plugin"))}
 """Packages that don't import each other."""
 ONLY_HERE = {
@@ -89,7 +87,7 @@ def against_the_order(module: str, imported: str) -> bool:
     if here is None:
         return there is not None and there > ORDER.index("output")
     pair = frozenset((module.partition(".")[0], imported.partition(".")[0]))
-    return there is not None and (there > here or pair in APART) and (module, imported) not in NOT_YET
+    return there is not None and (there > here or pair in APART)
 
 
 def test_imports_run_downward_only() -> None:

@@ -36,9 +36,9 @@ from gpunode.facts.cdi import DIRECTORIES, vendor_specs
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
+from gpunode.host.transaction import UnitChanges, change_files
 from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
-from gpunode.runtime import apply
-from gpunode.runtime.apply import change_files
+from gpunode.runtime.apply import engine_restart
 
 cdi_app = typer.Typer(
     help="Name the GPUs to engines by CDI specifications.",
@@ -600,7 +600,8 @@ def change_units(host: Host, options: UnitsOptions, progress: Progress) -> Resul
         )
 
     there = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))
-    done = change_files(host, OPERATION, plan, progress, named_units=refresh.UNITS, dry_run=options.dry_run)
+    restart = engine_restart(host, progress)
+    done = change_files(host, OPERATION, plan, restart, named_units=refresh.UNITS, dry_run=options.dry_run)
     if not options.dry_run:
         _settle(host, not options.remove and not done.journal)
     changes = tuple(edit.change() for edit in done.edits)
@@ -640,6 +641,6 @@ def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
 def _settle(host: Host, again: bool) -> None:
     """Let udev read what is there now; with `again` enable units whose files were there already."""
     if again:
-        apply.Moves(coming=refresh.UNITS).settle(host)
+        UnitChanges(enable=refresh.UNITS).after_files(host)
     if host.live and host.which("udevadm"):
         host.run(("udevadm", "control", "--reload"), timeout=30.0)

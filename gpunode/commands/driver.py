@@ -30,6 +30,7 @@ from gpunode.packages.manager import (
     run_command,
     wait_for_others,
 )
+from gpunode.runtime.apply import engine_restart
 
 driver_app = typer.Typer(
     help="Plan and install the driver that the GPUs need.",
@@ -416,6 +417,7 @@ def _install(
     try:
         done = carry_out(
             job,
+            engine_restart(host, progress),
             lambda: plan.files,
             lambda run: _act(job, plan, again, run),
             lambda run: _give_up(job, latest[0], plan, present, run),

@@ -16,12 +16,13 @@ from gpunode.commands.session import verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable, UsageError
 from gpunode.host import Host
 from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, FileEdit, Journal, digest, lock_path
+from gpunode.host.transaction import LOCK_SECONDS, change_files, recover
 from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime import find
-from gpunode.runtime.apply import Past, change_files, past, take_back
+from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Active, Engine, Plan, Request
-from gpunode.runtime.removal import Original, cdi_users
-from gpunode.runtime.workflow import LOCK_SECONDS, Intent, RestartReport, RuntimeConfiguration, change, shown
+from gpunode.runtime.removal import Original, Past, cdi_users, past
+from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, shown
 
 journal_app = typer.Typer(
     help="What gpunode changed on this node.", no_args_is_help=True, rich_markup_mode=None
@@ -380,7 +381,7 @@ def _finish(host: Host, options: RollbackOptions, progress: Progress) -> Result 
         killed = _killed(journal, options.id)
         if not killed:
             return None
-        notes = take_back(host, options.restart_command, journal, progress)
+        notes = recover(host, journal, engine_restart(host, progress, options.restart_command))
     changes = tuple(
         Change(path, "restored" if host.exists(path) else "removed")
         for path in dict.fromkeys(file["path"] for entry in killed for file in entry.files)
@@ -398,7 +399,7 @@ def _files_only(host: Host, options: RollbackOptions, entry: Entry, progress: Pr
         host,
         "rollback",
         lambda: back().edits,
-        progress,
+        engine_restart(host, progress),
         context={"config": str(entry.manifest.get("config", ""))},
         named_units=entry.units,
         done=lambda: back().finish(journal),

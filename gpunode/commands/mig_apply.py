@@ -17,6 +17,7 @@ from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, lock_path
+from gpunode.host.transaction import LOCK_SECONDS, FilesChanged, change_files, uninterrupted
 from gpunode.kubernetes.access import Access
 from gpunode.mig import apply, node_labels
 from gpunode.mig.apply import HalfDone, Tools, carry_out
@@ -25,7 +26,7 @@ from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.session import MigSession
 from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
 from gpunode.output.result import Block, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
-from gpunode.runtime.apply import LOCK_SECONDS, FilesChanged, change_files, uninterrupted
+from gpunode.runtime.apply import engine_restart
 
 # After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and what to tell.
 
@@ -231,7 +232,7 @@ def _install(host: Host, chosen: mig_plan.Chosen, progress: Progress) -> FilesCh
         host,
         OPERATION,
         lambda: _edits(host, chosen),
-        progress,
+        engine_restart(host, progress),
         context={"label": chosen.label},
         named_units=(apply.UNIT,),
     )

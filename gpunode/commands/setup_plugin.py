@@ -13,12 +13,12 @@ from gpunode.facts.node import Node
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
+from gpunode.host.transaction import FilesChanged, UnitChanges, attempt, change_files
 from gpunode.output.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import OwnStatus, read_own_status
 from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit, hidden_program, unit_text
-from gpunode.runtime import apply
-from gpunode.runtime.apply import FilesChanged, change_files, uninterrupted
+from gpunode.runtime.apply import engine_restart
 
 if TYPE_CHECKING:
     from gpunode.commands.manifests import PluginOptions as Manifest
@@ -85,7 +85,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     commands = _commands(host, wanted_edit(host, options))
     if options.dry_run or not host.live:
         done = change_files(
-            host, OPERATION, lambda: (wanted_edit(host, options),), progress, dry_run=options.dry_run
+            host,
+            OPERATION,
+            lambda: (wanted_edit(host, options),),
+            engine_restart(host, progress),
+            dry_run=options.dry_run,
         )
         return _result(host, options, (done.edits[0],), commands, done.journal, "", done.notes)
     done = _change(host, options, progress)
@@ -139,26 +143,30 @@ def _change(host: Host, options: Options, progress: Progress) -> FilesChanged:
     def plan() -> tuple[FileEdit, ...]:
         return (wanted_edit(host, options),)
 
-    try:
-        return change_files(host, OPERATION, plan, progress, named_units=(UNIT,), activate=activate)
-    except BaseException:
+    def write() -> FilesChanged:
+        back = engine_restart(host, progress)
+        return change_files(host, OPERATION, plan, back, named_units=(UNIT,), activate=activate)
+
+    def restart(_error: BaseException) -> None:
         if restarted:
-            with uninterrupted():
-                host.run(("systemctl", "restart", UNIT), timeout=_SYSTEMCTL_SECONDS)
-        raise
+            host.run(("systemctl", "restart", UNIT), timeout=_SYSTEMCTL_SECONDS)
+
+    return attempt(write, restart)
 
 
 def _enable(host: Host, options: Options, progress: Progress) -> None:
     found = state(host)
-    try:
-        apply.Moves(coming=(UNIT,)).settle(host)
+
+    def enable() -> None:
+        UnitChanges(enable=(UNIT,)).after_files(host)
         _wait(host, options, progress)
-    except BaseException as error:
-        with uninterrupted():
-            _as_before(host, found)
+
+    def back(error: BaseException) -> None:
+        _as_before(host, found)
         if isinstance(error, DaemonError):
             raise RolledBackError(f"{error}; the service is as before", hint=_LOOK) from error
-        raise
+
+    attempt(enable, back)
 
 
 def _as_before(host: Host, found: UnitState | None) -> None:

@@ -18,6 +18,7 @@ from gpunode.facts.packages import locked
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, Entry, Journal, state_of
+from gpunode.host.transaction import half_done
 from gpunode.output.result import Block, Cell, Change, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.packages import toolkit
 from gpunode.packages.apply import CarriedOut, Job, Run, carry_out, edits_of, file_blocks, require_live
@@ -43,7 +44,7 @@ from gpunode.packages.repository import (
     wanted_repository,
 )
 from gpunode.packages.toolkit import PACKAGES, Goal, Steps, common_version
-from gpunode.runtime.apply import half_done
+from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.find import FINDERS
 
 LockOption = Annotated[
@@ -221,7 +222,9 @@ def install(host: Host, options: InstallOptions, progress: Progress) -> Result:
     job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_seconds, held)
     if not intent.file_changes and not intent.steps.commands and not intent.killed:
         return _report(intent, CarriedOut((), (), "", ()), before, dry_run=False)
-    done = carry_out(job, lambda: intent.file_changes, lambda run: _act(intent, run))
+    done = carry_out(
+        job, engine_restart(host, progress), lambda: intent.file_changes, lambda run: _act(intent, run)
+    )
     after = manager.installed(PACKAGES)
     return _report(intent, done, {name: after[name].installed for name in PACKAGES}, dry_run=False)
 
@@ -489,10 +492,11 @@ def _carry_out(
         for command in commands:
             run(command)
 
-    carry_out(job, lambda: (), act)
+    back = engine_restart(host, progress)
+    carry_out(job, back, lambda: (), act)
     now = {name: state.installed for name, state in manager.installed(PACKAGES).items()}
     rest = Job(host, manager, REMOVAL, progress, PACKAGES, now, stays=False)
-    carry_out(rest, lambda: files, lambda _run: None)
+    carry_out(rest, back, lambda: files, lambda _run: None)
 
 
 def _brought(host: Host, entries: Sequence[Entry]) -> Brought:

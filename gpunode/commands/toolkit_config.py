@@ -16,6 +16,7 @@ from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.toolkit import Key
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
+from gpunode.host.transaction import FilesChanged, change_files
 from gpunode.output.result import (
     Block,
     Cell,
@@ -29,7 +30,7 @@ from gpunode.output.result import (
     Table,
     Text,
 )
-from gpunode.runtime.apply import FilesChanged, change_files
+from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import decode
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
@@ -251,7 +252,9 @@ def _change(
         return (FileEdit(path, before, before if before is not None and after == text else after.encode()),)
 
     context = {"config": path, "settings": list(options.settings)}
-    done = change_files(host, OPERATION, plan, progress, context=context, dry_run=options.dry_run)
+    done = change_files(
+        host, OPERATION, plan, engine_restart(host, progress), context=context, dry_run=options.dry_run
+    )
     return _report(host, options, done, path, source, names)
 
 

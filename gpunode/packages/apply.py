@@ -6,13 +6,14 @@ What fails takes the packages back as far as the manager can, then the files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
-from gpunode.host.journal import Entry, FileEdit, Journal, lock_path
+from gpunode.host.journal import FileEdit, Journal
+from gpunode.host.transaction import BringBack, Transaction, attempt, begin, uninterrupted
 from gpunode.output.result import Block, Change, Diff, Progress, Style, Text
 from gpunode.packages.manager import (
     LOCKED,
@@ -27,7 +28,6 @@ from gpunode.packages.manager import (
     wait_for_others,
 )
 from gpunode.packages.repository import SUFFIX
-from gpunode.runtime.apply import LOCK_SECONDS, change_files, uninterrupted
 
 
 @dataclass(frozen=True)
@@ -78,57 +78,56 @@ def require_live(host: Host) -> None:
 
 def carry_out(
     job: Job,
+    bring_back: BringBack,
     files: Callable[[], Sequence[FileChange]],
     act: Callable[[Run], None],
     give_up: Callable[[Run], None] = lambda _run: None,
 ) -> CarriedOut:
     """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
 
+    `bring_back` is for what a killed run of another command left; see `host.transaction.begin`.
     `give_up` takes back first what only the caller knows of. Ctrl-C lets the command at work end, and stops
     before the next. An error that leaves packages changed says which. The journal tells before the first
     command what is to be done, also where there are no files: a run that is killed leaves packages that
     somebody must know of.
     """
-    work = _Work(job, act, give_up)
     wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
-    done = change_files(
-        job.host,
-        job.operation,
-        lambda: edits_of(job.host, files()),
-        job.progress,
-        context=work.context,
-        activate=work.activate,
-    )
-    journal = done.journal
-    if not journal:
-        with job.host.lock(lock_path(job.host), LOCK_SECONDS):
-            journal = work.without_files()
-    return CarriedOut(tuple(edit.change() for edit in done.edits), tuple(work.ran), journal, done.notes)
+    with begin(job.host, bring_back) as (journal, notes):
+        edits = edits_of(job.host, files())
+        work = _Work(job, journal, tuple(edit for edit in edits if edit.action != "unchanged"), act, give_up)
+        work.change.run(work.all_or_none)
+    entry = work.change.entry
+    changes = tuple(edit.change() for edit in edits)
+    return CarriedOut(changes, tuple(work.ran), entry.id if entry is not None else "", notes)
 
 
 class _Work:
     """The commands of one job: `ran` are those that succeeded, in order."""
 
-    def __init__(self, job: Job, act: Callable[[Run], None], give_up: Callable[[Run], None]) -> None:
-        self.job, self.act, self.give_up = job, act, give_up
-        self.ran: list[str] = []
-        self._started = self._ending = False
-        self._stopped_by = ""
-        self._journal = Journal.of(job.host)
-        self._entry: Entry | None = None
-        self._noting = False
-        self.context = {
-            **job.context,
+    def __init__(
+        self,
+        job: Job,
+        journal: Journal,
+        edits: tuple[FileEdit, ...],
+        act: Callable[[Run], None],
+        give_up: Callable[[Run], None],
+    ) -> None:
+        context = {
+            **{"engine": "", "units": [], **job.context},
             "packageManager": job.manager.name,
             "packages": dict(job.before),
             "stays": job.stays,
         }
+        self.change = Transaction(journal, job.operation, edits, context)
+        self.job, self.act, self.give_up = job, act, give_up
+        self.ran: list[str] = []
+        self._started = self._ending = False
+        self._stopped_by = ""
 
     def _run(self, command: Command) -> None:
         if self._stopped_by and not self._ending:
             raise KeyboardInterrupt(self._stopped_by)
-        if self._noting and self._entry is None:
-            self._entry = self._begin()
+        self.change.open()
         self._started = True
         job = self.job
         try:
@@ -147,10 +146,6 @@ class _Work:
         else:
             self.ran.append(command.text)
 
-    def _begin(self) -> Entry:
-        context = {"engine": "", "units": [], **self.context}
-        return self._journal.begin(self.job.operation, (), context)
-
     @contextmanager
     def _whole(self, command: Command) -> Iterator[None]:
         """It isn't interrupted, and whoever tries is told at once what comes of it."""
@@ -160,26 +155,25 @@ class _Work:
             if not self._ending:
                 self._stopped_by = name
                 then = "if a step is left after it, that isn't begun, and what was done is taken back"
-            self._told(name, f"{command.name} is left to end, half of it would be worse; {then}")
+            self._say(name, f"{command.name} is left to end, half of it would be worse; {then}")
 
         with uninterrupted(tell):
             yield
 
-    def _told(self, name: str, what: str) -> None:
+    def _say(self, name: str, what: str) -> None:
         with suppress(RuntimeError):  # it came while another line was being written
             self.job.progress.note(f"{'Ctrl-C' if name == 'SIGINT' else name}: {what}")
 
-    def activate(self) -> None:
+    def all_or_none(self) -> None:
         """All commands, or all packages as before."""
-        try:
-            self.act(self._run)
-        except BaseException as error:
-            self._ending = True
-            with uninterrupted(lambda name: self._told(name, "what was done is being taken back")):
-                self._take_back(error)
-            raise
+
+        def shield() -> AbstractContextManager[None]:
+            return uninterrupted(lambda name: self._say(name, "what was done is being taken back"))
+
+        attempt(lambda: self.act(self._run), self._take_back, shield)
 
     def _take_back(self, error: BaseException) -> None:
+        self._ending = True
         if not self._started:
             return
         try:
@@ -189,33 +183,24 @@ class _Work:
         try:
             _packages_back(self.job, self._run, error)
         except PackagesError as left:
-            if left.code == HALF_INSTALLED and self._entry is None:
+            if left.code == HALF_INSTALLED:
                 self._note_what_is_left()
             raise
 
     def _note_what_is_left(self) -> None:
-        """The files go back all the same, and their entry with them: a removal is to know of the packages."""
+        """A removal is to know of the packages, and files go back all the same, and their entry with them.
+
+        A removal that failed has removed nothing that the next one need not know of.
+        """
+        change = self.change
+        if not change.edits:
+            change.stays = self.job.stays
+            return
         try:
-            self._journal.mark(self._begin(), "committed" if self.job.stays else "rolled-back")
+            rest = change.journal.begin(change.operation, (), change.context)
+            change.journal.mark(rest, "committed" if self.job.stays else "rolled-back")
         except GpunodeError as trouble:
             self.job.progress.note(f"the journal doesn't know what is left: {trouble.message}")
-
-    def without_files(self) -> str:
-        """The same with an entry of its own, whose id it gives; empty if nothing ran. Needs the lock."""
-        self._noting = True
-        try:
-            self.activate()
-        except BaseException as error:
-            left = isinstance(error, PackagesError) and error.code == HALF_INSTALLED
-            if self._entry is not None:
-                # a removal that failed has removed nothing that the next one need not know of
-                self._journal.mark(self._entry, "committed" if left and self.job.stays else "rolled-back")
-            raise
-        if self._entry is None:
-            return ""
-        self._journal.mark(self._entry, "committed")
-        self._journal.prune()
-        return self._entry.id
 
 
 def edits_of(host: Host, files: Sequence[FileChange]) -> tuple[FileEdit, ...]:

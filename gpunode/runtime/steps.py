@@ -9,8 +9,9 @@ from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.child import module_argv
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal, lock_path
+from gpunode.host.transaction import LOCK_SECONDS, attempt, change_files
 from gpunode.output.result import Change, Progress, Step
-from gpunode.runtime.apply import LOCK_SECONDS, change_files
+from gpunode.runtime.apply import engine_restart
 
 _OPERATION = "doctor-fix"
 _SECONDS = 120.0  # an initramfs, or a daemon that takes its time to stop
@@ -50,7 +51,9 @@ def carry_out(host: Host, check: str, steps: Sequence[Step], progress: Progress)
         _note(host, check, shown)
         return CarriedOut((), shown)
     context = {"check": check, "commands": list(shown)}
-    done = change_files(host, _OPERATION, plan, progress, context=context, activate=activate)
+    done = change_files(
+        host, _OPERATION, plan, engine_restart(host, progress), context=context, activate=activate
+    )
     if not done.journal:  # the files were as they should be already
         activate()
     return CarriedOut(tuple(edit.change() for edit in done.edits), shown, done.journal, done.notes)
@@ -67,16 +70,19 @@ def _note(host: Host, check: str, commands: tuple[str, ...]) -> None:
 
 def _run(host: Host, steps: Sequence[Step], progress: Progress) -> None:
     made: list[str] = []
-    try:
+
+    def each() -> None:
         for step in steps:
             if step.link:
-                made += _link(host, step)
+                made.extend(_link(host, step))
             else:
                 _call(host, step.argv, progress)
-    except BaseException:
+
+    def back(_error: BaseException) -> None:
         for path in made:
             host.remove(path)
-        raise
+
+    attempt(each, back)
 
 
 def _link(host: Host, step: Step) -> list[str]:

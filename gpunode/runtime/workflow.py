@@ -7,12 +7,12 @@ others back as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit, Journal, lock_path
+from gpunode.host.journal import FileEdit, Journal
+from gpunode.host.transaction import attempt, begin
 from gpunode.output.result import Block, Change, Diff, ExitCode, Progress, Result, Style, Text
 from gpunode.runtime import find
 from gpunode.runtime.apply import (
@@ -20,9 +20,8 @@ from gpunode.runtime.apply import (
     Job,
     apply,
     ask_if_up,
-    half_done,
+    engine_restart,
     restarter_of,
-    take_back,
     take_back_all,
 )
 from gpunode.runtime.engine import Active, Engine, Plan, Request, Wanted, refuse
@@ -167,7 +166,6 @@ def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> 
     return [Text(f"not done yet, run{where}: {command}", Style.WARN), Text(f"  {restart.reason}", Style.DIM)]
 
 
-LOCK_SECONDS = 30.0
 # Their answer decides about the verb, and so about running containers, even where files change. The others
 # restart then whatever they say, and asking takes time.
 _ASKED_ANYWAY = ("docker", "crio")
@@ -214,15 +212,10 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
     Nothing is locked or written in a dry run.
     """
     find.check_names(request.runtimes)
-    journal = Journal.of(host)
     if not request.dry_run:
         _require_rights(host, request)
-    with nullcontext() if request.dry_run else host.lock(lock_path(host), LOCK_SECONDS):
-        notes = (
-            half_done(host, journal)
-            if request.dry_run
-            else take_back(host, request.restart_command, journal, progress)
-        )
+    back = engine_restart(host, progress, request.restart_command)
+    with begin(host, back, dry_run=request.dry_run) as (journal, notes):
         engines = find.engines(host, request)
         intents = tuple(prepare(engines, journal))
         tasks = tuple(_task(host, request, *one) for one in zip(engines, intents, strict=True))
@@ -266,14 +259,14 @@ def _carry_out(
         own = task.plan.own
         checked.append(task.engine.validate(own, task.intent.expected) if own.changed else ())
     done: list[tuple[Job, Applied]] = []
-    try:
+
+    def each() -> None:
         for task in tasks:
             job = _job(host, request, task, progress)
             acts = task.plan.changed or (task.plan.verb != "none" and job.restarter is not None)
             done.append((job, apply(job, journal) if acts else Applied(active=task.active)))
-    except BaseException as error:
-        take_back_all(done, journal, error)
-        raise
+
+    attempt(each, lambda error: take_back_all(done, journal, error))
     for task, (_, applied) in zip(tasks, done, strict=True):
         if applied.journal or applied.performed:
             task.intent.done()

@@ -361,8 +361,8 @@ def test_a_name_that_is_no_label_is_refused(mig_node: MigMaker, api: ApiServer, 
 
 def test_the_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for the lock that whoever enables it holds."""
+    from gpunode.host import transaction
     from gpunode.host.process import Completed
-    from gpunode.runtime import apply
 
     ran: list[tuple[str, ...]] = []
 
@@ -371,8 +371,8 @@ def test_the_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) ->
             ran.append(tuple(argv))
             return Completed(tuple(argv), 0, "", "")
 
-    monkeypatch.setattr(apply, "_acts", lambda _host: True)
-    apply.Moves(coming=("gpunode-mig.service", "a.service")).settle(Recording())
+    monkeypatch.setattr(transaction, "_acts", lambda _host: True)
+    transaction.UnitChanges(enable=("gpunode-mig.service", "a.service")).after_files(Recording())
     assert ran == [
         ("systemctl", "daemon-reload"),
         ("systemctl", "enable", "--now", "a.service"),

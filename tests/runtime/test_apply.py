@@ -19,11 +19,12 @@ import pytest
 from gpunode.errors import ConfigError, DaemonError, PreconditionError, RolledBackError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.processes import Process
-from gpunode.host import Host
+from gpunode.host import Host, transaction
 from gpunode.host.journal import FileEdit, Journal
+from gpunode.host.transaction import recover, uninterrupted
 from gpunode.output.render import SilentProgress
 from gpunode.runtime import apply as apply_module
-from gpunode.runtime.apply import Job, apply, recover, take_back_all, uninterrupted
+from gpunode.runtime.apply import Job, apply, take_back_all
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, Handler, Plan, Request, Unwanted, Wanted, refuse
 from gpunode.runtime.restart import Restarter
@@ -286,7 +287,7 @@ def test_a_file_that_is_not_restored_after_a_failed_reload_is_named_with_both_er
     host: Host, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit = FileEdit("/etc/docker/daemon.json", b"old", b"new", undo=b"forget")
-    write = apply_module.write
+    write = transaction.write
 
     def full(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
         if expect == b"forget":

@@ -16,8 +16,8 @@ import pytest
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
-from gpunode.output.render import SilentProgress
-from gpunode.runtime import apply
+from gpunode.host.transaction import change_files
+from gpunode.runtime import removal
 
 OTHER = 61001
 # the system calls of Python between which another process can act
@@ -224,12 +224,12 @@ def test_a_private_file_in_a_shared_directory_stays_private_and_is_restored(
             raise PreconditionError("refused")
 
     with suppress(PreconditionError):
-        apply.change_files(host, "test", lambda: [edit], SilentProgress(), activate=look)
+        change_files(host, "test", lambda: [edit], lambda _entry: None, activate=look)
     assert seen == [(file[2], "after")]
     if not fails:
-        past = apply.past(host, journal, journal.committed())
-        apply.change_files(
-            host, "rollback", lambda: past.edits, SilentProgress(), done=lambda: past.finish(journal)
+        past = removal.past(host, journal, journal.committed())
+        change_files(
+            host, "rollback", lambda: past.edits, lambda _entry: None, done=lambda: past.finish(journal)
         )
     found = path.stat()
     assert (path.read_text(), found.st_uid, found.st_gid, found.st_mode & 0o7777) == ("before", *file)
