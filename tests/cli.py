@@ -104,8 +104,8 @@ def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _forked() -> ForkedCli:
     """The one for this run of pytest; it ends with it."""
-    from tests.integration.forked_cli import ForkedCli
+    from tests.integration.forked_cli import ForkedCli, every_module
 
-    made = ForkedCli(environ=_FIRST)
+    made = ForkedCli(environ=_FIRST, modules=every_module())
     atexit.register(made.__exit__, None, None, None)
     return made

@@ -21,14 +21,8 @@ from fixtures.newer_engines import Unavailable, search_path, sources
 from tests.integration import driver_namespace
 from tests.integration.conftest import path_of, refuse_for, require
 from tests.integration.corpus_cells import Cell, Judge, explain
-from tests.integration.forked_cli import ForkedCli
+from tests.integration.forked_cli import ForkedCli, every_module
 
-_BOTH = ("gpunode.commands.configure_runtime", "gpunode.commands.configure_runtime", "gpunode.facts.cdi")
-MODULES = {
-    "containerd": (*_BOTH, "gpunode.runtime.containerd", "gpunode.runtime.toml_edit"),
-    "docker": (*_BOTH, "gpunode.runtime.docker"),
-}
-"""What most of the thousands of runs import, a third of their time."""
 RECORDS = os.environ.get("GPUNODE_RECORD_CORPUS") == "1"
 Key = tuple[str, Case, str]
 # in memory: gpunode syncs what it writes, and a thousand times on a disk takes minutes
@@ -106,7 +100,7 @@ def table(engine: str, judge: Callable[[str], Judge]) -> Iterator[Table]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpn-driver-")))
         prefix = driver_namespace.enter(directory)
         problem = driver_namespace.problem(prefix)
-        cli = stack.enter_context(ForkedCli(() if problem else prefix, modules=MODULES[engine]))
+        cli = stack.enter_context(ForkedCli(() if problem else prefix, modules=every_module()))
         made = Table(engine, judge, cli, problem)
         stack.callback(made.close)
         yield made

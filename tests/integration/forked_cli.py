@@ -2,8 +2,8 @@
 
 A process of its own imports gpunode once; each run is a fork of it that has its own environment, directory,
 streams and exit code, parses the same argument list as ``python -m gpunode`` would and ends as that does. The
-process has one thread, so that forking it is safe; pytest's own may have more. Of gpunode only what every
-command line loads is imported before: a command still imports its own modules, in its own order.
+process has one thread, so that forking it is safe; pytest's own may have more. Where it starts many commands, it
+imports all of gpunode first (`every_module`), because the imports of one command take longer than its work.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ SECONDS = PATIENCE
 LIBRARIES = ("grpc", "rich.table", "tomlkit", "yaml", "httpx2", "lightkube")
 """Of others, and slow to import. No more than imported: gRPC's threads come with a child's first channel. The
 last ones are an extra's, which may not be there."""
+
+
+def every_module() -> list[str]:
+    """The names of gpunode's modules."""
+    files = (path.relative_to(REPOSITORY) for path in REPOSITORY.glob("gpunode/**/*.py"))
+    names = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
+    return sorted(names - {"gpunode.__main__"})
 
 
 class ForkedCli:

@@ -54,9 +54,9 @@ def alone() -> tuple[str, ...]:
 @functools.cache
 def _alone_cli() -> ForkedCli:
     """gpunode for all that is to be run there; it ends with this run of pytest."""
-    from tests.integration.forked_cli import ForkedCli
+    from tests.integration.forked_cli import ForkedCli, every_module
 
-    made = ForkedCli(alone(), clean_environment())
+    made = ForkedCli(alone(), clean_environment(), every_module())
     atexit.register(made.__exit__, None, None, None)
     return made
 
