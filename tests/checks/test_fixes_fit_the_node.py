@@ -250,6 +250,7 @@ def contradictions(node, command):
 
 
 @pytest.mark.parametrize("name", names())
+@pytest.mark.full
 def test_no_offered_command_contradicts_its_machine(name, tmp_path):
     node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
     wrong = {
@@ -262,6 +263,7 @@ def test_no_offered_command_contradicts_its_machine(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", names())
+@pytest.mark.full
 def test_a_page_has_one_first_step(name, tmp_path):
     """The page's own data says the same, and a reboot is first only where it breaks nothing."""
     result = doctor.run(recorded_host(name, tmp_path), doctor.Options(**options(name)), SilentProgress())

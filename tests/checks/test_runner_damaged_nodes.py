@@ -18,6 +18,8 @@ from gpunode.host.recording import RECORDING
 from gpunode.output.render import Color, Output, SilentProgress, plain_lines, render
 from gpunode.output.result import FindingStatus
 
+pytestmark = pytest.mark.full
+
 BASE = machine("cdi-spec-fits")
 PATHS = sorted(BASE["files"])
 GARBAGE = st.one_of(

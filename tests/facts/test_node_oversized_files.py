@@ -72,6 +72,7 @@ def test_the_doctor_names_the_file_and_reads_no_more_than_the_limit(
 
 
 @pytest.mark.parametrize("name", ["healthy-h100", "healthy-crio", "healthy-suse-kubelet", "healthy-k3s"])
+@pytest.mark.full
 def test_any_file_that_is_too_large_is_one_finding_that_names_it(tmp_path: Path, name: str) -> None:
     """Checks that need the file are skipped, whichever of the machine's files it is."""
     root = build_machine(machine(name), tmp_path / "m")

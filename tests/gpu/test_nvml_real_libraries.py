@@ -14,6 +14,8 @@ from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from tests.cli import gpunode
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):

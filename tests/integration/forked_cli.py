@@ -2,8 +2,8 @@
 
 A process of its own imports gpunode once; each run is a fork of it that has its own environment, directory,
 streams and exit code, parses the same argument list as ``python -m gpunode`` would and ends as that does. The
-process has one thread, so that forking it is safe; pytest's own may have more. Where it starts many commands, it
-imports all of gpunode first (`every_module`), because the imports of one command take longer than its work.
+process has one thread, so that forking it is safe; pytest's own may have more. Where many commands run, it
+imports all of gpunode first (`every_module`), because a command's imports take longer than its work.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from gpunode.output.render import SilentProgress
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.warm_child import WarmChild
 
+pytestmark = pytest.mark.full
+
 HOPPER = ("all-disabled", "all-enabled", "all-1g", "all-balanced", "media", "roomy", "parts", "first-whole")
 PLAIN = ("all-disabled", "all-enabled", "all-1g", "all-balanced")
 PROFESSIONAL = (*PLAIN, "all-media", "graphics")

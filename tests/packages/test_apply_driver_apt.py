@@ -24,6 +24,8 @@ from tests.packages.driver_node import (
     make_packages,
 )
 
+pytestmark = pytest.mark.full
+
 BLACKLIST = "/etc/modprobe.d/blacklist-nouveau.conf"
 GOOD = f"echo kernel/nvidia-580srv-open/nvidia.ko: >> {MODULES}/modules.dep\n"
 BUILT_NOTHING = "true\n"

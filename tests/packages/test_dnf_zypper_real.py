@@ -11,6 +11,8 @@ import pytest
 from tests.packages.apt_root import PACKAGES
 from tests.packages.rpm_root import NEEDED, OTHERS, make_rpm_repository, make_rpm_root
 
+pytestmark = pytest.mark.full
+
 OLDER, NEWEST = (dict.fromkeys(PACKAGES, version) for version in ("1.19.0-1", "1.20.0-1"))
 OURS = ("nvidia-container-toolkit.repo", "RPM-GPG-KEY-nvidia-container-toolkit")
 

@@ -15,6 +15,8 @@ import pytest
 from fixtures.stubs import have_compiler
 from tests.plugin.nodes import eventually
 
+pytestmark = pytest.mark.full
+
 PEER = f"{sys.executable} -m tests.plugin.placement.tiny_peer {{kubelet_socket}}"
 SMALL = ("--rounds", "24", "--starts", "1", "--idle-seconds", "0.3", "-o", "json")
 GENEROUS = 10.0  # times the limit: a test machine may be as busy as it likes

@@ -9,6 +9,8 @@ import pytest
 from tests.gpu.test_nvml_real_libraries import libraries  # noqa: F401 - a fixture
 from tests.plugin.serving import kubelet
 
+pytestmark = pytest.mark.full
+
 
 def test_the_missing_driver_is_named_and_waited_for(
     libraries: dict[str, str],  # noqa: F811

@@ -31,7 +31,7 @@ from tests.plugin.serving import kubelet
 from tests.plugin.test_watch_discovery import Sink
 from tests.warm_child import ForkedPopen
 
-pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")]
 SICK, OTHER, GPUS = 1, 2, 4
 FUNCTION_NOT_FOUND, UNKNOWN_ERROR = 13, 999
 LINK_QUESTIONS = {

@@ -22,7 +22,7 @@ from gpunode.host import Host
 from tests.cli import Ran
 from tests.integration import driver_namespace
 from tests.integration.conftest import refuse_for
-from tests.integration.forked_cli import ForkedCli
+from tests.integration.forked_cli import ForkedCli, every_module
 
 CANARY = "kanarienvogel4711"
 MALLORY, VICTIM = 61001, 61002
@@ -123,7 +123,7 @@ def stage(cast: str) -> Iterator[Stage]:
         refuse_for([f"a mount namespace with overlayfs ({problem})"] if problem else [])
         _prepare(directory)
         boot = ("sh", "-c", _BOOT, "sh", f"{name}/pci", sys.executable, "-m", "tests.security.stage")
-        with ForkedCli((*prefix, *boot, name, cast)) as cli:
+        with ForkedCli((*prefix, *boot, name, cast), modules=every_module()) as cli:
             assert cli.program("true", env={}).code == 0
             yield Stage(directory, cli)
 

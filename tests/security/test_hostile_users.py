@@ -16,6 +16,8 @@ from tests.cli import Ran
 from tests.security.healthy import VERSION
 from tests.security.stage import CANARY, MALLORY, Stage, stage
 
+pytestmark = [pytest.mark.xdist_group("hostile_users"), pytest.mark.full]
+
 _DRY = ("--dry-run",)
 _RUNTIMES = ("auto", "docker", "containerd", "crio", "podman")
 _ENGINES = tuple(("--runtime", name) for name in _RUNTIMES)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
@@ -13,6 +14,8 @@ from gpunode.plugin.config.file import by_key, known_keys, read_file
 from gpunode.plugin.config.options import Option
 from gpunode.plugin.config.resolve import told
 from tests.plugin.config.resolving import FILES, sources
+
+pytestmark = pytest.mark.full
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Document = tuple[dict[str, Any], list[Option]]

@@ -20,7 +20,7 @@ from tests.plugin.nodes import children, eventually, texts
 from tests.plugin.observe.node import GPU, LISTEN, QUICK, port_of, scrape, value
 from tests.plugin.serving import Serving, Start, kubelet
 
-pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")]
 
 
 @pytest.fixture
