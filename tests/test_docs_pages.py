@@ -176,3 +176,4 @@ def test_the_image_is_made_of_what_is_there() -> None:
     assert {project["readme"], *project["license-files"], "pyproject.toml", "gpunode"} == set(copied)
     (extras,) = re.findall(r"/src\[([\w,]+)\]", "\n".join(lines))
     assert set(extras.split(",")) == {"metrics"} <= set(project["optional-dependencies"])
+    assert any(one.startswith("lightkube") for one in project["dependencies"]), "for labels and MIG's state"

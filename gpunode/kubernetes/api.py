@@ -36,7 +36,7 @@ _LISTS = (("metadata", "ownerReferences"), ("metadata", "managedFields"))
 
 
 def is_object(one: Any) -> bool:
-    """Whether an answer has the shape of an object with a name, as far as we lean on it; null is nothing."""
+    """Whether an answer is an object with a name, and the parts that gpunode reads have their types."""
     parts = (
         {key: one.get(key) or {} for key in ("metadata", "spec", "status")} if isinstance(one, dict) else {}
     )
@@ -52,7 +52,7 @@ def is_object(one: Any) -> bool:
 
 
 class ClusterError(GpunodeError):
-    """The API server said no, or nothing; `status` is HTTP's number, 0 without an answer."""
+    """The API server refused or did not answer; `status` is that of HTTP, 0 without an answer."""
 
     default_code = "kubernetes"
 
@@ -77,14 +77,14 @@ class NoAccess(ClusterError):
 
 
 class Unauthorized(ClusterError):
-    """401: the token or certificate has expired, or was never this server's."""
+    """401: the token or certificate has expired, or is another server's."""
 
     default_code = "kubernetes-unauthorized"
     default_exit_code = ExitCode.PRECONDITION
 
 
 class Forbidden(ClusterError):
-    """403: who we are may not do this."""
+    """403: this account may not do it."""
 
     default_code = "kubernetes-forbidden"
     default_exit_code = ExitCode.PRECONDITION
@@ -98,21 +98,21 @@ class NotFound(ClusterError):
 
 
 class Conflict(ClusterError):
-    """409: it was changed meanwhile, or it exists already (`code` is kubernetes-exists then)."""
+    """409: another client has changed it, or it exists already (`code` is kubernetes-exists then)."""
 
     default_code = "kubernetes-conflict"
 
 
 class Invalid(ClusterError):
-    """400, 415 or 422: what was sent isn't taken. Also a patch whose `test` no longer holds."""
+    """400, 415 or 422: the server rejects the content, or a `test` of the patch no longer holds."""
 
     default_code = "kubernetes-invalid"
 
 
 class Unavailable(ClusterError):
-    """429 or 5xx: the server is there and can't now. `retry_after` seconds, where it said so.
+    """429 or 5xx: the server is overloaded. `retry_after` seconds, where it said so.
 
-    `sent`: a 5xx other than 503 for a change, as whoever stands between gives it though the server took it.
+    `sent`: a 5xx other than 503 for a change: a load balancer may send it though the server made the change.
     """
 
     default_code = "kubernetes-unavailable"
@@ -123,8 +123,8 @@ class Unavailable(ClusterError):
 class Unreachable(ClusterError):
     """No connection, none that TLS trusts, or none that lasted until the answer.
 
-    `sent`: a change may have reached the server, so whether it was carried out can't be told. `lasting`: no
-    waiting mends it, as when TLS trusts no certificate.
+    `sent`: a change may have reached the server, so it is unknown whether it was made. `lasting`: waiting
+    doesn't help, as when TLS doesn't trust the certificate.
     """
 
     default_code = "kubernetes-unreachable"

@@ -1,7 +1,7 @@
-"""Changing an object by one patch until it holds, whatever happens on the way.
+"""Changes in the cluster: one JSON patch with retries, and objects that are created all or not at all.
 
-A patch tests what it replaces (`map_patch`), so it may be sent again: had the first one been carried out and
-only its answer been lost, the second look finds nothing left to do.
+A patch tests what it replaces (`map_patch`), so it may be sent again: if the first one was carried out and
+only its answer was lost, there is nothing left to do when the object is read again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Changed:
-    """The object as it was right before the change and as it is now, and the patch that was sent last; empty
-    if none."""
+    """The object right before the change and after it, and the patch that was sent last; empty if none."""
 
     before: Json
     after: Json
@@ -75,7 +74,7 @@ def change(
     """
     now: Json = {}
     started = host.monotonic()
-    lost: tuple[Json, Patch] | None = None  # a patch of which we don't know what became, and what it was for
+    lost: tuple[Json, Patch] | None = None  # a patch with an unknown result, and the object it was for
     for attempt in range(ATTEMPTS):
         patch: Patch = ()
         try:
@@ -84,17 +83,17 @@ def change(
             if not patch:
                 return Changed(lost[0], now, lost[1]) if lost else Changed(now, now, ())
             if lost is not None and _aims(patch) != _aims(lost[1]):
-                return Changed(lost[0], send(patch), patch)  # it was made, and some of it is to be made again
+                return Changed(lost[0], send(patch), patch)  # it was made, and another client undid a part
             return Changed(now, send(patch), patch)
         except ClusterError as error:
             if isinstance(error, Unreachable | Unavailable) and error.sent:
                 lost = lost or (now, patch)
             if not _worth_another(error, read, now):
-                raise _told(error, lost[1] if lost else ()) from error
+                raise _with_outcome(error, lost[1] if lost else ()) from error
             try:
                 _wait(host, progress, error, attempt, started)
             except ClusterError as last:
-                raise _told(last, lost[1] if lost else ()) from error
+                raise _with_outcome(last, lost[1] if lost else ()) from error
         except KeyboardInterrupt:
             if patch or lost:
                 progress.note(f"stopped: {_unknown(lost[1] if lost else patch)}")
@@ -103,13 +102,13 @@ def change(
 
 
 def _aims(patch: Patch) -> list[tuple[str, str]]:
-    """What it is to come to, whatever there was: path and value of each step."""
+    """The result of a patch whatever there was before: path and value of each step."""
     return [(str(one["path"]), repr(one.get("value"))) for one in patch if one["op"] != "test"]
 
 
 def _worth_another(error: ClusterError, read: Callable[[], Json], seen: Json) -> bool:
-    """A conflict, a busy server or a lost answer; and a refused patch, if the object has changed since: then
-    it was a test of ours that failed, and not the value."""
+    """A conflict, a busy server or a lost answer; and a rejected patch, if the object has changed since: then
+    a test in it failed, and the value may be right."""
     if not isinstance(error, Invalid):
         return isinstance(error, Conflict | Unavailable | Unreachable)
     try:
@@ -124,7 +123,7 @@ def _version(node: Json) -> Any:
 
 
 def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int, started: float) -> None:
-    """Wait before the next attempt. Raise `error` after the last one, and if waiting can't help."""
+    """Wait before the next attempt. Raise `error` after the last one, and if waiting doesn't help."""
     if attempt + 1 >= ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
         raise error
     asked = error.retry_after if isinstance(error, Unavailable) else 0.0
@@ -135,25 +134,25 @@ def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int, sta
     host.sleep(pause)
 
 
-def _told(error: ClusterError, lost: Patch) -> ClusterError:
-    """The last error, with what is known of the change; `lost` is the patch of which it isn't known."""
+def _with_outcome(error: ClusterError, lost: Patch) -> ClusterError:
+    """The last error, with what is known of the change; `lost` is the patch with an unknown result."""
     outcome = _unknown(lost) if lost else "nothing was changed"
     error.hint = f"{outcome}; {error.hint}" if error.hint else outcome
     return error
 
 
 def _unknown(patch: Patch) -> str:
-    """With what the patch replaces: if it was made, the next run finds nothing to do and so no way back."""
-    there = [
+    """With the values that the patch replaces: if it was made, the next run has nothing to undo."""
+    before = [
         f"{_key(one['path'])} was {_short(one['value'])}"
         for one in patch
         if one["op"] == "test" and one["path"] != "/metadata/resourceVersion"
     ]
-    return f"{_UNKNOWN}; before, {', '.join(there)}" if there else _UNKNOWN
+    return f"{_UNKNOWN}; before, {', '.join(before)}" if before else _UNKNOWN
 
 
 def _key(path: str) -> str:
-    """The last part of a JSON pointer; see `patches.pointer`."""
+    """The last part of a JSON pointer; see `pointer`."""
     return path.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
 
 
@@ -162,11 +161,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-# What changes on a node, as a JSON patch (RFC 6902) that only holds for the node that was looked at.
-#
-# Every patch tests what it replaces: the old value where there was one, the node's version where there was
-# none (RFC 6902 can't test for absence). A node that somebody else changed meanwhile refuses the whole patch,
-# and it is made anew. Pure: from a node, as the server gives it, to operations.
+# --- patches ----------------------------------------------------------------------------------------------
+# JSON patches (RFC 6902) for one version of an object. Every patch tests what it replaces: the old value
+# where there was one, the object's version where there was none (RFC 6902 can't test for absence). If another
+# client has changed the object, the server rejects the whole patch and a new one is computed.
 
 _QUANTITY = re.compile(r"([0-9]{1,18})(|k|Ki|[MGTPE]i?|[eE][0-9]{1,2})")
 
@@ -176,18 +174,18 @@ def pointer(*parts: str) -> str:
     return "".join(f"/{part.replace('~', '~0').replace('/', '~1')}" for part in parts)
 
 
-def label_patch(node: Json, wanted: Mapping[str, str | None]) -> list[dict[str, Any]]:
-    """Operations that make `wanted` true: a value to set, None to take away; empty if it is so already."""
-    return map_patch(node, ("metadata", "labels"), wanted)
+def label_patch(node: Json, labels: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """Operations that set these labels, or remove those with None; empty if nothing differs."""
+    return map_patch(node, ("metadata", "labels"), labels)
 
 
 def capacity_patch(node: Json, resource: str, count: int | None) -> list[dict[str, Any]]:
-    """For the subresource status: how many of `resource` the node has; None takes the entry out.
+    """For the subresource status: how many of `resource` the node has; None removes the entry.
 
-    The kubelet copies it to allocatable when it next looks.
+    The kubelet copies it to allocatable at its next status update.
     """
-    there = strings(node, ("status", "capacity")).get(resource)
-    if there is not None and whole(there) == count:
+    current = strings(node, ("status", "capacity")).get(resource)
+    if current is not None and whole(current) == count:
         return []
     value = None if count is None else str(count)
     return map_patch(node, ("status", "capacity"), {resource: value})
@@ -196,24 +194,24 @@ def capacity_patch(node: Json, resource: str, count: int | None) -> list[dict[st
 def whole(quantity: str) -> int | None:
     """A number of devices as the API server writes it (Kubernetes, resource.Quantity): 1000 comes back as
     ``1k``. None for what isn't a whole number."""
-    found = _QUANTITY.fullmatch(quantity)
-    if found is None:
+    match = _QUANTITY.fullmatch(quantity)
+    if match is None:
         return None
-    number, suffix = int(found[1]), found[2]
+    number, suffix = int(match[1]), match[2]
     if suffix[1:].isdigit():
         return number * int(10 ** int(suffix[1:]))
     power = " kMGTPE".index(suffix[0].lower() if suffix[0] == "K" else suffix[0]) if suffix else 0
     return number * int((1024 if suffix.endswith("i") else 1000) ** power)
 
 
-def map_patch(node: Json, at: tuple[str, ...], wanted: Mapping[str, str | None]) -> list[dict[str, Any]]:
-    """The same for any map of strings in an object."""
-    there = strings(node, at)
+def map_patch(node: Json, at: tuple[str, ...], values: Mapping[str, str | None]) -> list[dict[str, Any]]:
+    """As `label_patch`, for any map of strings in an object."""
+    current = strings(node, at)
     tests: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     adds = False
-    for key, value in sorted(wanted.items()):
-        old, path = there.get(key), pointer(*at, key)
+    for key, value in sorted(values.items()):
+        old, path = current.get(key), pointer(*at, key)
         if old == value:
             continue
         if old is not None:
@@ -234,19 +232,17 @@ def labels_of(node: Json) -> dict[str, str]:
 
 def strings(node: Json, at: tuple[str, ...]) -> dict[str, str]:
     """A map of strings in an object; empty if there is none."""
-    found = _at(node, at)
-    if not isinstance(found, Mapping):
-        return {}
-    return {str(key): str(value) for key, value in found.items()}
+    values = _at(node, at)
+    return {str(key): str(value) for key, value in values.items()} if isinstance(values, Mapping) else {}
 
 
 def writer_of(node: Json, resource: str) -> str:
-    """Who last gave a resource's capacity its value, by the server's own record; empty if it isn't told.
+    """The manager that last set a resource's capacity, by the server's own record; empty if unknown.
 
     managedFields name the manager of each field (Kubernetes, Server-Side Apply); a kubelet is "kubelet".
     """
-    found = _at(node, ("metadata", "managedFields"))
-    for entry in found if isinstance(found, list) else ():
+    entries = _at(node, ("metadata", "managedFields"))
+    for entry in entries if isinstance(entries, list) else ():
         fields = _at(entry, ("fieldsV1", "f:status", "f:capacity")) if isinstance(entry, dict) else None
         if isinstance(fields, Mapping) and f"f:{resource}" in fields:
             return str(entry.get("manager") or "")

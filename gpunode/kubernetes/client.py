@@ -95,6 +95,7 @@ class Cluster:
         self.options = connection.options
         self.namespace = connection.namespace
         self.node = connection.node
+        self._proxy = shown_url(connection.proxy)
         self._unauthorized = unauthorized
         # TLS, tokens and certificates are the transport's
         user = User(username=connection.user.username, password=connection.user.password)
@@ -246,12 +247,14 @@ class Cluster:
             said = "the connection was cut"
         distrust = _distrust(error)
         distrusted = distrust is not None or "CERTIFICATE_VERIFY_FAILED" in said
-        hint = self._look()
+        hint, through = self._look(), f" through the proxy {self._proxy}" if self._proxy else ""
+        if self._proxy and not sent:
+            hint = f"set proxy-url in {self.source} or HTTPS_PROXY; NO_PROXY lists servers without a proxy"
         if distrusted:
             hint = _DISTRUST.get(distrust or 0, _UNSIGNED).format(source=self.source)
             hint = _NO_PROXY if self.source == "--server" else hint
         after = " before its answer was whole" if sent and changes else ""
-        explained = Unreachable(f"can't {what}: {self.server}{after}: {said}", hint=hint)
+        explained = Unreachable(f"can't {what}: {self.server}{through}{after}: {said}", hint=hint)
         explained.sent, explained.lasting = sent and changes, distrusted
         return explained
 
@@ -450,6 +453,9 @@ class Unbounded(ValueError):
 class _Limits:
     """What is left of the time and size of one response. httpx limits only the time for each piece, so a
     server that sends a byte now and then would be waited for without end."""
+
+    def __init__(self) -> None:
+        self.restart(None)
 
     def restart(self, seconds: float | None) -> None:
         self._bytes = MAX_BYTES

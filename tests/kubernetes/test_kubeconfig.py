@@ -1,15 +1,18 @@
-"""What goes over the wire: names, exchanged certificates and tokens, on whose behalf, by which proxy."""
+"""Connections and what they send: names, exchanged certificates and tokens, impersonation, proxies."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from gpunode.kubernetes.client import Cluster
 from gpunode.kubernetes.kubeconfig import Certificate, client_certificate
 from tests.cluster import ADVERTISE, Gpunode, capacity
 from tests.kubernetes.test_access import edited
+from tests.waiting import PATIENCE
 
 Open = Callable[..., Cluster]
 
@@ -291,3 +295,63 @@ def test_a_machine_whose_node_has_another_name_is_told_it(api: ApiServer, run: G
     assert (done.code, "this machine is the node gpu-1: add --node gpu-1" in done.err) == (3, True)
     api.faults.append(Fault("GET", "/nodes", "status", 99, 403, "Forbidden", after=1))
     assert "kubectl get nodes" in run(*ADVERTISE, NODE_NAME="nowhere").err
+
+
+class Tunnel(BaseHTTPRequestHandler):
+    """A proxy that carries CONNECT to any server, for one name and password."""
+
+    def do_CONNECT(self) -> None:
+        if self.headers.get("Proxy-Authorization") != f"Basic {base64.b64encode(b'me:secret').decode()}":
+            self.send_error(407)
+            return
+        host, _, port = self.path.rpartition(":")
+        with socket.create_connection((host, int(port))) as there:
+            self.send_response(200)
+            self.end_headers()
+            back = Thread(target=carry, args=(there, self.connection), daemon=True)
+            back.start()
+            carry(self.connection, there)
+            back.join(PATIENCE)
+        self.close_connection = True
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is printed."""
+
+
+def carry(source: socket.socket, to: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            to.sendall(data)
+        to.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+@pytest.fixture
+def tunnel() -> Iterator[str]:
+    """A proxy's host and port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tunnel) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(PATIENCE)
+
+
+def test_a_proxy_with_a_password(api: ApiServer, opened: Open, tunnel: str) -> None:
+    cluster = opened(edited(kubeconfig(api), cluster={"proxy-url": f"http://me:secret@{tunnel}"}))
+    assert cluster.get("Node", "gpu-1")["metadata"]["name"] == "gpu-1"
+    cluster.close()
+
+
+@pytest.mark.parametrize(("user", "says"), [("me:wrong@", "407"), ("", "407")])
+def test_a_proxy_that_refuses_is_named(
+    api: ApiServer, opened: Open, tunnel: str, user: str, says: str
+) -> None:
+    cluster = opened(edited(kubeconfig(api), cluster={"proxy-url": f"http://{user}{tunnel}"}))
+    with pytest.raises(Unreachable, match=says) as caught:
+        cluster.get("Node", "gpu-1")
+    assert f"through the proxy http://{tunnel}: 407" in caught.value.message
+    assert "HTTPS_PROXY" in caught.value.hint
+    assert not caught.value.sent
+    assert api.asked == []
