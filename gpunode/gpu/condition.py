@@ -14,8 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from gpunode.gpu.child import Parent
@@ -35,7 +34,8 @@ from gpunode.gpu.nvml import (
     Nvml,
     NvmlError,
 )
-from gpunode.output.result import camel, plain
+from gpunode.output.result import plain
+from gpunode.output.typed import from_plain
 
 COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
 """NVML_COMPUTEMODE_* from 0 on."""
@@ -153,44 +153,10 @@ def conditions_from_json(data: Any, inventory: Inventory) -> tuple[Condition, ..
     )
 
 
-def _condition(item: Mapping[str, Any], gpu: Gpu) -> Condition:
-    told = {**_told(Condition, item), "index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci}
-    processes = item.get("processes")
-    if isinstance(processes, list) and all(isinstance(one, dict) for one in processes):
-        told["processes"] = tuple(GpuProcess(**{"pid": 0} | _told(GpuProcess, one)) for one in processes)
-    return Condition(
-        **told,
-        reading=Reading(**{**_told(Reading, item.get("reading", {})), "uuid": gpu.uuid}),
-        fabric=Fabric(**_told(Fabric, item.get("fabric", {}))),
-        licence=Licence(**_told(Licence, item.get("licence", {}))),
-    )
-
-
-_TYPES = {"int": int, "str": str, "bool": bool}  # by a field's annotation, without "| None"
-_TUPLES = {"tuple[str, ...]": str, "tuple[bool, ...]": bool}
-
-
-def _told(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain fields of a dataclass that `data`, with names in camelCase, has with their right type."""
-    found: dict[str, Any] = {}
-    known = _plain_fields(kind)
-    for key, value in data.items():
-        name, expected, inner = known.get(key, ("", None, None))
-        if type(value) is expected:
-            found[name] = value
-        elif inner is not None and isinstance(value, list) and all(type(item) is inner for item in value):
-            found[name] = tuple(value)
-    return found
-
-
-@cache
-def _plain_fields(kind: Any) -> Mapping[str, tuple[str, type | None, type | None]]:
-    """By name in camelCase: the field's own name, its type, and that of a tuple's items; None if neither."""
-    found = {}
-    for one in fields(kind):
-        annotation = str(one.type).removesuffix(" | None")
-        found[camel(one.name)] = (one.name, _TYPES.get(annotation), _TUPLES.get(annotation))
-    return found
+def _condition(item: Any, gpu: Gpu) -> Condition:
+    condition = from_plain(Condition, item, lenient=True)
+    reading = replace(condition.reading, uuid=gpu.uuid)
+    return replace(condition, index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, reading=reading)
 
 
 # What a GPU says of its own condition, from an open NVML. What it, or its driver, doesn't tell is None.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from gpunode.output.typed import from_plain
 
 
 @dataclass(frozen=True)
@@ -73,57 +75,14 @@ class Inventory:
     simulated: bool = False
 
 
-def inventory_from_json(data: Mapping[str, Any]) -> Inventory:
-    """Read back what `result.plain` made of an `Inventory`. KeyError or TypeError if it is none."""
-    return Inventory(
-        driver_version=data["driverVersion"],
-        cuda_version=data.get("cudaVersion", ""),
-        gpus=tuple(_gpu(item) for item in data.get("gpus", ())),
-        simulated=data.get("simulated", False),
+def inventory_from_json(data: Any) -> Inventory:
+    """Read back what `result.plain` made of an `Inventory`. `PlainError`, a ValueError, for anything else."""
+    inventory = from_plain(Inventory, data)
+    gpus = tuple(
+        replace(gpu, mig_capable=True) if gpu.mig_enabled else gpu  # older recordings hold the mode only
+        for gpu in inventory.gpus
     )
-
-
-def _gpu(data: Mapping[str, Any]) -> Gpu:
-    return Gpu(
-        index=data["index"],
-        uuid=data["uuid"],
-        name=data["name"],
-        pci=data["pci"],
-        minor=data.get("minor"),
-        memory_bytes=data.get("memoryBytes", 0),
-        compute_capability=data.get("computeCapability", ""),
-        numa=data.get("numa"),
-        mig_enabled=data.get("migEnabled", False),
-        mig=tuple(_mig(item) for item in data.get("mig", ())),
-        error=data.get("error", ""),
-        mig_capable=data.get("migCapable", data.get("migEnabled", False)),
-        clique=data.get("clique", ""),
-    )
-
-
-def _mig(data: Mapping[str, Any]) -> MigDevice:
-    return MigDevice(
-        index=data["index"],
-        uuid=data["uuid"],
-        profile=data["profile"],
-        gi=data["gi"],
-        ci=data["ci"],
-        memory_bytes=data.get("memoryBytes", 0),
-        size=_size(data["size"]) if data.get("size") else None,
-    )
-
-
-def _size(data: Mapping[str, Any]) -> MigSize:
-    return MigSize(
-        gpu_slices=data["gpuSlices"],
-        compute_slices=data["computeSlices"],
-        multiprocessors=data.get("multiprocessors"),
-        copy_engines=data.get("copyEngines"),
-        decoders=data.get("decoders"),
-        encoders=data.get("encoders"),
-        jpeg=data.get("jpeg"),
-        ofa=data.get("ofa"),
-    )
+    return replace(inventory, gpus=gpus)
 
 
 @dataclass(frozen=True)
@@ -176,14 +135,6 @@ class Topology:
 
     pairs: tuple[Pair, ...] = ()
     switch_links: Mapping[str, int] = field(default_factory=dict)
-
-
-def topology_from_json(data: Mapping[str, Any]) -> Topology:
-    """Read back what `result.plain` made of a `Topology`. KeyError or TypeError if it is none."""
-    pairs = tuple(
-        Pair(item["first"], item["second"], item["level"], item["nvlinks"]) for item in data["pairs"]
-    )
-    return Topology(pairs, {str(uuid): int(count) for uuid, count in data["switchLinks"].items()})
 
 
 # Names of MIG profiles, as NVIDIA's tools and resource names spell them: ``1c.3g.20gb+me``.

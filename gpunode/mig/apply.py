@@ -14,11 +14,12 @@ from gpunode.errors import GpunodeError, RolledBackError
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
-from gpunode.mig.model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Placement, layouts_from_json
+from gpunode.mig.model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Placement
 from gpunode.mig.placement import CannotPlace, Target, solve
 from gpunode.mig.plan import GpuPlan, Step, as_it_was, reached, same_layout, towards
 from gpunode.mig.users import Drained
 from gpunode.output.result import plain
+from gpunode.output.typed import from_plain
 
 _TRIES = 3  # to go back: what failed once may have been a moment's
 
@@ -385,20 +386,10 @@ def load_snapshot(host: Host) -> Begun:
         data = json.loads(text or "null")
         if not isinstance(data, dict) or data.get("boot") != boot_id(host):
             return Begun()
-        goals = {uuid: tuple(map(_read_goal, all_)) for uuid, all_ in data["goals"].items()}
-        return Begun(layouts_from_json(data["layouts"]).gpus, goals)
+        goals = {uuid: tuple(from_plain(Goal, goal) for goal in all_) for uuid, all_ in data["goals"].items()}
+        return Begun(from_plain(Layouts, data["layouts"]).gpus, goals)
     except (ValueError, KeyError, TypeError, AttributeError):
         return Begun()
-
-
-def _read_goal(data: Mapping[str, Any]) -> Goal:
-    cuts = data["cuts"]
-    if cuts is None:
-        return Goal(bool(data["enabled"]), None)
-    found = (
-        ((int(id_), int(start), int(size)), tuple(map(int, parts))) for (id_, start, size), parts in cuts
-    )
-    return Goal(bool(data["enabled"]), tuple(found))
 
 
 def left(begun: Begun, now: Layouts) -> Left:

@@ -25,8 +25,9 @@ from gpunode.gpu.nvml import (
 from gpunode.host import Host
 from gpunode.host.process import LineChild
 from gpunode.host.recording import RECORDING
-from gpunode.mig.model import ComputeInstance, Layouts, Placement, layouts_from_json
+from gpunode.mig.model import ComputeInstance, Layouts, Placement
 from gpunode.output.result import ExitCode, plain
+from gpunode.output.typed import from_plain
 
 READ_SECONDS = 60.0
 CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it
@@ -118,7 +119,7 @@ class MigSession:
 
     def layouts(self) -> Layouts:
         """How all GPUs are cut now."""
-        return layouts_from_json(self._ask("read the layouts", READ_SECONDS, do="layouts"))
+        return from_plain(Layouts, self._ask("read the layouts", READ_SECONDS, do="layouts"))
 
     def processes(self, uuid: str) -> tuple[MigProcess, ...]:
         """What runs on a GPU and its instances."""
@@ -208,7 +209,7 @@ def _recorded(host: Host) -> Layouts:
         error.hint = "gpunode report records it on that node"
         raise error
     try:
-        return layouts_from_json(recorded)
+        return from_plain(Layouts, recorded)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{RECORDING}: nvml.mig is malformed ({error!r})", hint="see docs/recorded-machines.md"

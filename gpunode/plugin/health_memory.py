@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.kernel_log import HARDWARE
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
+from gpunode.output.typed import from_plain
 from gpunode.plugin.health import Mark
 from gpunode.plugin.logfmt import Log, OnChange
 
@@ -113,15 +114,8 @@ def _not_after(mark: Mark, now: float) -> Mark:
     return replace(mark, since=min(mark.since, now), last=min(mark.last, now), mended=min(mark.mended, now))
 
 
-def _mark(item: dict[str, Any]) -> Mark:
-    """A mark whose values are of the types that it should have."""
-    mark = Mark(**item)
-    for field in fields(Mark):
-        value = getattr(mark, field.name)
-        kinds = field.type.split(" | ") if isinstance(field.type, str) else []
-        name = type(value).__name__.replace("NoneType", "None")
-        if name not in kinds and not (name == "int" and "float" in kinds):
-            raise TypeError(f"{field.name} is {value!r}")
+def _mark(item: Any) -> Mark:
+    mark = from_plain(Mark, item, unknown=False)
     if not all(math.isfinite(when) for when in (mark.since, mark.last, mark.mended)):
         raise ValueError("a time that is none")
     if not mark.gpu or (mark.code.startswith("xid-") and not mark.code.removeprefix("xid-").isdecimal()):

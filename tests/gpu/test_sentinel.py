@@ -30,12 +30,17 @@ from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.gpu.child import NvmlQuestion, read_note
 from gpunode.gpu.child import start as start_child
 from gpunode.gpu.driver_traces import driver_traces, generation, node_traces
-from gpunode.gpu.model import Inventory, inventory_from_json, topology_from_json
+from gpunode.gpu.model import Inventory, Reading, Topology, inventory_from_json
+from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
-from gpunode.plugin.nvidia.watch import event_from_json, readings_from_json
+from gpunode.output.typed import from_plain
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+
+
+def readings_from(documents: list[Any]) -> tuple[Reading, ...]:
+    return tuple(from_plain(Reading, document) for document in documents)
 
 
 class Sentinel:
@@ -97,9 +102,9 @@ def test_inventory_topology_and_readings_come_first(start: Start) -> None:
     document = sentinel.hear(lambda document: "inventory" in document)
     seen = inventory_from_json(document["inventory"])
     assert [len(gpu.mig) for gpu in seen.gpus] == [0, 4, 0, 0]
-    assert topology_from_json(document["topology"]).switch_links[gpu_uuid(0)] == 18
+    assert from_plain(Topology, document["topology"]).switch_links[gpu_uuid(0)] == 18
     told = sentinel.hear(lambda document: "readings" in document)["readings"]
-    readings = {reading.uuid: reading for reading in readings_from_json(told)}
+    readings = {reading.uuid: reading for reading in readings_from(told)}
     assert readings[gpu_uuid(0)].recovery_action == "none"
     assert readings[gpu_uuid(0)].generation.endswith("/535.104.05")
     second, third = readings[gpu_uuid(2)], readings[gpu_uuid(3)]
@@ -112,7 +117,7 @@ def test_inventory_topology_and_readings_come_first(start: Start) -> None:
 
 def test_a_fabric_that_failed_is_named(start: Start) -> None:
     sentinel = start(machine(2).with_gpu(0, fabric=(3, 999, 0)).with_gpu(1, fabric=(3, 0, 1 << 4)))
-    told = readings_from_json(sentinel.hear(lambda document: "readings" in document)["readings"])
+    told = readings_from(sentinel.hear(lambda document: "readings" in document)["readings"])
     assert [reading.fabric_error for reading in told] == [
         "unknown NVML error (NVML 999)",
         "a route through the NVLink fabric is unhealthy",
@@ -121,7 +126,7 @@ def test_a_fabric_that_failed_is_named(start: Start) -> None:
 
 def test_use_is_told_where_it_is_asked_for(start: Start) -> None:
     sentinel = start(machine(1).with_gpu(0, busy=40, used=5 << 30), use=True)
-    (reading,) = readings_from_json(sentinel.hear(lambda document: "readings" in document)["readings"])
+    (reading,) = readings_from(sentinel.hear(lambda document: "readings" in document)["readings"])
     assert (reading.busy_percent, reading.memory_used_bytes) == (40, 5 << 30)
 
 
@@ -145,10 +150,10 @@ def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
     told = scenario.with_event(Event(gpu_uuid(1), data=94, gi=3, ci=0)).with_gpu(1, recovery=1)
     began = time.monotonic()
     sentinel.node.write(told)
-    event = event_from_json(sentinel.hear(lambda document: "event" in document)["event"])
+    event = from_plain(GpuEvent, sentinel.hear(lambda document: "event" in document)["event"])
     assert time.monotonic() - began < 30.0  # and not at the next look
     assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
-    (reading,) = readings_from_json(
+    (reading,) = readings_from(
         sentinel.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
     )
     assert (reading.uuid, reading.recovery_action) == (gpu_uuid(1), "reset")
@@ -185,13 +190,13 @@ def test_a_link_that_dies_is_told_though_nothing_else_changes(start: Start) -> N
     for scenario, count in ((replace(whole, nvlinks=fewer), 17), (whole, 18)):
         sentinel.node.write(scenario)
         told = sentinel.hear(partial(_has_switch_links, count))
-        assert topology_from_json(told["topology"]).switch_links[gpu_uuid(0)] == 18
+        assert from_plain(Topology, told["topology"]).switch_links[gpu_uuid(0)] == 18
 
 
 def _has_switch_links(count: int, document: dict[str, Any]) -> bool:
     if "topology" not in document:
         return False
-    return topology_from_json(document["topology"]).switch_links.get(gpu_uuid(1)) == count
+    return from_plain(Topology, document["topology"]).switch_links.get(gpu_uuid(1)) == count
 
 
 def test_gpus_and_mig_devices_come_and_go(start: Start) -> None:
@@ -275,7 +280,7 @@ def test_links_and_events_that_were_given_up_are_not_asked_for(start: Start) -> 
     sentinel = start(scenario, without=[("links", 1), ("events", 2)])
     document = sentinel.hear(lambda document: "inventory" in document)
     assert not any(gpu.error for gpu in inventory_from_json(document["inventory"]).gpus)
-    topology = topology_from_json(document["topology"])
+    topology = from_plain(Topology, document["topology"])
     assert sorted(topology.switch_links) == [gpu_uuid(0), gpu_uuid(2), gpu_uuid(3)]
     sentinel.watching(3)
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, with_nvswitch
-from gpunode.gpu.model import Pair, Topology, topology_from_json
+from gpunode.gpu.model import Pair, Topology
 from gpunode.output.result import plain
+from gpunode.output.typed import from_plain
 from tests.gpu.children import run_python
 
 NOT_SUPPORTED, UNKNOWN = 3, 999
@@ -27,7 +28,7 @@ with Nvml.open() as nvml:
 @pytest.fixture
 def read(make_node):
     def ask(scenario: Scenario) -> Topology:
-        return topology_from_json(run_python(READ, make_node(scenario).env))
+        return from_plain(Topology, run_python(READ, make_node(scenario).env))
 
     return ask
 
@@ -82,4 +83,4 @@ def test_a_gpu_whose_links_fail_keeps_its_ancestors(read) -> None:
 
 def test_what_was_read_survives_json() -> None:
     topology = Topology((Pair("GPU-a", "GPU-b", None, 2), Pair("GPU-a", "GPU-c", 10)), {"GPU-a": 18})
-    assert topology_from_json(json.loads(json.dumps(plain(topology)))) == topology
+    assert from_plain(Topology, json.loads(json.dumps(plain(topology)))) == topology

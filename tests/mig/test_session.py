@@ -19,9 +19,10 @@ from fixtures.scenario import (
     mixed_layout,
     with_mig,
 )
-from gpunode.mig.model import GpuLayout, Placement, layouts_from_json
+from gpunode.mig.model import GpuLayout, Layouts, Placement
 from gpunode.mig.session import MigError, MigProcess, MigSession, ModeChange, read_layouts
 from gpunode.output.result import ExitCode, plain
+from gpunode.output.typed import from_plain
 from tests.gpu_node import NodeMaker, host_of
 from tests.sure import sure
 
@@ -106,7 +107,7 @@ def test_a_gpu_instance_without_a_compute_instance_is_seen(make_node):
 
 def test_layouts_survive_the_way_through_json(make_node):
     found = read_layouts(host_of(make_node(with_mig(mig_machine("h100", "a30"), 0, mixed_layout(0)))))
-    assert layouts_from_json(plain(found)) == found
+    assert from_plain(Layouts, plain(found)) == found
 
 
 def test_a_driver_without_names_has_them_computed(make_node):

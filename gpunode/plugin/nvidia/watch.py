@@ -15,7 +15,7 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from threading import Event, Lock
 from typing import Any
 
@@ -31,37 +31,17 @@ from gpunode.gpu.child import (
 )
 from gpunode.gpu.driver_traces import gpu_addresses, module, node_traces
 from gpunode.gpu.library_paths import nvml_options
-from gpunode.gpu.model import Inventory, Reading, Topology, inventory_from_json, topology_from_json
+from gpunode.gpu.model import Inventory, Reading, Topology, inventory_from_json
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.files import LogReader
 from gpunode.host.process import LineChild
+from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.model import Sink
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
-
-# Reading back what `sentinel` tells. KeyError, TypeError or ValueError if a document is none of its.
-
-
-def readings_from_json(data: list[Mapping[str, Any]]) -> tuple[Reading, ...]:
-    """Read back what `result.plain` made of `Reading`s."""
-    return tuple(Reading(**{name: item[key] for key, name in _READING.items()}) for item in data)
-
-
-def event_from_json(data: Mapping[str, Any]) -> GpuEvent:
-    """Read back what `result.plain` made of a `GpuEvent`."""
-    return GpuEvent(data["kind"], data["uuid"], data["xid"], data["gi"], data["ci"])
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)
-
-
-_READING = {_camel(field.name): field.name for field in fields(Reading)}
-
 
 # XIDs that happened while nobody listened: between two children, the kernel's log has them.
 #
@@ -263,10 +243,10 @@ class Hearing:
 
     def _document(self, document: dict[str, Any]) -> Outcome | None:
         if "event" in document:
-            self._sink.event(event_from_json(document["event"]))
+            self._sink.event(from_plain(GpuEvent, document["event"]))
         elif "readings" in document:
-            changed = {reading.uuid: reading for reading in readings_from_json(document["readings"])}
-            self._readings |= changed
+            readings = (from_plain(Reading, reading) for reading in document["readings"])
+            self._readings |= {reading.uuid: reading for reading in readings}
             self._sink.readings(tuple(self._readings.values()))
         elif "inventory" in document:
             self._inventory(document)
@@ -296,7 +276,7 @@ class Hearing:
             if uuid in {gpu.uuid for gpu in seen.gpus}
         }
         self._seen = seen
-        self._sink.seen(seen, topology_from_json(document["topology"]))
+        self._sink.seen(seen, from_plain(Topology, document["topology"]))
         reason = _none(seen)
         self._found(reason)
         whole = sum(not gpu.error for gpu in seen.gpus)

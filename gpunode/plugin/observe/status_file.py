@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from gpunode.facts.processes import own_identity, start_ticks
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.output.result import plain
+from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import Settings, pod_resources_socket
 from gpunode.plugin.model import LeftOut, Problem, Resource
 
@@ -98,92 +99,34 @@ def read_own_status(host: Host, state_dir: str) -> OwnStatus | None:
         raise ConfigError(f"{path} is damaged: {error}", hint="the plugin writes it anew") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is damaged: no object", hint="the plugin writes it anew")
-    resources = tuple(_own_resource(item) for item in _items(data, "resources"))
-    settings = data.get("settings")
-    return OwnStatus(
-        _state(host, data, resources),
-        _text(data, "version"),
-        _number(data, "pid"),
-        _time(data, "started"),
-        _time(data, "written"),
-        _time(data, "stopped"),
-        data.get("ready") is True,
-        _text(data, "status"),
-        _text(data, "configError"),
-        settings if isinstance(settings, dict) else {},
-        resources,
-        tuple(
-            LeftOut(_text(item, "index"), _text(item, "id"), _text(item, "reason"))
-            for item in _items(data, "leftOut")
-        ),
-    )
+    own = from_plain(OwnStatus, data, lenient=True)
+    return replace(own, state=_state(host, own, from_plain(_Identity, data, lenient=True)))
 
 
-def _state(host: Host, data: Mapping[str, Any], resources: tuple[OwnResource, ...]) -> str:
+@dataclass(frozen=True)
+class _Identity:
+    """What tells the plugin's process from another one of the same number."""
+
+    boot_id: str
+    pid_namespace: str
+    start_ticks: int | None
+
+
+def _state(host: Host, own: OwnStatus, process: _Identity) -> str:
     """A process number means something in its own namespace only; elsewhere its sockets have to tell."""
-    if _time(data, "stopped"):
+    if own.stopped:
         return "ended"
     booted = boot_id(host)
-    if booted and _text(data, "bootId") not in ("", booted):
+    if booted and process.boot_id not in ("", booted):
         return "gone"
-    namespace = _text(data, "pidNamespace")
+    namespace = process.pid_namespace
     if host.live and namespace and namespace == host.readlink("/proc/self/ns/pid"):
-        began = start_ticks(host, _number(data, "pid"))  # another process may have got the number
-        return "serving" if began is not None and began == data.get("startTicks") else "gone"
-    states = {host.socket_state(resource.socket) for resource in resources if resource.socket}
+        began = start_ticks(host, own.pid)  # another process may have got the number
+        return "serving" if began is not None and began == process.start_ticks else "gone"
+    states = {host.socket_state(resource.socket) for resource in own.resources if resource.socket}
     if "listening" in states:
         return "serving"
     return "gone" if states and host.live else "unknown"
-
-
-def _own_resource(item: Mapping[str, Any]) -> OwnResource:
-    return OwnResource(
-        _text(item, "name"),
-        _text(item, "socket"),
-        _text(item, "sharing"),
-        _number(item, "registrations"),
-        item.get("watched") is True,
-        _text(item, "status"),
-        tuple(_own_unit(one) for one in _items(item, "units")),
-    )
-
-
-def _own_unit(item: Mapping[str, Any]) -> OwnUnit:
-    problem = item.get("problem")
-    return OwnUnit(
-        _text(item, "id"),
-        _text(item, "gpu"),
-        _text(item, "index"),
-        _text(item, "name"),
-        _text(item, "profile"),
-        _number(item, "devices"),
-        _number(item, "healthy"),
-        Problem(
-            _text(problem, "code"), _text(problem, "reason"), _time(problem, "since"), _text(problem, "mend")
-        )
-        if isinstance(problem, dict)
-        else None,
-    )
-
-
-def _items(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = data.get(key)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
-def _text(data: Mapping[str, Any], key: str) -> str:
-    found = data.get(key)
-    return found if isinstance(found, str) else ""
-
-
-def _number(data: Mapping[str, Any], key: str) -> int:
-    found = data.get(key)
-    return found if isinstance(found, int) else 0
-
-
-def _time(data: Mapping[str, Any], key: str) -> float:
-    found = data.get(key)
-    return float(found) if isinstance(found, int | float) else 0.0
 
 
 # The device plugins' sockets in the kubelet's directory: who listens, and which are dead.

@@ -1,0 +1,134 @@
+"""Reads dataclasses back from plain data: what `result.plain` made of them, after a trip through JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gpunode.output.result import camel
+
+_T = TypeVar("_T")
+_NAMES = {int: "an integer", str: "a string", bool: "true or false", float: "a number", NoneType: "null"}
+_EMPTY: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, tuple: (), dict: {}, Mapping: {}}
+
+
+class PlainError(ValueError):
+    """Data of another shape; the message begins with the keys that lead to it, such as ``gpus[0].uuid``."""
+
+
+def from_plain(
+    cls: type[_T], data: Any, where: str = "", *, lenient: bool = False, unknown: bool = True
+) -> _T:
+    """An instance of a dataclass, from a mapping whose keys are the field names in camelCase.
+
+    Each value must have exactly the field's type, as JSON has it. A missing key leaves the field's default.
+    With `lenient` a value of another type counts as missing, and what has no default is empty; without
+    `unknown` a key that is no field is an error. `PlainError`, which is a ValueError.
+    """
+    value: _T = _Reader(lenient, unknown).instance(cls, data, where)
+    return value
+
+
+class _Reader:
+    def __init__(self, lenient: bool, unknown: bool) -> None:
+        self._lenient, self._unknown = lenient, unknown
+
+    def instance(self, cls: Any, data: Any, where: str) -> Any:
+        if not isinstance(data, Mapping):
+            raise _error(where, "must be an object")
+        known = _fields(cls)
+        if not self._unknown and (strange := [key for key in data if key not in known]):
+            raise _error(_below(where, str(strange[0])[:100]), "is no known key")
+        values: dict[str, Any] = {}
+        for key, (field, kind) in known.items():
+            at = _below(where, key)
+            if key in data:
+                try:
+                    values[field.name] = self.value(kind, data[key], at)
+                    continue
+                except PlainError:
+                    if not self._lenient:
+                        raise
+            if field.default is MISSING and field.default_factory is MISSING:
+                if not self._lenient:
+                    raise _error(at, "is missing")
+                values[field.name] = self._empty(kind, at)
+        return cls(**values)
+
+    def value(self, kind: Any, data: Any, where: str) -> Any:
+        """`data` as a value of this type."""
+        origin, inner = get_origin(kind), get_args(kind)
+        if kind in (Any, object):
+            return data
+        if origin in (Union, UnionType):
+            return self._either(inner, data, where)
+        if origin is tuple:
+            return self._tuple(inner, data, where)
+        if origin in (Mapping, dict):
+            if not isinstance(data, Mapping):
+                raise _error(where, "must be an object")
+            return {
+                self.value(inner[0], key, where): self.value(inner[1], item, _below(where, str(key)[:100]))
+                for key, item in data.items()
+            }
+        if is_dataclass(kind):
+            return self.instance(kind, data, where)
+        if kind is float and type(data) is int:
+            return self._float(data, where)
+        if type(data) is not kind:
+            raise _error(where, f"must be {_NAMES.get(kind, kind.__name__)}")
+        return data
+
+    def _float(self, data: int, where: str) -> float:
+        try:
+            return float(data)
+        except OverflowError as error:
+            raise _error(where, "is too large") from error
+
+    def _either(self, kinds: tuple[Any, ...], data: Any, where: str) -> Any:
+        if data is None and NoneType in kinds:
+            return None
+        *others, last = [kind for kind in kinds if kind is not NoneType]
+        for kind in others:
+            try:
+                return self.value(kind, data, where)
+            except PlainError:
+                continue
+        return self.value(last, data, where)
+
+    def _tuple(self, kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(data, list | tuple):
+            raise _error(where, "must be a list")
+        if kinds[1:] == (...,):
+            kinds = kinds[:1] * len(data)
+        if len(data) != len(kinds):
+            raise _error(where, f"must have {len(kinds)} items")
+        return tuple(
+            self.value(kind, item, f"{where}[{number}]")
+            for number, (kind, item) in enumerate(zip(kinds, data, strict=True))
+        )
+
+    def _empty(self, kind: Any, where: str) -> Any:
+        if get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind):
+            return None
+        if is_dataclass(kind):
+            return self.value(kind, {}, where)
+        return _EMPTY[get_origin(kind) or kind]
+
+
+@cache
+def _fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+    """The fields and their types by their names in JSON."""
+    hints = get_type_hints(cls)
+    return {camel(field.name): (field, hints[field.name]) for field in fields(cls) if field.init}
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _error(where: str, problem: str) -> PlainError:
+    return PlainError(f"{where} {problem}" if where else problem)
