@@ -67,6 +67,9 @@ class PluginService:
         self.ledger = Ledger(backend, settings, judge, log, steady_clock())
         self.ledger.changed.append(self.wake)
         self.observers: list[Observer] = []
+        self.before_registering: list[
+            Callable[[], None]
+        ] = []  # called when a resource is about to get a link
         self.at_end: Callable[[], None] = lambda: None  # called when the end is asked for, by any thread
         self._links: Links | None = None
         self._rarely = Rarely()
@@ -205,6 +208,9 @@ class PluginService:
         if now >= self._next_health:
             self._next_health = now + _HEALTH_SECONDS
             self.ledger.tick()
+        if links.new(self.ledger.feeds):
+            for prepare in self.before_registering:
+                prepare()
         links.tick(self.ledger.feeds)
         for part in self._parts:
             part.tick(now)
@@ -279,6 +285,10 @@ class Links:
     def __iter__(self) -> Iterator[Link]:
         return iter(self.by_name.values())
 
+    def new(self, feeds: Mapping[str, Feed]) -> list[str]:
+        """Resources that have devices and no link yet."""
+        return [name for name, feed in feeds.items() if name not in self.by_name and feed.snapshot().devices]
+
     def tick(self, feeds: Mapping[str, Feed]) -> None:
         """Each link's turn, after links were made for resources that have devices for the first time.
 
@@ -286,11 +296,7 @@ class Links:
         and says so: those that are served already must not end for it.
         """
         first = not self.by_name
-        new = {
-            name: self._make(name, feed)
-            for name, feed in feeds.items()
-            if name not in self.by_name and feed.snapshot().devices
-        }
+        new = {name: self._make(name, feeds[name]) for name in self.new(feeds)}
         if new:
             self.by_name = {**self.by_name, **new}
         for link in new.values():

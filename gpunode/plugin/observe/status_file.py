@@ -185,6 +185,7 @@ _LEAST_SECONDS = 1.0
 _AGAIN_SECONDS = 30.0  # after a write that failed: the disk may have room by then
 _BUSY_SECONDS = 0.1  # until the one who writes is asked again
 _LAST_SECONDS = 1.0
+_FIRST_SECONDS = 0.2  # registration waits so long at most for a busy disk
 
 
 class StatusFile:
@@ -203,6 +204,17 @@ class StatusFile:
         self._next = self._again = 0.0
         self._writer: Thread | None = None
         self._trouble = ""
+        service.before_registering.append(self._announce)
+
+    def _announce(self) -> None:
+        """Write new resources before the kubelet has them: else `plugin status` shows them as another plugin's."""
+        if self._writer is not None:
+            self._writer.join(_FIRST_SECONDS)
+            if self._writer.is_alive():
+                return  # the disk is busy: `tick` writes them when it can
+        self._shown = self._seen()
+        self._next = self._host.monotonic() + _LEAST_SECONDS
+        self._write(describe(self._service)).join(_FIRST_SECONDS)
 
     def tick(self, now: float) -> None:
         seen = self._seen()
@@ -221,9 +233,8 @@ class StatusFile:
         """Says that the plugin ended in order; the last news of the GPUs stays."""
         if self._writer is not None:
             self._writer.join(_LAST_SECONDS)
-        self._write({**describe(self._service), "ready": False, "stopped": self._host.now()})
-        assert self._writer is not None
-        self._writer.join(_LAST_SECONDS)
+        last = {**describe(self._service), "ready": False, "stopped": self._host.now()}
+        self._write(last).join(_LAST_SECONDS)
 
     def _seen(self) -> object:
         """Whatever is cheap to compare and differs when the file would. Snapshots are the same objects while
@@ -239,11 +250,12 @@ class StatusFile:
             service.settings,
         )
 
-    def _write(self, told: Mapping[str, Any]) -> None:
+    def _write(self, told: Mapping[str, Any]) -> Thread:
         document = {"format": FORMAT, **self._identity, "written": self._host.now(), **told}
         data = (json.dumps(document, indent=1) + "\n").encode()
         self._writer = Thread(target=self._replace, args=(data,), name="status-file", daemon=True)
         self._writer.start()
+        return self._writer
 
     def _replace(self, data: bytes) -> None:
         try:

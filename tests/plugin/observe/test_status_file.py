@@ -13,7 +13,11 @@ from gpunode.facts.processes import start_ticks
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.observe.status_file import StatusFile
+from gpunode.plugin.kubelet.server import LinkContext
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.observe.status_file import StatusFile, read_own_status
+from gpunode.plugin.serve import Link, Links, PluginService
+from tests.plugin.fakes import FakeBackend, FakeJudge
 from tests.plugin.nodes import MemoryLog, content, eventually, recorded_host
 
 
@@ -70,3 +74,45 @@ def test_news_within_a_second_of_a_write_are_told_when_that_is_over(
         return "a bad edit" in content(tmp_path / "state/status.json")
 
     assert eventually(told)
+
+
+def test_resources_are_in_the_file_before_the_kubelet_is_asked_to_register_them(tmp_path: Path) -> None:
+    """`plugin status` would otherwise show them as another plugin's until the next write."""
+    host, backend = recorded_host(tmp_path), FakeBackend()
+    service = PluginService(
+        host, Settings(state_dir="/state"), MemoryLog(), backend, FakeJudge(), [StatusFile]
+    )
+    backend.sink = service.ledger
+    named: list[list[str]] = []
+
+    class Watched(Links):
+        def _make(self, name: str, feed: Feed) -> Link:
+            own = read_own_status(host, "/state")
+            named.append([resource.name for resource in own.resources] if own else [])
+            return NoLink()
+
+    links = Watched(
+        LinkContext(host, service.settings, service, service.log, service._observed, service.wake)
+    )
+    service._turn(links)
+    assert eventually((tmp_path / "state/status.json").exists)
+    backend.show(gpu=2)
+    service._turn(links)
+    backend.show(gpu=2, more=1)
+    service._turn(links)
+    assert named == [["nvidia.com/gpu"], ["nvidia.com/gpu", "nvidia.com/more"]]
+
+
+class NoLink:
+    """A link that does nothing."""
+
+    registrations, status, socket, watched = 0, "", "", False
+
+    def due_in(self, now: float) -> float:
+        return 1.0
+
+    def claim(self) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
