@@ -46,13 +46,12 @@ COMMANDS = {
     "mig": Row(("mig",), "mig_app", "Cut GPUs into MIG devices."),
     "plugin": Row(("plugin", "plugin_status"), "plugin_app", "Serve GPUs to Kubernetes."),
     "labels": Row(("labels",), "labels_app", "Label the node by its GPUs."),
-    "mps": Row(("mps",), "mps_app", "Share GPUs between processes."),
     "node": Row(("node",), "node_app", "Change this machine's Node object in Kubernetes."),
     "manifests": Row(("manifests",), "manifests_app", "Print Kubernetes objects."),
     "demo": Row(("demo",), "demo_app", "Show the whole way on a simulated node."),
     "completion": Row(("completion",), "completion_app", "Print shell completion."),
 }
-GROUPS = ("status", "journal", "cdi", "driver", "toolkit", "mig", "plugin", "mps", "node", "manifests")
+GROUPS = ("status", "journal", "cdi", "driver", "toolkit", "mig", "plugin", "node", "manifests")
 """Rows that are groups; the others are commands of their app."""
 
 

@@ -14,7 +14,8 @@ from fixtures.stubs import SCENARIO_IN_CONTAINER, SCENARIO_VARIABLE
 from tests.cli import REPOSITORY
 from tests.machine.booted import CHECKOUT, SHARED, Machine
 
-PLUGIN, MPS = "gpunode-device-plugin.service", "gpunode-mps.service"
+PLUGIN, MPS = "gpunode-device-plugin.service", "gpunode-device-plugin-mps.conf"
+DROP_INS = f"/etc/systemd/system/{PLUGIN}.d"
 DOCTOR, DOCTOR_TIMER = "gpunode-doctor.service", "gpunode-doctor.timer"
 REFRESH, REFRESH_PATH = "gpunode-cdi-refresh.service", "gpunode-cdi-refresh.path"
 COLLECTOR = "/var/lib/prometheus/node-exporter"
@@ -43,10 +44,12 @@ def install_by_its_comment(machine: Machine, unit: str) -> None:
     head = (REPOSITORY / "packaging" / unit).read_text().partition("\n\n")[0]
     words = " ".join(line.removeprefix("#").strip() for line in head.splitlines())
     match = re.match(
-        r"Install: (cp .*? /etc/systemd/system/) (systemctl daemon-reload) && (\S+ \S+ --now \S+)", words
+        r"Install: (mkdir -p /etc/systemd/system/\S+)? ?(cp .*? /etc/systemd/system/\S*) "
+        r"(systemctl daemon-reload) && (\S+ (?:\S+ --now|restart) \S+)",
+        words,
     )
     assert match is not None, head
-    for command in match.groups():
+    for command in filter(None, match.groups()):
         machine.sh(f"cd {CHECKOUT} && {command}")
 
 
@@ -86,10 +89,10 @@ def test_mps_daemons(machine: Machine, tmp_path: Path) -> None:
     machine.write("/etc/gpunode/env", "CONFIG_FILE=/etc/gpunode/plugin.yaml\nMPS_ROOT=/run/nvidia/mps\n")
     # the stub of NVML keeps compute modes in a file
     drop_in = f"[Service]\nEnvironment={SCENARIO_VARIABLE}={SHARED}/scenario.txt\nReadWritePaths={SHARED}\n"
-    machine.write(f"/etc/systemd/system/{MPS}.d/stub.conf", drop_in)
+    machine.write(f"{DROP_INS}/stub.conf", drop_in)
     install_by_its_comment(machine, MPS)
-    lives(machine, MPS)
-    machine.wait(lambda: machine.run("pgrep", "-f", PROGRAM).code == 0, lambda: machine.journal(MPS))
+    lives(machine, PLUGIN)
+    machine.wait(lambda: machine.run("pgrep", "-f", PROGRAM).code == 0, lambda: machine.journal(PLUGIN))
 
 
 def test_mps_daemons_with_shared_memory_of_their_own(machine: Machine) -> None:
@@ -98,12 +101,11 @@ def test_mps_daemons_with_shared_memory_of_their_own(machine: Machine) -> None:
         r"^ +```ini\n(.*?)```", (REPOSITORY / "docs/mps.md").read_text(), re.DOTALL | re.MULTILINE
     )
     assert drop_in is not None
-    machine.write(f"/etc/systemd/system/{MPS}.d/shm.conf", drop_in[1])
-    machine.sh(
-        f"systemctl stop {MPS} && rm -rf /run/nvidia && systemctl daemon-reload && systemctl start {MPS}"
-    )
-    lives(machine, MPS)
-    theirs = machine.sh(f"stat -c %i /run/nvidia/mps/shm /proc/{main_pid(machine, MPS)}/root/dev/shm")
+    machine.write(f"{DROP_INS}/shm.conf", drop_in[1])
+    machine.sh(f"systemctl stop {PLUGIN} && rm -rf /run/nvidia && systemctl daemon-reload")
+    machine.sh(f"systemctl start {PLUGIN}")
+    lives(machine, PLUGIN)
+    theirs = machine.sh(f"stat -c %i /run/nvidia/mps/shm /proc/{main_pid(machine, PLUGIN)}/root/dev/shm")
     assert len(set(theirs.split())) == 1
 
 
@@ -132,22 +134,21 @@ def test_cdi_refresh(machine: Machine) -> None:
 
 def test_all_of_them_after_a_reboot(machine: Machine) -> None:
     machine.reboot()
-    for unit in (PLUGIN, MPS, DOCTOR_TIMER, REFRESH_PATH):
+    for unit in (PLUGIN, DOCTOR_TIMER, REFRESH_PATH):
         assert machine.is_active(unit), machine.journal(unit)
     machine.wait(
         lambda: machine.run("test", "-e", "/run/cdi/nvidia.yaml").code == 0, lambda: machine.journal(REFRESH)
     )
     machine.sh(f"systemctl start {DOCTOR}")
     assert machine.sh("systemctl --failed --plain --no-legend") == ""
-    for unit in (PLUGIN, MPS):
-        assert machine.show(unit)["NRestarts"] == "0", machine.journal(unit)
-        lives(machine, unit)
+    assert machine.show(PLUGIN)["NRestarts"] == "0", machine.journal(PLUGIN)
+    lives(machine, PLUGIN)
 
 
 def test_what_was_installed_goes_again(machine: Machine) -> None:
     assert machine.gpunode("cdi", "refresh", "--remove").code == 0
-    machine.sh(f"systemctl disable --now {PLUGIN} {MPS} {DOCTOR_TIMER}")
-    for unit in (PLUGIN, MPS, DOCTOR_TIMER, REFRESH, REFRESH_PATH):
+    machine.sh(f"systemctl disable --now {PLUGIN} {DOCTOR_TIMER}")
+    for unit in (PLUGIN, DOCTOR_TIMER, REFRESH, REFRESH_PATH):
         assert not machine.is_active(unit)
     assert machine.show(REFRESH)["LoadState"] == "not-found"
 

@@ -50,7 +50,9 @@ def main(place: Path) -> None:
     kubelet.stop()
     os.environ["PATH"] += f":{mps_stub(place / 'bin').directory}"
     (place / "config.yaml").write_text(_CONFIG)
-    with _service("mps", "serve", "--mps-root", f"{place}/mps", "--config-file", f"{place}/config.yaml"):
+    kubelet.start()
+    mps = ("--mps", "--mps-root", f"{place}/mps", "--config-file", f"{place}/config.yaml")
+    with _service(*serve, "--state-dir", f"{place}/mps-state", *mps):
         assert Host().wait_until((place / "mps/.ready").exists, _SECONDS)
 
 

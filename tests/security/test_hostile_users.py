@@ -78,7 +78,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "demo": ((),),
     "completion": (("bash",),),
 }
-SERVICES = ("plugin serve", "plugin inject", "mps serve")  # run by services.py
+SERVICES = ("plugin serve", "plugin inject")  # run by services.py
 # what a command line prints
 EXPECTED: dict[tuple[str, ...], str] = {("journal", "show"): "+no-cgroups = true"}
 # these read what other processes name

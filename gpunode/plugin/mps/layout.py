@@ -107,23 +107,20 @@ def thread_share(shares: int, held: int = 1) -> int:
     return max(1, 100 * held // shares)
 
 
-def daemon_specs(
-    settings: Settings, resources: Iterable[Resource], limits: bool | None = None
-) -> tuple[DaemonSpec, ...]:
+def daemon_specs(settings: Settings, resources: Iterable[Resource]) -> tuple[DaemonSpec, ...]:
     """The daemons that these resources ask for; MIG devices have none.
 
     A client's own limit can only lower the daemon's (NVIDIA's MPS documentation, CUDA_MPS_PINNED_DEVICE_MEM_
     LIMIT). So a daemon limits everybody to one share where nobody can have more, and not at all where shares
-    add up: there the containers carry their limit. `limits` overrides that.
+    add up: there the containers carry their limit.
     """
     found = []
     for resource in resources:
         units = shared_units(resource) if resource.sharing == MPS else ()
         if not units:
             continue
-        limited = resource.single_share if limits is None else limits
         groups = [[unit] for unit in units] if per_gpu(settings, resource) else [list(units)]
-        found += [_spec(settings, resource, group, limited) for group in groups]
+        found += [_spec(settings, resource, group, resource.single_share) for group in groups]
     return tuple(found)
 
 

@@ -43,9 +43,8 @@ _CLOSE_SECONDS = 1.0
 class Supervisor:
     """A `Part` and a `Condemner`. `changed` is called when a device's health may be another.
 
-    With `own` it keeps the daemons itself, otherwise it watches somebody else's; None is as the settings say.
-    `limits` overrides who limits the clients, see `daemon_specs`. `soon` is told within how many seconds the
-    next turn must come.
+    With `--mps` it keeps the daemons itself, otherwise it watches another service's. `soon` is called with
+    the seconds within which the next turn must come.
     """
 
     def __init__(
@@ -54,8 +53,6 @@ class Supervisor:
         log: Log,
         source: Source,
         changed: Callable[[], None],
-        own: bool | None = None,
-        limits: bool | None = None,
         soon: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._host = host
@@ -64,8 +61,6 @@ class Supervisor:
         self._say = OnChange(log)
         self._source = source
         self._changed = changed
-        self._own = own
-        self._limits = limits
         self._seen: tuple[Settings, Plan] | None = None
         self._due = False
         self._wanted: tuple[DaemonSpec, ...] = ()
@@ -96,26 +91,6 @@ class Supervisor:
             keeper.problem is None for keeper in self._keepers.values()
         )
 
-    @property
-    def status(self) -> str:
-        """One line for people."""
-        up = sum(keeper.problem is None for keeper in self._keepers.values())
-        wrong = next((k.problem.reason for k in self._keepers.values() if k.problem), "")
-        trouble = self._foreign.reason if self._foreign else wrong
-        return f"{up} of {len(self._wanted)} MPS control daemons up{': ' if trouble else ''}{trouble}"
-
-    def told(self) -> list[dict[str, object]]:
-        """Each daemon: resource, gpus, pipe directory, and its problem ("" for none)."""
-        return [
-            {
-                "resource": keeper.spec.resource,
-                "gpus": list(keeper.spec.gpus),
-                "pipe": keeper.spec.pipe,
-                "problem": keeper.problem.reason if keeper.problem else "",
-            }
-            for keeper in self._keepers.values()
-        ]
-
     # --- Part ------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
@@ -123,7 +98,7 @@ class Supervisor:
         if found is None:
             return
         settings, plan = found
-        if self._keepers or self._ours(settings):
+        if self._keepers or settings.mps:
             self._soon(_TURN_SECONDS)  # a keeper's thread has no other way to say that something happened
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
             first, self._seen, self._due = self._seen is None, (settings, plan), True
@@ -131,8 +106,8 @@ class Supervisor:
                 return  # while both are being exchanged they need not belong together: the next turn will see
         if self._due:
             self._due = False
-            self._wanted = daemon_specs(settings, plan.resources, self._limits)
-        if self._ours(settings) and not self._may(settings, now):
+            self._wanted = daemon_specs(settings, plan.resources)
+        if settings.mps and not self._may(settings, now):
             return
         self._reconcile(settings)
         self._tell(settings)
@@ -152,9 +127,6 @@ class Supervisor:
             self._lock.close()
 
     # --- what there is and what there should be --------------------------------------------------------
-
-    def _ours(self, settings: Settings) -> bool:
-        return settings.mps if self._own is None else self._own
 
     def _may(self, settings: Settings, now: float) -> bool:
         """Whether this process has the MPS root for itself: two that keep the same daemons would fight."""
@@ -204,7 +176,7 @@ class Supervisor:
             self._by_gpu = {(k.spec.resource, gpu): k for k in self._keepers.values() for gpu in k.spec.gpus}
 
     def _keeper(self, settings: Settings, spec: DaemonSpec) -> Keeper | Onlooker:
-        if not self._ours(settings):
+        if not settings.mps:
             onlooker = Onlooker(self._host, settings, spec)
             onlooker.start()
             return onlooker
@@ -230,7 +202,7 @@ class Supervisor:
             return
         self._told = told
         self._changed()
-        if self._locked and self._ours(settings):
+        if self._locked and settings.mps:
             path = f"{self._locked}/.ready"
             if self.ready:
                 self._host.write_atomic(path, b"")
@@ -527,7 +499,7 @@ class Keeper:
         return Problem("mps", reason, host.now())
 
 
-# Watching a daemon that somebody else keeps: NVIDIA's own, or `gpunode mps serve` in another service.
+# Watching a daemon that another service keeps, such as NVIDIA's.
 
 _SECONDS = 10.0
 _SOON_SECONDS = 1.0  # while it isn't there
@@ -544,7 +516,7 @@ class Onlooker:
         self._settings = settings
         self._absent = Problem(
             "mps",
-            f"no MPS control daemon answers at {spec.pipe}; gpunode mps serve and plugin serve --mps run one",
+            f"no MPS control daemon answers at {spec.pipe}; plugin serve --mps runs one",
             host.now(),
         )
         self.problem: Problem | None = self._absent

@@ -207,11 +207,12 @@ class StatusFile:
         service.before_registering.append(self._announce)
 
     def _announce(self) -> None:
-        """Write new resources before the kubelet has them: else `plugin status` shows them as another plugin's."""
-        if self._writer is not None:
-            self._writer.join(_FIRST_SECONDS)
-            if self._writer.is_alive():
-                return  # the disk is busy: `tick` writes them when it can
+        """Write new resources before they are registered: until then `plugin status` calls them another's."""
+        before = self._writer
+        if before is not None:
+            before.join(_FIRST_SECONDS)
+        if before is not None and before.is_alive():
+            return  # the disk is busy: `tick` writes them when it can
         self._shown = self._seen()
         self._next = self._host.monotonic() + _LEAST_SECONDS
         self._write(describe(self._service)).join(_FIRST_SECONDS)

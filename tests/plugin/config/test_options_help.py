@@ -10,7 +10,7 @@ from tests.cli import gpunode
 @pytest.mark.parametrize(
     ("verb", "first"),
     [
-        (["mps", "serve"], "--resource"),
+        (["plugin", "check-config"], "--from"),
         (["plugin", "serve"], "--mig-strategy"),
     ],
 )

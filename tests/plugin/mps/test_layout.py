@@ -39,7 +39,7 @@ def test_a_container_with_several_shares_needs_one_daemon_that_limits_nobody() -
 
 
 def test_another_plugin_finds_one_daemon_and_its_limits() -> None:
-    (spec,) = daemon_specs(OTHERS, [resource({0: 4, 1: 10}, single=False)], limits=True)
+    (spec,) = daemon_specs(OTHERS, [resource({0: 4, 1: 10})])
     assert spec.gpus == (uuid(0), uuid(1))
     assert (spec.percentage, spec.memory) == (25, (20480, 8192))
 

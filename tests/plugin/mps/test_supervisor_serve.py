@@ -1,4 +1,4 @@
-"""MPS as a user meets it: `gpunode plugin serve --mps` and `gpunode mps serve` as processes.
+"""MPS as a user meets it: `gpunode plugin serve --mps` as a process.
 
 NVML, nvidia-cuda-mps-control and the kubelet are stand-ins."""
 
@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +14,11 @@ import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine
 from gpunode.plugin.mps.daemon import Identity
+from gpunode.plugin.mps.daemon import start as start_daemon
+from gpunode.plugin.mps.layout import DaemonSpec, prepare
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.mps.conftest import MpsNode
-from tests.plugin.nodes import eventually, texts
+from tests.plugin.nodes import MemoryLog, eventually, texts
 from tests.plugin.serving import Serving, Start, kubelet
 
 pytestmark = pytest.mark.full
@@ -151,133 +151,52 @@ def test_switching_mps_off_and_on_in_the_config_file(
 
 def test_two_that_keep_the_same_daemons(node: MpsNode, cluster: tuple[KubeletStub, Start]) -> None:
     stub, start = cluster
-    config = node.config(4)
-    with mps(node, "--config-file", config, "--mps-root", node.root) as keeper:
-        assert keeper.says("MPS control daemon is up")
-        serving = serve(node, start, config)
+    node.host.make_dirs(node.root)
+    with node.host.lock(f"{node.root}/.lock", 0.0):
+        serving = serve(node, start, node.config(4))
         assert serving.says("another process keeps the MPS daemons")
         assert eventually(lambda: stub.capacity(RESOURCE) == 16)
         assert stub.allocatable(RESOURCE) == 0
     assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
 
 
-class Mps:
-    """`gpunode mps serve` as a process; it has ended when the block has."""
-
-    def __init__(self, node: MpsNode, *given: str) -> None:
-        self._log = node.place / "mps.log"
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpunode", "mps", "serve", "-o", "json", *given],
-                stderr=log,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-
-    def __enter__(self) -> Mps:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def says(self, words: str, seconds: float = 30.0) -> bool:
-        return eventually(lambda: words in self.log(), seconds)
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and what it printed."""
-        if self.process.stdout is None or self.process.stdout.closed:
-            return self.process.returncode, ""
-        self.process.terminate()
-        try:
-            out, _ = self.process.communicate(timeout=30.0)
-        finally:
-            self.process.kill()
-            self.process.wait()
-        return self.process.returncode, out
-
-
-def mps(node: MpsNode, *given: str) -> Mps:
-    return Mps(node, *given)
-
-
-def test_daemons_alone_serve_a_plugin_that_keeps_none(
+def test_a_plugin_that_keeps_no_daemons_waits_for_those_of_another_service(
     node: MpsNode, cluster: tuple[KubeletStub, Start]
 ) -> None:
-    """As beside NVIDIA's plugin: one daemon for a resource, in its layout, with its limits."""
+    """As beside NVIDIA's MPS control daemon: one daemon for a resource, in its layout."""
     stub, start = cluster
-    config = node.config(4)
-    serving = start("--mps-root", node.root, "--config-file", config)
+    serving = start("--mps-root", node.root, "--config-file", node.config(4))
     assert eventually(lambda: stub.capacity(RESOURCE) == 16), serving.log()
     assert serving.says("no MPS control daemon answers at")
     assert stub.allocatable(RESOURCE) == 0
-    with mps(node, "--config-file", config, "--mps-root", node.root) as keeper:
-        assert keeper.says("MPS control daemon is up")
+    uuids = tuple(gpu_uuid(index) for index in range(4))
+    spec = DaemonSpec(RESOURCE, uuids, f"{node.root}/{RESOURCE}")
+    prepare(node.host, spec, node.root, MemoryLog())
+    daemon = start_daemon(node.host, str(node.mps.program), spec)
+    try:
         assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
-        assert eventually(Path(f"{node.root}/.ready").exists)
-        assert Path(f"{node.root}/{RESOURCE}/.started").exists()
-        (environ,) = node.mps.environments()
-        uuids = [gpu_uuid(index) for index in range(4)]
-        assert environ["CUDA_VISIBLE_DEVICES"] == ",".join(uuids)
-        assert environ["CUDA_MPS_PIPE_DIRECTORY"] == f"{node.root}/{RESOURCE}/pipe"
-        assert node.mps.commands() == [
-            *(f"set_default_device_pinned_mem_limit {index} 20389M" for index in range(4)),
-            "set_default_active_thread_percentage 25",
-        ]
         given = stub.allocate(RESOURCE, 1)
         assert given.mounts[f"/mps/{RESOURCE}/pipe"][0] == f"{node.root}/{RESOURCE}/pipe"
         assert given.envs["CUDA_VISIBLE_DEVICES"] in uuids
-        code, out = keeper.end()
-    assert code == 0, keeper.log()
-    (told,) = json.loads(out)["data"]["daemons"]
-    assert told == {
-        **{"resource": RESOURCE, "gpus": uuids, "pipe": f"{node.root}/{RESOURCE}/pipe", "problem": ""},
-    }
-    assert not Path(f"{node.root}/.ready").exists()
-    assert set(node.gpus.compute_modes().values()) == {0}
+    finally:
+        daemon.signal("TERM")
+        assert eventually(lambda: daemon.ended() is not None)
 
 
-def test_mps_serve_for_one_resource_without_limits(node: MpsNode) -> None:
-    config = node.config(4)
-    with mps(node, "--config-file", config, "--mps-root", node.root, "--container-limits") as keeper:
-        assert keeper.says("MPS control daemon is up")
-        assert node.mps.commands() == []
-    with mps(node, "--config-file", config, "--mps-root", node.root, "--resource", "nvidia.com/b") as keeper:
-        assert eventually(Path(f"{node.root}/.ready").exists), keeper.log()
-        assert len(node.mps.environments()) == 1
-
-
-def test_mps_serve_names_what_is_wrong_with_the_config_file(node: MpsNode) -> None:
-    path = Path(node.config(4))
-    path.write_text(path.read_text().replace("replicas", "replica"))
-    with mps(node, "--config-file", str(path)) as keeper:
-        out, _ = keeper.process.communicate(timeout=30.0)
-        assert keeper.process.returncode == 1
-    (error, *_) = json.loads(out)["errors"]
-    assert "replica" in error["message"]
-
-
-def test_mps_serve_starts_nothing_under_another_root(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gpunode", "--root", str(tmp_path), "mps", "serve"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=False)
-    assert done.returncode == 3
-    assert "no daemon runs under --root" in done.stderr
-
-
-def test_mps_serve_waits_for_the_driver_and_takes_an_edited_file(node: MpsNode) -> None:
-    config = node.config(4)
+def test_the_plugin_waits_for_the_driver_and_takes_an_edited_file(
+    node: MpsNode, cluster: tuple[KubeletStub, Start]
+) -> None:
+    stub, start = cluster
     node.gpus.write(machine(4).with_faults(Fault("nvmlInitWithFlags", 9)))
-    with mps(node, "--config-file", config, "--mps-root", node.root) as keeper:
-        assert keeper.says("waiting for the NVIDIA driver")
-        node.gpus.write(machine(4))
-        keeper.process.send_signal(signal.SIGHUP)  # looks at once
-        assert keeper.says("MPS control daemon is up")
-        node.config(10)
-        keeper.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: "set_default_active_thread_percentage 10" in node.mps.commands())
-        assert len(node.mps.environments()) == 1
+    serving = serve(node, start, node.config(4, "failRequestsGreaterThanOne: true"))
+    assert serving.says("waiting")
+    node.gpus.write(machine(4))
+    serving.process.send_signal(signal.SIGHUP)  # looks at once
+    assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
+    node.config(10, "failRequestsGreaterThanOne: true")
+    serving.process.send_signal(signal.SIGHUP)
+    assert eventually(lambda: "set_default_active_thread_percentage 10" in node.mps.commands())
+    assert len(node.mps.environments()) == 4
 
 
 def test_nothing_of_mps_runs_where_nothing_is_shared(
