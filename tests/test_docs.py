@@ -16,6 +16,7 @@ from tests.cli import REPOSITORY, clean_environment
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 
 
+@pytest.mark.full
 def test_generated_pages_and_transcripts_are_current() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/generate_docs.py", "--check"],

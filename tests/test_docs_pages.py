@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fixtures.api_server import ApiServer
 from fixtures.machines import recorded_host
 from fixtures.scenario import Process, StubGpuInstance, mig_machine, mixed_layout, with_mig
@@ -92,6 +94,7 @@ kill $!; exit $code
 """
 
 
+@pytest.mark.full
 def test_the_mig_page(mig_node: Callable[..., MigNode]) -> None:
     page = runs("docs/mig.md")
     node = mig_node(_CUT)

@@ -71,7 +71,8 @@ def test_every_cause_is_in_log_status_and_metrics_and_goes_when_it_is_gone(node)
     inject(serving, "heal", "--gpu", "all")
     hold(place, "0s")
     assert stub.wait_allocatable(GPU, 8, 60), serving.log()
-    healed = {line["index"] for line in map(fields, serving.log().splitlines()) if "again" in line["msg"]}
+    lines = [fields(line) for line in serving.log().splitlines()]
+    healed = {line["index"] for line in lines if "again" in line["msg"] and "index" in line}
     assert healed == {str(index) for index in CAUSES}
     assert eventually(lambda: status(place)["status"] == "ok", 60)
     inject(serving, "driver", "gone")
