@@ -1,4 +1,4 @@
-"""Objects that stand beside the plugin: RuntimeClass, Namespace, the labels and taint of a GPU node."""
+"""Manifests: the device plugin with its rights, RuntimeClass, Namespace, GPU node labels, the test pod."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
-
-# What the objects have in common: names, labels, and the YAML stream.
 
 Json = dict[str, Any]
 
@@ -25,7 +23,7 @@ RESTRICTED = {
 
 
 def labels(component: str) -> dict[str, str]:
-    """The labels by which our objects are known (Kubernetes: Recommended Labels)."""
+    """The labels of gpunode's objects (Kubernetes: Recommended Labels)."""
     return {NAME: f"{MANAGER}-{component}", COMPONENT: component, MANAGED_BY: MANAGER}
 
 
@@ -39,7 +37,7 @@ def made(api: str, kind: str, name: str, component: str, namespace: str = "", **
 
 
 def filled(**fields: Any) -> Json:
-    """The fields that say something: none that is empty."""
+    """The fields that aren't empty."""
     return {name: value for name, value in fields.items() if value not in ("", None, {}, [])}
 
 
@@ -48,7 +46,7 @@ def documents(objects: Iterable[Mapping[str, Any]]) -> str:
     import yaml
 
     class Plain(yaml.SafeDumper):
-        """Writes the same value out each time, where YAML would refer to the first."""
+        """Writes a repeated value out each time; YAML would use an alias."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
@@ -70,7 +68,7 @@ TAINT_VALUE = "present"  # the one that NFD's worker in NVIDIA's chart tolerates
 
 
 def runtime_class(name: str) -> Json:
-    """A RuntimeClass that bears its handler's name (node.k8s.io/v1)."""
+    """A RuntimeClass with its handler's name (node.k8s.io/v1)."""
     return {
         "apiVersion": "node.k8s.io/v1",
         "kind": "RuntimeClass",
@@ -93,14 +91,14 @@ def resource(vendor: str) -> str:
 
 
 def present(vendor: str) -> str:
-    """The label that says without NFD that a node has GPUs; NVIDIA's plugin goes by it as well."""
+    """The label of a node with GPUs where NFD doesn't run; NVIDIA's plugin uses it as well."""
     return f"{DOMAINS[vendor]}/gpu.present"
 
 
 def gpu_node(name: str, vendor: str, *, taint: bool) -> Json:
-    """A Node with what marks it as one with GPUs, to be applied to a node that is there.
+    """A Node with the label and taint of one with GPUs, to be applied to an existing node.
 
-    A node's taints are one value to the API server: who applies this replaces those that it had.
+    A node's taints are one value to the API server: applying this replaces its other taints.
     """
     node: Json = {
         "apiVersion": "v1",
@@ -113,7 +111,7 @@ def gpu_node(name: str, vendor: str, *, taint: bool) -> Json:
     return node
 
 
-# What of the node the plugin's container sees, and what it may write there.
+# Volumes: the parts of the node that the plugin's container sees.
 
 # fixed in the kubelet, whatever its --root-dir is; pod-resources follows that
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
@@ -134,13 +132,13 @@ class Volume:
 
 
 def plugin_volumes(wanted: PluginSet) -> tuple[Volume, ...]:
-    """Each is there only if it is used."""
+    """Only those that the plugin uses."""
     found = [
         _of_node("device-plugins", DEVICE_PLUGINS, "Directory"),
         _of_node("state", _STATE, "DirectoryOrCreate"),
         Volume({"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}, (_mount("tmp", "/tmp"),)),  # noqa: S108
     ]
-    if wanted.metrics_port:  # who holds which GPU is told on the page of metrics
+    if wanted.metrics_port:  # the metrics name the pod of each GPU
         pods = f"{wanted.kubelet_root.rstrip('/')}/pod-resources"
         found.append(_of_node("pod-resources", pods, "Directory", POD_RESOURCES, read_only=True))
     if wanted.config:
@@ -172,9 +170,9 @@ def _mount(name: str, path: str, *, read_only: bool = False) -> Json:
     return {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
 
 
-# The device plugin as a DaemonSet, with no more leave than what it is asked to do takes.
+# The device plugin as a DaemonSet, with no more rights than its options need.
 #
-# What each right is for (the chart in NVIDIA/k8s-device-plugin, deployments/helm, has the same, or more):
+# The reason for each right (the chart in NVIDIA/k8s-device-plugin, deployments/helm, has the same, or more):
 #
 # - the kubelet's device plugin directory, and its PodResources socket: always
 # - SYS_ADMIN with MIG: without it the runtime refuses NVIDIA_MIG_MONITOR_DEVICES
@@ -195,11 +193,11 @@ _MPS_CAPABILITIES = (
 
 @dataclass(frozen=True)
 class PluginSet:
-    """What is to run. `arguments` are those of `plugin serve`; `config` is a config file's text, or empty.
+    """Options of the DaemonSet. `arguments` are those of `plugin serve`; `config` is a config file's text.
 
-    `mig`, `cdi`, `mps` and `device_specs` ask for the rights that those take, and `mps_elsewhere` for a look
-    at daemons of somebody else's; what switches them on are the arguments or the file. Paths are the node's.
-    `metrics_port` 0 is no port, and no probes; `labels` are the sinks of the node's labels.
+    `mig`, `cdi`, `mps` and `device_specs` add the rights that they need, and `mps_elsewhere` access to MPS
+    daemons outside the pod; the arguments or the file switch them on. Paths are the node's. `metrics_port` 0
+    is no port, and no probes; `labels` are the sinks of the node's labels.
     """
 
     image: str
@@ -222,7 +220,7 @@ class PluginSet:
 
 
 def config_map(wanted: PluginSet) -> Json:
-    """The plugin's config file. It notices an edit of it by itself."""
+    """The plugin's config file; the plugin notices when it is edited."""
     data = {PurePosixPath(CONFIG_FILE).name: wanted.config}
     return made("v1", "ConfigMap", PLUGIN, "device-plugin", wanted.namespace, data=data)
 
@@ -258,7 +256,7 @@ def _pod(wanted: PluginSet) -> Json:
 
 
 def _affinity(vendor: str) -> Json:
-    """Nodes with such a GPU, as NFD's labels say in any of its settings, or the one that a person gives."""
+    """Nodes with such a GPU by NFD's labels, in any of its settings, or by the label that an admin sets."""
     pci = PCI_VENDORS[vendor]
     names = (pci, *(f"{one}_{pci}" for one in _CLASSES[vendor]))
     keys = (*(f"feature.node.kubernetes.io/pci-{name}.present" for name in names), present(vendor))
@@ -282,7 +280,7 @@ def _container(wanted: PluginSet, volumes: tuple[Volume, ...]) -> Json:
 
 
 def pull_policy(image: str) -> str:
-    """A bare name is an image that the node has: nobody fetches a stranger's of that name."""
+    """A bare name is an image on the node: pulling it could fetch another publisher's image of that name."""
     return "IfNotPresent" if "/" in image else "Never"
 
 
@@ -297,7 +295,7 @@ def _arguments(wanted: PluginSet) -> tuple[str, ...]:
 
 
 def asks_server(wanted: PluginSet) -> bool:
-    """Whether anything that it does goes through the API server."""
+    """Whether the plugin uses the API server."""
     return not {"node", "node-feature"}.isdisjoint(wanted.labels)
 
 
@@ -310,7 +308,7 @@ def _environment(wanted: PluginSet) -> list[Json]:
 
 
 def _of_runtime(wanted: PluginSet) -> dict[str, str]:
-    """What NVIDIA's runtime gives the container: NVML's library, with MPS its programs, and every GPU."""
+    """Variables by which NVIDIA's runtime adds NVML's library, with MPS its programs, and every GPU."""
     if wanted.vendor != "nvidia":
         return {}
     monitored = {MONITORED: "all"} if wanted.mig else {}
@@ -323,7 +321,7 @@ def _served(port: int) -> Json:
         return {}
     return {
         "ports": [{"name": "metrics", "containerPort": port}],
-        # the plugin waits for driver and kubelet by itself: only one that hangs is started anew
+        # the plugin waits for driver and kubelet by itself: only one that hangs is restarted
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": "metrics"},
             "initialDelaySeconds": 10,
@@ -340,7 +338,7 @@ def _served(port: int) -> Json:
 
 
 def _resources(wanted: PluginSet) -> Json:
-    """As the systemd unit has it; MPS servers take what their clients need, and so are given no limit."""
+    """As in the systemd unit. No limit with MPS: its servers use as much memory as their clients need."""
     requests = {"cpu": "10m", "memory": "64Mi"}
     return {"requests": requests} if wanted.mps else {"requests": requests, "limits": {"memory": "256Mi"}}
 
@@ -354,7 +352,7 @@ def _security(wanted: PluginSet) -> Json:
 
 
 def _shared_memory(wanted: PluginSet) -> Json:
-    """MPS's clients of every user meet the server in this directory; the kubelet makes it for root alone."""
+    """MPS clients of every user share this directory with the server; the kubelet creates it for root."""
     return {
         "name": "shared-memory",
         "image": wanted.image,
@@ -365,14 +363,14 @@ def _shared_memory(wanted: PluginSet) -> Json:
     }
 
 
-# Who may do what: a service account, and for each use of the API server exactly the verbs that it takes.
+# Rights: a service account, and for each use of the API server exactly the verbs that it needs.
 
 _API = "rbac.authorization.k8s.io"
 
 
 @dataclass(frozen=True)
 class Use:
-    """Rules for the whole cluster (nodes are in no namespace) and for one namespace; `why` is for people."""
+    """Rules for the whole cluster (nodes are in no namespace) and for one namespace; `why` describes it."""
 
     why: str
     cluster: tuple[Json, ...] = ()
@@ -435,7 +433,7 @@ def _role_name(uses: Iterable[str]) -> str:
 
 
 def _merged(rules: Iterable[Json]) -> list[Json]:
-    """One rule for each resource, with every verb that somebody needs."""
+    """One rule for each resource, with all verbs of these rules."""
     verbs: dict[tuple[str, str], dict[str, None]] = {}
     for rule in rules:
         for resource in rule["resources"]:
@@ -459,11 +457,11 @@ def _bound(
     ]
 
 
-# The pod that proves it: NVIDIA's vector-add sample on one GPU of one node.
+# The test pod: NVIDIA's vector-add sample on one GPU of one node.
 
 CONTAINER = "vector-add"
 RUN = "gpunode/run"
-"""Label with a value of one run's own: by it a pod is found whose name was never heard."""
+"""Label with a unique value for each run: it finds a pod when the response with its name was lost."""
 HOSTNAME = "kubernetes.io/hostname"
 _USER = 65532  # any that isn't root: the device files are open to all
 
@@ -472,7 +470,7 @@ _USER = 65532  # any that isn't root: the device files are open to all
 class VectorAdd:
     """`seconds`: how long the pod may be active. `hostname`: the node's label of that name; empty: any node.
 
-    `resource` stands in the limits alone: Kubernetes makes the request of it.
+    `resource` is in the limits alone: Kubernetes sets the request from it.
     """
 
     image: str
@@ -485,10 +483,10 @@ class VectorAdd:
 
 
 def vector_add(wanted: VectorAdd) -> Json:
-    """A Pod that ends by itself and fits a namespace of the level restricted.
+    """A Pod that ends by itself and is allowed in a namespace of the level restricted.
 
-    With `run` it is one of many: its name is left to the server. It tolerates the resource's own taint, and
-    goes through the scheduler, which a nodeName would pass by.
+    With `run` the server chooses the name. It tolerates the resource's own taint, and selects the node by
+    label, because nodeName would bypass the scheduler.
     """
     named: Json = {"generateName": "gpunode-vector-add-"} if wanted.run else {"name": "gpunode-vector-add"}
     marks = labels("vector-add") | ({RUN: wanted.run} if wanted.run else {})
@@ -519,5 +517,5 @@ def vector_add(wanted: VectorAdd) -> Json:
 
 
 def ours(component: str = "vector-add") -> dict[str, str]:
-    """The labels by which such pods are found, whatever run they are of."""
+    """The labels of such pods of any run."""
     return {key: value for key, value in labels(component).items() if key != COMPONENT}

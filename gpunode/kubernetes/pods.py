@@ -1,4 +1,7 @@
-"""From a pod and its events to where it stands. Pure: asking and waiting is the command's matter."""
+"""Reasons why a pod isn't scheduled, doesn't start or fails, from its status, events and log, with a hint.
+
+Pure functions; `commands.verify_kubernetes` queries the API server and waits.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,8 @@ from typing import Any
 
 from gpunode.kubernetes.api import one_line
 
-# Why a pod doesn't start, or didn't pass, in words that help: what Kubernetes writes, and what to do then.
-#
-# The wordings are those of kube-scheduler, kubelet, containerd, CRI-O and admission (Kubernetes 1.20 to
-# 1.36); what isn't known is passed on as it is.
+# Messages are matched as kube-scheduler, kubelet, containerd, CRI-O and admission write them (Kubernetes 1.20
+# to 1.36); an unknown one is reported as it is.
 
 DOCTOR = "find out why: gpunode doctor"
 _SELECTED = ("didn't match Pod's node affinity", "didn't match node selector", "didn't match Pod's node")
@@ -26,7 +27,7 @@ _TAIL = re.compile(r"\. (?!\d+ ).*")
 
 @dataclass(frozen=True)
 class Reason:
-    """`code` is stable; `patience`: seconds for which it may last before waiting longer makes no sense."""
+    """`code` is stable; `patience`: seconds that it may last before waiting longer makes no sense."""
 
     code: str
     message: str
@@ -36,9 +37,9 @@ class Reason:
 
 @dataclass(frozen=True)
 class Aim:
-    """What the pod was to get, and where: `resources` are the node's allocatable ones by name.
+    """The node and resource that the pod requests: `resources` are the node's allocatable ones by name.
 
-    `capacity` counts unhealthy devices too, and `unhealthy` says of which the reason is known. `taints` are
+    `capacity` counts unhealthy devices too; `unhealthy` describes those with a known reason. `taints` are
     those of the node that the pod doesn't tolerate, such as ``team=ml:NoSchedule``.
     """
 
@@ -56,7 +57,7 @@ class Aim:
 
     @property
     def sick(self) -> int:
-        """How many devices the node has and doesn't offer."""
+        """Number of devices that the node has but can't allocate."""
         return max(0, _count(self.capacity, self.resource) - self.available)
 
 
@@ -69,23 +70,25 @@ def _count(resources: Mapping[str, str], name: str) -> int:
 
 
 def unschedulable(message: str, aim: Aim) -> Reason:
-    """The scheduler's sentence, of which only what it says of our node matters: the others never fit."""
+    """The scheduler's message, reduced to the causes that concern our node: the pod selects no other."""
     said = _TAIL.sub(".", one_line(message))
     causes = [one for one in _causes(said) if not any(word in one for word in _SELECTED)]
-    told = f"no place on {aim.node}: {', '.join(causes) or said}"
+    message = f"no place on {aim.node}: {', '.join(causes) or said}"
     if any(f"Insufficient {aim.resource}" in one for one in causes):
         return _insufficient(aim)
     if found := next(filter(None, map(_TAINT.search, causes)), None):
         taints = aim.taints or ((found[1],) if found[1] else ())
         if aim.taints:
-            told = f"no place on {aim.node}: the pod does not tolerate its taint {' and '.join(aim.taints)}"
-        return Reason("pending-taint", told, _taint_hint(taints, aim.node), 30)
+            message = (
+                f"no place on {aim.node}: the pod does not tolerate its taint {' and '.join(aim.taints)}"
+            )
+        return Reason("pending-taint", message, _taint_hint(taints, aim.node), 30)
     if any("unschedulable" in one for one in causes):
-        return Reason("pending-cordoned", told, f"kubectl uncordon {aim.node}", 30)
+        return Reason("pending-cordoned", message, f"kubectl uncordon {aim.node}", 30)
     if not causes and said:
         hint = f"compare its label kubernetes.io/hostname: kubectl get node {aim.node} --show-labels"
-        return Reason("pending-selector", f"no node bears the name that was asked for: {said}", hint, 30)
-    return Reason("pending-unschedulable", told, "kubectl describe pod says more", 60)
+        return Reason("pending-selector", f"no node has the label that the pod selects: {said}", hint, 30)
+    return Reason("pending-unschedulable", message, "see: kubectl describe pod", 60)
 
 
 def _causes(message: str) -> list[str]:
@@ -114,10 +117,10 @@ def _insufficient(aim: Aim) -> Reason:
         name for name, amount in aim.resources.items() if name.startswith(f"{domain}/") and amount != "0"
     ]
     if others:
-        hint = f"ask for what it has: --resource {shlex.quote(sorted(others)[0])}"
+        hint = f"request what it has: --resource {shlex.quote(sorted(others)[0])}"
     else:
         hint = "does a device plugin run there? gpunode plugin status; gpunode doctor"
-    return Reason("pending-no-gpu", f"{aim.node} has no {aim.resource} to give", hint, 60)
+    return Reason("pending-no-gpu", f"{aim.node} offers no {aim.resource}", hint, 60)
 
 
 def _taint_hint(taints: Sequence[str], node: str) -> str:
@@ -128,7 +131,7 @@ def _taint_hint(taints: Sequence[str], node: str) -> str:
     if key == "node.kubernetes.io/unschedulable":
         return f"kubectl uncordon {node}"
     if key.startswith("node.kubernetes.io/"):
-        return f"the node itself isn't well: kubectl describe node {node}"
+        return f"the node has a problem: kubectl describe node {node}"
     taint = shlex.quote(f"{key}-")
     return f"the test pod tolerates its resource's own taint only: kubectl taint nodes {node} {taint}"
 
@@ -137,7 +140,7 @@ def _taint_hint(taints: Sequence[str], node: str) -> str:
 
 
 def waiting(state: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason | None:
-    """Why a container waits (ContainerStateWaiting); None for what is on its way."""
+    """Why a container waits (ContainerStateWaiting); None while it starts normally."""
     reason, message = one_line(state.get("reason")), one_line(state.get("message"))
     if "Image" in reason or reason == "RegistryUnavailable":
         return _image(reason, message, events, aim)
@@ -147,7 +150,7 @@ def waiting(state: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: 
 
 
 def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason:
-    """The kubelet tells the cause in an event, and then only that it backs off."""
+    """The kubelet reports the cause in an event; later events only say that it backs off."""
     causes = [one_line(one.get("message")) for one in events if one.get("reason") == "Failed"]
     known = [
         one for one in (message, *reversed(causes)) if one and not one.startswith(("Back-off", "Error:"))
@@ -155,9 +158,7 @@ def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: 
     said = known[0] if known else message
     hint = "is the name right, and can the node reach the registry? --image names a copy of your own"
     if re.search(r"(?i)unauthorized|denied|authentication|403 Forbidden|401", said):
-        hint = (
-            "the registry wants a login: copy the image to where the node may pull, and name it with --image"
-        )
+        hint = "the registry requires a login: copy the image to one without, and name it with --image"
     elif "no match for platform" in said or "no matching manifest" in said:
         hint = "there is no such image for this node's processor: name one with --image"
     elif "ErrImageNeverPull" in reason:
@@ -166,11 +167,11 @@ def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: 
 
 
 def start_hint(message: str, aim: Aim) -> str:
-    """What helps against an engine's refusal to make or start a container."""
+    """The hint for an engine's error when it creates or starts a container."""
     if "unresolvable CDI devices" in message or "CDI device" in message:
         return "the CDI specification lacks the device: gpunode cdi list; gpunode cdi refresh"
     if "runAsNonRoot" in message or "run as root" in message:
-        return f"{aim.image} insists on root; name another image with --image"
+        return f"{aim.image} runs only as root; name another image with --image"
     if "exec format error" in message:
         return "the image is for another processor: name one with --image"
     if "nvidia-container" in message or "nvidia-ctk" in message or "nvidia-cdi-hook" in message:
@@ -190,15 +191,17 @@ def event_time(event: Mapping[str, Any]) -> str:
 
 
 def event(one: Mapping[str, Any], aim: Aim) -> Reason | None:
-    """A warning about a pod whose container isn't there yet; None for what isn't known to hold it up."""
+    """A warning about a pod without a container yet; None for one that isn't known to delay it."""
     reason, message = one_line(one.get("reason")), one_line(one.get("message"))
     if reason == "FailedScheduling":
         return unschedulable(message, aim)
     if reason == "FailedCreatePodSandBox":
         if found := _HANDLER.search(message):
             hint = f"gpunode configure-runtime --nvidia-runtime-name {found[1]}; or another --runtime-class"
-            told = f"the node's engine has no runtime {found[1]!r}, which the RuntimeClass names: {message}"
-            return Reason("pending-runtime-handler", told, hint, 30)
+            message = (
+                f"the node's engine has no runtime {found[1]!r}, which the RuntimeClass names: {message}"
+            )
+            return Reason("pending-runtime-handler", message, hint, 30)
         return Reason("pending-sandbox", f"{reason}: {message}", f"kubectl describe node {aim.node}", 60)
     if reason in ("FailedMount", "NetworkNotReady", "FailedPostStartHook"):
         return Reason("pending-node", f"{reason}: {message}", f"kubectl describe node {aim.node}", 60)
@@ -208,7 +211,7 @@ def event(one: Mapping[str, Any], aim: Aim) -> Reason | None:
 # --- ended badly ----------------------------------------------------------------------------------------
 
 _FAILED = {
-    "UnexpectedAdmissionError": "the device plugin refused: gpunode plugin status; its log says more",
+    "UnexpectedAdmissionError": "the device plugin refused: see gpunode plugin status, and its log",
     "DeadlineExceeded": "it took longer than --timeout allows; a GPU may hang: gpunode doctor",
     "Evicted": "the node is short of memory or disk: kubectl describe node",
     "OOMKilled": "the pod's memory was too little for the driver; is the node short of memory?",
@@ -220,14 +223,14 @@ _FAILED = {
 def failed(reason: str, message: str, aim: Aim) -> Reason:
     """A pod of phase Failed: its own reason, or its container's."""
     reason, message = one_line(reason), one_line(message)
-    told = ": ".join(filter(None, (reason, message)))
+    said = ": ".join(filter(None, (reason, message)))
     if reason.startswith("OutOf"):
         hint = "another pod was faster: gpunode plugin status"
     elif reason in ("StartError", "ContainerCannotRun"):
         hint = start_hint(message, aim)
     else:
         hint = _FAILED.get(reason, DOCTOR)
-    return Reason("pod-failed", told or "it failed without a word why", hint)
+    return Reason("pod-failed", said or "it failed without a reason", hint)
 
 
 _LOGGED = (
@@ -248,23 +251,23 @@ _LOGGED = (
 
 
 def logged(log: str, aim: Aim) -> Reason:
-    """What the program itself says of its failure; its last line if that isn't known."""
+    """The program's own error; the last line of the log if it is unknown."""
     lines = [one_line(line) for line in log.splitlines() if line.strip()]
     for words, hint in _LOGGED:
         found = next((line for line in lines if words in line), "")
         if found:
             return Reason("vector-add-failed", found, hint.format(image=aim.image))
-    return Reason("vector-add-failed", lines[-1] if lines else "it said nothing", DOCTOR)
+    return Reason("vector-add-failed", lines[-1] if lines else "its log is empty", DOCTOR)
 
 
 # --- refused at once ------------------------------------------------------------------------------------
 
 
 def refused(message: str, namespace: str, runtime_class: str) -> tuple[str, str]:
-    """(code, hint) for a pod that the API server doesn't take; empty where only the server's words help."""
+    """(code, hint) for a pod that the API server rejects; empty where its own message is the best help."""
     if "failed calling webhook" in message or "failed calling policy" in message:
         name = re.search(r'failed calling webhook \\?"([^"\\\\]+)', message)
-        hint = f"the webhook {name[1] if name else ''} doesn't answer: kubectl get pods -A shows its pod"
+        hint = f"the webhook {name[1] if name else ''} doesn't answer: find its pod with kubectl get pods -A"
         return "pending-webhook", hint
     if re.search(r"(minimum|maximum) \S+ usage per (Pod|Container)", message):
         return (
@@ -280,11 +283,14 @@ def refused(message: str, namespace: str, runtime_class: str) -> tuple[str, str]
     if "RuntimeClass" in message and "not found" in message:
         return "pending-runtime-class", _class_hint(runtime_class)
     if "error looking up service account" in message:
-        return "pending-account", f"{namespace} is too new, or has lost its account: run this again"
+        return "pending-account", f"{namespace} has no account yet, or lost it: run this again"
     if "is being terminated" in message:
         return "pending-namespace", "name another with --namespace"
     if "denied the request" in message or "denied request" in message:  # webhooks, and admission policies
-        return "pending-admission", "the cluster's own rules refuse it: fit them with --image or --namespace"
+        return (
+            "pending-admission",
+            "an admission policy of the cluster rejects it: try another --image or --namespace",
+        )
     return "", ""
 
 
@@ -293,16 +299,16 @@ def _class_hint(name: str) -> str:
 
 
 def missing_class(name: str) -> str:
-    """The hint for a RuntimeClass that isn't there."""
+    """The hint for a missing RuntimeClass."""
     return f"{_class_hint(name)}; or without one: --runtime-class="
 
 
 PASSED = "Test PASSED"  # what NVIDIA's vectorAdd sample prints
-_GONE = Reason("pod-deleted", "somebody deletes the pod", "run this again")
+_GONE = Reason("pod-deleted", "another client deletes the pod", "run this again")
 
 
 class Phase(StrEnum):
-    """A pod's life as a follower needs it."""
+    """A pod's phase, and Gone for one that is deleted."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -313,7 +319,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class State:
-    """`reason` says why it isn't further, or how it failed; None where all goes its way."""
+    """`reason`: why the pod doesn't progress, or failed; None while it progresses."""
 
     phase: Phase
     reason: Reason | None = None
@@ -324,7 +330,7 @@ class State:
 
 
 def state(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> State:
-    """Where a pod stands, whatever shape the answers have. `events` oldest first."""
+    """A pod's state; parts of a wrong type are ignored. `events` oldest first."""
     status = _map(pod.get("status"))
     phase = str(status.get("phase") or "Pending")
     if phase == Phase.SUCCEEDED:
@@ -350,7 +356,7 @@ def _failure(status: Mapping[str, Any], aim: Aim) -> Reason:
 
 
 def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason | None:
-    """The container's own state first, then the scheduler's word, then the last warning that tells."""
+    """By the container's own state, then the scheduler's condition, then the last known warning."""
     for container in _maps(status.get("containerStatuses")):
         found = waiting(_map(_map(container.get("state")).get("waiting")), events, aim)
         if found is not None:
@@ -358,8 +364,8 @@ def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], a
     for condition in _maps(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             if condition.get("reason") == "SchedulingGated":
-                gates = "somebody's admission webhook gates new pods"
-                return Reason("pending-gated", gates, "kubectl describe pod names the gates", 60)
+                gates = "an admission webhook of the cluster gates new pods"
+                return Reason("pending-gated", gates, "see the gates: kubectl describe pod", 60)
             return unschedulable(str(condition.get("message") or ""), aim)
     scheduled = any(
         condition.get("type") == "PodScheduled" and condition.get("status") == "True"
@@ -367,14 +373,15 @@ def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], a
     )
     for one in reversed([one for one in events if one.get("type") == "Warning"]):
         if scheduled and one.get("reason") == "FailedScheduling":
-            continue  # it was so, before it found a place
-        if (told := event(one, aim)) is not None:
-            return told
+            continue  # from before it was scheduled
+        if (reason := event(one, aim)) is not None:
+            return reason
     return None
 
 
 def verdict(found: State, log: str, aim: Aim) -> Reason | None:
-    """None if it passed: it succeeded, and says so itself. A shell that hides a failing program doesn't."""
+    """None if it passed: it succeeded, and its log says so. A shell may hide that the program
+    failed."""
     if found.phase is Phase.SUCCEEDED:
         if PASSED in log:
             return None
@@ -386,12 +393,12 @@ def verdict(found: State, log: str, aim: Aim) -> Reason | None:
 
 
 def _by_program(found: State) -> bool:
-    """Whether the program itself failed, which knows best why."""
+    """Whether the program itself failed: then its log has the best reason."""
     return found.reason is None or found.reason.message.startswith(("Error", "Completed"))
 
 
 def allocation(pod: Mapping[str, Any]) -> str:
-    """How the GPU came: ``device plugin``, or the claim that the scheduler made for it (Kubernetes 1.34,
+    """What allocated the GPU: ``device plugin``, or the scheduler's claim for it (Kubernetes 1.34,
     DRAExtendedResource: status.extendedResourceClaimStatus)."""
     claim = _map(_map(pod.get("status")).get("extendedResourceClaimStatus")).get("resourceClaimName")
     return f"resource claim {one_line(claim)}" if claim else "device plugin"

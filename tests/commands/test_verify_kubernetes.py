@@ -144,7 +144,7 @@ def test_a_node_without_the_resource_names_what_it_has(gpu_node: ApiServer, run:
     gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}.")]
     error = told(verify(run, "--timeout", "3"))
     assert error["code"] == "pending-no-gpu"
-    assert error["hint"] == "ask for what it has: --resource nvidia.com/mig-3g.40gb"
+    assert error["hint"] == "request what it has: --resource nvidia.com/mig-3g.40gb"
 
 
 TAIL = "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful."
@@ -216,7 +216,7 @@ def test_the_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, ru
     gpu_node.pod_life = [waiting("ImagePullBackOff", 'Back-off pulling image "x"')]
     gpu_node.faults.append(event("Failed", "Failed to pull image: 401 Unauthorized")(gpu_node))
     error = told(verify(run, "--timeout", "3"))
-    assert "401 Unauthorized" in error["message"] and "wants a login" in error["hint"]
+    assert "401 Unauthorized" in error["message"] and "requires a login" in error["hint"]
 
 
 def test_a_pod_that_never_ends_is_given_up_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:

@@ -83,7 +83,7 @@ PENDING: list[tuple[str, dict[str, Any], str, str, str]] = [
         "another hostname",
         unscheduled(f"{AVAILABLE}3 node(s) didn't match Pod's node affinity/selector."),
         "pending-selector",
-        "no node bears the name",
+        "no node has the label",
         "--show-labels",
     ),
     (
@@ -98,7 +98,7 @@ PENDING: list[tuple[str, dict[str, Any], str, str, str]] = [
         waiting("ErrImagePull", "pull access denied, repository does not exist or may require authorization"),
         "pending-image",
         "pull access denied",
-        "wants a login",
+        "requires a login",
     ),
     (
         "a runtime that fails",
@@ -124,7 +124,7 @@ PENDING: list[tuple[str, dict[str, Any], str, str, str]] = [
         waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
         "pending-container",
         "runAsNonRoot",
-        "insists on root",
+        "runs only as root",
     ),
 ]
 """(name, the pod's status, code, part of the message, part of the hint)."""
