@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from gpunode.checks import (
     cdi,
     containerd,
@@ -32,19 +34,13 @@ from gpunode.checks import (
 from gpunode.checks.model import LAYERS, Check
 from gpunode.errors import UsageError
 
-# What is on the PCI bus, and who owns it.
-
-HARDWARE: tuple[Check, ...] = (
+_IN_ORDER = (
+    # What is on the PCI bus, and who owns it.
     *hardware.BUS_CHECKS,
     *hardware.NOUVEAU_CHECKS,
     *pcie.CHECKS,
     *hardware.MEMORY_CHECKS,
-)
-
-
-# The kernel module and its userspace libraries.
-
-DRIVER: tuple[Check, ...] = (
+    # The kernel module and its userspace libraries.
     *kernel_module.BUILD_CHECKS,
     *kernel_module.SIGNATURE_CHECKS,
     *driver_libraries.SUPPORT_CHECKS,
@@ -53,102 +49,50 @@ DRIVER: tuple[Check, ...] = (
     *driver_libraries.LIBRARIES_CHECKS,
     *driver_packages.CHECKS,
     *kernel_module.NEXT_BOOT_CHECKS,
-)
-
-
-# Device files, unified memory, persistence.
-
-DEVICES: tuple[Check, ...] = (
+    # Device files, unified memory, persistence.
     *devices.NODES_CHECKS,
     *devices.ACCESS_CHECKS,
     *devices.CONTAINERS_CHECKS,
     *devices.PERSISTENCE_CHECKS,
-)
-
-
-# What the GPUs say of their own condition, and the kernel of them.
-
-HEALTH: tuple[Check, ...] = (
+    # What the GPUs say of their own condition, and the kernel of them.
     *health.LOST_CHECKS,
     *health.MEMORY_CHECKS,
     *xids.CHECKS,
     *health.SPEED_CHECKS,
     *health.USE_CHECKS,
-)
-
-
-# NVSwitch fabrics, MIG layouts, vGPU, confidential computing, GPUDirect.
-
-FABRIC: tuple[Check, ...] = (
-    *(*fabric.SWITCHES_CHECKS, *mig.CHECKS, *mig.MIG_PLUGINS_CHECKS),
-    *(*fabric.VIRTUAL_CHECKS, *fabric.RDMA_CHECKS),
-)
-
-
-# The operating system around the GPUs: SELinux, WSL, Jetson, clocks, disks.
-
-PLATFORM: tuple[Check, ...] = (*platform.SYSTEM_CHECKS, *platform.SPECIAL_CHECKS)
-
-
-# Known holes, and doors left open.
-
-SECURITY: tuple[Check, ...] = (*security.HOLES_CHECKS, *security.DOORS_CHECKS)
-
-
-# The NVIDIA Container Toolkit.
-
-TOOLKIT: tuple[Check, ...] = (
+    # NVSwitch fabrics, MIG layouts, vGPU, confidential computing, GPUDirect.
+    *fabric.SWITCHES_CHECKS,
+    *mig.CHECKS,
+    *mig.MIG_PLUGINS_CHECKS,
+    *fabric.VIRTUAL_CHECKS,
+    *fabric.RDMA_CHECKS,
+    # The NVIDIA Container Toolkit.
     *toolkit.INSTALLED_CHECKS,
     *toolkit.RELEASES_CHECKS,
     *toolkit.SETTINGS_CHECKS,
     *toolkit.CALLS_CHECKS,
-)
-
-
-# Docker: its file, its daemon, its runtimes.
-
-DOCKER: tuple[Check, ...] = (
+    # CDI specifications.
+    *cdi.SUPPLY_CHECKS,
+    *cdi.SPECS_CHECKS,
+    *cdi.CONTENTS_CHECKS,
+    *cdi.REBOOT_CHECKS,
+    # Docker: its file, its daemon, its runtimes.
     *docker_variants.CHECKS,
     *docker.SETTINGS_CHECKS,
     *docker.FILE_CHECKS,
     *docker.DAEMON_CHECKS,
     *docker.PROBE_CHECKS,
-)
-
-
-# containerd: its file, its daemon, its handlers and what it imports.
-
-CONTAINERD: tuple[Check, ...] = (
+    # containerd: its file, its daemon, its handlers and what it imports.
     *containerd.DAEMON_CHECKS,
     *containerd_imports.CHECKS,
     *containerd.HANDLERS_CHECKS,
     *containerd.BESIDE_CHECKS,
-)
-
-
-# CRI-O: its handlers and their programs, its files, its hooks.
-
-CRIO: tuple[Check, ...] = (*crio.HANDLERS_CHECKS, *crio.FILES_CHECKS)
-
-
-# podman.
-
-PODMAN: tuple[Check, ...] = podman.CHECKS
-
-
-# CDI specifications.
-
-CDI: tuple[Check, ...] = (*cdi.SUPPLY_CHECKS, *cdi.SPECS_CHECKS, *cdi.CONTENTS_CHECKS, *cdi.REBOOT_CHECKS)
-
-
-# CUDA releases and images against the driver and its GPUs.
-
-CUDA: tuple[Check, ...] = (*cuda.RELEASES_CHECKS, *cuda.IMAGES_CHECKS, *cuda.RUNNING_CHECKS)
-
-
-# The kubelet, Kubernetes distributions, device plugins, the GPU operator.
-
-KUBELET: tuple[Check, ...] = (
+    # CRI-O: its handlers and their programs, its files, its hooks.
+    *crio.HANDLERS_CHECKS,
+    *crio.FILES_CHECKS,
+    # podman.
+    *podman.CHECKS,
+    # The kubelet, Kubernetes distributions, device plugins, the GPU operator.
     *kubelet.DAEMON_CHECKS,
     *kubernetes_distributions.RANCHER_CHECKS,
     *kubernetes_distributions.OTHERS_CHECKS,
@@ -157,26 +101,18 @@ KUBELET: tuple[Check, ...] = (
     *device_plugin.PLUGIN_CHECKS,
     *kubelet.PODS_CHECKS,
     *kubelet.RESOURCES_CHECKS,
+    # CUDA releases and images against the driver and its GPUs.
+    *cuda.RELEASES_CHECKS,
+    *cuda.IMAGES_CHECKS,
+    *cuda.RUNNING_CHECKS,
+    # The operating system around the GPUs: SELinux, WSL, Jetson, clocks, disks.
+    *platform.SYSTEM_CHECKS,
+    *platform.SPECIAL_CHECKS,
+    # Known holes, and doors left open.
+    *security.HOLES_CHECKS,
+    *security.DOORS_CHECKS,
 )
-
-
-_IN_ORDER = (
-    *HARDWARE,
-    *DRIVER,
-    *DEVICES,
-    *HEALTH,
-    *FABRIC,
-    *TOOLKIT,
-    *CDI,
-    *DOCKER,
-    *CONTAINERD,
-    *CRIO,
-    *PODMAN,
-    *KUBELET,
-    *CUDA,
-    *PLATFORM,
-    *SECURITY,
-)
+# a module may have checks of a neighbouring layer
 ALL_CHECKS: tuple[Check, ...] = tuple(sorted(_IN_ORDER, key=lambda check: LAYERS.index(check.layer)))
 BY_ID = {check.id: check for check in ALL_CHECKS}
 
@@ -185,10 +121,8 @@ def find_check(identifier: str) -> Check:
     """The check of this id; `UsageError` names the nearest ones."""
     check = BY_ID.get(identifier)
     if check is None:
-        from difflib import get_close_matches
-
-        begun = [known for known in BY_ID if identifier and known.startswith(identifier)]
-        near = (begun or get_close_matches(identifier, BY_ID, n=3, cutoff=0.4))[:3]
+        longer = [known for known in BY_ID if identifier and known.startswith(identifier)]
+        near = (longer or get_close_matches(identifier, BY_ID, n=3, cutoff=0.4))[:3]
         hint = f"did you mean {' or '.join(near)}?" if near else "gpunode explain lists them all"
         raise UsageError(f"there is no check {identifier!r}", hint=hint)
     return check

@@ -39,7 +39,7 @@ class Reader:
 
 
 def readers(node: Node) -> tuple[Reader, ...]:
-    """Daemons that don't answer are left out: whether their CDI is on can't be told."""
+    """Daemons that don't answer are left out: whether their CDI is on is unknown."""
     return tuple(_readers(node))
 
 
@@ -81,7 +81,7 @@ def _containerd_on(node: Node) -> bool:
         return False
 
 
-# Specifications that a reboot clears away: whether anybody writes them again.
+# Specifications that a reboot deletes: whether a service writes them again.
 
 _VOLATILE = ("/run/", "/var/run/")
 _WRITERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")

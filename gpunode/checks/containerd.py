@@ -193,7 +193,7 @@ def _dotted(node: Node) -> str:
 
 
 def judged(node: Node) -> ContainerdConfig | None:
-    """The configuration, where anybody uses this containerd's CRI; one that nobody uses isn't even read."""
+    """The configuration, if this containerd's CRI is in use; otherwise it isn't even read."""
     return node.containerd_config if containerd_role(node).used else None
 
 
@@ -267,9 +267,9 @@ def containerd_not_restarted(node: Node) -> Verdict:
     if not missing:
         return ok("the running containerd has what its file says")
     evidence = [_in_file(node, config, name) for name in missing]
-    told = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
+    answer = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
     summary = "in the file, not in the running daemon: containerd wasn't restarted"
-    return fail(summary, *evidence, told, fix=_managed(node))
+    return fail(summary, *evidence, answer, fix=_managed(node))
 
 
 def _kubelet_runs(node: Node) -> bool:
@@ -292,7 +292,7 @@ def configure(node: Node) -> Fix | None:
 
 
 def _silent(node: Node, socket: str) -> Verdict:
-    """A daemon that listens and doesn't tell its handlers: it hangs, or its CRI isn't running."""
+    """A daemon that listens and doesn't report its handlers: it hangs, or its CRI isn't running."""
     try:
         node.cri  # noqa: B018 - read for its failure
     except DaemonError as error:
@@ -379,15 +379,15 @@ def containerd_runtime_missing(node: Node) -> Verdict:
     handlers = told_handlers(node)
     if handlers is None:
         return skip(f"containerd doesn't say what it runs with at {node.containerd.socket}")
-    told = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
+    answer = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
     ours = [name for name in handlers if name.startswith(HANDLER)]
     if ours:
-        return ok(f"containerd runs with the handler {', '.join(ours)}", told)
-    return _without_handler(node, told)
+        return ok(f"containerd runs with the handler {', '.join(ours)}", answer)
+    return _without_handler(node, answer)
 
 
-def _without_handler(node: Node, told: Evidence) -> Verdict:
-    """A containerd whose CDI is on needs none, as long as whoever asks for GPUs asks by CDI.
+def _without_handler(node: Node, answer: Evidence) -> Verdict:
+    """A containerd with CDI enabled needs none, as long as all requests for GPUs use CDI.
 
     A drop-in that it doesn't read shows that somebody wants the handler; the system's files tell nothing of
     what is wanted from a Kubernetes distribution's containerd.
@@ -396,8 +396,8 @@ def _without_handler(node: Node, told: Evidence) -> Verdict:
     wanted = bool(unread) and node.containerd is not None and not node.containerd.manager
     way = other_way(node, cdi=not wanted and running_config(node).get("enableCDI") is True)
     if way is not None:
-        return ok(f"no nvidia handler: {way.summary}", told, seen(way.source, way.value))
-    return fail("containerd has no nvidia handler", told, *unread, fix=configure(node))
+        return ok(f"no nvidia handler: {way.summary}", answer, seen(way.source, way.value))
+    return fail("containerd has no nvidia handler", answer, *unread, fix=configure(node))
 
 
 def _unread(node: Node) -> list[Evidence]:
@@ -448,16 +448,16 @@ def containerd_runtime_binary(node: Node) -> Verdict:
     for name in names:
         program = dig(tables, name, "options", "BinaryName")
         file = dig(config.runtimes, name, "options", "BinaryName")
-        told = seen(f"CRI Status at {node.containerd.socket}", f"{name}: BinaryName {program}")
+        answer = seen(f"CRI Status at {node.containerd.socket}", f"{name}: BinaryName {program}")
         if isinstance(program, str) and program and not node.host.which(program):
             evidence = [_handlers_in_file(node, config, name, program)] if file == program else []
             suffix = ", and it is the default: no pod starts" if name == default else ""
             text = f'the program of the handler "{name}" is missing{suffix}'
-            return fail(text, *evidence, told, fix=configure(node))
+            return fail(text, *evidence, answer, fix=configure(node))
         if dig(running, "containerd", "runtimes", name, "runtimeType") == "":
-            told = seen(f"CRI Status at {node.containerd.socket}", f"{name}: no runtimeType")
+            answer = seen(f"CRI Status at {node.containerd.socket}", f"{name}: no runtimeType")
             text = f'the handler "{name}" has no runtime_type'
-            return fail(text, told, fix=configure(node))
+            return fail(text, answer, fix=configure(node))
     return ok("the programs of containerd's handlers are there") if names else skip("no handler to judge")
 
 
@@ -556,7 +556,7 @@ HANDLERS_CHECKS = (
 )
 
 
-# What mends containerd itself.
+# Fixes for containerd itself.
 
 UPGRADE = per_family(
     "apt update && apt install --only-upgrade containerd.io",
@@ -649,10 +649,10 @@ def containerd_deprecations(node: Node) -> Verdict:
     if node.containerd is None or not role.used:
         return skip(role.reason)
     try:
-        told = node.cri.conditions.get(_NO_WARNINGS)
+        answer = node.cri.conditions.get(_NO_WARNINGS)
     except DaemonError as error:
         return skip(f"containerd doesn't say what it runs with: {error.message}")
-    if told is not False:
+    if answer is not False:
         return ok("containerd warns of nothing")
     evidence = seen(f"CRI Status at {node.containerd.socket}", f"{_NO_WARNINGS} = false")
     address = f"--address {node.containerd.socket} "

@@ -1,4 +1,4 @@
-"""containerd's imported files: what they take away, and a file that nobody reads."""
+"""containerd's imported files: settings that they replace, and a file that no daemon reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CRI-O's files: what it reads without anybody meaning it, hooks, and a CRI-O that nobody uses."""
+"""CRI-O's files: those that it reads by accident, hooks, and a CRI-O that is not in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
 
-# What mends CRI-O.
+# Fixes for CRI-O.
 
 _RESTART = "systemctl restart crio"
 RESTART = everywhere(_RESTART, "restart")
@@ -39,7 +39,7 @@ def edit(path: str, line: int | None) -> Fix:
 
 
 def move(paths: tuple[str, ...], place: str) -> Fix:
-    """Bring files to another directory and have CRI-O read anew."""
+    """Move files to another directory and restart CRI-O."""
     return Fix(f"mkdir -p {place} && mv {' '.join(paths)} {place}/ && {_RESTART}", disruptive="restart")
 
 
@@ -112,13 +112,13 @@ def crio_runtime_missing(node: Node) -> Verdict:
         return skip(f"CRI-O doesn't say what it runs with: {error.message}")
     handlers = _handlers(runtime)
     ours = nvidia_handlers(runtime)
-    told = seen(f"{node.crio.socket} /config", f"handlers {', '.join(sorted(handlers)) or 'none'}")
+    answer = seen(f"{node.crio.socket} /config", f"handlers {', '.join(sorted(handlers)) or 'none'}")
     if ours:
-        return ok(f"CRI-O runs with the handler {', '.join(ours)}", told)
+        return ok(f"CRI-O runs with the handler {', '.join(ours)}", answer)
     return (
-        _not_restarted(node, node.crio, told)
-        or _in_another_directory(node, node.crio, told)
-        or _without_handler(node, runtime, told)
+        _not_restarted(node, node.crio, answer)
+        or _in_another_directory(node, node.crio, answer)
+        or _without_handler(node, runtime, answer)
     )
 
 
@@ -156,7 +156,7 @@ def crio_not_running(node: Node) -> Verdict:
 
 
 def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
-    """Why CRI-O doesn't start, as far as its files tell: it refuses one without its monitor (conmon)."""
+    """Why CRI-O doesn't start, as far as its files show: it refuses one without its monitor (conmon)."""
     try:
         files = node.crio_files
     except ConfigError as error:
@@ -186,18 +186,18 @@ def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
     return seen(path, reason.strip(), line), edit(path, line)
 
 
-def _not_restarted(node: Node, crio: Daemon, told: Evidence) -> Verdict | None:
+def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:
     try:
         files = node.crio_files
     except ConfigError as error:
         place, edit = unreadable(error)
-        return fail("CRI-O has no nvidia handler and can't read its file", place, told, fix=edit)
+        return fail("CRI-O has no nvidia handler and can't read its file", place, answer, fix=edit)
     found = [] if files is None else [_nvidia_in(file) for file in files.files if _nvidia_in(file)]
     evidence = [one for one in found if one is not None]
     if not evidence:
         return None
     summary = "in the file, not in the running daemon: CRI-O wasn't restarted"
-    return fail(summary, *evidence, told, fix=restart_crio(crio.unit))
+    return fail(summary, *evidence, answer, fix=restart_crio(crio.unit))
 
 
 def _nvidia_in(file: CrioFile | None) -> Evidence | None:
@@ -205,7 +205,7 @@ def _nvidia_in(file: CrioFile | None) -> Evidence | None:
     return seen(file.path, f'handler "{names[0]}"', file.line_of(names[0])) if file and names else None
 
 
-def _in_another_directory(node: Node, crio: Daemon, told: Evidence) -> Verdict | None:
+def _in_another_directory(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:
     place = drop_in_directory(crio)
     if place == _UNREAD:
         return None
@@ -219,18 +219,20 @@ def _in_another_directory(node: Node, crio: Daemon, told: Evidence) -> Verdict |
     if not stray:
         return None
     fix = move(tuple(one.source for one in stray), place)
-    return fail(f"the nvidia handler is in {_UNREAD}, which CRI-O doesn't read", *stray, told, fix=fix)
+    return fail(f"the nvidia handler is in {_UNREAD}, which CRI-O doesn't read", *stray, answer, fix=fix)
 
 
-def _without_handler(node: Node, runtime: dict[str, Any], told: Evidence) -> Verdict:
+def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> Verdict:
     """It needs none where GPUs come by a hook, by NRI or by CDI, which CRI-O always reads."""
     hooks = nvidia_hooks(node.host, hook_directories(runtime))
     if hooks:
-        return ok("no nvidia handler: GPUs come by an OCI hook", told, seen(hooks[0].path, hooks[0].program))
+        return ok(
+            "no nvidia handler: GPUs come by an OCI hook", answer, seen(hooks[0].path, hooks[0].program)
+        )
     way = other_way(node, cdi=True)
     if way is not None:
-        return ok(f"no nvidia handler: {way.summary}", told, seen(way.source, way.value))
-    return fail("CRI-O has no nvidia handler", told)
+        return ok(f"no nvidia handler: {way.summary}", answer, seen(way.source, way.value))
+    return fail("CRI-O has no nvidia handler", answer)
 
 
 @check(
@@ -255,7 +257,7 @@ def crio_runtime_path(node: Node) -> Verdict:
     except DaemonError as error:
         return skip(f"CRI-O doesn't say what it runs with: {error.message}")
     default = str(runtime.get("default_runtime") or "")
-    told, ours = f"{node.crio.socket} /config", nvidia_handlers(runtime)
+    answer, ours = f"{node.crio.socket} /config", nvidia_handlers(runtime)
     judged = {name: table for name, table in _handlers(runtime).items() if name == default or name in ours}
     for name, table in judged.items():
         for key in ("runtime_path", "monitor_path"):
@@ -263,7 +265,7 @@ def crio_runtime_path(node: Node) -> Verdict:
             if isinstance(program, str) and program and not node.host.which(program):
                 suffix = ", and it is the default: no pod starts" if name == default else ""
                 text = f'{key} of the handler "{name}" leads nowhere{suffix}'
-                return fail(text, *_line_of(node, name, key), seen(told, f"{name}: {key} {program}"))
+                return fail(text, *_line_of(node, name, key), seen(answer, f"{name}: {key} {program}"))
     return ok("the programs of CRI-O's handlers are there") if judged else skip("no handler to judge")
 
 
@@ -304,15 +306,15 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     own = kubelets_own(node, "crio", node.crio.version, str(manager))
     if own is None or manager not in ("systemd", "cgroupfs"):
         return skip("the kubelet goes by what CRI-O tells it, or one of the two can't be told")
-    told = seen(f"{node.crio.socket} /config", f"cgroup_manager {manager}")
+    answer = seen(f"{node.crio.socket} /config", f"cgroup_manager {manager}")
     if manager == own:
-        return ok(f"CRI-O and the kubelet use the cgroup driver {own}", told)
+        return ok(f"CRI-O and the kubelet use the cgroup driver {own}", answer)
     setting = seen("KubeletConfiguration cgroupDriver", own)
     path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
     restart = restart_crio(node.crio.unit)
     fix = Fix(f"{command} && {restart.command}", disruptive="restart")
-    return fail("CRI-O and the kubelet don't use the same cgroup driver", told, setting, fix=fix)
+    return fail("CRI-O and the kubelet don't use the same cgroup driver", answer, setting, fix=fix)
 
 
 HANDLERS_CHECKS = (
@@ -451,8 +453,8 @@ def crio_hooks_mode(node: Node) -> Verdict:
     way = taken_way(node, cdi=True)
     if way is not None:
         return ok(f"no hook is needed: {way.summary}", seen(way.source, way.value), *evidence)
-    told = seen(f"{node.crio.socket} /config", f"hooks_dir {', '.join(directories)}")
-    return fail("CRI-O doesn't look for hooks where NVIDIA's is", *evidence, told)
+    answer = seen(f"{node.crio.socket} /config", f"hooks_dir {', '.join(directories)}")
+    return fail("CRI-O doesn't look for hooks where NVIDIA's is", *evidence, answer)
 
 
 @check(

@@ -29,7 +29,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
 from gpunode.output.result import Evidence, Fix
 
-# What mends a disagreement between a CUDA release and this node.
+# Fixes for a disagreement between a CUDA release and this node.
 
 
 def other_release(release: str) -> Fix:
@@ -163,7 +163,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
 
 
 def _nobody_holds_it(reference: str, search: Search) -> Verdict:
-    """Nothing is pulled; a user who asked by name is told so, and how to get it."""
+    """Nothing is pulled; a user who named the image learns that, and how to get it."""
     if search.held_not:
         engine = search.held_not[0]
         where = " and ".join(search.held_not)

@@ -80,7 +80,7 @@ def busy_stage(node: Node) -> str:
 
 
 def _without_plugin(node: Node) -> Verdict | None:
-    """Pods may get GPUs by nobody's leave: a runtime class, and a variable in the pod that names them."""
+    """Pods may get GPUs without a plugin: a runtime class, and a variable in the pod that names them."""
     meant = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
     if meant or not node.cri_containers:
         return None
@@ -217,7 +217,7 @@ def allocatable_zero(node: Node) -> Verdict:
     if allocatable is None or not allocatable.nvidia:
         return skip("no device plugin has offered GPUs to the kubelet")
     counts = {name: len(ids) for name, ids in sorted(allocatable.nvidia.items())}
-    told = seen(allocatable.source, ", ".join(f"{name}: {count}" for name, count in counts.items()))
+    answer = seen(allocatable.source, ", ".join(f"{name}: {count}" for name, count in counts.items()))
     early = _starting(node)
     if early:
         return skip(early)
@@ -228,16 +228,16 @@ def allocatable_zero(node: Node) -> Verdict:
     fix = fixes.REBOOT.other if fallen else restart_plugin(node)
     if not any(counts.values()):
         summary = "the kubelet can hand out none of this node's GPUs"
-        return fail(summary, told, *fallen, *_last_words(node), fix=fix)
+        return fail(summary, answer, *fallen, *_last_words(node), fix=fix)
     usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
     # one that is divided or shared has ids of its own: UUID::3 is the fourth share of one GPU
     ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
     parts = any("mig" in name.lower() for name in (*ids, *counts))
     if parts or len(ids) >= usual or _chosen(node):
-        return ok(f"{len(ids)} devices can be handed out", told)
+        return ok(f"{len(ids)} devices can be handed out", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
     summary = f"the kubelet can hand out {len(ids)} of {usual} GPUs"
-    return warn(summary, told, here, *fallen, *_last_words(node), fix=fix)
+    return warn(summary, answer, here, *fallen, *_last_words(node), fix=fix)
 
 
 def _fallen(node: Node) -> tuple[Evidence, ...]:
@@ -272,7 +272,7 @@ def _foreign(node: Node) -> Verdict | None:
 
 
 def _chosen(node: Node) -> bool:
-    """Whether the plugin was given some of the GPUs only, or nobody can tell."""
+    """Whether the plugin got some of the GPUs only, or this is unknown."""
     given = [one.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for one in node.plugin_processes]
     return any(value not in ("all", "void", "") for value in given)
 
@@ -328,7 +328,7 @@ def _blind_line(log: PluginLog) -> str | None:
 
 
 def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | None]:
-    """Which runtime handler the pod runs under, if the engine tells: without nvidia it gets no libraries."""
+    """The pod's runtime handler, if the engine reports it: without nvidia it gets no libraries."""
     pods = [one for one in node.cri_containers if one.pod == log.pod]
     named = [one for one in pods if _PLUGIN in one.name or _PLUGIN in one.pod]
     if not named or named[0].handler.startswith("nvidia"):
@@ -438,10 +438,10 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
         strategies = _strategies(node, plugin)
         wrong = _refused(node, strategies)
         if wrong is not None:
-            told = seen(_source(plugin), f"device list strategy {','.join(strategies)}")
+            answer = seen(_source(plugin), f"device list strategy {','.join(strategies)}")
             evidence, command = wrong
             summary = f"nobody acts on the device plugin's strategy {strategies[0]}"
-            return fail(summary, told, evidence, fix=Fix(command, True, "restart"))
+            return fail(summary, answer, evidence, fix=Fix(command, True, "restart"))
     return ok("the engine acts on the device plugin's strategy")
 
 
@@ -476,9 +476,9 @@ def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
         switch = node.cri.config.get("enableCDI")
     except DaemonError:
         return None
-    told = seen(f"CRI Status at {daemon.socket}", "enableCDI = false")
+    answer = seen(f"CRI Status at {daemon.socket}", "enableCDI = false")
     command = f"gpunode configure-runtime --runtime {daemon.manager or 'containerd'} --cdi"
-    return (told, command) if switch is False else None
+    return (answer, command) if switch is False else None
 
 
 def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:

@@ -58,7 +58,7 @@ def dev_nodes_missing(node: Node) -> Verdict:
     before it fail, which is why the first GPU pod after a boot may fail and later ones work.
     """
     there = {device.path for device in node.device_nodes}
-    # a GPU that the driver was told to leave alone is listed with a number and needs no file
+    # a GPU that the driver is configured to leave alone is listed with a number and needs no file
     minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
     missing = [path for path in wanted if path not in there]
@@ -179,7 +179,7 @@ NODES_CHECKS = (
 )
 
 
-# What mends device files and the daemon that keeps GPUs initialised.
+# Fixes for device files and the daemon that keeps GPUs initialised.
 
 _ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
 _START = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
@@ -196,7 +196,7 @@ UNIT_OF_RUN_INSTALLER = Fix(
     f'cd "$(mktemp --directory)" && tar --extract --file {_SAMPLE} && sh nvidia-persistenced-init/install.sh'
 )
 
-# the check names the containers and how each is restarted; without it nobody knows which
+# the check names the containers and how each is restarted; without it they are unknown
 RESTART_CONTAINERS = everywhere("gpunode doctor cgroup-device-revoked")
 START_IMEX = everywhere("systemctl restart nvidia-imex", "restart")
 OPEN_DEVICES = everywhere(
@@ -248,7 +248,7 @@ _AUTO = Fix("gpunode toolkit config set nvidia-container-runtime.mode=auto")
 
 
 def by_cdi(old_toolkit: bool) -> Fix:
-    """Have the runtime describe GPUs to runc, which tells systemd: releases that can do so on their own."""
+    """Have the runtime describe GPUs to runc, which passes them to systemd; for releases that can."""
     return UPGRADE_TOOLKIT.other if old_toolkit else _AUTO
 
 
@@ -398,7 +398,7 @@ ACCESS_CHECKS = (
 
 # GPU containers that run now: whether they may still open their device files.
 
-_SLACK_SECONDS = 5.0  # a container's start and a reload are told by different clocks
+_SLACK_SECONDS = 5.0  # a container's start and a reload come from different clocks
 _SHOWN = 8
 # the engine, by what its containers' control groups are called
 _STARTED_BY = {
@@ -448,7 +448,7 @@ def cgroup_device_revoked(node: Node) -> Verdict:
 
 def _lost(node: Node, container: Container) -> Evidence | None:
     """What shows that this container can't open a device file any more; None if nothing does. One with the
-    host's whole /dev sees files that nobody meant to give it."""
+    host's whole /dev sees files that were never meant for it."""
     if node.host.device(f"/proc/{container.pid}/root/dev/mem") is not None:
         return None
     majors = node.majors
@@ -494,15 +494,15 @@ def _name(node: Node, container: Container) -> str:
 
 
 def _recreate(lost: list[Container]) -> Fix | None:
-    """Starting a container again gives it its devices; a pod's is started anew by the kubelet."""
+    """Starting a container again gives it its devices; the kubelet restarts a pod's."""
     commands: dict[str, list[str]] = {}
     for one in lost:
         place = f"{one.group} {one.devices_group}"
         command = next((words for mark, words in _STARTED_BY.items() if mark in place), None)
         if command is not None:
             commands.setdefault(command, []).append(one.id[:12])
-    told = " && ".join(f"{command} {' '.join(ids)}" for command, ids in commands.items())
-    return Fix(told, True, "restart") if told else None
+    command = " && ".join(f"{command} {' '.join(ids)}" for command, ids in commands.items())
+    return Fix(command, True, "restart") if command else None
 
 
 def _count(number: int) -> str:
@@ -512,7 +512,7 @@ def _count(number: int) -> str:
 CONTAINERS_CHECKS = (cgroup_device_revoked,)
 
 
-# Whether the driver keeps the GPUs initialised while nobody uses them.
+# Whether the driver keeps the GPUs initialised while they are idle.
 
 _UNIT = "nvidia-persistenced.service"
 _PROGRAM = "nvidia-persistenced"
@@ -538,18 +538,18 @@ def persistence_off(node: Node) -> Verdict:
     for it, eight GPUs for more than ten ('driver rpc error: timed out'), and settings such as clocks are
     lost.
     """
-    told = [gpu for gpu in node.conditions if gpu.persistence is not None]
-    if not told:
+    reported = [gpu for gpu in node.conditions if gpu.persistence is not None]
+    if not reported:
         return skip("NVML doesn't tell the persistence mode")
-    if any(gpu.persistence for gpu in told):
+    if any(gpu.persistence for gpu in reported):
         return ok("the driver keeps the GPUs initialised")
-    if any(gpu.display_active or any(one.graphics for one in gpu.processes or ()) for gpu in told):
+    if any(gpu.display_active or any(one.graphics for one in gpu.processes or ()) for gpu in reported):
         return ok("a desktop keeps the GPUs initialised")
     if (node.host.read_text(_CHASSIS) or "").strip() in _PORTABLE:
         return ok("a portable computer lets its GPU sleep")
     if _trouble(node):
         return skip("the persistence daemon is broken, which persistenced-broken tells")
-    off = seen("NVML", f"persistence mode is off on all {len(told)} GPUs")
+    off = seen("NVML", f"persistence mode is off on all {len(reported)} GPUs")
     state = node.units.get(_UNIT)
     if (state is not None and state.runs) or any(one.name == _PROGRAM for one in node.processes):
         return note("the persistence daemon runs, told to leave persistence mode off", off)
@@ -569,7 +569,7 @@ def keep_initialised(node: Node) -> Fix | None:
 
 
 def _install(node: Node) -> Fix:
-    """For Ubuntu the daemon is in nvidia-compute-utils-BRANCH, whose name nvidia-utils-BRANCH tells, until
+    """For Ubuntu the daemon is in nvidia-compute-utils-BRANCH, with the BRANCH of nvidia-utils-BRANCH, until
     branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample of its unit; a
     package would bring libraries of its own version.
     """
@@ -618,7 +618,7 @@ def persistenced_broken(node: Node) -> Verdict:
 
 
 def _trouble(node: Node) -> tuple[str, str] | None:
-    """Where it shows and what: the unit has failed, or nobody is behind its socket any more."""
+    """Where it shows and what: the unit has failed, or no process listens at its socket any more."""
     state = node.units.get(_UNIT)
     if state is not None and state.active == "failed":
         return _UNIT, str(state)

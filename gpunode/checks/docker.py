@@ -80,7 +80,7 @@ def docker_gpus_run_probe(node: Node) -> Verdict:
 PROBE_CHECKS = (docker_gpus_run_probe,)
 
 
-# What mends Docker itself.
+# Fixes for Docker itself.
 
 _GUIDE = "https://docs.docker.com/engine/install/"
 
@@ -208,8 +208,8 @@ def _odd(node: Node, docker: Daemon) -> Verdict | None:
             return judge(f"Docker {release} refuses an empty file", seen(path, "empty"), fix=fix)
         if text.startswith("\ufeff"):
             fix = Fix(f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}")
-            told = seen(path, "begins with a byte order mark", 1)
-            return judge(f"Docker {release} can't read a byte order mark", told, fix=fix)
+            answer = seen(path, "begins with a byte order mark", 1)
+            return judge(f"Docker {release} can't read a byte order mark", answer, fix=fix)
     try:
         parse_daemon_json(text, path)
     except ConfigError as error:
@@ -219,7 +219,7 @@ def _odd(node: Node, docker: Daemon) -> Verdict | None:
 
 
 def readable(node: Node) -> dict[str, Any] | None:
-    """daemon.json; None if it can't be parsed, which is docker-config-invalid-json's to tell."""
+    """daemon.json; None if it can't be parsed, which docker-config-invalid-json reports."""
     try:
         return node.docker_config
     except ConfigError:
@@ -386,7 +386,7 @@ def _socket(node: Node) -> str:
 
 
 def _activated_by_systemd(node: Node, socket: str) -> bool:
-    """Whether somebody listens for a dockerd that isn't there: connecting would start it."""
+    """Whether systemd listens for a dockerd that isn't running: connecting would start it."""
     table = (node.host.read_text("/proc/net/unix") or "").splitlines()
     names = {socket, socket.replace("/var/run/", "/run/")}
     return any(line.split()[-1] in names for line in table if line.split())
@@ -440,10 +440,10 @@ def docker_not_restarted(node: Node) -> Verdict:
     if not evidence:
         return ok("the running Docker has what its file says")
     active = ", ".join(sorted(_table(info, "Runtimes"))) or "none"
-    told = seen(f"{node.docker.socket} /info", f"runtimes {active}; default {info.get('DefaultRuntime')}")
+    answer = seen(f"{node.docker.socket} /info", f"runtimes {active}; default {info.get('DefaultRuntime')}")
     judge = fail if docker_role(node).used else warn
     summary = "in the file, not in the running daemon: Docker wasn't restarted"
-    return judge(summary, *evidence, told, fix=_reload(node))
+    return judge(summary, *evidence, answer, fix=_reload(node))
 
 
 @check(
@@ -482,14 +482,14 @@ def docker_runtime_missing(node: Node) -> Verdict:
     except DaemonError as error:
         return skip(f"Docker doesn't say what it runs with: {error.message}")
     active = programs(info, "Runtimes")
-    told = f"{node.docker.socket} /info"
+    answer = f"{node.docker.socket} /info"
     nvidia = nvidia_programs(info, "Runtimes")
     if not nvidia:
-        return _not_registered(node, info, seen(told, f"runtimes {', '.join(sorted(active)) or 'none'}"))
+        return _not_registered(node, info, seen(answer, f"runtimes {', '.join(sorted(active)) or 'none'}"))
     for name, path in nvidia.items():
         if path and not node.host.which(path):
-            return _left_behind(node, node.docker, info, seen(told, f"{name}: {path}"))
-    return ok(f"Docker runs with the runtime {', '.join(nvidia)}", seen(told, ", ".join(sorted(active))))
+            return _left_behind(node, node.docker, info, seen(answer, f"{name}: {path}"))
+    return ok(f"Docker runs with the runtime {', '.join(nvidia)}", seen(answer, ", ".join(sorted(active))))
 
 
 def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:
@@ -630,13 +630,13 @@ def docker_default_runtime(node: Node) -> Verdict:
         return ok(f"the default runtime is {name or 'not told'}")
     path = node.docker.config_path
     line = line_of(node.host.read_text(path) or "", '"default-runtime"')
-    told = seen(f"{node.docker.socket} /info", f"DefaultRuntime {name}: {program}")
+    answer = seen(f"{node.docker.socket} /info", f"DefaultRuntime {name}: {program}")
     evidence = [seen(path, f'"default-runtime": "{name}"', line)] if line else []
     elsewhere = "nvidia-container-runtime" in node.toolkit.programs
     return fail(
         f"the program of Docker's default runtime {name} is missing, so that no container starts at all",
         *evidence,
-        told,
+        answer,
         fix=None if elsewhere else edit(node.docker, line),
     )
 
@@ -665,13 +665,13 @@ def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
         return skip(f"Docker doesn't say what it runs with: {error.message}")
     if kubelet.cgroup_driver is None or docker not in ("systemd", "cgroupfs"):
         return skip("the cgroup driver of Docker or of the kubelet can't be told")
-    told = seen(f"{node.docker.socket} /info", f"CgroupDriver {docker}")
+    answer = seen(f"{node.docker.socket} /info", f"CgroupDriver {docker}")
     if docker == kubelet.cgroup_driver:
-        return ok(f"Docker and the kubelet use the cgroup driver {docker}", told)
+        return ok(f"Docker and the kubelet use the cgroup driver {docker}", answer)
     return fail(
         "Docker and the kubelet don't use the same cgroup driver: its exec-opts need "
         f"native.cgroupdriver={kubelet.cgroup_driver}",
-        told,
+        answer,
         seen("KubeletConfiguration cgroupDriver", kubelet.cgroup_driver),
         fix=_same_driver(node, node.docker),
     )

@@ -33,7 +33,7 @@ from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
 from gpunode.output.result import Evidence, Fix
 
 _NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
-_RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required tells it
+_RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required reports it
 
 
 @check(
@@ -304,7 +304,7 @@ def _libraries(node: Node) -> list[Library]:
 
 
 def _who(node: Node, version: str) -> Iterator[Evidence]:
-    """The transaction that brought this version, as far as logs that we may read tell."""
+    """The transaction that brought this version, as far as logs that we may read show."""
     try:
         change = brought(node.host, version, lambda: node.packages)
     except GpunodeError:

@@ -30,7 +30,7 @@ from gpunode.output.result import Evidence, Fix
 from gpunode.packages.driver_choice import choose
 from gpunode.packages.driver_model import OPEN, Wish, read_situation
 
-# What mends the driver beside fixes.py: commands that no other layer needs.
+# Fixes for the driver beside fixes.py: commands that no other layer needs.
 
 
 def install_headers(release: str) -> Remedy:
@@ -140,7 +140,7 @@ def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
 
 
 def _of_archive(node: Node, package: Package) -> bool:
-    """NVIDIA's repository has packages of the same names, whose releases are written 580.95.05-0ubuntu1."""
+    """NVIDIA's repository has packages of the same names, with releases such as 580.95.05-0ubuntu1."""
     return "-0ubuntu0." in package.version or not has_repository(node)
 
 
@@ -185,7 +185,7 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
 
 
 def newer_run_file() -> Fix:
-    """For a driver that came with NVIDIA's .run installer, whose files packages would overwrite."""
+    """For a driver that came with NVIDIA's .run installer: packages would overwrite its files."""
     return Fix(f"follow {_DOWNLOADS} to a newer .run installer, which is how this driver came")
 
 
@@ -219,7 +219,7 @@ def build_module(node: Node, release: str) -> Fix:
 
 
 def _without_dkms(node: Node, release: str) -> str:
-    """Empty where DKMS builds the module, or where it can't be told who does."""
+    """Empty where DKMS builds the module, or where it is unknown what does."""
     if node.host.stat("/usr/sbin/akmods"):
         return f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}"
     if node.distribution.family == "suse":
@@ -246,7 +246,7 @@ def _precompiled(node: Node, release: str) -> str:
 
 
 def enrol_key(node: Node, *, signed: bool) -> Fix | None:
-    """Enrol the key that lies on this node; a module that DKMS left unsigned is first built again."""
+    """Enrol the key that is on this node; a module that DKMS left unsigned is first built again."""
     key = driver.signing_key(node.host)
     if not key:
         return None
@@ -363,7 +363,7 @@ def reinstall_firmware(node: Node) -> Fix | None:
     return Fix(f"apt install --reinstall {name} && reboot", True, "reboot")
 
 
-# Who changes the driver: upgrades that nobody asked for, and two ways to install it at once.
+# What changes the driver: automatic upgrades, and two ways to install it at once.
 
 _RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
 # the packages of the libraries themselves, Ubuntu's with the branch in their names: whatever depends on them

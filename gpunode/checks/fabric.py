@@ -71,7 +71,7 @@ def peermem(node: Node) -> Verdict:
     evidence = (seen("/proc/modules", "no nvidia_peermem"), seen(fabric.INFINIBAND, ", ".join(cards[:4])))
     listed = fabric.wanted_at_boot(node.host, "nvidia-peermem")
     shared = fabric.by_dmabuf(node.module.open if node.module else None, node.kernel)
-    # a package may list it for kernels that need it; a line in /etc is somebody's wish
+    # a package may list it for kernels that need it; a line in /etc is an administrator's wish
     if listed and (not shared or listed[0].startswith("/etc/")):
         path, line = listed
         wanted = seen(path, "nvidia-peermem", line)
@@ -123,13 +123,13 @@ RDMA_CHECKS = (
 )
 
 
-# What mends the fabric, MIG layouts and virtual GPUs.
+# Fixes for the fabric, MIG layouts and virtual GPUs.
 
 _ENABLE = "systemctl enable --now nvidia-fabricmanager"
 # a running manager loads the new version only when it restarts
 _RESTART = "systemctl enable nvidia-fabricmanager && systemctl restart nvidia-fabricmanager"
 _HOLDERS = ("nvidia-persistenced", "nvidia-dcgm")
-_ONE_NAME = 580  # the first branch whose package has one name in all of NVIDIA's repositories
+_ONE_NAME = 580  # the first branch of which the package has one name in all of NVIDIA's repositories
 _VERSION = "$(cat /sys/module/nvidia/version)"
 
 # apt takes a pattern for the packager's revision
@@ -152,7 +152,7 @@ OPERATORS_STRATEGY = Fix(
     """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
     False,
 )
-# guests get their driver from whoever runs the host, not from a public repository
+# guests get their driver from the host's administrator, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
 RESET = fixes.everywhere("nvidia-smi --gpu-reset", "drain")
 DRIVER_PODS = fixes.everywhere(
@@ -191,14 +191,14 @@ def _manager_package(node: Node, branch: int) -> str:
 
 
 def missing_manager(node: Node) -> Fix | None:
-    """The GPU operator's driver brings its own: what became of it is for its pod to tell."""
+    """The GPU operator's driver brings its own: its pod reports what became of it."""
     if TRAITS["operator-driver"].holds(node):
         return DRIVER_PODS.other
     return matching_manager(node, node.module.version if node.module else "")
 
 
 def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
-    """What the fabric manager of a Blackwell baseboard stands on: packages, and the module ib_umad."""
+    """What the fabric manager of a Blackwell baseboard needs: packages, and the module ib_umad."""
     install = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
     tool = install.get(node.distribution.family)
     packages = " ".join(need for need in needs if need != IB_UMAD)
@@ -210,7 +210,7 @@ def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
 
 
 def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
-    """Reset these, once nobody uses them: services that only watch GPUs hold them as well."""
+    """Reset these, once they are idle: services that only watch GPUs hold them as well."""
     units = (node.units.get(f"{name}.service") for name in _HOLDERS)
     running = " ".join(unit.name.removesuffix(".service") for unit in units if unit is not None and unit.runs)
     plain = health.reset_gpus(node, tuple(gpus))
@@ -274,7 +274,7 @@ def _by_log(node: Node, loaded: str) -> Verdict:
 
 
 def _runs(node: Node) -> bool:
-    """As a unit, or in the driver's container, whose processes the node sees."""
+    """As a unit, or in the driver's container: the node sees its processes."""
     unit = node.units.get(manager.UNIT)
     return (unit is not None and unit.runs) or any(one.name == manager.PROGRAM for one in node.processes)
 
@@ -349,7 +349,7 @@ def fabric_topology(node: Node) -> Verdict:
     fatal = [seen(SOURCE, line.text) for line, kind in reported if kind == "Fatal"]
     mild = [seen(SOURCE, line.text) for line, kind in reported if kind != "Fatal" and _recent(node, line)]
     fatal += [logged["fatal"]] if "fatal" in logged and not fatal else []
-    # the fabric manager repeats what the kernel's log has, where its age can be told
+    # the fabric manager repeats what the kernel's log has, where its age is known
     mild += [logged["non-fatal"]] if "non-fatal" in logged and not reported else []
     if fatal:
         return fail("an NVSwitch reports a fatal error", *fatal[-4:])
@@ -551,12 +551,12 @@ def cc_mode(node: Node) -> Verdict:
     """With confidential computing on, GPUs refuse all work until somebody has attested them and says that
     they are ready. Until then CUDA fails in every container.
     """
-    told = next((one for one in node.conditions if one.cc_enabled is not None), None)
-    if told is None or not told.cc_enabled:
+    answer = next((one for one in node.conditions if one.cc_enabled is not None), None)
+    if answer is None or not answer.cc_enabled:
         return (
-            ok("confidential computing is off") if told else skip("NVML tells of no confidential computing")
+            ok("confidential computing is off") if answer else skip("NVML tells of no confidential computing")
         )
-    if told.cc_ready is not False:
+    if answer.cc_ready is not False:
         return ok("the GPUs compute in confidence and take work")
     return warn(
         "the GPUs compute in confidence and wait to be declared ready",

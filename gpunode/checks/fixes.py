@@ -1,4 +1,4 @@
-"""What mends a finding, per distribution family: data, one command each.
+"""Fixes that several layers share, one command per distribution family, and the plan of fixes for findings.
 
 Package names are those of NVIDIA's own repositories (the CUDA driver installation guide) and of the
 distributions; commands that set up a container engine are gpunode's own.
@@ -77,7 +77,7 @@ UPGRADE_DRIVER = everywhere("gpunode driver install --yes && reboot", "reboot")
 
 
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
-    """Write the file, have the next boot know it, and boot: only the last disturbs anybody."""
+    """Write the file, have the next boot know it, and boot: only the boot is disruptive."""
     text = content.replace("\n", "\\n")
     shown = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands), "reboot"]
     steps = (
@@ -110,7 +110,7 @@ BLACKLIST_NOVA = blacklist(NOVA_FILE.rpartition("/")[2], NOVA_TEXT)
 
 def rebind(*addresses: str) -> Remedy:
     """Take GPUs from the driver that holds them and give them to nvidia. A mere probe wouldn't: a driver
-    that was told their ids takes them again (kernel: sysfs-bus-pci, driver_override)."""
+    that has their ids takes them again (kernel: sysfs-bus-pci, driver_override)."""
     return everywhere(
         f"modprobe nvidia; cd /sys/bus/pci && for gpu in {' '.join(addresses)}; do "
         "echo $gpu > devices/$gpu/driver/unbind; echo nvidia > devices/$gpu/driver_override; "
@@ -183,7 +183,7 @@ CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime container
 
 
 def restart_managed(manager: str, unit: str | None) -> str:
-    """What restarts a Kubernetes distribution's own containerd, and lets it be rendered anew."""
+    """The command that restarts a Kubernetes distribution's own containerd and so renders its file again."""
     if manager == "microk8s":
         return "snap restart microk8s.daemon-containerd"
     return f"systemctl restart {(unit or manager).removesuffix('.service')}"
@@ -202,7 +202,7 @@ _OTHER_CDI = {
 
 
 def rewrite_cdi(path: str, kind: str) -> Fix:
-    """What writes one CDI specification anew: the tool that knows its kind, into the same file."""
+    """The fix that writes one CDI specification again: the tool that knows its kind, into the same file."""
     mode = _OTHER_CDI.get(kind.partition("/")[2])
     if mode is not None:
         return Fix(f"nvidia-ctk cdi generate --mode={mode} --output={path}")
@@ -231,7 +231,7 @@ def tell_plugin(setting: str) -> str:
 # From findings to what can be done about them: a plan that can be shown, and carried out in part.
 
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN)
-# programs whose plain calls gpunode may carry out itself; packages and keys are somebody's decision
+# programs whose plain calls gpunode may carry out itself; packages and keys are a person's decision
 _PLAIN = ("systemctl", "modprobe", "nvidia-modprobe", "ldconfig", "gpunode", "snap")
 _REBOOT = "reboot"
 _SHELL = set("|&;<>$`*?'\"{}()[]\\~#")
@@ -239,11 +239,11 @@ _WORSE = ("none", "restart", "drain", "reboot")
 
 
 @dataclass(frozen=True)
-class Mend:
-    """What mends one finding. `disruptive` is the worst of its steps, as `Fix` has it.
+class PlannedFix:
+    """The fix of one finding. `disruptive` is the worst of its steps, as `Fix` has it.
 
-    `way` is safe (--apply does what disturbs nobody), allow (needs --allow `disruptive`), or hand: a person
-    must do it.
+    `way` is safe (--apply carries out what isn't disruptive), allow (needs --allow `disruptive`), or hand: a
+    person must do it.
     """
 
     id: str
@@ -254,27 +254,27 @@ class Mend:
     steps: tuple[Step, ...]
 
 
-def mends(findings: Collection[Finding]) -> tuple[Mend, ...]:
+def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
     """One for each bad finding that has a fix, errors before warnings."""
     bad = sorted(
         (finding for finding in findings if finding.status in _BAD and finding.fix),
         key=lambda one: _BAD.index(one.status),
     )
-    return tuple(_mend(finding) for finding in bad)
+    return tuple(_planned(finding) for finding in bad)
 
 
-def due(mend: Mend, allow: Collection[str]) -> tuple[Step, ...]:
-    """The steps that may be carried out: what disturbs nobody if the fix is safe, and what was allowed."""
-    if mend.way == "hand" or (mend.way == "allow" and mend.disruptive not in allow):
+def allowed_steps(planned: PlannedFix, allow: Collection[str]) -> tuple[Step, ...]:
+    """The steps that may be carried out: undisruptive ones if the fix is safe, and the allowed ones."""
+    if planned.way == "hand" or (planned.way == "allow" and planned.disruptive not in allow):
         return ()
     count = next(
-        (number for number, step in enumerate(mend.steps) if step.disruptive not in ("none", *allow)),
-        len(mend.steps),
+        (number for number, step in enumerate(planned.steps) if step.disruptive not in ("none", *allow)),
+        len(planned.steps),
     )
-    return mend.steps[:count]
+    return planned.steps[:count]
 
 
-def _mend(finding: Finding) -> Mend:
+def _planned(finding: Finding) -> PlannedFix:
     fix = finding.fix[0]
     command = " && ".join(one.command for one in finding.fix)
     parts = [steps_of(one) for one in finding.fix]
@@ -287,13 +287,14 @@ def _mend(finding: Finding) -> Mend:
         way = "safe"
     elif steps and disruptive != "none":
         way = "allow"
-    return Mend(finding.id, finding.summary, command, way, disruptive, steps)
+    return PlannedFix(finding.id, finding.summary, command, way, disruptive, steps)
 
 
 def steps_of(fix: Fix) -> tuple[Step, ...]:
     """How a fix is carried out without a shell; () where only a person can do it.
 
-    A command of plain calls (``a b && c d``) of programs that only start, load or tell is its own steps.
+    A command of plain calls (``a b && c d``) of programs that only start, load or configure something is its
+    own steps.
     """
     if fix.steps:
         return fix.steps

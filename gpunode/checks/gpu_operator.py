@@ -54,11 +54,11 @@ def operator_validations(node: Node) -> Verdict:
     path, lines, since = log
     if node.host.now() - since < PATIENCE:
         return skip(f"the GPU operator's validator is busy with {stage}")
-    told = seen(f"{VALIDATIONS}/{stage}-ready", "isn't there")
+    answer = seen(f"{VALIDATIONS}/{stage}-ready", "isn't there")
     last = [seen(path, shown(line)) for line in lines[-1:]]
     judge = fail if stage in ("driver", "toolkit") else warn
     summary = f"the GPU operator's validator doesn't get past {stage}"
-    return judge(summary, told, *last, fix=Fix(f"tail -n 50 {path}"))
+    return judge(summary, answer, *last, fix=Fix(f"tail -n 50 {path}"))
 
 
 @check(
@@ -150,12 +150,12 @@ def operator_leftovers(node: Node) -> Verdict:
                     "containerd still uses the toolkit that the GPU operator left",
                     seen(path, line.strip(), number),
                     gone,
-                    fix=_mend(node),
+                    fix=_configure_again(node),
                 )
     return ok(f"nothing refers to {TOOLKIT}")
 
 
-def _mend(node: Node) -> Fix:
+def _configure_again(node: Node) -> Fix:
     """On a node without a toolkit of its own, that comes first; k3s and rke2 find theirs when they start."""
     daemon = node.containerd
     manager = daemon.manager if daemon else ""

@@ -162,7 +162,7 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
 
 
 def _orphans(node: Node) -> tuple[PciGpu, ...]:
-    """GPUs that nobody took, which is normal until the driver is loaded. One that this driver isn't made for,
+    """GPUs without a driver, which is normal until the driver is loaded. One that this driver isn't made for,
     or that has no address window, is a finding of its own."""
     if node.module is None:
         return ()
@@ -197,7 +197,7 @@ BUS_CHECKS = (
 )
 
 
-# What mends the hardware's findings, beside the shared remedies of fixes.py.
+# Fixes for the hardware's findings, beside the shared remedies of fixes.py.
 
 _PARAMETERS = "https://docs.kernel.org/admin-guide/kernel-parameters.html"
 NOUVEAU_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
@@ -448,7 +448,7 @@ def nova_core_loaded(node: Node) -> Verdict:
 
 
 def _free(node: Node) -> bool:
-    """Whether there is a GPU that nobody owns; one that is kept for a virtual machine isn't in question."""
+    """Whether there is a GPU without an owner; one that is kept for a virtual machine isn't in question."""
     return any(gpu.driver is None for gpu in node.gpus)
 
 

@@ -27,7 +27,7 @@ from gpunode.gpu.model import Gpu
 from gpunode.gpu.nvml import GPU_IS_LOST, NO_PERMISSION, RESET_REQUIRED
 from gpunode.output.result import Evidence, Fix
 
-# What mends a GPU's condition. Whatever resets a GPU ends the work on it.
+# Fixes for a GPU's condition. Whatever resets a GPU ends the work on it.
 
 RESET = everywhere("nvidia-smi --gpu-reset", "drain")
 REPORT = everywhere("nvidia-bug-report.sh", "none")
@@ -58,7 +58,7 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
     )
 
 
-# What the checks of this room have in common: which GPUs were told of, and how evidence names them.
+# Helpers of all checks here: which GPUs NVML reports, and how evidence names them.
 
 SILENT = "NVML doesn't tell how the GPUs are"
 
@@ -222,7 +222,7 @@ LOST_CHECKS = (
 )
 
 
-# Memory errors: what can't be corrected, what waits for a reset, what can't be mended any more.
+# Memory errors: what can't be corrected, what waits for a reset, what can't be fixed any more.
 
 _MOST_REMAPPED = 512  # rows; NVIDIA's GPU memory error management: the rows that a GPU can remap
 _MOST_RETIRED = 63  # pages; NVIDIA's dynamic page retirement: from here on a GPU is to be replaced
@@ -251,7 +251,7 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     if now:
         evidence = [said(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
         words = f"{how_many(now, node)} had uncorrectable memory errors and weren't reset since"
-        # a driver that tells its recovery action (from 570 on) has seen these errors and lets the GPU go on
+        # a driver that reports its recovery action (from 570 on) has seen these errors and lets the GPU go on
         judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
         return judge(words, *evidence, fix=reset_gpus(node, now))
     skipped = untold(node, lambda gpu: gpu.reading.ecc_volatile is not None)
@@ -303,14 +303,14 @@ def _beyond_repair(gpu: Condition) -> bool:
 
 
 def _state(gpu: Condition) -> str:
-    told = {
+    answer = {
         "remapping has failed": gpu.reading.remap_failed,
         "remapping is pending": gpu.reading.remap_pending,
         "retirement is pending": gpu.reading.retired_pending,
         f"rows remapped for uncorrectable errors: {gpu.remapped}": gpu.remapped,
         f"pages retired: {gpu.retired_pages}": gpu.retired_pages,
     }
-    return ", ".join(words for words, holds in told.items() if holds)
+    return ", ".join(words for words, holds in answer.items() if holds)
 
 
 @check(
@@ -371,8 +371,8 @@ def ecc_mode_pending(node: Node) -> Verdict:
             *evidence,
             fix=reset_gpus(node, changed),
         )
-    told = {gpu.ecc_mode for gpu in node.conditions} - {None}
-    if len(told) > 1:
+    answer = {gpu.ecc_mode for gpu in node.conditions} - {None}
+    if len(answer) > 1:
         off = those(node, lambda gpu: gpu.ecc_mode is False)
         evidence = [said(gpu, "ECC is off") for gpu in off]
         return note(f"ECC is off on {how_many(off, node)} and on on the others", *evidence)
@@ -399,8 +399,8 @@ _SPEED_WORDS = {
     "hw-thermal": "the hardware lowers the clocks for the temperature",
     "hw-power-brake": "the power supply asks for lower clocks",
 }
-_CREDIBLE = range(50, 151)  # °C; newer GPUs tell how far they are from a limit instead, as a small number
-_TOLERANCE = 0.99  # a limit is set in watts, the default told in milliwatts
+_CREDIBLE = range(50, 151)  # °C; newer GPUs report how far they are from a limit instead, as a small number
+_TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
 
 
 @check(
@@ -439,11 +439,11 @@ def _limit(gpu: Condition) -> int | None:
 
 
 def _held_back(gpu: Condition) -> str:
-    told = [_SPEED_WORDS.get(one, one) for one in gpu.slowdowns or ()]
+    answer = [_SPEED_WORDS.get(one, one) for one in gpu.slowdowns or ()]
     if gpu.temperature is not None:
         limit = f", {_limit(gpu)} °C is where it slows down" if _limit(gpu) else ""
-        told.append(f"{gpu.temperature} °C{limit}")
-    return "; ".join(told)
+        answer.append(f"{gpu.temperature} °C{limit}")
+    return "; ".join(answer)
 
 
 @check(

@@ -107,7 +107,7 @@ def dkms_not_built(node: Node) -> Verdict:
             f"no NVIDIA module was built for the running kernel {running}",
             *_lacking(node, running),
             *evidence,
-            # headers of an old kernel leave the repositories, and the next boot mends it
+            # headers of an old kernel leave the repositories, and the next boot fixes it
             fix=fixes.REBOOT.other if upcoming in with_module else _build(node, running),
         )
     if node.host.stat("/usr/sbin/akmods") or not node.module_built:
@@ -342,7 +342,7 @@ def _mode(node: Node) -> object:
     try:
         return node.toolkit_settings.value(MODE)
     except GpunodeError:
-        return ""  # toolkit-config-invalid tells it
+        return ""  # toolkit-config-invalid reports it
 
 
 def _operator(node: Node) -> str:
@@ -409,7 +409,7 @@ _FAILURE = re.compile(
 # out-of-tree modules are always said to be unsigned and to taint; that loads all the same
 _HARMLESS = re.compile(r"taint", re.IGNORECASE)
 _SHOWN = 5
-_STORM = 3  # the same XID of the same GPU this often is told once, with its number
+_STORM = 3  # the same XID of the same GPU this often is reported once, with its number
 
 
 def logged(node: Node, pattern: str) -> tuple[Evidence, ...]:
@@ -544,7 +544,7 @@ def _shown(one: Directive) -> str:
 
 
 def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm") -> Fix | None:
-    """Take the lines back that keep the module out; None where nothing that lies in a file does."""
+    """Take the lines back that keep the module out; None where no file has any."""
     lines = [one for one in _refused(node, "nvidia", "nvidia_uvm") if one.line is not None]
     if not lines:
         return None

@@ -65,8 +65,8 @@ def kubelet_not_running(node: Node) -> Verdict:
         return skip(_ABSENT)
     if kubelet.process is not None:
         if node.kubelet_silence:
-            told = seen(f"/proc/{kubelet.process.pid}", node.kubelet_silence)
-            return warn("the kubelet runs, but doesn't answer", told, fix=_restart(kubelet))
+            answer = seen(f"/proc/{kubelet.process.pid}", node.kubelet_silence)
+            return warn("the kubelet runs, but doesn't answer", answer, fix=_restart(kubelet))
         return ok("the kubelet runs", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name))
     if not kubelet.joined:
         return skip("the kubelet is installed, but no cluster has taken this node yet")
@@ -146,7 +146,7 @@ def plugin_socket_dead(node: Node) -> Verdict:
             paths = " ".join(f"{DEVICE_PLUGINS}/{name}" for name in dead)
             summary = "a device plugin left its socket, another one answers"
             return note(summary, *evidence, fix=Fix(f"rm {paths}"))
-        if node.allocatable is not None and node.allocatable.told and any(node.allocatable.nvidia.values()):
+        if node.allocatable is not None and node.allocatable.live and any(node.allocatable.nvidia.values()):
             return note("a device plugin left its socket, and GPUs are offered without it", *evidence)
         return fail("a device plugin died and left its socket", *evidence, fix=restart_plugin(node))
     return _silent(node, names) or ok(
@@ -159,8 +159,8 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
     for name in names if node.questions.deep else ():
         path = f"{DEVICE_PLUGINS}/{name}"
         if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
-            told = seen(path, "no answer to GetDevicePluginOptions within 2 seconds")
-            return fail("a device plugin listens, but doesn't answer", told, fix=restart_plugin(node))
+            answer = seen(path, "no answer to GetDevicePluginOptions within 2 seconds")
+            return fail("a device plugin listens, but doesn't answer", answer, fix=restart_plugin(node))
     return None
 
 
@@ -180,7 +180,7 @@ DAEMON_CHECKS = (
 )
 
 
-# Room for images and pods, and what keeps a kubelet from starting at all.
+# Disk space for images and pods, and what keeps a kubelet from starting at all.
 
 _LARGE_IMAGE = 10 << 30  # CUDA images take 5 to 25 GB when unpacked
 _ROOTS = {
@@ -190,7 +190,7 @@ _ROOTS = {
     "k0s": "/var/lib/k0s",
     "microk8s": "/var/snap/microk8s/common",
 }
-# where k3s and rke2 tell their kubelet what to do
+# where k3s and rke2 configure their kubelet
 _MORE = ("/var/lib/rancher/k3s/agent/etc/kubelet.conf.d", "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d")
 _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
 
@@ -230,7 +230,7 @@ def disk_pressure(node: Node) -> Verdict:
 
 
 def _wanted(node: Node) -> Iterator[tuple[str, str]]:
-    """The kubelet's limits are for the engine that it uses; what lies beside it may be as full as it is."""
+    """The kubelet's limits are for the engine that it uses; other disks may be as full as they are."""
     joined = node.kubelet is not None and node.kubelet.joined
     if joined:
         yield kubelet.root_directory(node.kubelet), "nodefs"
@@ -246,22 +246,22 @@ def _wanted(node: Node) -> Iterator[tuple[str, str]]:
 
 def _crio_root(node: Node) -> str:
     try:
-        told = dig(node.crio_config, "crio", "root")
+        answer = dig(node.crio_config, "crio", "root")
     except DaemonError:
-        told = None
-    return told if isinstance(told, str) and told.startswith("/") else "/var/lib/containers/storage"
+        answer = None
+    return answer if isinstance(answer, str) and answer.startswith("/") else "/var/lib/containers/storage"
 
 
 def _docker_root(node: Node) -> str:
     try:
-        told = node.docker_info.get("DockerRootDir")
+        answer = node.docker_info.get("DockerRootDir")
     except DaemonError:
-        told = None
-    return told if isinstance(told, str) and told.startswith("/") else "/var/lib/docker"
+        answer = None
+    return answer if isinstance(answer, str) and answer.startswith("/") else "/var/lib/docker"
 
 
 def _limits(node: Node) -> Mapping[str, str]:
-    """What the kubelet was told, else its defaults; {} where there is none, or nobody knows."""
+    """The kubelet's settings, else its defaults; {} where there is none, or they are unknown."""
     known = node.kubelet
     if known is None or known.process is None:
         return {}

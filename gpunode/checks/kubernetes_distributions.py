@@ -175,7 +175,7 @@ OTHERS_CHECKS = (
 )
 
 
-# k3s and rke2: they write containerd's file anew whenever they start.
+# k3s and rke2: they write containerd's file again whenever they start.
 
 _RUNTIME = "nvidia-container-runtime"
 # where both look for it, in this order (k3s pkg/agent/containerd/runtimes.go)
@@ -194,7 +194,7 @@ def _daemon(node: Node) -> Daemon | None:
 
 
 def _handlers(node: Node) -> tuple[str, ...] | None:
-    """Of the running containerd; None if it doesn't tell."""
+    """Of the running containerd; None if it doesn't report it."""
     try:
         return tuple(name for name in node.cri.handlers if name)
     except DaemonError:
@@ -353,7 +353,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
         config = None
     if handlers is None or config is None:
         return skip("what runs and what is in the file can't be compared")
-    # what was rendered at the start runs; only runtimes that stand in this very file are judged
+    # what was rendered at the start runs; only runtimes in this very file are judged
     added = [name for name in sorted(config.runtimes) if name not in handlers and f".{name}" in text]
     if not added:
         return ok(f"{daemon.config_path} is as {daemon.manager} wrote it")

@@ -88,7 +88,7 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
 
 
 def _instances(node: Node, empty: list[Gpu]) -> Fix:
-    """What makes the instances again where somebody has written down which; else the finest cut of each."""
+    """The fix that creates the configured instances again; without any, the finest cut of each GPU."""
     unit = node.units.get(mig.UNIT)
     if unit is not None and unit.at_boot:
         return Fix(f"systemctl restart {mig.UNIT}", True, "drain")
@@ -241,7 +241,7 @@ CHECKS = (
 )
 
 
-# MIG layouts against what the device plugin was told to make of them.
+# MIG layouts against the device plugin's strategy for them.
 
 _NONE = "no device plugin for NVIDIA GPUs runs here"
 _README = "https://github.com/NVIDIA/k8s-device-plugin#as-a-configuration-file"
@@ -277,8 +277,8 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
         return ok("every GPU is partitioned alike")
     if any(not one.environment for one in node.plugin_processes):
         return skip("needs root to see the device plugin's settings", "unreadable")
-    told = tuple(_single(node))
-    if not told:
+    single = tuple(_single(node))
+    if not single:
         return ok("no device plugin with the strategy single runs here")
     what = (
         f"MIG is on for {len(known) - len(whole)} of {len(known)} GPUs"
@@ -290,10 +290,10 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
         for gpu in known[:8]
     )
     summary = f"{what}, and the device plugin's MIG strategy is single"
-    if all(one.source.startswith("gpunode") for one in told):
+    if all(one.source.startswith("gpunode") for one in single):
         edit = Fix("systemctl edit gpunode-device-plugin.service", True, "restart")
-        return warn(f"{summary}: it offers one kind only", *told, *layout, fix=edit)
-    return fail(summary, *told, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
+        return warn(f"{summary}: it offers one kind only", *single, *layout, fix=edit)
+    return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
 
 
 def _cut(devices: tuple[MigDevice, ...]) -> str:
@@ -345,10 +345,10 @@ def mps_mig_mixed(node: Node) -> Verdict:
     return ok("no device plugin shares GPUs by MPS here")
 
 
-def _mixed(node: Node, told: Evidence) -> Verdict:
+def _mixed(node: Node, answer: Evidence) -> Verdict:
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     on = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", "MIG is on") for gpu in gpus if gpu.mig_enabled]
-    return warn("the device plugin shares GPUs by MPS, which it can't where MIG is on", told, *on[:8])
+    return warn("the device plugin shares GPUs by MPS, which it can't where MIG is on", answer, *on[:8])
 
 
 MIG_PLUGINS_CHECKS = (

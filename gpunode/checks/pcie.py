@@ -138,12 +138,12 @@ def pcie_aer_errors(node: Node) -> Verdict:
     power are the usual causes.
     """
     seconds = uptime(node.host)
-    evidence, told = [], False
+    evidence, counted = [], False
     for gpu in node.gpus:
         place = f"{DEVICES}/{gpu.address}"
         for kind in ("fatal", "nonfatal"):
             counters = pci.error_counters(node.host, gpu.address, kind)
-            told = told or bool(counters)
+            counted = counted or bool(counters)
             least = 0 if kind == "fatal" else max(1, seconds / _DAY_SECONDS)
             real = (name for name, number in counters.items() if number > least and name not in _HARMLESS)
             evidence += [seen(f"{place}/aer_dev_{kind}", f"{name} {counters[name]}") for name in real]
@@ -155,7 +155,9 @@ def pcie_aer_errors(node: Node) -> Verdict:
     if evidence:
         return warn("the PCIe link of a GPU has errors", *evidence)
     return (
-        ok("the links have no errors worth naming") if told else skip("the kernel counts no PCIe errors here")
+        ok("the links have no errors worth naming")
+        if counted
+        else skip("the kernel counts no PCIe errors here")
     )
 
 

@@ -1,4 +1,4 @@
-"""What mends the platform's findings, beside the shared remedies of fixes.py."""
+"""Fixes for the platform's findings, beside the shared remedies of fixes.py."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 
 
 def pass_devices(paths: Sequence[str]) -> Fix:
-    """On the machine that runs the LXC container. Nothing in here tells its number, and a made-up one would
+    """On the machine that runs the LXC container. Nothing in here shows its number, and a made-up one would
     be that of another container."""
     return Fix(f"follow {_LXC_GUIDE} to hand {', '.join(paths)} to this container", needs_root=False)
 
 
 def teach_apparmor(profile: str) -> Fix:
-    """Whoever holds this profile: an LXC container's is chosen by its features, an engine's per container."""
+    """The fix where this profile is set: by an LXC container's features, or per container of an engine."""
     if profile.startswith("lxc-"):
         return _allow_nesting(profile)
     guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
@@ -489,8 +489,8 @@ def memory_cgroup_v1(node: Node) -> Verdict:
     answer = node.host.run([program, "--version"], timeout=5.0) if program and not allowed else None
     shown = answer.stdout.strip() if answer is not None and answer.ok else ""
     if can("kubelet", "cgroup-v1-refused", parse_version(shown.removeprefix("Kubernetes v"))):
-        told = seen(f"{program} --version", shown)
-        return fail("control groups are version 1, on which this kubelet doesn't start", evidence, told)
+        reported = seen(f"{program} --version", shown)
+        return fail("control groups are version 1, on which this kubelet doesn't start", evidence, reported)
     fix = UNIFIED_CGROUPS.for_family(node.distribution.family)
     return note(
         f"control groups are version 1, which the kubelet refuses from {refused} on", evidence, fix=fix

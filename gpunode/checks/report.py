@@ -19,7 +19,7 @@ from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus,
 # How evidence and remedies of a finding are put into a few lines that a person reads at night.
 
 _DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
-# what a command with `restart` restarts, what hurts most first: the layer of a check doesn't tell
+# what a command with `restart` restarts, what hurts most first: the layer of a check doesn't show it
 _RESTARTS = (
     (r"wsl\.exe --shutdown", "ends everything that runs in WSL"),
     (r"\bpct reboot\b", "reboots this LXC container"),
@@ -55,7 +55,7 @@ def disturbance(fix: Fix) -> str:
     """What carrying a fix out disturbs; empty for nothing."""
     if fix.disruptive == "none":
         return ""
-    known = (told for pattern, told in _RESTARTS if re.search(pattern, fix.command))
+    known = (effect for pattern, effect in _RESTARTS if re.search(pattern, fix.command))
     return _DISTURBS.get(fix.disruptive) or next(known, "restarts a daemon")
 
 
@@ -84,7 +84,7 @@ def _braced(paths: Sequence[str]) -> str:
 
 
 def chains(findings: tuple[Finding, ...]) -> Iterator[Block]:
-    """A tree below each cause: a check stands below the last of its blockers that waits for that cause."""
+    """A tree below each cause: a check is below the last of its blockers that waits for that cause."""
     for cause, parents in behind(findings).items():
         yield Text("")
         yield Text(f"{cause} explains {len(parents)} more:", Style.HEADING)
@@ -92,7 +92,7 @@ def chains(findings: tuple[Finding, ...]) -> Iterator[Block]:
 
 
 def behind(findings: tuple[Finding, ...]) -> dict[str, dict[str, str]]:
-    """For each cause the checks that wait for it, and the one that each stands below."""
+    """For each cause the checks that wait for it, and the one that each is listed below."""
     waiting = {finding.id: finding.blocked_by for finding in findings if finding.blocked_by}
     found: dict[str, dict[str, str]] = {}
     for cause in dict.fromkeys(waiting.values()):
@@ -159,7 +159,7 @@ def first(findings: tuple[Finding, ...]) -> str | None:
 
 def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
     """``{"safe": true|false|null, "findings": [ids], "mends": [ids], "unjudged": [ids]}``: what to see to
-    before a reboot, what a reboot mends by itself, and what could not be judged: this user may not look, or
+    before a reboot, what a reboot fixes by itself, and what could not be judged: this user may not look, or
     the check itself got no answer. Null if nothing was found and nothing, or not everything, was judged."""
     here = [finding for finding in findings if finding.reboot]
     bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
@@ -274,18 +274,18 @@ def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
             (_cell(FindingStatus.SKIP), _many(len(layers), "layer"), f"{reason}: {', '.join(layers)}")
         )
     if rows:
-        cells = tuple((word, Cell(name, Style.HEADING), Cell(told)) for word, name, told in rows)
+        cells = tuple((word, Cell(name, Style.HEADING), Cell(state)) for word, name, state in rows)
         yield Table(("", "", ""), cells)
 
 
 def _waits(findings: list[Finding]) -> str:
     """What kept checks of a layer without a fault from being judged; empty if nothing did."""
-    told = []
+    parts = []
     if any(map(_unread, findings)):
-        told.append("not all judged (needs root)")
+        parts.append("not all judged (needs root)")
     if causes := {finding.blocked_by for finding in findings if finding.blocked_by}:
-        told.append(f"waiting for {', '.join(sorted(causes))}")
-    return ", ".join(told)
+        parts.append(f"waiting for {', '.join(sorted(causes))}")
+    return ", ".join(parts)
 
 
 def _cell(status: FindingStatus) -> Cell:
@@ -297,7 +297,7 @@ def _word(status: FindingStatus) -> str:
 
 
 def _problems(findings: Sequence[Finding]) -> Iterator[Block]:
-    shown: dict[str, str] = {}  # a command, and the finding under which it stands
+    shown: dict[str, str] = {}  # a command, and the finding that shows it
     for finding in findings:
         yield from _problem(finding, shown)
 

@@ -35,9 +35,9 @@ from gpunode.output.result import Evidence, Fix
 
 _PROFILING = "RmProfilingAdminOnly"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-_SYS_ADMIN = 1 << 21  # capabilities(7); the toolkit takes whoever has it for privileged
+_SYS_ADMIN = 1 << 21  # capabilities(7); the toolkit takes a process that has it for privileged
 _SHOWN = 8
-# exporters, validators and plugins look at GPUs that nobody gave them, which is what they are for
+# exporters, validators and plugins look at GPUs that were not allocated to them, which is what they are for
 _INFRASTRUCTURE = ("kube-system", "gpu-operator", "nvidia")
 _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is localhost (moby opts/hosts.go)
 
@@ -85,7 +85,7 @@ def accept_envvar_unprivileged(node: Node) -> Verdict:
 
 
 def _default_handler(node: Node) -> str:
-    """The runtime of pods that name none; empty where the engine doesn't tell."""
+    """The runtime of pods that name none; empty where the engine doesn't report it."""
     try:
         if containerd_role(node).used:
             return node.cri.default_handler
@@ -225,7 +225,7 @@ DOORS_CHECKS = (
 )
 
 
-# What closes a driver's hole on this very node: whoever brought the release brings the next one.
+# What closes a driver's hole on this very node: a fixed release from the same source.
 
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
 

@@ -47,7 +47,7 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.output.result import Evidence, Fix
 
-# What mends the toolkit of this very node: whoever brought it brings the next one, and writes its file.
+# Fixes for the toolkit of this very node: upgrades come from its own source, which writes its file.
 
 OPERATOR_PLACES = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
@@ -269,11 +269,11 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
     evidence = [seen(row["ref"], f"{row['what']}; fixed in {row['fixed']}") for row in faults]
     # what an engine that is set up got of them is judged by its own checks
     harmful = [row for row in faults if not row["sets_up"]]
-    told = f"toolkit {text}: {(harmful or faults)[0]['what']}"
+    summary = f"toolkit {text}: {(harmful or faults)[0]['what']}"
     if any(row["windows_driver"] for row in faults):
-        return fail(told, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
+        return fail(summary, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
     judge = warn if harmful else note
-    return judge(told, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
+    return judge(summary, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
 
 
 def _under_windows(node: Node, oldest: str) -> bool:
@@ -355,7 +355,7 @@ RELEASES_CHECKS = (
 
 
 def cli_user(node: Node) -> str:
-    """Who calls nvidia-container-cli as root here, in words; empty if nobody does, or if that can't be told.
+    """Who calls nvidia-container-cli as root here, in words; empty if none does, or if that is unknown.
 
     Docker's --gpus does before it takes CDI devices, and the runtime does in mode legacy.
     """
@@ -469,7 +469,7 @@ def hook_conflict(node: Node) -> Verdict:
         return skip("neither podman nor CRI-O, which run hooks, is this node's engine")
     directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *_podman_directories(node)))
     hooks = nvidia_hooks(node.host, directories)
-    # the others tell the hook to leave their containers alone
+    # the others have the hook leave their containers alone
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus and not spec.stills_toolkit]
     if not hooks:
         return ok("no OCI hook puts GPUs into containers")
@@ -503,12 +503,12 @@ def toolkit_cli_probe(node: Node) -> Verdict:
             f"nvidia-container-cli gave no answer within {_CLI_SECONDS:g} s",
             seen(f"{_CLI} info", "no answer"),
         )
-    told = " ".join(done.stderr.split())[-300:]
+    answer = " ".join(done.stderr.split())[-300:]
     meaning = next(
-        (means for saying, means in _SAYINGS if saying in told), "it doesn't work with this driver"
+        (means for saying, means in _SAYINGS if saying in answer), "it doesn't work with this driver"
     )
-    evidence = seen(f"{_CLI} info", told or f"exit {done.code}")
-    fix = keep_initialised(node) if _SLOW in told else None
+    evidence = seen(f"{_CLI} info", answer or f"exit {done.code}")
+    fix = keep_initialised(node) if _SLOW in answer else None
     return fail(f"nvidia-container-cli fails: {meaning}", evidence, fix=fix)
 
 
@@ -602,7 +602,7 @@ def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
 
 
 def _named(settings: Settings) -> str:
-    """The ldconfig that stands in the file."""
+    """The ldconfig in the file."""
     return str(dig(settings.tree, *LDCONFIG.split(".")) or "")
 
 
@@ -686,8 +686,8 @@ def ldconfig_fails(node: Node) -> Verdict:
         return skip(f"what {program} does wasn't recorded")
     if done.ok:
         return ok(f"{program} runs")
-    told = done.stderr.strip().partition("\n")[0]
-    reason = f"no answer within {_LDCONFIG_SECONDS:g} s" if done.timed_out else f"exit {done.code}: {told}"
+    answer = done.stderr.strip().partition("\n")[0]
+    reason = f"no answer within {_LDCONFIG_SECONDS:g} s" if done.timed_out else f"exit {done.code}: {answer}"
     return fail(f"{program} can't be run", seen(f"{program} -p", reason))
 
 

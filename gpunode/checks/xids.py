@@ -45,7 +45,7 @@ def xid_recent(node: Node) -> Verdict:
         return ok("the driver has reported no XID since the boot")
     if not now:
         return skip("/proc/uptime doesn't tell how long ago the driver's XIDs were")
-    loaded = last_load(node.kernel_log)  # a driver that is loaded anew sets its GPUs up anew
+    loaded = last_load(node.kernel_log)  # a driver that is loaded again sets its GPUs up again
     grave, programs = _sorted(tuple(line for line in node.xids if line.seconds >= loaded))
     recent = tuple(line for line in grave if now - line.seconds < _RECENT_SECONDS)
     lasting = tuple(line for line in recent if _lasts(node, line))
@@ -81,7 +81,7 @@ def _alone(line: XidLine) -> bool:
 
 
 def _lasts(node: Node, line: XidLine) -> bool:
-    """Whether the GPU needs what the XID asks for, as far as can be told: a driver that reports its recovery
+    """Whether the GPU needs what the XID asks for, as far as is known: a driver that reports its recovery
     action (570 on) knows better, and a GPU that answers has come back to the bus."""
     if (
         kernel_log.xid(line.number).kind not in (kernel_log.RESET, kernel_log.REBOOT)
@@ -93,7 +93,7 @@ def _lasts(node: Node, line: XidLine) -> bool:
 
 
 def _link_is_bad(node: Node) -> bool:
-    """Whether the errors of a link are told already, which end with a GPU that falls off the bus."""
+    """Whether the errors of a link are already reported, which end with a GPU that falls off the bus."""
     try:
         return pcie_aer_errors.run(node).status is FindingStatus.WARN
     except GpunodeError:

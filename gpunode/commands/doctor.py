@@ -12,7 +12,7 @@ import typer
 
 from gpunode import __version__
 from gpunode.checks.catalogue import find_check
-from gpunode.checks.fixes import Mend, due, mends
+from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import behind, blocks, first, gpus_not_examined, reboot
@@ -366,13 +366,13 @@ class Outcome:
 class Fixes:
     """`data` of kind DoctorFixes. `plan` is what was found before, `done` is empty without --apply."""
 
-    plan: tuple[Mend, ...]
+    plan: tuple[PlannedFix, ...]
     done: tuple[Outcome, ...]
     applied: bool
 
 
 def run_fix(host: Host, options: FixOptions, progress: Progress) -> Result:
-    """Plan, and carry out what is allowed. Exit 1 if an error is left that somebody has to mend.
+    """Plan, and carry out what is allowed. Exit 1 if an error is left that somebody has to planned.
 
     `UsageError` for an unknown check or allowance, `PreconditionError` where nothing may be changed.
     """
@@ -387,7 +387,7 @@ def run_fix(host: Host, options: FixOptions, progress: Progress) -> Result:
     if options.apply:
         _require(host)
     findings = _look(host, options, progress)
-    plan = mends(findings)
+    plan = planned_fixes(findings)
     done: tuple[Outcome, ...] = ()
     if options.apply:
         done, findings = _apply(host, options, findings, progress)
@@ -410,38 +410,44 @@ def _look(host: Host, options: FixOptions, progress: Progress) -> tuple[Finding,
 def _apply(
     host: Host, options: FixOptions, findings: tuple[Finding, ...], progress: Progress
 ) -> tuple[tuple[Outcome, ...], tuple[Finding, ...]]:
-    """Mend, look again, and mend what has come to light, each check once; what was done and is left."""
+    """Carry out fixes and run the checks again until no new fix is left, each check once; what was done."""
     done: dict[str, Outcome] = {}
     for _ in range(_ROUNDS):
-        mend = _next(findings, options, done)
-        if mend is None:
+        planned = _next(findings, options, done)
+        if planned is None:
             break
-        steps = due(mend, options.allow)
-        outcome = _carry_out(host, mend, steps, progress)
+        steps = allowed_steps(planned, options.allow)
+        outcome = _carry_out(host, planned, steps, progress)
         if outcome.outcome == "done" and not any(step.disruptive == "reboot" for step in steps):
             findings = _look(host, options, progress)
-            outcome = _judged(outcome, findings, mend.steps[len(steps) :])
-        done[mend.id] = outcome
-    for mend in mends(findings):
-        if mend.id not in done:
-            done[mend.id] = Outcome(mend.id, "left", _way(mend))
+            outcome = _judged(outcome, findings, planned.steps[len(steps) :])
+        done[planned.id] = outcome
+    for planned in planned_fixes(findings):
+        if planned.id not in done:
+            done[planned.id] = Outcome(planned.id, "left", _way(planned))
     return tuple(done.values()), findings
 
 
-def _next(findings: tuple[Finding, ...], options: FixOptions, done: Collection[str]) -> Mend | None:
-    """The next one that may be mended. A reboot comes last, and nothing after it."""
-    found = [mend for mend in mends(findings) if mend.id not in done and due(mend, options.allow)]
-    found.sort(key=lambda mend: any(step.disruptive == "reboot" for step in due(mend, options.allow)))
+def _next(findings: tuple[Finding, ...], options: FixOptions, done: Collection[str]) -> PlannedFix | None:
+    """The next fix that may be carried out. A reboot comes last, and nothing after it."""
+    found = [
+        planned
+        for planned in planned_fixes(findings)
+        if planned.id not in done and allowed_steps(planned, options.allow)
+    ]
+    found.sort(
+        key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, options.allow))
+    )
     return found[0] if found else None
 
 
-def _carry_out(host: Host, mend: Mend, steps: Sequence[Step], progress: Progress) -> Outcome:
+def _carry_out(host: Host, planned: PlannedFix, steps: Sequence[Step], progress: Progress) -> Outcome:
     try:
-        did = carry_out(host, mend.id, steps, progress)
+        did = carry_out(host, planned.id, steps, progress)
     except GpunodeError as error:
         hint = f" ({error.hint})" if error.hint else ""
-        return Outcome(mend.id, "failed", f"{error.message}{hint}")
-    return Outcome(mend.id, "done", "", did.commands, did.changes, did.journal)
+        return Outcome(planned.id, "failed", f"{error.message}{hint}")
+    return Outcome(planned.id, "done", "", did.commands, did.changes, did.journal)
 
 
 def _judged(outcome: Outcome, findings: tuple[Finding, ...], rest: Sequence[Step]) -> Outcome:
@@ -472,21 +478,21 @@ def _planned(fixes: Fixes) -> Iterator[Block]:
     if not fixes.plan:
         yield Text("Nothing to mend", Style.GOOD)
         return
-    for mend in fixes.plan:
-        yield Text(f"{mend.id}: {mend.summary}", Style.HEADING)
-        yield Text(f"  {mend.command}", Style.COMMAND)
-        for step in mend.steps:
+    for planned in fixes.plan:
+        yield Text(f"{planned.id}: {planned.summary}", Style.HEADING)
+        yield Text(f"  {planned.command}", Style.COMMAND)
+        for step in planned.steps:
             if step.path and not step.link:
                 yield Text(f"  writes {step.path}:", Style.DIM)
                 yield from (Text(f"    {line}", Style.DIM) for line in step.content.splitlines())
-        yield Text(f"  {_way(mend)}", Style.GOOD if mend.way == "safe" else Style.DIM)
-    if any(mend.way == "safe" for mend in fixes.plan):
+        yield Text(f"  {_way(planned)}", Style.GOOD if planned.way == "safe" else Style.DIM)
+    if any(planned.way == "safe" for planned in fixes.plan):
         yield Text("")
         yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.COMMAND)
 
 
-def _way(mend: Mend) -> str:
-    return _WAYS[mend.way].format(mend.disruptive)
+def _way(planned: PlannedFix) -> str:
+    return _WAYS[planned.way].format(planned.disruptive)
 
 
 def _done(fixes: Fixes) -> Iterator[Block]:

@@ -257,7 +257,7 @@ def serving(host: Host) -> Serving:
     node = Node(host)
     allocatable = node.allocatable
     known = allocatable is not None and (
-        allocatable.told or not host.live
+        allocatable.live or not host.live
     )  # a checkpoint outlives its plugin
     counts = {name: len(ids) for name, ids in allocatable.nvidia.items()} if allocatable and known else {}
     plugins = node.plugin_processes

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from gpunode.gpu.probe import NvmlProbe
 
 
-# What every room of `Node` has: the machine itself, and what was asked of it.
+# Time limits of `Node`'s queries, and what the user asks.
 
 DAEMON_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 NVML_SECONDS = 15.0
@@ -87,9 +87,9 @@ _Answer = TypeVar("_Answer")
 class Questions:
     """What the user wants to know beyond the usual.
 
-    `expect_gpus` is how many GPUs there should be, None if nobody said. `cuda` is the CUDA release that
-    programs here need ("12.8"), `image` a container image whose requirements are compared, both empty if
-    nobody asked. `deep` allows checks that run something: a container, a plugin's RPC.
+    `expect_gpus` is how many GPUs there should be, None if unknown. `cuda` is the CUDA release that programs
+    here need ("12.8"), `image` a container image to compare with this node; both are empty if not
+    asked. `deep` allows checks that run something: a container, a plugin's RPC.
     """
 
     expect_gpus: int | None = None
@@ -124,11 +124,11 @@ _CRIO_UNITS = ("crio.service", "cri-o.service")
 
 @dataclass(frozen=True)
 class Allocatable:
-    """Healthy devices by resource, held or not, and who said so: the kubelet (`told`), or its checkpoint."""
+    """Healthy devices by resource, held or not; from the running kubelet (`live`) or from its checkpoint."""
 
     resources: Mapping[str, tuple[str, ...]]
     source: str
-    told: bool = False
+    live: bool = False
 
     @property
     def nvidia(self) -> dict[str, tuple[str, ...]]:
@@ -205,7 +205,7 @@ class Node:
 
     @topic
     def module_open(self) -> bool | None:
-        """Whether the module, loaded or on disk, is the open one; None if that can't be told."""
+        """Whether the module, loaded or on disk, is the open one; None if that is unknown."""
         if self.module is not None:
             return self.module.open
         license_ = driver.module_license(self.host)
@@ -213,7 +213,7 @@ class Node:
 
     @topic
     def driver_version(self) -> str:
-        """Of the loaded module, else of the one on disk; empty if neither tells."""
+        """Of the loaded module, else of the one on disk; empty if neither has a version."""
         if self.module is not None:
             return self.module.version
         return self.module_file.version if self.module_file else ""
@@ -234,7 +234,7 @@ class Node:
 
     @topic
     def next_kernel(self) -> str:
-        """The kernel that boots next: what somebody told GRUB to boot, else the newest of its kind."""
+        """The kernel that boots next: GRUB's configured one, else the newest of its kind."""
         newer = driver.newer_kernels(self.kernels, self.kernel)
         if not newer:
             return self.kernel
@@ -243,14 +243,14 @@ class Node:
 
     @topic
     def next_version(self) -> str:
-        """Of the module that the next boot loads; empty if there is none, or if it doesn't tell."""
+        """Of the module that the next boot loads; empty if there is none, or without a version."""
         if self.next_kernel == self.kernel:
             return self.module_file.version if self.module_file else ""
         return driver.next_version(self.host, self.next_kernel)
 
     @topic
     def automatic_upgrades(self) -> Automatic | None:
-        """Who upgrades packages without being asked, None if nobody does."""
+        """What upgrades packages automatically, None if nothing does."""
         return automatic_upgrades(self.host, self.distribution.family)
 
     @topic
@@ -333,7 +333,7 @@ class Node:
 
     @topic
     def conditions(self) -> tuple[Condition, ...]:
-        """How each GPU is, as NVML tells; () where NVML isn't there or doesn't answer."""
+        """The condition of each GPU, from NVML; () where NVML isn't installed or doesn't answer."""
         return () if self.module is None else self.nvml.conditions
 
     # The kubelet and what it has registered.
@@ -349,7 +349,7 @@ class Node:
 
     @topic
     def docker_snap(self) -> Daemon | None:
-        """The docker snap, also where it lies beside a Docker of the system's."""
+        """The docker snap, also where it is beside a Docker of the system's."""
         daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid == 0)
         if not daemons and read_unit(self.host, SNAP_UNIT) is None:
             return None
@@ -411,7 +411,7 @@ class Node:
             return ()
         return daemon_version(self.host, "kubelet", process.argv[0])
 
-    # The toolkit, CDI specifications and the container engines, as their daemons tell.
+    # The toolkit, CDI specifications and the container engines, as their daemons report them.
 
     @topic
     def toolkit(self) -> toolkit.Toolkit:
@@ -489,7 +489,7 @@ class Node:
 
     @topic
     def image(self) -> Search:
-        """The image of `Questions.image` in an engine's store; nobody holds the empty name."""
+        """The image of `Questions.image` in an engine's store; no store has the empty name."""
         if not self.questions.image:
             return Search(None)
         daemons = {"containerd": self.containerd, "CRI-O": self.crio}
@@ -501,11 +501,11 @@ class Node:
             podman=self.podman is not None,
         )
 
-    # The services beside the driver, as systemd tells.
+    # The services beside the driver, as systemd reports them.
 
     @topic
     def units(self) -> Mapping[str, UnitState]:
-        """By name, those of `unit_states.UNITS`; one that isn't in it can't be told. A systemd that hangs is
+        """By name, those of `unit_states.UNITS`; one that isn't in it is unknown. A systemd that hangs is
         waited for once."""
         if self._units_hang:
             raise Stuck(self._units_hang[0])
@@ -543,7 +543,7 @@ class Node:
         return Allocatable(checkpoint.healthy, path)
 
     def _older_than_kubelet(self, path: str) -> bool:
-        """Whether what lies there is an earlier kubelet's word; times of a recorded machine say nothing."""
+        """Whether an earlier kubelet wrote the file; times of a recorded machine say nothing."""
         found = self.host.stat(path) if self.host.live else None
         process = self.kubelet.process if self.kubelet else None
         return found is not None and process is not None and found.st_mtime < process.started
@@ -582,7 +582,7 @@ class Node:
 
     @topic
     def cri_containers(self) -> tuple[CriContainer, ...]:
-        """What runs under the engine that the kubelet talks to; () if there is none or it doesn't tell."""
+        """What runs under the engine that the kubelet talks to; () if there is none or it doesn't answer."""
         from gpunode.daemons.cri import running_containers
 
         socket = self.kubelet.endpoint if self.kubelet else self.containerd.socket if self.containerd else ""
@@ -593,7 +593,7 @@ class Node:
 
     @topic
     def docker_containers(self) -> tuple[tuple[str, str, str], ...]:
-        """Id, name and image of what runs under Docker; () without Docker, or if it doesn't tell."""
+        """Id, name and image of what runs under Docker; () without Docker, or if it doesn't answer."""
         from gpunode.daemons.docker import DockerApi
 
         try:

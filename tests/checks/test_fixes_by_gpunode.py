@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.checks import fixes
 from gpunode.checks.catalogue import ALL_CHECKS
-from gpunode.checks.fixes import FAMILIES, due, mends, steps_of
+from gpunode.checks.fixes import FAMILIES, allowed_steps, planned_fixes, steps_of
 from gpunode.output.result import Finding, FindingStatus, Fix
 
 
@@ -34,10 +34,10 @@ def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "o
     ids=lambda value: getattr(value, "command", None),
 )
 def test_only_what_disturbs_nobody_is_done_unasked(fix: Fix, way: str, without: int, allowed: int) -> None:
-    (mend,) = mends([finding(fix)])
+    (mend,) = planned_fixes([finding(fix)])
     assert mend.way == way
-    assert len(due(mend, ())) == without
-    assert len(due(mend, ("restart", "drain", "reboot"))) == allowed
+    assert len(allowed_steps(mend, ())) == without
+    assert len(allowed_steps(mend, ("restart", "drain", "reboot"))) == allowed
 
 
 def test_errors_come_before_warnings_and_the_rest_is_left_out() -> None:
@@ -47,7 +47,7 @@ def test_errors_come_before_warnings_and_the_rest_is_left_out() -> None:
         finding(fix, FindingStatus.WARN, "fragile"),
         finding(fix, FindingStatus.FAIL, "broken"),
     ]
-    assert [mend.id for mend in mends(found)] == ["broken", "fragile"]
+    assert [mend.id for mend in planned_fixes(found)] == ["broken", "fragile"]
 
 
 @pytest.mark.parametrize(
