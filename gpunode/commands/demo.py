@@ -24,7 +24,8 @@ from gpunode.facts.libraries import CachedLibrary, build_ld_cache
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
-from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text, plain
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.typed import plain
 
 # A whole machine in one JSON object, and how it becomes a directory that ``--root`` reads.
 #

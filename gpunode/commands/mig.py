@@ -25,18 +25,8 @@ from gpunode.host import Host
 from gpunode.mig.config import as_json, as_yaml, export
 from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.mig.session import read_layouts
-from gpunode.output.result import (
-    Block,
-    Cell,
-    ErrorInfo,
-    ExitCode,
-    Progress,
-    Result,
-    Style,
-    Table,
-    Text,
-    plain,
-)
+from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.typed import plain
 
 mig_app = typer.Typer(help="Cut GPUs into MIG devices.", no_args_is_help=True, rich_markup_mode=None)
 

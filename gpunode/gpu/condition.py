@@ -34,8 +34,7 @@ from gpunode.gpu.nvml import (
     Nvml,
     NvmlError,
 )
-from gpunode.output.result import plain
-from gpunode.output.typed import from_plain
+from gpunode.output.typed import from_plain, plain
 
 COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
 """NVML_COMPUTEMODE_* from 0 on."""

@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.gpu.child import Parent
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, profile_name
 from gpunode.gpu.nvml import FABRIC_COMPLETED, NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 
 
 def discover(

@@ -76,7 +76,7 @@ class Inventory:
 
 
 def inventory_from_json(data: Any) -> Inventory:
-    """Read back what `result.plain` made of an `Inventory`. `PlainError`, a ValueError, for anything else."""
+    """Read back what `plain` made of an `Inventory`. `PlainError`, a ValueError, for anything else."""
     inventory = from_plain(Inventory, data)
     gpus = tuple(
         replace(gpu, mig_capable=True) if gpu.mig_enabled else gpu  # older recordings hold the mode only

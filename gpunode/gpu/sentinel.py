@@ -44,7 +44,7 @@ from gpunode.gpu.nvml import (
     sysfs_address,
 )
 from gpunode.host import Host
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 
 # Topology: common ancestors, NVLinks and links to NVSwitches. A GPU that cannot be asked costs its own pairs
 # only. Read again when the inventory has changed, as links come and go with GPUs and their drivers.

@@ -18,8 +18,7 @@ from gpunode.mig.model import ComputeInstance, GpuInstance, GpuLayout, Layouts, 
 from gpunode.mig.placement import CannotPlace, Target, solve
 from gpunode.mig.plan import GpuPlan, Step, as_it_was, reached, same_layout, towards
 from gpunode.mig.users import Drained
-from gpunode.output.result import plain
-from gpunode.output.typed import from_plain
+from gpunode.output.typed import from_plain, plain
 
 _TRIES = 3  # to go back: what failed once may have been a moment's
 

@@ -41,7 +41,7 @@ from gpunode.mig.model import (
     Profile,
     inferred_compute,
 )
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 
 _GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
 _COMPUTE_INSTANCE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT

@@ -26,8 +26,8 @@ from gpunode.host import Host
 from gpunode.host.process import LineChild
 from gpunode.host.recording import RECORDING
 from gpunode.mig.model import ComputeInstance, Layouts, Placement
-from gpunode.output.result import ExitCode, plain
-from gpunode.output.typed import from_plain
+from gpunode.output.result import ExitCode
+from gpunode.output.typed import from_plain, plain
 
 READ_SECONDS = 60.0
 CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum, IntEnum, StrEnum
-from functools import cache
-from os import PathLike
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from typing import Any, Protocol
+
+from gpunode.output.typed import plain
 
 API_VERSION = "gpunode/v1"
 
@@ -216,37 +216,3 @@ class Progress(Protocol):
     def following(self, text: str, name: str) -> AbstractContextManager[Callable[[str], None]]:
         """As `step`, for what may take minutes: whoever does the work calls what this gives, as often as it
         likes, with the last thing that it heard. `name` is what a person calls the work in a word or two."""
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses, enums, paths and tuples as JSON values; field names become camelCase."""
-    kind: Any = type(value)
-    if kind in _JSON:
-        return value
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    names = _fields(kind)
-    if names is not None:
-        return {shown: plain(getattr(value, name)) for name, shown in names}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, PathLike):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return value
-
-
-_JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, which has thousands of values
-
-
-@cache
-def _fields(kind: type) -> tuple[tuple[str, str], ...] | None:
-    """A dataclass's fields as they are named here and in JSON; None of anything else."""
-    return tuple((one.name, camel(one.name)) for one in fields(kind)) if is_dataclass(kind) else None
-
-
-def camel(name: str) -> str:
-    """``memory_used`` as JSON has it: ``memoryUsed``."""
-    head, *rest = name.split("_")
-    return head + "".join(part.capitalize() for part in rest)

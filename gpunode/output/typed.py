@@ -1,18 +1,52 @@
-"""Reads dataclasses back from plain data: what `result.plain` made of them, after a trip through JSON."""
+"""Dataclasses as JSON values (`plain`), and read back from them (`from_plain`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
 from functools import cache
+from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from gpunode.output.result import camel
 
 _T = TypeVar("_T")
 _NAMES = {int: "an integer", str: "a string", bool: "true or false", float: "a number", NoneType: "null"}
 _EMPTY: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, tuple: (), dict: {}, Mapping: {}}
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums, paths and tuples as JSON values; field names become camelCase."""
+    kind: Any = type(value)
+    if kind in _JSON:
+        return value
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    names = _shown_fields(kind)
+    if names is not None:
+        return {shown: plain(getattr(value, name)) for name, shown in names}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value
+
+
+_JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, which has thousands of values
+
+
+@cache
+def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
+    """A dataclass's fields as they are named here and in JSON; None of anything else."""
+    return tuple((one.name, camel(one.name)) for one in fields(kind)) if is_dataclass(kind) else None
+
+
+def camel(name: str) -> str:
+    """``memory_used`` as JSON has it: ``memoryUsed``."""
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
 
 
 class PlainError(ValueError):

@@ -14,7 +14,7 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.output.render import SilentProgress
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 from gpunode.runtime.verify.container import CdiReading, Way
 from tests.cli import gpunode
 from tests.gpu_node import host_of

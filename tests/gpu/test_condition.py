@@ -9,7 +9,7 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 from tests.gpu_node import host_of
 
 TOLD = {

@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE
 WATCH = """
 import json, sys, time
 from gpunode.gpu.nvml import Nvml, NvmlError
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 with Nvml.open() as nvml, nvml.watch_events(sys.argv[1:]) as events:
     print(json.dumps([events.unsupported, list(events.failed)]), flush=True)
     for line in sys.stdin:
@@ -106,7 +106,7 @@ import json, sys
 from pathlib import Path
 from gpunode.gpu.discover import discover
 from gpunode.gpu.nvml import Nvml
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 from fixtures.scenario import Scenario, machine
 with Nvml.open() as nvml:
     before = discover(nvml, sys.argv[1])

@@ -15,7 +15,7 @@ from gpunode.gpu.model import Inventory
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 from tests.gpu.children import run_python
 from tests.gpu_node import host_of
 from tests.waiting import eventually, has_ended
@@ -151,7 +151,7 @@ def test_a_hang_or_crash_names_the_question_and_leaves_no_child(
 import json, os, sys
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 said = []
 host = Host(environ=dict(os.environ), trace=said.append)
 answer = probe(host, timeout=float(sys.argv[1]), condition=sys.argv[2] == "True")

@@ -9,8 +9,7 @@ import pytest
 
 from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, with_nvswitch
 from gpunode.gpu.model import Pair, Topology
-from gpunode.output.result import plain
-from gpunode.output.typed import from_plain
+from gpunode.output.typed import from_plain, plain
 from tests.gpu.children import run_python
 
 NOT_SUPPORTED, UNKNOWN = 3, 999
@@ -19,7 +18,7 @@ import json
 from gpunode.gpu.discover import discover
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.sentinel import read_topology
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 with Nvml.open() as nvml:
     print(json.dumps(plain(read_topology(nvml, discover(nvml)))))
 """

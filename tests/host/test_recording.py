@@ -23,7 +23,7 @@ from gpunode.gpu import condition, model
 from gpunode.host import Host, recording
 from gpunode.host.recording import parse_recording
 from gpunode.mig import model as mig_model
-from gpunode.output.result import camel
+from gpunode.output.typed import camel
 from tests.cli import gpunode
 
 MACHINES = (

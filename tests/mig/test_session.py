@@ -21,8 +21,8 @@ from fixtures.scenario import (
 )
 from gpunode.mig.model import GpuLayout, Layouts, Placement
 from gpunode.mig.session import MigError, MigProcess, MigSession, ModeChange, read_layouts
-from gpunode.output.result import ExitCode, plain
-from gpunode.output.typed import from_plain
+from gpunode.output.result import ExitCode
+from gpunode.output.typed import from_plain, plain
 from tests.gpu_node import NodeMaker, host_of
 from tests.sure import sure
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.output.result import plain
-from gpunode.output.typed import PlainError, from_plain
+from gpunode.output.typed import PlainError, from_plain, plain
 
 Spot = tuple[int, str]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 from gpunode.plugin.errand import Errand
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log

@@ -21,7 +21,7 @@ from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
 from gpunode.host.process import LineChild, unnamed_file
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 from gpunode.plugin.config.settings import HealthSettings, Settings
 from gpunode.plugin.nvidia.platform import nvml_library
 from gpunode.plugin.nvidia.watch import Outcome, Watch

@@ -20,8 +20,7 @@ from gpunode.facts.device_plugins import status_path
 from gpunode.facts.processes import own_identity, start_ticks
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
-from gpunode.output.result import plain
-from gpunode.output.typed import from_plain
+from gpunode.output.typed import from_plain, plain
 from gpunode.plugin.config.settings import Settings, pod_resources_socket
 from gpunode.plugin.model import LeftOut, Problem, Resource
 

@@ -47,7 +47,7 @@ import json, sys
 from pathlib import Path
 from gpunode.gpu.discover import discover
 from gpunode.gpu.nvml import Nvml
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 here = Path(sys.argv[1])
 found = {}
 for scenario in sorted(Path(sys.argv[2]).iterdir()):

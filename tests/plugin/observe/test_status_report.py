@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.output.result import plain
+from gpunode.output.typed import plain
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin import nodes
 from tests.plugin.nodes import content, eventually
