@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.host import Host
+from gpunode.host.documents import load
 from gpunode.output.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text
 
 _BAD = ("fail", "error", "warn")
@@ -292,13 +293,7 @@ def _parsed(path: str, text: str) -> Any:
 
     try:
         if path.endswith((".yaml", ".yml")):
-            import yaml
-
-            try:
-                # libyaml's loader, where this PyYAML has it, takes a tenth of the time
-                return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
-            except yaml.YAMLError as error:
-                raise ValueError(" ".join(str(error).split())) from error
+            return load(text)
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         told = "it is nested too deep" if isinstance(error, RecursionError) else str(error)

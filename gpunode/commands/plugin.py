@@ -21,10 +21,10 @@ from gpunode.commands.outcome import Session
 from gpunode.commands.plugin_options import SettingsCommand, sources, value_text
 from gpunode.commands.session import verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
-from gpunode.facts.located import MAX_STREAM_BYTES
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
+from gpunode.host.documents import MAX_STREAM_BYTES
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.plugin.config.gke import Left, WrongInput, documents
 from gpunode.plugin.config.gke import translate as gke_translate

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
+from gpunode.host.documents import load
 
 if TYPE_CHECKING:
     from gpunode.gpu.model import Inventory
@@ -19,7 +20,6 @@ EXTENSIONS = ("json", "yaml")  # engines read no other (`scanSpecDirs` in CDI's 
 VENDOR = "nvidia.com"
 _STILL = "NVIDIA_VISIBLE_DEVICES=void"  # in specifications of gpunode's, and of nvidia-ctk's since 1.15
 _LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)$")
-_DEEP = 5000  # levels of nesting; the C loader dies from some 20,000 on
 
 
 @dataclass(frozen=True)
@@ -163,23 +163,7 @@ def _load(text: str, path: str) -> Any:
         import json
 
         return json.loads(text)
-    import yaml
-
-    quick = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster
-    loader = yaml.SafeLoader if _may_be_deep(text) else quick
-    try:
-        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-
-
-def _may_be_deep(text: str) -> bool:
-    """Whether this YAML may nest deeper than any specification: the C loader recurses till its stack is full.
-
-    The slow one ends that with a RecursionError. A block's level takes a column, a flow's a bracket.
-    """
-    columns = max((len(line) for line in text.splitlines()), default=0)
-    return 2 * columns + text.count("[") + text.count("{") > _DEEP
+    return load(text)
 
 
 def _one_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError, PreconditionError, UsageError
-from gpunode.facts.located import DocumentError, Item, Notes, read
+from gpunode.host.documents import DocumentError, Item, Notes, read
 from gpunode.mig.model import GpuLayout, Layouts, parse_name
 from gpunode.mig.placement import meaning, offered, summary, unknown_profiles
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from gpunode.facts.located import EMPTY, DocumentError, Item, Notes, read
+from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.settings import NameRule, SharedResource, Sharing, resource_name_problem
 from gpunode.plugin.config.values import Problem, nearest, parse, selector

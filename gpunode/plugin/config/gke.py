@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunode.facts.located import EMPTY, DocumentError, Item, Notes, read_all
+from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read_all
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _BOOLEANS = {"true": True, "false": False}
