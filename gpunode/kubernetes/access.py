@@ -252,20 +252,20 @@ def _date(seconds: float) -> str:
 # --- node -----------------------------------------------------------------------------------------------
 
 
-def node_name(host: Host, given: str, kubelets: str = "") -> tuple[str, str]:
-    """The node that is meant, and where its name comes from: `--node`, NODE_NAME, the kubelet's certificate
-    (`Cluster.node`, if it is by the kubelet's account that we ask), or this machine's name.
+def node_name(host: Host, option: str, certificate: str = "") -> tuple[str, str]:
+    """The node's name and its source: `--node`, NODE_NAME, the kubelet's certificate (`Cluster.node`, where
+    gpunode uses the kubelet's account), or this machine's name.
 
     `UsageError` for what can't be a node's name.
     """
     own = (host.read_text("/proc/sys/kernel/hostname") or "").strip().lower()
-    named = (
-        (given, "--node"),
+    names = (
+        (option, "--node"),
         (host.environ.get("NODE_NAME", ""), "NODE_NAME"),
-        (kubelets, "the kubelet's certificate"),
+        (certificate, "the kubelet's certificate"),
         (own, "this machine's name"),
     )
-    name, source = next((one for one in named if one[0]), ("", ""))
+    name, source = next((one for one in names if one[0]), ("", ""))
     if not name:
         raise UsageError("neither option nor machine says which node it is", hint="name it: --node NAME")
     if _NODE.fullmatch(name) is None or len(name) > 253 or ".." in name:
@@ -290,7 +290,7 @@ def hint(host: Host, cluster: Cluster, source: str) -> str:
     try:
         nodes = cluster.list("Node", most=_MOST) if own else ()
     except ClusterError:
-        nodes = ()  # this account may not list them; it was a courtesy
+        nodes = ()  # this account may not list them
     names = [shlex.quote(node["metadata"]["name"]) for node in nodes if _is(node, own)]
     if len(names) == 1:
         return f"the name is from {source}; this machine is the node {names[0]}: add --node {names[0]}"
@@ -309,7 +309,7 @@ def _own(host: Host) -> dict[str, str]:
             try:
                 text = (host.read_text(path) or "").strip().lower()
             except GpunodeError:
-                continue  # the firmware's is for root alone
+                continue  # only root can read the firmware's
             if text:
                 numbers[key] = text
                 break

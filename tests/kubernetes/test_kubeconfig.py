@@ -355,3 +355,12 @@ def test_a_proxy_that_refuses_is_named(
     assert "HTTPS_PROXY" in caught.value.hint
     assert not caught.value.sent
     assert api.asked == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a file of another user")
+def test_root_runs_no_program_of_another_user(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+    spec = printing(tmp_path)
+    os.chown(spec["command"], 65534, 65534)
+    with pytest.raises(NoAccess, match=r"is not run: .* belongs to user 65534"):
+        opened(kubeconfig(api, exec=spec))
+    assert not (tmp_path / "info").exists()
