@@ -60,6 +60,7 @@ def test_packaged_file_gets_the_runtime_and_the_daemon_has_it(cli: Cli) -> None:
     assert cli.engine.pid != before
 
 
+@pytest.mark.full
 def test_nothing_but_the_runtime_changes_in_containerds_own_view(cli: Cli) -> None:
     host = Host()
     before = dump(host, "containerd", str(cli.engine.config))
@@ -83,6 +84,7 @@ def test_second_run_is_unchanged_and_restarts_nothing(cli: Cli) -> None:
     assert (cli.engine.pid, cli.engine.config.stat().st_mtime_ns) == (pid, stat.st_mtime_ns)
 
 
+@pytest.mark.full
 def test_runtime_in_the_file_but_not_in_the_daemon_only_restarts(cli: Cli) -> None:
     cli.data("configure-runtime", "--no-restart")
     assert "nvidia" not in handlers(cli)
@@ -116,6 +118,7 @@ def test_rollback_restores_bytes_mode_and_owner(cli: Cli) -> None:
     assert again.returncode == 2 and "every change has been taken back" in again.stderr
 
 
+@pytest.mark.full
 def test_containerd_of_dockers_package_gets_its_cri_back(tmp_path: Path) -> None:
     with configuring(start_containerd(FROM_DOCKER), tmp_path) as cli:
         data = cli.data("configure-runtime")
@@ -156,6 +159,7 @@ def test_broken_file_is_refused_before_anything_is_written(cli: Cli) -> None:
     assert not (cli.state / "journal").exists() or not any((cli.state / "journal").iterdir())
 
 
+@pytest.mark.full
 def test_wrong_type_is_refused_by_containerds_own_judgement_or_ours(cli: Cli) -> None:
     text = f'version = 2\n[plugins."{P2}"]\nsandbox_image = 3\n'
     cli.engine.config.write_text(text)
@@ -217,6 +221,7 @@ def _kill_with_children(run: subprocess.Popen[str]) -> None:
         os.kill(int(child), signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_two_runs_at_once_both_succeed_and_one_does_the_work(cli: Cli) -> None:
     runs = [cli.start("configure-runtime", "-o", "json") for _ in range(2)]
     outputs = [run.communicate(timeout=PATIENCE)[0] for run in runs]
@@ -226,6 +231,7 @@ def test_two_runs_at_once_both_succeed_and_one_does_the_work(cli: Cli) -> None:
 
 @pytest.mark.parametrize("verb", ["configure-runtime", "unconfigure-runtime"])
 @pytest.mark.parametrize("options", [(), ("--no-restart",), ("--dry-run", "--exit-code")], ids=" ".join)
+@pytest.mark.full
 def test_import_of_a_missing_file_is_refused_before_any_write(
     cli: Cli, verb: str, options: tuple[str, ...]
 ) -> None:
@@ -248,6 +254,7 @@ def test_import_of_a_missing_file_is_refused_before_any_write(
     assert cli.engine.pid == pid and set(handlers(cli)) >= {"runc"}
 
 
+@pytest.mark.full
 def test_runtime_that_inherits_the_v1_shim_is_unchanged_by_a_second_run(tmp_path: Path) -> None:
     text = (
         '[plugins.cri.containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v1"\n'

@@ -103,6 +103,7 @@ def test_a_node_with_nothing_but_the_driver_computes_in_containers(node: Node) -
     assert {(one["status"], one["maxError"]) for one in data["devices"]} == {("ok", 0.0)}
 
 
+@pytest.mark.full
 def test_a_gpu_that_computes_wrongly_is_told_by_the_container(node: Node) -> None:
     node.gpus.generate()
     node.gpus.stubs.write(CUT.with_gpu(0, wrong=True))
@@ -110,6 +111,7 @@ def test_a_gpu_that_computes_wrongly_is_told_by_the_container(node: Node) -> Non
     assert (code, [one["status"] for one in document["data"]["devices"]]) == (1, ["fail", *["ok"] * 4])
 
 
+@pytest.mark.full
 def test_without_a_specification_it_says_so_before_anything_is_made(node: Node) -> None:
     code, document = node.verify()
     assert (code, error(document)[0], error(document)[2]) == (
@@ -120,6 +122,7 @@ def test_without_a_specification_it_says_so_before_anything_is_made(node: Node) 
     assert "/var/run/cdi" in error(document)[1]
 
 
+@pytest.mark.full
 def test_a_library_that_is_gone_is_named_with_the_specification(node: Node) -> None:
     node.gpus.generate().libcuda.unlink()
     code, document = node.verify()
@@ -127,6 +130,7 @@ def test_a_library_that_is_gone_is_named_with_the_specification(node: Node) -> N
     assert f"/var/run/cdi/nvidia.yaml names {node.gpus.libcuda}, which isn't there" in error(document)[1]
 
 
+@pytest.mark.full
 def test_a_device_file_that_is_gone_is_named_with_the_specification(node: Node) -> None:
     (node.gpus.generate().root / "dev/nvidia0").unlink()
     code, document = node.verify()
@@ -134,6 +138,7 @@ def test_a_device_file_that_is_gone_is_named_with_the_specification(node: Node) 
     assert f"{node.gpus.root}/dev/nvidia0" in error(document)[1]
 
 
+@pytest.mark.full
 def test_a_specification_that_podman_can_not_read_is_named_with_both_versions(node: Node) -> None:
     node.gpus.generate().write({**node.gpus.tree(), "cdiVersion": "9.9.0"})
     code, document = node.verify()
@@ -141,6 +146,7 @@ def test_a_specification_that_podman_can_not_read_is_named_with_both_versions(no
     assert "nvidia.yaml is written for CDI 9.9.0, and podman 4." in error(document)[1]
 
 
+@pytest.mark.full
 def test_a_specification_without_the_device_tells_which_it_has(node: Node) -> None:
     tree: Any = node.gpus.generate().tree()
     tree["devices"] = [device for device in tree["devices"] if device["name"] != "all"]
@@ -150,6 +156,7 @@ def test_a_specification_without_the_device_tells_which_it_has(node: Node) -> No
     assert "names no device all; it has 0, " in error(document)[1]
 
 
+@pytest.mark.full
 def test_a_driver_that_only_a_search_path_of_ours_would_find_is_no_proof(node: Node) -> None:
     """It lies where NVIDIA's images look, and where no other image's loader does."""
     tree: Any = node.gpus.generate().tree()
@@ -163,11 +170,13 @@ def test_a_driver_that_only_a_search_path_of_ours_would_find_is_no_proof(node: N
     assert "not where a loader" in error(document)[1]
 
 
+@pytest.mark.full
 def test_an_interrupt_leaves_nothing(node: Node) -> None:
     node.gpus.generate().stubs.write(HANGING)
     assert node.ended_by("INT") == (130, [], [])
 
 
+@pytest.mark.full
 def test_what_a_killed_run_left_is_removed_by_the_next_one(node: Node) -> None:
     node.gpus.generate().stubs.write(HANGING)
     code, left, after = node.ended_by("KILL")
@@ -177,6 +186,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(node: Node) -> None:
     assert after == []
 
 
+@pytest.mark.full
 def test_an_image_that_is_not_there_is_never_pulled(node: Node) -> None:
     node.gpus.generate()
     code, document = node.verify("--image", "registry.invalid/cuda:12")
