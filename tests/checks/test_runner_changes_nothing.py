@@ -86,7 +86,18 @@ def test_no_method_that_writes_is_called(name, tmp_path, monkeypatch):
 def test_every_method_of_the_host_is_known_to_read_or_to_write() -> None:
     """A new one that writes has to be named above."""
     reading = {
-        *("run", "connect_unix", "socket_state", "listener", "waiter", "now", "monotonic", "sleep"),
+        *(
+            "run",
+            "start_child",
+            "connect_unix",
+            "socket_path",
+            "socket_state",
+            "listener",
+            "waiter",
+            "now",
+            "monotonic",
+            "sleep",
+        ),
         *("wait_until", "writable", "is_dead_socket"),
         *("as_user", "refuse_output", "refuse_unsafe"),
     }

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -169,8 +170,10 @@ def test_a_host_that_is_not_live_contacts_no_socket(serve: Serve, tmp_path: Path
 def test_a_socket_that_another_user_owns_is_refused(serve: Serve, tmp_path: Path) -> None:
     path = serve(lambda request, context: b"")
     for_user = replace(Host(), behalf=65534)
-    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        directory.chmod(0o755)
+    temporary = Path(tempfile.gettempdir())
+    for directory in (tmp_path, *(one for one in tmp_path.parents if one.is_relative_to(temporary))):
+        if directory != temporary:
+            directory.chmod(0o755)
     Path(path).chmod(0o666)
     with pytest.raises(DaemonError) as caught:
         status(path, host=for_user)
