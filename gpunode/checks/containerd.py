@@ -239,7 +239,10 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
-        *("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled", "k3s-edited-generated"),
+        "pci-no-gpu",
+        "containerd-config-version",
+        "containerd-cri-disabled",
+        "k3s-edited-generated",
         "containerd-imports-clobber",
     ),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",),
@@ -361,7 +364,10 @@ _DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
         "containerd-config-version",
         "containerd-cri-disabled",
         "containerd-not-restarted",
-        *("k0s-dropin", "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
+        "k0s-dropin",
+        "k3s-edited-generated",
+        "k3s-wrong-template",
+        "k3s-nvidia-wrong-root",
         "k3s-nvidia-not-detected",
     ),
     refs=(

@@ -124,8 +124,13 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
     classes=CLUSTER_NODES,
     unless=("vfio-host",),
     blocked_by=(
-        *(*_BELOW, "toolkit-missing", "operator-validations", "plugin-socket-dead"),
-        *(*_MIG, "plugin-mount-mismatch", "plugin-cannot-see-nvml"),
+        *_BELOW,
+        "toolkit-missing",
+        "operator-validations",
+        "plugin-socket-dead",
+        *_MIG,
+        "plugin-mount-mismatch",
+        "plugin-cannot-see-nvml",
     ),
     needs=("kubelet",),
     refs=_REFS,
@@ -190,6 +195,9 @@ def _cause(text: str) -> str:
     return ": ".join(parts)[:_SHOWN]
 
 
+_RESTART_POD = everywhere(fixes.RESTART_PLUGIN_POD.command, "restart")
+
+
 @check(
     "allocatable-zero",
     "kubelet",
@@ -199,11 +207,16 @@ def _cause(text: str) -> str:
         "checkpoint) against the GPUs on the bus, and whether their ids are those of this node's GPUs "
         "(NVML). Shares and MIG devices may be more; a plugin that was given some of the GPUs only is fine."
     ),
-    remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+    remedy=_RESTART_POD,
     classes=CLUSTER_NODES,
     blocked_by=(
-        *(*_BELOW, "gpu-lost", "gpu-reset-required", "pci-gpu-count-mismatch"),
-        *(*_MIG, "plugin-socket-dead", "plugin-cannot-see-nvml"),
+        *_BELOW,
+        "gpu-lost",
+        "gpu-reset-required",
+        "pci-gpu-count-mismatch",
+        *_MIG,
+        "plugin-socket-dead",
+        "plugin-cannot-see-nvml",
     ),
     needs=("kubelet",),
     unless=("vfio-host",),
@@ -294,7 +307,7 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
         "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler of "
         "its pod (CRI). A log that tells of a registration after the error is fine."
     ),
-    remedy=everywhere(fixes.RESTART_PLUGIN_POD.command, "restart"),
+    remedy=_RESTART_POD,
     classes=CLUSTER_NODES,
     blocked_by=(*_BELOW, *_MIG),
     needs=("kubelet",),
@@ -538,13 +551,16 @@ def plugin_device_specs(node: Node) -> Verdict:
     return ok("the device plugin tells the kubelet of device files")
 
 
+_SHOW_PLUGINS = everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin")
+
+
 @check(
     "plugin-multiple",
     "kubelet",
     title="One device plugin runs",
     severity="warning",
     looks_at="running programs that are device plugins for NVIDIA GPUs, each container counted once.",
-    remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+    remedy=_SHOW_PLUGINS,
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),
@@ -577,7 +593,7 @@ def plugin_multiple(node: Node) -> Verdict:
         "beside a device plugin, and resources of other vendors' plugins for NVIDIA GPUs beside "
         "nvidia.com/... (PodResources)."
     ),
-    remedy=everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin"),
+    remedy=_SHOW_PLUGINS,
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),

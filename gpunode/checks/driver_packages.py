@@ -440,7 +440,9 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
     ),
     remedy=REMOVE_RUN_INSTALL,
     blocked_by=(
-        *("driver-not-installed", "driver-libs-mixed", "driver-lib-mismatch"),
+        "driver-not-installed",
+        "driver-libs-mixed",
+        "driver-lib-mismatch",
         "operator-host-driver-conflict",
     ),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),

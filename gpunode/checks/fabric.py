@@ -382,7 +382,10 @@ def _recent(node: Node, line: KernelLine) -> bool:
     looks_at="what NVML says of each GPU's fabric: its state, the outcome of the training, its health.",
     remedy=READ_MANAGER_LOG,
     blocked_by=(
-        *("module-not-loaded", "nvml-hang", "fabricmanager-version", "fabric-topology"),
+        "module-not-loaded",
+        "nvml-hang",
+        "fabricmanager-version",
+        "fabric-topology",
         "fabricmanager-missing",
     ),
     classes=HOST_OR_CONTAINER,

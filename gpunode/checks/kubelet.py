@@ -53,8 +53,13 @@ _OUR_UNIT = "gpunode-device-plugin.service"
     preflight=("kubernetes",),
     # without its engine's CRI, or with swap, the kubelet ends at once
     blocked_by=(
-        *("pci-no-gpu", "memory-cgroup-v1", "kubelet-swap-memlock-hugepages", "crio-not-running"),
-        *("containerd-config-version", "containerd-cri-disabled", "containerd-not-restarted"),
+        "pci-no-gpu",
+        "memory-cgroup-v1",
+        "kubelet-swap-memlock-hugepages",
+        "crio-not-running",
+        "containerd-config-version",
+        "containerd-cri-disabled",
+        "containerd-not-restarted",
     ),
     refs=("https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",),
 )
@@ -122,8 +127,13 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     classes=CLUSTER_NODES,
     # a plugin without a driver, or without its handler, ends as well
     blocked_by=(
-        *("pci-no-gpu", "kubelet-not-running", "kubelet-device-plugin-dir"),
-        *("nvml-hang", "containerd-runtime-missing", "mig-enabled-no-instances", "mig-strategy-mismatch"),
+        "pci-no-gpu",
+        "kubelet-not-running",
+        "kubelet-device-plugin-dir",
+        "nvml-hang",
+        "containerd-runtime-missing",
+        "mig-enabled-no-instances",
+        "mig-strategy-mismatch",
     ),
     refs=(
         "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",

@@ -267,6 +267,9 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
     )
 
 
+_CONFIGURE_K3S = everywhere("gpunode configure-runtime --runtime k3s", "restart")
+
+
 @check(
     "k3s-wrong-template",
     "kubelet",
@@ -275,7 +278,7 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
         f"{_OLD} and {_NEW} beside the generated file: containerd 1.x only has the first, 2.x takes the "
         "second before the first. One that is read must include the base or have the runtime itself."
     ),
-    remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+    remedy=_CONFIGURE_K3S,
     blocked_by=_BELOW,
     needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#configuring-containerd",),
@@ -331,7 +334,7 @@ def _configure(daemon: Daemon) -> Fix:
         "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 write "
         "the file before they start containerd, so somebody added them since."
     ),
-    remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+    remedy=_CONFIGURE_K3S,
     blocked_by=_BELOW,
     needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#configuring-containerd",),
@@ -373,7 +376,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
         "/etc/containerd/config.toml and conf.d on a node whose kubelet uses k3s' or rke2's containerd, "
         "where that one has no nvidia handler (CRI Status) and no other containerd runs."
     ),
-    remedy=everywhere("gpunode configure-runtime --runtime k3s", "restart"),
+    remedy=_CONFIGURE_K3S,
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
     needs=("kubelet", "containerd"),
     refs=(

@@ -135,7 +135,7 @@ def _privileged(node: Node, pid: int) -> bool:
     title="Docker's API isn't open to the network",
     severity="info",
     looks_at="-H, hosts, tlsverify of the running dockerd and its daemon.json; loopback doesn't count.",
-    remedy=everywhere("${EDITOR:-vi} /etc/docker/daemon.json"),
+    remedy=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     refs=("https://docs.docker.com/engine/security/protect-access/",),
 )
