@@ -17,7 +17,7 @@ from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, lock_path
-from gpunode.host.transaction import LOCK_SECONDS, FilesChanged, change_files, uninterrupted
+from gpunode.host.transaction import LOCK_SECONDS, FilesChanged, attempt, change_files, uninterrupted
 from gpunode.kubernetes.access import Access
 from gpunode.mig import apply, node_labels
 from gpunode.mig.apply import HalfDone, Tools, carry_out
@@ -498,36 +498,34 @@ class _Run:
                     self._progress.note(trouble)
 
     def _change(self, found: mig_plan.Planned) -> Layouts:
-        half = {gpu.uuid: gpu for gpu in found.left.half}
+        half = {gpu.uuid for gpu in found.left.half}
         plans = tuple(one for one in found.plans if one in found.steps or one.gpu.uuid in half)
-        before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
         self._labels.tell(node_labels.PENDING)
         self._keeper.begin()
-        try:
-            apply.save(self._host, before, plans, found.left)
-            after = carry_out(
+
+        def act() -> Layouts:
+            options = self._options
+            return carry_out(
+                self._host,
                 self._tools,
                 plans,
-                before,
-                skip_reset=self._options.skip_reset,
-                mode_only=self._options.mode_only,
+                found.left,
+                skip_reset=options.skip_reset,
+                mode_only=options.mode_only,
             )
-        except BaseException as error:
-            with self._tools.uninterrupted():
-                if not isinstance(error, HalfDone):
-                    apply.end(self._host, found.left.unasked)
-                self._labels.tell(node_labels.FAILED, softly=True)
-                made = settle(self._host, self._progress)
-                for note in (*made.notes, *(one.message for one in made.errors)):
-                    self._progress.note(note)
-                if not isinstance(error, GpunodeError):
-                    self._progress.note("the previous layout is in place again")
-                elif half and not isinstance(error, HalfDone):
-                    names = ", ".join(f"GPU {gpu.index}" for gpu in half.values())
-                    self._progress.note(f"{names}: as before the earlier run that didn't come to its end")
-            raise
-        apply.end(self._host, found.left.unasked)
-        return after
+
+        def failed(error: BaseException) -> None:
+            self._labels.tell(node_labels.FAILED, softly=True)
+            made = settle(self._host, self._progress)
+            for note in (*made.notes, *(one.message for one in made.errors)):
+                self._progress.note(note)
+            if not isinstance(error, GpunodeError):
+                self._progress.note("the previous layout is in place again")
+            elif half and not isinstance(error, HalfDone):
+                names = ", ".join(f"GPU {gpu.index}" for gpu in found.left.half)
+                self._progress.note(f"{names}: as before the earlier run that didn't come to its end")
+
+        return attempt(act, failed, self._tools.uninterrupted)
 
     def _reset(self, gpus: Sequence[GpuLayout]) -> None:
         """By NVIDIA's own program, only these GPUs; nobody may have them open."""

@@ -7,48 +7,21 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from gpunode.errors import GpunodeError, RolledBackError
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
-from gpunode.mig.model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Placement
+from gpunode.host.transaction import attempt
+from gpunode.mig.model import GpuInstance, GpuLayout, Layouts
 from gpunode.mig.placement import CannotPlace, Target, solve
 from gpunode.mig.plan import GpuPlan, Step, as_it_was, reached, same_layout, towards
+from gpunode.mig.session import MigSession
 from gpunode.mig.users import Drained
 from gpunode.output.typed import from_plain, plain
 
 _TRIES = 3  # to go back: what failed once may have been a moment's
-
-
-class ModeChange(Protocol):
-    """What became of setting a mode."""
-
-    @property
-    def current(self) -> bool: ...
-    @property
-    def pending(self) -> bool: ...
-
-
-class Session(Protocol):
-    """An open NVML that changes MIG; `gpunode.mig.session.MigSession` is the one there is."""
-
-    def __enter__(self) -> Session: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def layouts(self) -> Layouts: ...
-    def set_mode(self, uuid: str, on: bool) -> ModeChange: ...
-    def create_gpu_instance(
-        self, uuid: str, profile_id: int, at: Placement | None = None, name: str = ""
-    ) -> tuple[int, Placement]: ...
-    def create_compute_instance(
-        self, uuid: str, gi: int, slices: int, at: Placement | None = None
-    ) -> ComputeInstance: ...
-    def destroy_gpu_instance(self, uuid: str, gi: int) -> None: ...
-    def destroy_compute_instance(self, uuid: str, gi: int, ci: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +29,7 @@ class Tools:
     """`open` opens NVML anew; none is open when `reset` resets GPUs. `uninterrupted` lets signals wait,
     `tell` announces a step."""
 
-    open: Callable[[], Session]
+    open: Callable[[], MigSession]
     reset: Callable[[Sequence[GpuLayout]], None]
     uninterrupted: Callable[[], AbstractContextManager[None]]
     tell: Callable[[str], AbstractContextManager[None]]
@@ -69,34 +42,44 @@ class HalfDone(GpunodeError):
 
 
 def carry_out(
+    host: Host,
     tools: Tools,
     plans: Sequence[GpuPlan],
-    before: Sequence[GpuLayout],
+    left: Left,
     *,
     skip_reset: bool = False,
     mode_only: bool = False,
 ) -> Layouts:
-    """Carry the plans out and give the layouts as they are then. `before` is what their GPUs become again if
-    that fails: what they are, or were before an earlier run that was killed.
+    """Carry the plans out and give the layouts as they are then. If that fails, each GPU becomes again what
+    it is now, or was before the earlier run that `left` it half-way.
 
     `RolledBackError` if it failed and every GPU is as it was; `HalfDone` if that failed as well. An
     interruption is passed on after the way back.
     """
-    try:
-        return _forward(tools, plans, skip_reset, mode_only)
-    except BaseException as error:
+    half = {gpu.uuid: gpu for gpu in left.half}
+    before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
+
+    def forward() -> Layouts:
+        after = _forward(tools, plans, skip_reset, mode_only)
         with tools.uninterrupted():
-            problem = restore(tools, before)
+            end(host, left.unasked)
+        return after
+
+    def back(error: BaseException) -> None:
+        problem = restore(tools, before)
         if problem:
             raise HalfDone(
                 f"{_words(error)}; and the way back failed: {problem}",
                 hint="see what is there now: gpunode mig list; then apply again",
             ) from error
-        if not isinstance(error, GpunodeError):
-            raise
-        raise RolledBackError(
-            f"{error.message}; the previous layout is in place again", hint=error.hint
-        ) from error
+        end(host, left.unasked)
+        if isinstance(error, GpunodeError):
+            raise RolledBackError(
+                f"{error.message}; the previous layout is in place again", hint=error.hint
+            ) from error
+
+    attempt(lambda: save(host, before, plans, left), lambda _: end(host, left.unasked), tools.uninterrupted)
+    return attempt(forward, back, tools.uninterrupted)
 
 
 def _words(error: BaseException) -> str:
@@ -138,7 +121,7 @@ def _left_waiting(tools: Tools, waiting: Sequence[GpuLayout], mode_only: bool) -
     )
 
 
-def _fill(tools: Tools, session: Session, plans: Sequence[GpuPlan], mode_only: bool) -> Layouts:
+def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only: bool) -> Layouts:
     """Once the modes hold: create what is wanted, and see that it is there."""
     now = session.layouts()
     made: dict[tuple[str, int], int] = {}
@@ -194,7 +177,7 @@ def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
     return found
 
 
-def _do(tools: Tools, session: Session, step: Step, made: dict[tuple[str, int], int]) -> None:
+def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int], int]) -> None:
     """One step on instances; `made` has the ids of new GPU instances by UUID and start."""
     with tools.tell(f"GPU {step.gpu}: {step.text}"):
         if step.action == "destroy-compute":
@@ -287,7 +270,7 @@ def _restore_modes(tools: Tools, before: Sequence[GpuLayout], wrong: dict[str, s
                         session.set_mode(gpu.uuid, gpu.pending)
 
 
-def _restore_mode(tools: Tools, session: Session, gpu: GpuLayout, seen: GpuLayout) -> bool:
+def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> bool:
     """Whether the GPU must be reset for it."""
     if seen.current == gpu.current:
         if seen.pending != gpu.pending:
@@ -299,7 +282,7 @@ def _restore_mode(tools: Tools, session: Session, gpu: GpuLayout, seen: GpuLayou
         return session.set_mode(gpu.uuid, gpu.current).current != gpu.current
 
 
-def _restore_instances(tools: Tools, session: Session, gpu: GpuLayout, seen: GpuLayout) -> None:
+def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> None:
     wanted = as_it_was(gpu.instances if gpu.current else (), seen.instances)
     destroy, create = towards(gpu, seen.instances, wanted)
     made: dict[tuple[str, int], int] = {}
