@@ -44,7 +44,7 @@ def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
     """Arguments that run a module of this package with this Python.
 
     ``-P`` keeps the current directory off the module path: a file there named like a module of the standard
-    library must not run with the rights of whoever calls gpunode.
+    library must not run with the rights of the user who calls gpunode.
     """
     return (sys.executable, "-P", "-m", module, *arguments)
 
@@ -136,7 +136,7 @@ class Parent:
         self._output = os.dup(1)
         os.dup2(2, 1)  # what a library prints must not mix with the answers
 
-    def tell(self, **document: Any) -> None:
+    def send(self, **document: Any) -> None:
         """Write a document as a whole line."""
         data = (json.dumps(document, separators=(",", ":")) + "\n").encode()
         with self._lock:
@@ -158,7 +158,7 @@ def end_with_parent() -> None:
 # stdout it costs the parent nothing while all is well.
 
 GPU, LINKS, EVENTS = "gpu", "links", "events"
-"""What is given up when a question hangs or crashes: the GPU, its links, or its events."""
+"""What NVML is not asked about any more after a hang or a crash: the GPU, its links, or its events."""
 
 _LINK_FUNCTIONS = ("nvmlDeviceGetNvLink", "nvmlDeviceGetTopology")
 _EVENT_FUNCTIONS = ("nvmlEventSet", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes")
@@ -187,9 +187,9 @@ class NvmlQuestion:
 
 
 class Note:
-    """The child's side. `file` is the descriptor of the note, -1 if nobody reads it.
+    """The child's side. `file` is the descriptor of the note, -1 if no process reads it.
 
-    One question is asked at a time, whatever the thread, so that the note is never ambiguous. Only the wait
+    All threads together ask one question at a time, so that the note is never ambiguous. Only the wait
     for events, which takes most of the time, has its own place in the note.
     """
 

@@ -492,12 +492,12 @@ def main() -> int:
     try:
         with Nvml.for_parent(parent) as nvml:
             inventory = discover(nvml)
-            parent.tell(inventory=plain(inventory))
+            parent.send(inventory=plain(inventory))
             for condition in read_conditions(nvml, inventory):
-                parent.tell(condition=plain(condition))
-            parent.tell(done=True)
+                parent.send(condition=plain(condition))
+            parent.send(done=True)
     except NvmlError as error:
-        parent.tell(error=error.document)
+        parent.send(error=error.document)
     return 0
 
 

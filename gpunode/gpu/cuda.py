@@ -245,9 +245,9 @@ def main() -> int:
     try:
         cuda = Cuda()
         gpus = [_gpu(cuda, number) for number in range(cuda.device_count())]
-        parent.tell(inventory={"driverVersion": "", "cudaVersion": cuda.version(), "gpus": gpus})
+        parent.send(inventory={"driverVersion": "", "cudaVersion": cuda.version(), "gpus": gpus})
     except CudaError as error:
-        parent.tell(error={"message": error.message})
+        parent.send(error={"message": error.message})
     return 0
 
 

@@ -156,9 +156,9 @@ def main() -> int:
     parent = Parent()
     try:
         with Nvml.for_parent(parent) as nvml:
-            parent.tell(inventory=plain(discover(nvml)))
+            parent.send(inventory=plain(discover(nvml)))
     except NvmlError as error:
-        parent.tell(error=error.document)
+        parent.send(error=error.document)
     return 0
 
 

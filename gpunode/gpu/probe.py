@@ -87,8 +87,8 @@ def _collect(
         while "done" not in (document := answer(child, deadline - host.monotonic(), limit=timeout)):
             if "error" in document:
                 raise ChildFailure(str(document["error"]))
-            told = document.get("condition", {})
-            answers["conditions"][str(told.get("index"))] = told
+            condition_of = document.get("condition", {})
+            answers["conditions"][str(condition_of.get("index"))] = condition_of
     finally:
         child.end()
 
@@ -114,15 +114,15 @@ def _answer(answers: dict[str, Any], seconds: float = 0.0, problem: str = "") ->
 def _conditions(
     answers: dict[str, Any], inventory: Inventory, problem: str
 ) -> tuple[tuple[Condition, ...], str]:
-    """What was told, and the first GPU of which NVML didn't tell any more."""
+    """The conditions that NVML returned, and why the next one is missing."""
     from gpunode.gpu.condition import conditions_from_json
 
-    told = conditions_from_json(answers["conditions"], inventory)
-    left = sorted({gpu.index for gpu in inventory.gpus} - {one.index for one in told})
+    conditions = conditions_from_json(answers["conditions"], inventory)
+    left = sorted({gpu.index for gpu in inventory.gpus} - {one.index for one in conditions})
     if not problem:
-        return told, ""
+        return conditions, ""
     return (
-        told,
+        conditions,
         f"{problem}: the condition of GPU {left[0]}" if left else f"{problem}: the clocks of the GPUs",
     )
 

@@ -425,13 +425,13 @@ def run(sentinel: Sentinel, parent: Parent) -> None:
     while True:
         again = sentinel.turn(time.monotonic())
         if again:
-            parent.tell(again=again)
+            parent.send(again=again)
             return
         if sentinel.listener.stuck(time.monotonic()):
-            parent.tell(stuck="NVML does not return to the thread that waits for events")
+            parent.send(stuck="NVML does not return to the thread that waits for events")
             return
         if time.monotonic() - parent.last >= BEAT_SECONDS - _BEAT_EARLY_SECONDS:
-            parent.tell(beat=1)
+            parent.send(beat=1)
         now = time.monotonic()
         limit = min(sentinel.wait(now), max(0.0, parent.last + BEAT_SECONDS - now))
         ready, _, _ = select.select([_STDIN, wake], [], [], limit)
@@ -449,9 +449,9 @@ def main() -> int:
     parent = Parent()
     try:
         nvml = Nvml.for_parent(parent)
-        run(Sentinel(nvml, Host(), Options.from_json(parent.options), parent.tell), parent)
+        run(Sentinel(nvml, Host(), Options.from_json(parent.options), parent.send), parent)
     except NvmlError as error:
-        parent.tell(error=error.document)
+        parent.send(error=error.document)
     except BrokenPipeError:
         pass  # the parent has gone
     sys.stdout.flush()

@@ -52,7 +52,7 @@ _ABSENT = (NOT_SUPPORTED, INVALID_ARGUMENT)
 
 @dataclass(frozen=True)
 class ProfileInfo:
-    """What NVML tells of a profile; `name` is "" where the driver is too old to tell it. `sms` and
+    """A profile as NVML describes it; `name` is "" where the driver is too old to have it. `sms` and
     `memory_mib` are a GPU instance profile's."""
 
     index: int
@@ -140,7 +140,7 @@ class MigCalls:
             raise
 
     def placements(self, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """Where a GPU instance may lie, whatever lies there now; none if the driver doesn't tell."""
+        """Where a GPU instance may lie, whatever lies there now; none if the driver doesn't say."""
         call = "nvmlDeviceGetGpuInstancePossiblePlacements"
         try:
             return self._places(call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
@@ -166,7 +166,7 @@ class MigCalls:
         return tuple(sorted(found, key=lambda place: (place.start, place.size)))
 
     def free(self, gpu: Handle, profile_id: int) -> int | None:
-        """How many more GPU instances of a profile fit now; None where MIG is off or nothing is told."""
+        """How many more GPU instances of a profile fit now; None if MIG is off or the driver is silent."""
         try:
             return int(self._nvml.call("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu, profile_id))
         except NvmlError as error:
@@ -244,11 +244,11 @@ class MigCalls:
         return ctypes.byref(place)
 
     def destroy_gpu_instance(self, gpu_instance: Handle) -> None:
-        """IN_USE while it holds a compute instance or somebody uses it."""
+        """IN_USE while it holds a compute instance or a process uses it."""
         self._nvml.call("nvmlGpuInstanceDestroy", gpu_instance)
 
     def destroy_compute_instance(self, compute_instance: Handle) -> None:
-        """IN_USE while somebody uses it."""
+        """IN_USE while a process uses it."""
         self._nvml.call("nvmlComputeInstanceDestroy", compute_instance)
 
 
@@ -279,41 +279,41 @@ def read_layouts(nvml: Nvml) -> Layouts:
 
 def read_gpu(nvml: Nvml, index: int) -> GpuLayout:
     """One GPU; what can't be read of it is in `error`, or in `untold` where only rights are missing."""
-    told: dict[str, Any] = {"uuid": "", "index": index, "name": "", "pci": ""}
+    values: dict[str, Any] = {"uuid": "", "index": index, "name": "", "pci": ""}
     try:
-        _tell(nvml, nvml.handle(index), told)
+        _read_into(nvml, nvml.handle(index), values)
     except NvmlError as error:
-        told["error"] = str(error)
-    return GpuLayout(**told)
+        values["error"] = str(error)
+    return GpuLayout(**values)
 
 
-def _tell(nvml: Nvml, gpu: Handle, told: dict[str, Any]) -> None:
+def _read_into(nvml: Nvml, gpu: Handle, values: dict[str, Any]) -> None:
     calls = MigCalls(nvml)
-    told["uuid"] = nvml.uuid(gpu)
-    told["pci"], told["device_id"], told["subsystem_id"] = nvml.pci_ids(gpu)
-    told["name"] = nvml.name(gpu)
-    told["minor"] = _optional(lambda: nvml.minor(gpu), None)
-    told["memory_bytes"] = memory = _optional(lambda: nvml.memory_bytes(gpu), 0)
-    told["architecture"] = _optional(lambda: int(nvml.call("nvmlDeviceGetArchitecture", gpu)), 0)
-    told["virtualization"] = _optional(lambda: int(nvml.call("nvmlDeviceGetVirtualizationMode", gpu)), 0)
+    values["uuid"] = nvml.uuid(gpu)
+    values["pci"], values["device_id"], values["subsystem_id"] = nvml.pci_ids(gpu)
+    values["name"] = nvml.name(gpu)
+    values["minor"] = _optional(lambda: nvml.minor(gpu), None)
+    values["memory_bytes"] = memory = _optional(lambda: nvml.memory_bytes(gpu), 0)
+    values["architecture"] = _optional(lambda: int(nvml.call("nvmlDeviceGetArchitecture", gpu)), 0)
+    values["virtualization"] = _optional(lambda: int(nvml.call("nvmlDeviceGetVirtualizationMode", gpu)), 0)
     modes = _optional(lambda: calls.modes(gpu), None)
     if modes is None:
         return
-    told["capable"] = True
-    told["current"], told["pending"] = modes
+    values["capable"] = True
+    values["current"], values["pending"] = modes
     try:
-        _tell_instances(nvml, calls, gpu, memory, told)
+        _read_instances(nvml, calls, gpu, memory, values)
     except NvmlError as error:
         if error.code != NO_PERMISSION:
             raise
-        told["untold"] = str(error)
+        values["untold"] = str(error)
 
 
-def _tell_instances(nvml: Nvml, calls: MigCalls, gpu: Handle, memory: int, told: dict[str, Any]) -> None:
+def _read_instances(nvml: Nvml, calls: MigCalls, gpu: Handle, memory: int, values: dict[str, Any]) -> None:
     offered = calls.profiles(gpu)
-    told["profiles"] = tuple(_profile(one, memory) for one in offered)
+    values["profiles"] = tuple(_profile(one, memory) for one in offered)
     found: dict[int, tuple[ProfileInfo, InstanceInfo]] = {}
-    if told["current"]:
+    if values["current"]:
         for profile in offered:
             found |= {one.id: (profile, one) for one in calls.gpu_instances(gpu, profile)}
     compute = {one.index: calls.compute_profiles(info.handle) for one, info in found.values()}
@@ -322,13 +322,13 @@ def _tell_instances(nvml: Nvml, calls: MigCalls, gpu: Handle, memory: int, told:
         places = calls.placements(gpu, one.id)
         examples = [info.handle for profile, info in found.values() if profile.index == one.index]
         known = _compute(calls, examples[0], compute[one.index]) if examples else ()
-        free = calls.free(gpu, one.id) if told["current"] else None
+        free = calls.free(gpu, one.id) if values["current"] else None
         profiles.append(_profile(one, memory, placements=places, free=free, compute=known))
-    told["profiles"] = tuple(profiles)
-    told["slots"] = max((place.end for one in profiles for place in one.placements), default=0)
+    values["profiles"] = tuple(profiles)
+    values["slots"] = max((place.end for one in profiles for place in one.placements), default=0)
     named = {one.index: one for one in profiles}
     uuids = _uuids(nvml, gpu) if found else {}
-    told["instances"] = tuple(
+    values["instances"] = tuple(
         _instance(calls, info, named[profile.index], compute[profile.index], uuids)
         for _, (profile, info) in sorted(found.items())
     )
@@ -412,11 +412,11 @@ def main() -> int:
     parent = Parent()
     try:
         with Nvml.for_parent(parent) as nvml:
-            parent.tell(ready=True)
+            parent.send(ready=True)
             for line in sys.stdin:
-                parent.tell(**_reply(nvml, json.loads(line)))
+                parent.send(**_reply(nvml, json.loads(line)))
     except NvmlError as error:
-        parent.tell(error=error.document)
+        parent.send(error=error.document)
     return 0
 
 
@@ -440,7 +440,7 @@ def _what(nvml: Nvml, question: Question) -> str:
 
 
 def _gpu(nvml: Nvml, question: Question) -> Handle:
-    """Its handle, anew each time: a change of the mode may take handles away. `Nvml.handle_by_uuid` would ask
+    """Its handle, read each time: a change of the mode may take handles away. `Nvml.handle_by_uuid` would ask
     every GPU without naming the one that hangs."""
     for index in range(nvml.device_count()):
         try:

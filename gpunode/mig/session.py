@@ -155,7 +155,7 @@ class MigSession:
         self._ask("destroy it", CHANGE_SECONDS, do="destroy-gpu-instance", uuid=uuid, gi=gi)
 
     def destroy_compute_instance(self, uuid: str, gi: int, ci: int) -> None:
-        """Destroy a compute instance that nobody uses."""
+        """Destroy a compute instance that no process uses."""
         self._ask("destroy it", CHANGE_SECONDS, do="destroy-compute-instance", uuid=uuid, gi=gi, ci=ci)
 
     def _ask(self, doing: str, seconds: float, **question: Any) -> Any:

@@ -127,9 +127,9 @@ def main() -> int:
     action, gpus = parent.options["action"], parent.options["gpus"]
     try:
         with Nvml.for_parent(parent) as nvml:
-            parent.tell(gpus={gpu.partition("=")[0]: _one(nvml, action, gpu) for gpu in gpus})
+            parent.send(gpus={gpu.partition("=")[0]: _one(nvml, action, gpu) for gpu in gpus})
     except NvmlError as error:
-        parent.tell(error=error.document)
+        parent.send(error=error.document)
     return 0
 
 
