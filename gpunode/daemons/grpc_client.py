@@ -1,6 +1,6 @@
 """Unary gRPC calls over a daemon's unix socket, each with a deadline and a limit on the response's size.
 
-grpc takes 60 ms to import and is imported when a channel is opened.
+grpc takes 60 to 100 ms to import and is imported when a channel is opened.
 """
 
 from __future__ import annotations

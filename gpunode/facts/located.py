@@ -1,4 +1,4 @@
-"""Where a key stands in a TOML file, told from its lines: for errors that name the line, and for edits."""
+"""Line numbers of the keys in a TOML file, for errors that name the line and for edits."""
 
 from __future__ import annotations
 
