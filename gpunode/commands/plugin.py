@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from threading import Event, Thread, current_thread, main_thread
@@ -62,7 +62,7 @@ def plugin_serve(session: Session, **given: Any) -> Result:
 
     gpunode plugin serve --config-file /etc/gpunode/plugin.yaml --device-list-strategy cdi-cri
     """
-    return serve(session.host, ServeOptions(given), session.progress)
+    return serve(session.host, given)
 
 
 @verb(plugin_app, "check-config", "PluginConfig", cls=SettingsCommand)
@@ -82,8 +82,7 @@ def plugin_check_config(
 
     gpunode plugin check-config --from gke /etc/nvidia/gpu_config.json > plugin.yaml
     """
-    asked = CheckOptions(given, file, source.value if source else "")
-    return check_config(session.host, asked, session.progress)
+    return check_config(session.host, given, file, source.value if source else "")
 
 
 # `gpunode plugin inject`.
@@ -118,10 +117,10 @@ def plugin_inject(
 
     gpunode plugin inject --script faults.jsonl
     """
-    options = InjectOptions(
-        fault=fault, value=value, gpu=gpu, gi=gi, ci=ci, script=script, state_dir=state_dir
-    )
-    return inject(session.host, options, session.progress)
+    if bool(script) == bool(fault):
+        raise UsageError("give a fault or a --script", hint="gpunode plugin inject xid 79 --gpu 3")
+    faults = _script(session.host, script) if script else (make_fault(fault, value, gpu, gi, ci),)
+    return inject(session.host, faults, state_dir, session.progress, timed=bool(script))
 
 
 # `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM, Ctrl-C or `stop`.
@@ -130,15 +129,8 @@ _POLL_SECONDS = 0.25
 _LOOK_SECONDS = 30.0  # signals and the end of the service wake us
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """What the command line says, by field of `gpunode.plugin.config.options`; the rest is resolved."""
-
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-
-def serve(host: Host, options: ServeOptions, progress: Progress, stop: Event | None = None) -> Result:
-    """Serve until told to stop. Logs go to stderr, one logfmt line each; `progress` has nothing to add.
+def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Result:
+    """Serve until a signal or `stop`. `given` are options by field. Logs go to stderr, one logfmt line each.
 
     Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if it can't
     serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
@@ -147,8 +139,8 @@ def serve(host: Host, options: ServeOptions, progress: Progress, stop: Event | N
     host.restrict_umask()
     hangup = Hangup()
     with until_signal(hangup) as asked:
-        given = sources(host, options.given)
-        resolved = given.resolve()
+        source = sources(host, given)
+        resolved = source.resolve()
         if resolved.problems:
             return refused("PluginRun", resolved.problems)
         from gpunode.plugin.compose import make_service
@@ -160,7 +152,7 @@ def serve(host: Host, options: ServeOptions, progress: Progress, stop: Event | N
             log.warning(warning.text, **warning.fields)
 
         def watch(service: PluginService) -> ConfigWatch:
-            return ConfigWatch(service, given, hangup, resolved.content)
+            return ConfigWatch(service, source, hangup, resolved.content)
 
         service = make_service(host, resolved.settings, log, [watch])
         _serve(service, asked, stop)
@@ -280,29 +272,15 @@ def until_signal(hangup: Hangup) -> Iterator[_Asked]:
 # `gpunode plugin inject`: something happens to a GPU of a simulated node; nothing else can be told so.
 
 
-@dataclass(frozen=True)
-class InjectOptions:
-    """A fault, or the file of a script."""
-
-    fault: str = ""
-    value: str = ""
-    gpu: str = ""
-    gi: int | None = None
-    ci: int | None = None
-    script: str = ""
-    state_dir: str = "/var/lib/gpunode/plugin"
-
-
-def inject(host: Host, options: InjectOptions, progress: Progress) -> Result:
+def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progress, *, timed: bool) -> Result:
     """Back when all of it has happened. `PreconditionError` where no simulated plugin listens."""
-    faults = _faults(host, options)
-    client = Client(host, options.state_dir)
+    client = Client(host, state_dir)
     started = host.monotonic()
     try:
         for fault in faults:
             host.sleep(max(0.0, started + fault.at - host.monotonic()))
             client.send(fault)
-            if options.script:
+            if timed:
                 progress.note(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
     finally:
         client.close()
@@ -323,32 +301,16 @@ def _words(fault: Fault) -> str:
     return ", ".join(parts)
 
 
-def _faults(host: Host, options: InjectOptions) -> tuple[Fault, ...]:
-    if bool(options.script) == bool(options.fault):
-        raise UsageError("give a fault or a --script", hint="gpunode plugin inject xid 79 --gpu 3")
-    if not options.script:
-        return (make_fault(options.fault, options.value, options.gpu, options.gi, options.ci),)
-    text = host.read_text(options.script)
+def _script(host: Host, path: str) -> tuple[Fault, ...]:
+    text = host.read_text(path)
     if text is None:
-        raise ConfigError(f"{options.script} is not there")
-    return parse_script(text, options.script)
+        raise ConfigError(f"{path} is not there")
+    return parse_script(text, path)
 
 
 # `gpunode plugin check-config`: the effective configuration and what it would advertise, without serving.
 
 _KIND = "PluginConfig"
-
-
-@dataclass(frozen=True)
-class CheckOptions:
-    """What the command line says, as for `plugin serve`; `file` stands for --config-file.
-
-    With `source` (gke) it is that plugin's, and is translated.
-    """
-
-    given: Mapping[str, Any] = field(default_factory=dict)
-    file: str = ""
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -360,15 +322,17 @@ class _Seen:
     problem: GpunodeError | None = None
 
 
-def check_config(host: Host, options: CheckOptions, progress: Progress) -> Result:
-    """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong."""
-    given = dict(options.given)
-    if options.source:
-        return _translated(host, options, given)
-    if options.file:
+def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) -> Result:
+    """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong.
+
+    `file` stands for --config-file. With `foreign` (gke) it is that plugin's, and is translated.
+    """
+    if foreign:
+        return _translated(host, given, file, foreign)
+    if file:
         if given.get("config_file") is not None:
             raise UsageError("both FILE and --config-file are given", hint="name the file once")
-        given["config_file"] = options.file
+        given = {**given, "config_file": file}
     source = sources(host, given)
     resolved = source.resolve()
     data = _data(source.file, resolved)
@@ -390,13 +354,13 @@ def check_config(host: Host, options: CheckOptions, progress: Progress) -> Resul
     )
 
 
-def _translated(host: Host, options: CheckOptions, given: Mapping[str, Any]) -> Result:
+def _translated(host: Host, given: Mapping[str, Any], file: str, foreign: str) -> Result:
     if any(value not in (None, (), []) for value in given.values()):
         raise UsageError(
             "--from only translates a file: options of the plugin have no place beside it",
             hint="translate it, then check the outcome: gpunode plugin check-config FILE",
         )
-    return translate(host, options.source, options.file)
+    return translate(host, foreign, file)
 
 
 def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:

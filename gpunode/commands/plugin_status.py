@@ -43,7 +43,7 @@ _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
-class Options:
+class Query:
     """Empty sockets are found: what our plugin serves, else the kubelet's defaults. `timeout` is for each
     question."""
 
@@ -95,16 +95,16 @@ class PluginStatus:
     sources: tuple[Source, ...]
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(host: Host, query: Query, progress: Progress) -> Result:
     """Kind PluginStatus; status warn if a device, a socket or a source isn't as it should be. Exit 0 either
     way: it is information.
 
     `PreconditionError` if nothing at all may be read.
     """
-    data = _gather(host, options, progress)
+    data = _gather(host, query, progress)
     if host.live and _between_news(data):
         host.sleep(_NEWS_SECONDS)
-        data = _gather(host, options, progress)
+        data = _gather(host, query, progress)
     return Result("PluginStatus", data, "ok" if _fine(data) else "warn", blocks=blocks(data))
 
 
@@ -153,17 +153,17 @@ class _Asked:
         self.sources.append(Source(name, path, "skipped", why))
 
 
-def _gather(host: Host, options: Options, progress: Progress) -> PluginStatus:
+def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
     asked = _Asked()
-    own_path = status_path(options.state_dir)
-    own = asked.ask("plugin", own_path, lambda: read_own_status(host, options.state_dir))
-    kubelet_socket, pod_resources = _sockets_of(options, own)
+    own_path = status_path(query.state_dir)
+    own = asked.ask("plugin", own_path, lambda: read_own_status(host, query.state_dir))
+    kubelet_socket, pod_resources = _sockets_of(query, own)
     directory = str(PurePosixPath(kubelet_socket).parent)
     kubelet = asked.ask("kubelet", kubelet_socket, lambda: host.socket_state(kubelet_socket))
-    free, holdings = _kubelets_word(host, asked, options, pod_resources, directory)
-    known = Known(own, free, holdings, None, options.every_resource)
+    free, holdings = _kubelets_word(host, asked, query, pod_resources, directory)
+    known = Known(own, free, holdings, None, query.every_resource)
     report = make_report(known)
-    inventory = _inventory(host, asked, options, report.units, own, progress)
+    inventory = _inventory(host, asked, query, report.units, own, progress)
     if inventory is not None:
         report = make_report(replace(known, inventory=inventory))
     names = [one.name for one in report.resources]
@@ -176,28 +176,28 @@ def _gather(host: Host, options: Options, progress: Progress) -> PluginStatus:
         report.resources,
         report.units,
         report.left_out,
-        tuple(one for one in sockets or () if options.every_resource or one.resource or _of_gpus(one)),
+        tuple(one for one in sockets or () if query.every_resource or one.resource or _of_gpus(one)),
         tuple(asked.sources),
     )
 
 
-def _sockets_of(options: Options, own: OwnStatus | None) -> tuple[str, str]:
+def _sockets_of(query: Query, own: OwnStatus | None) -> tuple[str, str]:
     """The kubelet's and PodResources' sockets: as told, as our plugin uses them, or the defaults."""
     told = own.settings if own and own.current else {}
-    kubelet = options.kubelet_socket or str(told.get("kubeletSocket") or KUBELET_SOCKET)
+    kubelet = query.kubelet_socket or str(told.get("kubeletSocket") or KUBELET_SOCKET)
     usual = Settings.pod_resources_socket
-    given = usual if options.kubelet_socket else str(told.get("podResourcesSocket") or usual)
-    return kubelet, options.pod_resources_socket or pod_resources_socket(kubelet, given)
+    given = usual if query.kubelet_socket else str(told.get("podResourcesSocket") or usual)
+    return kubelet, query.pod_resources_socket or pod_resources_socket(kubelet, given)
 
 
 def _kubelets_word(
-    host: Host, asked: _Asked, options: Options, socket: str, directory: str
+    host: Host, asked: _Asked, query: Query, socket: str, directory: str
 ) -> tuple[Mapping[str, Sequence[str]] | None, tuple[Holding, ...]]:
     """What could be handed out and who holds what: by PodResources, or else as the kubelet last wrote it."""
-    holdings = asked.ask("pods", socket, lambda: list_pods(host, socket, options.timeout))
+    holdings = asked.ask("pods", socket, lambda: list_pods(host, socket, query.timeout))
     free: Mapping[str, Sequence[str]] | None = None
     if holdings is not None:
-        free = asked.ask("allocatable", socket, lambda: allocatable(host, socket, options.timeout))
+        free = asked.ask("allocatable", socket, lambda: allocatable(host, socket, query.timeout))
     if holdings is not None and free is not None:
         return free, holdings
     path = f"{directory}/{NAME}"
@@ -210,19 +210,19 @@ def _kubelets_word(
 def _inventory(
     host: Host,
     asked: _Asked,
-    options: Options,
+    query: Query,
     units: Sequence[UnitStatus],
     own: OwnStatus | None,
     progress: Progress,
 ) -> Inventory | None:
     """NVML is asked only where our plugin hasn't told everything: it takes long, and may hang."""
-    if not options.nvml:
+    if not query.nvml:
         asked.skip("nvml", "", "--no-nvml")
     elif own is not None and own.current and all(unit.index for unit in units):
         asked.skip("nvml", "", "our plugin knows these GPUs")
     else:
         with progress.step("asking NVML"):
-            return asked.ask("nvml", "", lambda: _probed(host, options.timeout))
+            return asked.ask("nvml", "", lambda: _probed(host, query.timeout))
     return None
 
 
@@ -487,5 +487,5 @@ def plugin_status(
 
     gpunode plugin status
     """
-    options = Options(kubelet_socket, pod_resources_socket, state_dir, nvml, every, timeout)
-    return run(session.host, options, session.progress)
+    query = Query(kubelet_socket, pod_resources_socket, state_dir, nvml, every, timeout)
+    return run(session.host, query, session.progress)

@@ -90,7 +90,7 @@ def impatient(host, settings, *rest):
 compose.make_service = impatient
 flags = sys.argv[3:]
 given = {name[2:].replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2])}
-plugin.serve(Host(), plugin.ServeOptions(given), SilentProgress())
+plugin.serve(Host(), given)
 """
 """`plugin serve` that gives NVML one second to answer instead of 15."""
 

@@ -75,19 +75,7 @@ def _amd(settings: Settings, vendor: str, sharing: str) -> list[Problem]:
 
 DEFAULT = "default"
 MPS_ROOT = "/run/nvidia/mps"
-_HEALTH = {
-    **{"health_disable": "disabled", "health_enable": "enabled"},
-    **{"health_hold_down": "hold_seconds", "health_poll_interval": "poll_seconds"},
-}
-_LABELS = {
-    **{"labels_to": "to", "sleep_interval": "sleep_seconds"},
-    **{
-        name: name
-        for name in ("output_file", "use_node_feature_api", "oneshot", "no_timestamp", "machine_type_file")
-    },
-    **{name: name for name in ("firmware", "kubeconfig", "kube_context", "server")},
-    **{name: name for name in ("namespace", "node_name", "pod_name")},
-}
+_SETS = ("health_disable", "health_enable")
 Flags = Mapping[str, Sequence[str]]
 """By an option's field what stood on the command line: each time it was given, one text."""
 
@@ -258,15 +246,14 @@ class _Merge:
         return {"rules": found.rules, "sharing": found.sharing}
 
     def _settings(self, more: Mapping[str, Any]) -> Settings:
-        known = {one.name for one in fields(Settings)}
-        values = {name: value for name, value in self._values.items() if name in known}
-        health = {_HEALTH[name]: value for name, value in self._values.items() if name in _HEALTH}
-        for name in ("disabled", "enabled"):
-            if name in health:
-                health[name] = frozenset(health[name])
-        labels = {_LABELS[name]: value for name, value in self._values.items() if name in _LABELS}
-        told = HealthSettings(**health), LabelSettings(**labels)
-        settings = replace(Settings(), **values, **more, health=told[0], labels=told[1])
+        sections: dict[str, dict[str, Any]] = {"": {}, "health": {}, "labels": {}}
+        for name, value in self._values.items():
+            section, _, setting = BY_FIELD[name].path.rpartition(".")
+            sections[section][setting] = frozenset(value) if name in _SETS else value
+        known = {field.name for field in fields(Settings)}
+        values = {name: value for name, value in sections[""].items() if name in known}
+        health, labels = HealthSettings(**sections["health"]), LabelSettings(**sections["labels"])
+        settings = replace(Settings(), **values, **more, health=health, labels=labels)
         if settings.vendor != "nvidia" and "resource_name" not in self._origins:
             settings = replace(settings, resource_name=f"{settings.vendor}.com/gpu")
         if settings.mps and not settings.mps_root:
@@ -291,12 +278,9 @@ def _of_labels(problem: Problem) -> bool:
 
 def told(settings: Settings, option: Option) -> Any:
     """An option's effective value, as plain JSON; None for what settings don't hold."""
-    if option.field in _HEALTH:
-        value = getattr(settings.health, _HEALTH[option.field])
-    elif option.field in _LABELS:
-        value = getattr(settings.labels, _LABELS[option.field])
-    else:
-        value = getattr(settings, option.field, None)
+    value: Any = settings
+    for name in option.path.split("."):
+        value = getattr(value, name, None)
     if isinstance(value, frozenset):
         return ["all" if number < 0 else number for number in sorted(value)]
     if isinstance(value, float) and value == float("inf"):
