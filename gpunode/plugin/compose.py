@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthJudge
-from gpunode.plugin.health_memory import HealthMemory
+from gpunode.plugin.health import HealthJudge, HealthMemory
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, Part, Plan
 from gpunode.plugin.serve import PartMaker, PluginService
@@ -77,7 +76,7 @@ def make_status_file(service: PluginService) -> Part:
 
 def make_endpoints(service: PluginService) -> Part:
     """/metrics, /healthz and /readyz. `PreconditionError` if the port can't be had."""
-    from gpunode.plugin.observe.endpoints import Endpoints
+    from gpunode.plugin.observe.http import Endpoints
 
     return Endpoints(service)
 

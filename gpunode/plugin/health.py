@@ -7,14 +7,21 @@ one that comes and goes doesn't flap; each further loss within an hour costs a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from gpunode.errors import GpunodeError
 from gpunode.facts.kernel_log import APPLICATION, BY_DRIVER, HARDWARE, IGNORE, REBOOT, RESET, RESTART_APP, xid
+from gpunode.gpu.driver_traces import boot_id
 from gpunode.gpu.model import Inventory, Reading
 from gpunode.gpu.nvml import GpuEvent
+from gpunode.host import Host
+from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
-from gpunode.plugin.logfmt import Log, Rarely
+from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.model import Problem, Unit
 
 # What a GPU's reading says against it. Pure.
@@ -478,3 +485,111 @@ class HealthJudge:
     def _say(self, message: str, **fields: object) -> None:
         if self._log is not None:
             self._log.error(message, **fields)
+
+
+# Health memory: the marks in ``STATE_DIR/health.json``, so that a restarted plugin still knows a bad GPU.
+#
+# It is forgotten with a reboot, which resets every GPU; only what asks for other hardware is kept. A file
+# that can't be understood is renamed to ``health.json.broken``, with a warning.
+
+VERSION = 1
+_FILE = "health.json"
+_PAUSE_SECONDS = 2.0  # a storm of events must not become one of writes
+_RETRY_SECONDS = 30.0  # a disk that was full may have room again
+_MOST_BYTES = 1 << 20
+_MOST_REMEMBERED = 4096
+
+
+class HealthMemory:
+    """Reads once, and as a part of the service writes what has changed. See `gpunode.plugin.model.Part`."""
+
+    def __init__(self, host: Host, state_dir: str, log: Log) -> None:
+        self._host = host
+        self._path = f"{state_dir.rstrip('/')}/{_FILE}"
+        self._log = log
+        self._say = OnChange(log)
+        self._written: tuple[Mark, ...] = ()
+        self._next = 0.0
+        self.source: Callable[[], tuple[Mark, ...]] = lambda: self._written
+
+    def load(self) -> tuple[Mark, ...]:
+        """The marks that still hold. Never raises: without memory the plugin serves as well."""
+        try:
+            data = self._host.read_bytes(self._path)
+        except (GpunodeError, OSError) as error:
+            self._log.warning("health memory can't be read", reason=str(error))
+            return ()
+        if data is None:
+            return ()
+        try:
+            boot, marks = _read(data)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._lay_aside(repr(error))
+            return ()
+        self._written = marks
+        now = boot_id(self._host)
+        if boot and now and boot != now:
+            marks = tuple(mark for mark in marks if mark.kind == HARDWARE)
+        present = self._host.now()  # a clock that was ahead must not hold a GPU back until it is there again
+        marks = tuple(_not_after(mark, present) for mark in marks)
+        if marks:
+            self._log.info("health memory read", path=self._path, marks=len(marks))
+        return marks
+
+    def tick(self, now: float) -> None:
+        """Write if something has changed, but not all the time."""
+        if now >= self._next and self.source() != self._written:
+            self._write(self.source())
+            self._next = now + (_PAUSE_SECONDS if self.source() == self._written else _RETRY_SECONDS)
+
+    def close(self) -> None:
+        """Write what is not yet written."""
+        if self.source() != self._written:
+            self._write(self.source())
+
+    def _write(self, marks: tuple[Mark, ...]) -> None:
+        document = {
+            "version": VERSION,
+            "bootId": boot_id(self._host),
+            "marks": [asdict(mark) for mark in marks[:_MOST_REMEMBERED]],
+        }
+        try:
+            self._host.make_dirs(self._path.rpartition("/")[0])
+            data = (json.dumps(document, indent=1) + "\n").encode()
+            self._host.write_atomic(self._path, data, keep=False)
+            self._written = marks
+            self._say.reset()
+        except (GpunodeError, OSError) as error:
+            self._say.warning(
+                "health memory can't be written: a restarted plugin will have forgotten", reason=str(error)
+            )
+
+    def _lay_aside(self, reason: str) -> None:
+        aside = self._path + ".broken"
+        try:
+            self._host.rename(self._path, aside)
+            self._log.warning("health memory makes no sense and was laid aside", path=aside, reason=reason)
+        except (GpunodeError, OSError) as error:
+            self._log.warning("health memory makes no sense", path=self._path, reason=str(error))
+
+
+def _read(data: bytes) -> tuple[str, tuple[Mark, ...]]:
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{len(data)} bytes")
+    document = json.loads(data)
+    if document["version"] != VERSION:
+        raise ValueError(f"version {document['version']!r}, not {VERSION}")
+    return str(document["bootId"]), tuple(_mark(item) for item in document["marks"][:_MOST_REMEMBERED])
+
+
+def _not_after(mark: Mark, now: float) -> Mark:
+    return replace(mark, since=min(mark.since, now), last=min(mark.last, now), mended=min(mark.mended, now))
+
+
+def _mark(item: Any) -> Mark:
+    mark = from_plain(Mark, item, unknown=False)
+    if not all(math.isfinite(when) for when in (mark.since, mark.last, mark.mended)):
+        raise ValueError("a time that is none")
+    if not mark.gpu or (mark.code.startswith("xid-") and not mark.code.removeprefix("xid-").isdecimal()):
+        raise ValueError(f"no mark: {mark.code!r}")
+    return mark

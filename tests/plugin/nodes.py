@@ -11,7 +11,7 @@ from pathlib import Path
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.output.typed import plain
-from gpunode.plugin.errand import Errand
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Device, Problem, Resource, Unit
@@ -104,7 +104,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for listed in lists for child in listed.split()]
 
 
-class AtOnce(Errand):
+class AtOnce(BackgroundTask):
     """Work that is done when it is asked for."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ from threading import Event, Thread
 import pytest
 
 from gpunode.gpu.model import Inventory
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.errand import Errand
 from gpunode.plugin.model import Plan
 from gpunode.plugin.nvidia.cdi import CHECK_SECONDS, CdiSpecs
 from gpunode.plugin.nvidia.resources import plan
@@ -347,8 +347,8 @@ def test_a_hook_program_that_hangs_holds_nobody_up(tmp_path, monkeypatch):
         asked.set()
         assert answered.wait(10)
 
-    errand = Errand("cdi")
-    made.specs = CdiSpecs(made.host, made.log, errand)
+    task = BackgroundTask("cdi")
+    made.specs = CdiSpecs(made.host, made.log, task)
     monkeypatch.setattr(made.specs._hooks, "choose", hang)
     writing = Thread(target=made.write)  # as the thread does that plans
     writing.start()
@@ -358,7 +358,7 @@ def test_a_hook_program_that_hangs_holds_nobody_up(tmp_path, monkeypatch):
     assert made.tree() is None
     answered.set()
     writing.join(30)
-    assert eventually(lambda: not errand.busy)  # it has looked, too, and found nothing to do
+    assert eventually(lambda: not task.busy)  # it has looked, too, and found nothing to do
     assert made.tree() is not None
     made.host.remove(made.path())
     answered.clear()

@@ -15,11 +15,11 @@ from pathlib import PurePath
 from typing import Protocol
 
 from gpunode.errors import GpunodeError
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import Sources
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import Problem
-from gpunode.plugin.errand import Errand
 from gpunode.plugin.logfmt import Log
 
 AGAIN_SECONDS = 0.2
@@ -83,12 +83,12 @@ class ConfigWatch:
         sources: Sources,
         hangup: Hangup,
         taken: bytes,
-        errand: Errand | None = None,
+        task: BackgroundTask | None = None,
     ) -> None:
         self._service = service
         self._sources = sources
         self._hangup = hangup
-        self._errand = errand or Errand("config")
+        self._task = task or BackgroundTask("config")
         self._path = sources.file
         if self._path:
             service.follow(str(PurePath(self._path).parent))
@@ -99,7 +99,7 @@ class ConfigWatch:
         self.last_error = ""
 
     def tick(self, now: float) -> None:
-        if self._errand.busy:  # what is asked for meanwhile comes next
+        if self._task.busy:  # what is asked for meanwhile comes next
             return
         told = self._hangup.take()
         if told:
@@ -124,7 +124,7 @@ class ConfigWatch:
             self._pending = None
         elif content == self._pending or told:
             self._pending, self._considered = None, content
-            self._errand.start(partial(self._take, content))
+            self._task.start(partial(self._take, content))
         else:
             self._pending = content
 

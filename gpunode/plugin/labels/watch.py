@@ -13,8 +13,8 @@ from functools import partial
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import LabelSettings, Settings
-from gpunode.plugin.errand import Errand
 from gpunode.plugin.labels.make import ask_tegra, cant_label, label_amd, label_seen, plan_seen
 from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.nvidia import find_vgpus, is_tegra, read_machine
@@ -37,7 +37,7 @@ class Labeller:
         self._source = source
         self._soon = soon
         self._say = OnChange(log)
-        self._errand = Errand("labels")
+        self._task = BackgroundTask("labels")
         self._sinks: tuple[LabelSettings, tuple[Sink, ...]] | None = None
         self._known: tuple[object, Machine] | None = None
         self._cuda: Inventory | None = None
@@ -49,7 +49,7 @@ class Labeller:
         """How often labels were made."""
 
     def tick(self, now: float) -> None:
-        if self._errand.busy:
+        if self._task.busy:
             self._soon(_LEAST_SECONDS)
             return
         found = self._source()
@@ -57,7 +57,7 @@ class Labeller:
             return
         self._done = found
         self._next = now
-        self._errand.start(partial(self._pass, *found))
+        self._task.start(partial(self._pass, *found))
         self._soon(_LEAST_SECONDS)
 
     def close(self) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.host import Host
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.errand import Errand
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Answer, Plan, Problem, Resource, Sink, Snapshot, Unit
 from gpunode.plugin.nvidia.platform import Site, read_site, still_so, uses_cdi
@@ -40,7 +40,7 @@ class NvidiaBackend:
         self._specs: CdiSpecs | None = None
         self._read: tuple[Settings, Site] | None = None  # for a plan that may yet be refused
         self._planned: tuple[Settings, Site] | None = None
-        self._errand = Errand("plan")
+        self._task = BackgroundTask("plan")
         self._next = 0.0
         self.again: Callable[[], None] = lambda: None
 
@@ -76,10 +76,10 @@ class NvidiaBackend:
         return self._specs.problem(resource, unit) if self._specs is not None else None
 
     def tick(self, now: float) -> None:
-        if now >= self._next and not self._errand.busy:
+        if now >= self._next and not self._task.busy:
             self._next = now + LOOK_SECONDS
             if self._planned is not None and self._outdated(*self._planned):
-                self._errand.start(self.again)
+                self._task.start(self.again)
         if self._specs is not None:
             self._specs.tick(now)
 

@@ -15,8 +15,8 @@ from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.toolkit import hook_program
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.errand import Errand
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Common, Plan, Problem, Resource, Unit
 from gpunode.plugin.nvidia.platform import Roots, find_roots, imex_node, uses_cdi
@@ -211,14 +211,14 @@ class CdiSpecs:
     that no specification describes can't be handed out.
     """
 
-    def __init__(self, host: Host, log: Log, errand: Errand | None = None) -> None:
+    def __init__(self, host: Host, log: Log, task: BackgroundTask | None = None) -> None:
         self._host = host
         self._log = log
         self._hooks = HookChoice(host)
         self._lock = Lock()
         self._wanted: _Wanted | None = None
         self._written: object = None  # what the files were made of when they were last right
-        self._errand = errand or Errand("cdi")
+        self._task = task or BackgroundTask("cdi")
         self._looked = float("-inf")
         self._told: tuple[str, ...] = ()
         self._problems: Mapping[str, Problem] = {}  # by unit; replaced as a whole
@@ -237,11 +237,11 @@ class CdiSpecs:
         """Look whether the files are still right."""
         wanted = self._wanted
         seconds = RETRY_SECONDS if self._problems else CHECK_SECONDS
-        if wanted is None or now < self._looked + seconds or self._errand.busy:
+        if wanted is None or now < self._looked + seconds or self._task.busy:
             return
         self._looked = now
         if self._stale(wanted):
-            self._errand.start(self._look)
+            self._task.start(self._look)
 
     def _stale(self, wanted: _Wanted) -> bool:
         try:

@@ -1,4 +1,7 @@
-"""Web server for a few pages: GET and HEAD, one request per connection.
+"""`--listen`: /metrics, /healthz and /readyz beside the plugin, and the web server that serves them.
+
+Off by default. There is no password, and the pages name pods: listen on 127.0.0.1, or where only the
+monitoring can reach it. The server takes GET and HEAD, one request per connection.
 
 Any client that reaches the port may be slow or hostile and must not affect the plugin or other clients. Each
 connection has one deadline for request and response together, and when all are in use the oldest is closed in
@@ -11,15 +14,20 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from socketserver import BaseServer
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from gpunode.errors import PreconditionError, install_command
 from gpunode.plugin.logfmt import Log, Rarely
 
 if TYPE_CHECKING:
     import socket
     from io import BufferedIOBase
+
+    from gpunode.plugin.observe.metrics import Metrics
+    from gpunode.plugin.serve import PluginService
 
 MAX_CONNECTIONS = 64
 CONNECTION_SECONDS = 10.0
@@ -194,3 +202,76 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: requests arrive every few seconds."""
+
+
+# The pages. A part of the service.
+
+STUCK_SECONDS = 10.0
+
+
+class Endpoints:
+    """Takes the port at once, so that a start that can't have it fails; answers from the first turn on."""
+
+    def __init__(self, service: PluginService) -> None:
+        if find_spec("prometheus_client") is None:
+            raise PreconditionError(
+                "--listen needs the package prometheus-client, which is not installed",
+                hint=f"install it beside gpunode: {install_command('metrics', 'prometheus-client')}",
+            )
+        from gpunode.plugin.observe.metrics import Counters
+
+        address, port = listen_address(service.settings.listen)
+        listening = service.host.listen_tcp(address, port)
+        self.port = int(listening.getsockname()[1])
+        self._service = service
+        self._counters = Counters()
+        service.observers.append(self._counters.call)
+        service.ledger.witnesses.append(self._counters.event)
+        self._metrics: Metrics | None = None
+        self._making = Lock()
+        self._turn = service.host.monotonic()
+        self._settings = service.settings
+        self._began = self._configured = service.host.now()
+        self._started = False
+        routes = {"/metrics": self.metrics, "/healthz": self.healthz, "/readyz": self.readyz}
+        self._server = WebServer(listening, routes, service.log)
+
+    def tick(self, now: float) -> None:
+        self._turn = now
+        if self._service.settings is not self._settings:
+            self._settings, self._configured = self._service.settings, self._service.host.now()
+        if not self._started:
+            self._started = True
+            self._server.start()
+            where = self._service.settings.listen
+            self._service.log.info("serving metrics", listen=where, port=self.port)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def metrics(self, accept: str) -> Page:
+        with self._making:  # the library is imported by the first who asks
+            if self._metrics is None:
+                from gpunode.plugin.observe.metrics import Metrics, Times
+
+                self._metrics = Metrics(
+                    self._service, self._counters, lambda: Times(self._began, self._configured)
+                )
+        return Page(200, *self._metrics.page(accept))
+
+    def healthz(self, _accept: str) -> Page:
+        """Whether the process does its work; a GPU's health is no reason to start it anew."""
+        idle = self._service.host.monotonic() - self._turn
+        if idle > STUCK_SECONDS:
+            return text(503, f"the kubelet's link has not had its turn for {idle:.0f} s")
+        return text(200, "ok")
+
+    def readyz(self, _accept: str) -> Page:
+        """Whether pods can get GPUs from here."""
+        return text(200 if self._service.ready else 503, self._service.status)
+
+
+def listen_address(given: str) -> tuple[str, int]:
+    """``127.0.0.1:9400``, ``[::1]:9400`` or ``:9400`` as address and port; an empty address is every one."""
+    address, _, port = given.rpartition(":")
+    return address.removeprefix("[").removesuffix("]"), int(port)

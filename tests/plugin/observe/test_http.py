@@ -15,8 +15,7 @@ import pytest
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.observe import http
-from gpunode.plugin.observe.endpoints import listen_address
-from gpunode.plugin.observe.http import MAX_CONNECTIONS, Page, WebServer, text
+from gpunode.plugin.observe.http import MAX_CONNECTIONS, Page, WebServer, listen_address, text
 from tests.plugin.nodes import MemoryLog, eventually
 
 

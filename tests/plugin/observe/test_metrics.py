@@ -15,7 +15,7 @@ from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.observe import endpoints
+from gpunode.plugin.observe import http
 from gpunode.plugin.observe.metrics import FAMILIES
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import MemoryLog, eventually
@@ -203,7 +203,7 @@ def test_a_port_that_is_taken_is_refused_at_the_start(short: Path) -> None:
 
 
 def test_without_the_library_the_way_out_is_named(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "find_spec", lambda name: None)
+    monkeypatch.setattr(http, "find_spec", lambda name: None)
     asked = Settings(simulate="h100:1", listen="127.0.0.1:0", state_dir=str(short))
     with pytest.raises(PreconditionError) as refused:
         make_service(Host(), asked, MemoryLog())

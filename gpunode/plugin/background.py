@@ -1,4 +1,4 @@
-"""Work that may take its time, done beside the thread that must stay quick: one piece at a time."""
+"""Background worker for slow tasks, one at a time, so that the calling thread stays responsive."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from threading import Thread
 
 
-class Errand:
-    """For one caller's thread. A thread exists only while there is work."""
+class BackgroundTask:
+    """For one calling thread. The worker thread exists only while a task runs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -16,13 +16,13 @@ class Errand:
 
     @property
     def busy(self) -> bool:
-        """Whether the last piece is still being worked on. Raises what it raised, a bug."""
+        """Whether the last task still runs. Raises the exception of a task that failed, which is a bug."""
         if self._failure is not None:
             raise self._failure
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, task: Callable[[], None]) -> None:
-        """Begin; only where nothing is being worked on."""
+        """Start a task; only while none runs."""
         self._thread = Thread(target=self._work, args=(task,), name=self._name, daemon=True)
         self._thread.start()
 
