@@ -4,7 +4,7 @@
 
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
@@ -13,46 +13,31 @@ import typer.main
 from gpunode import __version__
 from gpunode.commands.session import run_app, takes_globals
 
-
-class Row(NamedTuple):
-    """A command or a group: the modules of gpunode.commands that define it, the name of its `typer.Typer` in
-    the first of them, and its line in `gpunode --help`."""
-
-    modules: tuple[str, ...]
-    app: str
-    help: str
-
-
 # from diagnosis to changes to undoing them: the order of `gpunode --help`
 COMMANDS = {
-    "doctor": Row(("doctor",), "doctor_app", "Find out why GPUs don't work on this node."),
-    "explain": Row(("explain",), "explain_app", "Explain one check, or list them all."),
-    "report": Row(("report",), "report_app", "Pack a support bundle."),
-    "status": Row(("status",), "status_app", "What is in force on this node."),
-    "setup": Row(("setup",), "setup_app", "Run every step up to a proof."),
-    "configure-runtime": Row(
-        ("configure_runtime",), "runtime_app", "Register the nvidia runtime with the engine."
-    ),
-    "verify": Row(("verify",), "verify_app", "Prove it: compute on every GPU."),
-    "unconfigure-runtime": Row(("configure_runtime",), "runtime_app", "Take the nvidia runtime out again."),
-    "rollback": Row(("journal",), "rollback_app", "Restore the files of a journal entry."),
-    "journal": Row(("journal",), "journal_app", "What gpunode changed on this node."),
-    "gpus": Row(("gpus",), "gpus_app", "List the GPUs and MIG devices."),
-    "cdi": Row(("cdi",), "cdi_app", "Name the GPUs to engines by CDI specifications."),
-    "driver": Row(("driver",), "driver_app", "Plan and install the driver that the GPUs need."),
-    "toolkit": Row(
-        ("toolkit_config", "toolkit"), "toolkit_app", "Install and configure the NVIDIA Container Toolkit."
-    ),
-    "mig": Row(("mig",), "mig_app", "Cut GPUs into MIG devices."),
-    "plugin": Row(("plugin", "plugin_status"), "plugin_app", "Serve GPUs to Kubernetes."),
-    "labels": Row(("labels",), "labels_app", "Label the node by its GPUs."),
-    "node": Row(("node",), "node_app", "Change this machine's Node object in Kubernetes."),
-    "manifests": Row(("manifests",), "manifests_app", "Print Kubernetes objects."),
-    "demo": Row(("demo",), "demo_app", "Show the whole way on a simulated node."),
-    "completion": Row(("completion",), "completion_app", "Print shell completion."),
+    "doctor": ("doctor:doctor_app", "Find out why GPUs don't work on this node."),
+    "explain": ("explain:explain_app", "Explain one check, or list them all."),
+    "report": ("report:report_app", "Pack a support bundle."),
+    "status": ("status:status_app", "What is in force on this node."),
+    "setup": ("setup:setup_app", "Run every step up to a proof."),
+    "configure-runtime": ("configure_runtime:runtime_app", "Register the nvidia runtime with the engine."),
+    "verify": ("verify:verify_app", "Prove it: compute on every GPU."),
+    "unconfigure-runtime": ("configure_runtime:runtime_app", "Take the nvidia runtime out again."),
+    "rollback": ("journal:rollback_app", "Restore the files of a journal entry."),
+    "journal": ("journal:journal_app", "What gpunode changed on this node."),
+    "gpus": ("gpus:gpus_app", "List the GPUs and MIG devices."),
+    "cdi": ("cdi:cdi_app", "Name the GPUs to engines by CDI specifications."),
+    "driver": ("driver:driver_app", "Plan and install the driver that the GPUs need."),
+    "toolkit": ("toolkit:toolkit_app", "Install and configure the NVIDIA Container Toolkit."),
+    "mig": ("mig:mig_app", "Cut GPUs into MIG devices."),
+    "plugin": ("plugin_status:plugin_app", "Serve GPUs to Kubernetes."),
+    "labels": ("labels:labels_app", "Label the node by its GPUs."),
+    "node": ("node:node_app", "Change this machine's Node object in Kubernetes."),
+    "manifests": ("manifests:manifests_app", "Print Kubernetes objects."),
+    "demo": ("demo:demo_app", "Show the whole way on a simulated node."),
+    "completion": ("completion:completion_app", "Print shell completion."),
 }
-GROUPS = ("status", "journal", "cdi", "driver", "toolkit", "mig", "plugin", "node", "manifests")
-"""Rows that are groups; the others are commands of their app."""
+"""By name: the module of gpunode.commands and its `typer.Typer`, and the line in `gpunode --help`."""
 
 
 class CommandTable(typer.core.TyperGroup):
@@ -68,20 +53,17 @@ class CommandTable(typer.core.TyperGroup):
 
     def get_command(self, ctx: object, cmd_name: str) -> Any:
         """The command of this name with its options; None if there is none."""
-        row = COMMANDS.get(cmd_name)
-        if row is None:
+        if cmd_name not in COMMANDS:
             return None
-        first, *_ = [import_module(f"gpunode.commands.{module}") for module in row.modules]
-        group = typer.main.get_group(getattr(first, row.app))
-        if cmd_name in GROUPS:
-            group.name = cmd_name
-            return group
-        return group.commands[cmd_name]
+        module, _, app_name = COMMANDS[cmd_name][0].partition(":")
+        group = typer.main.get_group(getattr(import_module(f"gpunode.commands.{module}"), app_name))
+        group.name = cmd_name
+        return group.commands.get(cmd_name, group)
 
     def format_commands(self, ctx: object, formatter: Any) -> None:
         """The list in the help, which needs no command's module."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
 app = typer.Typer(

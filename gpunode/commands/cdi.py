@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -29,8 +29,7 @@ from gpunode.cdi.locations import (
 )
 from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
 from gpunode.commands.options import DryRunOption, Strings
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
 from gpunode.facts.driver import loaded_module
@@ -159,11 +158,7 @@ def cdi_generate(
 
     gpunode cdi generate --output /var/run/cdi/nvidia.yaml
     """
-    from dataclasses import replace
-
-    from gpunode.commands.nvidia_ctk_options import refuse_mode
-
-    refuse_mode(mode)
+    _refuse_mode(mode)
     content = replace(
         _content(driver_root, dev_root, library_path, hooks, vendor, device_class, device_name),
         device_ids=tuple(device_id or ()),
@@ -174,7 +169,7 @@ def cdi_generate(
         ldconfig=ldconfig_path,
         feature_flags=tuple(feature_flag or ()),
     )
-    return generate(session.host, GenerateOptions(output_path, format_name, content), session.progress)
+    return generate(session.host, content, session.progress, output_path, format_name)
 
 
 @verb(cdi_app, "list", "CdiDevices")
@@ -193,8 +188,7 @@ def cdi_list(
 
     gpunode cdi list
     """
-    options = ListOptions(tuple(spec_dir)) if spec_dir else ListOptions()
-    return list_devices(session.host, options, session.progress)
+    return list_devices(session.host, tuple(spec_dir or DIRECTORIES))
 
 
 @verb(cdi_app, "refresh", "CdiRefresh")
@@ -215,10 +209,21 @@ def cdi_refresh(
 
     gpunode cdi refresh --install
     """
+    if install and remove:
+        raise UsageError("--install and --remove exclude each other", hint="give one of them")
     if install or remove:
-        return change_units(session.host, UnitsOptions(install, remove, dry_run), session.progress)
+        return change_units(session.host, session.progress, remove=remove, dry_run=dry_run)
     content = _content(driver_root, dev_root, library_path, hooks, "nvidia.com", "gpu", device_name)
-    return refresh_specification(session.host, RefreshOptions(content, dry_run), session.progress)
+    return refresh_specification(session.host, content, session.progress, dry_run=dry_run)
+
+
+def _refuse_mode(mode: str) -> None:
+    """`UsageError` for a discovery mode of nvidia-ctk's other than that of NVIDIA's Linux driver."""
+    if mode not in ("auto", "nvml"):
+        raise UsageError(
+            f"--mode {mode} has no counterpart: gpunode describes the GPUs of NVIDIA's Linux driver",
+            hint=f"nvidia-ctk cdi generate --mode={mode}",
+        )
 
 
 def _content(
@@ -241,13 +246,6 @@ _STYLES = {"usable": Style.GOOD, "hidden": Style.DIM}
 
 
 @dataclass(frozen=True)
-class ListOptions:
-    """`directories` in the engines' order."""
-
-    directories: tuple[str, ...] = DIRECTORIES
-
-
-@dataclass(frozen=True)
 class CdiDevices:
     """`data` of the envelope. `devices` are in the engines' order; a later directory wins."""
 
@@ -256,11 +254,14 @@ class CdiDevices:
     devices: tuple[ListedDevice, ...]
 
 
-def list_devices(host: Host, options: ListOptions, _progress: Progress) -> Result:
-    """List NVIDIA's devices; kind CdiDevices. Status warn if one of them can't be used."""
-    specs, module = vendor_specs(host, options.directories), loaded_module(host)
-    devices = listed(host, specs, module.version if module else "", options.directories)
-    data = CdiDevices(options.directories, files(host, specs, installed(host)), devices)
+def list_devices(host: Host, directories: tuple[str, ...]) -> Result:
+    """List NVIDIA's devices from these directories, in the engines' order; kind CdiDevices.
+
+    Status warn if one of them can't be used.
+    """
+    specs, module = vendor_specs(host, directories), loaded_module(host)
+    devices = listed(host, specs, module.version if module else "", directories)
+    data = CdiDevices(directories, files(host, specs, installed(host)), devices)
     wrong = any(device.state not in _STYLES for device in data.devices)
     bad = wrong or any(file.problem for file in data.files)
     return Result("CdiDevices", data, "warn" if bad else "ok", blocks=_blocks(data))
@@ -385,15 +386,6 @@ def make(host: Host, content: Content, progress: Progress) -> Built:
 
 
 @dataclass(frozen=True)
-class GenerateOptions:
-    """`output` is a file, empty or ``-`` for stdout. `format` is yaml or json, else by the file's name."""
-
-    output: str = ""
-    format: str = ""
-    content: Content = field(default_factory=Content)
-
-
-@dataclass(frozen=True)
 class CdiSpec:
     """`data` of the envelope. `path` is empty for stdout, where `action` is empty too; `spec` is the content.
 
@@ -410,13 +402,16 @@ class CdiSpec:
     spec: dict[str, Any]
 
 
-def generate(host: Host, options: GenerateOptions, progress: Progress) -> Result:
-    """Make it; kind CdiSpec. A file is written in one step, and left alone if it holds the same already.
+def generate(
+    host: Host, content: Content, progress: Progress, output: str = "", format_name: str = ""
+) -> Result:
+    """Make it; kind CdiSpec. `output` is a file, empty or ``-`` for stdout; `format_name` is yaml or json,
+    else the file's name says it. A file is written in one step, and left alone if it holds the same already.
 
     `GpunodeError` if the GPUs can't be described, or the file would make another one's devices unusable.
     """
-    path, form = destination(options)
-    built = make(host, options.content, progress)
+    path, form = destination(output, format_name)
+    built = make(host, content, progress)
     data = encode(built.spec, form)
     if not path:
         shown = Text(data.decode().removesuffix("\n"), Style.COMMAND)  # long lines stay whole
@@ -429,13 +424,13 @@ def generate(host: Host, options: GenerateOptions, progress: Progress) -> Result
     return Result("CdiSpec", _data(path, action, form, built.spec), messages=notes, blocks=blocks)
 
 
-def destination(options: GenerateOptions) -> tuple[str, str]:
+def destination(output: str, form: str) -> tuple[str, str]:
     """Path (empty for stdout) and format. `UsageError` for names that engines wouldn't read."""
-    path = "" if options.output == "-" else options.output
-    if options.format and options.format not in FORMATS:
-        raise UsageError(f"--format {options.format}: unknown", hint=f"known: {', '.join(FORMATS)}")
+    path = "" if output == "-" else output
+    if form and form not in FORMATS:
+        raise UsageError(f"--format {form}: unknown", hint=f"known: {', '.join(FORMATS)}")
     if not path:
-        return "", options.format or "yaml"
+        return "", form or "yaml"
     if path in ("table", "json", "yaml"):
         raise UsageError(
             f"--output {path}: here --output names the file to write",
@@ -443,12 +438,12 @@ def destination(options: GenerateOptions) -> tuple[str, str]:
         )
     named = format_of(path)
     if named is None:
-        form = options.format or "yaml"
+        form = form or "yaml"
         return f"{path}.{form}", form  # nvidia-ctk does so too
-    if options.format and options.format != named:
+    if form and form != named:
         raise UsageError(
-            f"--format {options.format} contradicts the name {path}: engines go by the extension",
-            hint=f"--output {path.removesuffix(named)}{options.format}",
+            f"--format {form} contradicts the name {path}: engines go by the extension",
+            hint=f"--output {path.removesuffix(named)}{form}",
         )
     return path, named
 
@@ -492,14 +487,6 @@ _GONE = "the driver isn't loaded: there is nothing to describe"
 
 
 @dataclass(frozen=True)
-class RefreshOptions:
-    """`dry_run` shows what would be written and writes nothing."""
-
-    content: Content = field(default_factory=Content)
-    dry_run: bool = False
-
-
-@dataclass(frozen=True)
 class CdiRefresh:
     """`data` of the envelope: what happened to each file, and the units that were enabled or disabled."""
 
@@ -509,13 +496,15 @@ class CdiRefresh:
     dry_run: bool = False
 
 
-def refresh_specification(host: Host, options: RefreshOptions, progress: Progress) -> Result:
+def refresh_specification(
+    host: Host, content: Content, progress: Progress, *, dry_run: bool = False
+) -> Result:
     """Write `STANDARD` if it isn't what the node is now; kind CdiRefresh.
 
     Without a driver our own file is removed, and that is success: a unit that runs at every change must not
     fail before the driver's turn. `GpunodeError` if a loaded driver can't be described.
     """
-    check(options.content)
+    check(content)
     before = host.read_bytes(STANDARD)
     module = loaded_module(host)
     if module is not None and not module.live:
@@ -527,33 +516,31 @@ def refresh_specification(host: Host, options: RefreshOptions, progress: Progres
     elsewhere = {path: host.read_bytes(path) for path in kept_elsewhere(host)}
     if module is None:
         ours = {**({STANDARD: before} if made_by_gpunode(before) else {}), **elsewhere}
-        if not options.dry_run:
+        if not dry_run:
             for path in ours:
                 host.remove(path)
-        edits = [FileEdit(path, content, None) for path, content in ours.items()]
-        return _result(options, edits or [FileEdit(STANDARD, before, before)], (_GONE,))
-    built = make(host, options.content, progress)
+        edits = [FileEdit(path, present, None) for path, present in ours.items()]
+        return _result(dry_run, edits or [FileEdit(STANDARD, before, before)], (_GONE,))
+    built = make(host, content, progress)
     conflicts = rivals(host, STANDARD, built.spec)
     refuse_conflict(conflicts)
     notes = (*built.notes, *remarks(conflicts))
     data = encode(built.spec, "yaml")
-    edits = [FileEdit(path, content, data) for path, content in ({STANDARD: before} | elsewhere).items()]
+    edits = [FileEdit(path, present, data) for path, present in ({STANDARD: before} | elsewhere).items()]
     if nvidia_keeps(host, built, NEWEST):
         notes = (*notes, f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices")
         edits[0] = FileEdit(STANDARD, before, before)
-    for edit in edits if not options.dry_run else ():
+    for edit in edits if not dry_run else ():
         if edit.after != edit.before:
             write(host, edit.path, data)
     changed = any(edit.after is data for edit in edits)
-    return _result(options, edits, notes, *((told(built),) if changed else ()))
+    return _result(dry_run, edits, notes, *((told(built),) if changed else ()))
 
 
-def _result(
-    options: RefreshOptions, edits: Sequence[FileEdit], notes: tuple[str, ...], *more: Block
-) -> Result:
+def _result(dry_run: bool, edits: Sequence[FileEdit], notes: tuple[str, ...], *more: Block) -> Result:
     changes = tuple(edit.change() for edit in edits if (edit.before, edit.after) != (None, None))
-    data = CdiRefresh(changes, dry_run=options.dry_run)
-    return Result("CdiRefresh", data, messages=notes, blocks=(*blocks(data.changes, options.dry_run), *more))
+    data = CdiRefresh(changes, dry_run=dry_run)
+    return Result("CdiRefresh", data, messages=notes, blocks=(*blocks(data.changes, dry_run), *more))
 
 
 def blocks(changes: tuple[Change, ...], dry_run: bool) -> tuple[Block, ...]:
@@ -573,41 +560,29 @@ def blocks(changes: tuple[Change, ...], dry_run: bool) -> tuple[Block, ...]:
 OPERATION = "cdi-refresh"
 
 
-@dataclass(frozen=True)
-class UnitsOptions:
-    """Exactly one of `install` and `remove`, which takes the files away again."""
-
-    install: bool = True
-    remove: bool = False
-    dry_run: bool = False
-
-
-def change_units(host: Host, options: UnitsOptions, progress: Progress) -> Result:
-    """Install or remove; kind CdiRefresh. `PreconditionError` where systemd doesn't run or NVIDIA's own units
-    do the work already; `ConfigError` for a file of that name which isn't ours.
+def change_units(host: Host, progress: Progress, *, remove: bool = False, dry_run: bool = False) -> Result:
+    """Install, or `remove` the files again; kind CdiRefresh. `PreconditionError` where systemd doesn't run or
+    NVIDIA's own units do the work already; `ConfigError` for a file of that name which isn't ours.
     """
-    if options.install == options.remove:
-        raise UsageError("--install and --remove exclude each other", hint="give one of them")
-    if options.install:
+    if not remove:
         _refuse(host)
 
     directories = [path.rpartition("/")[0] for path in kept_elsewhere(host)]
 
     def plan() -> tuple[FileEdit, ...]:
         return tuple(
-            _edit(host, path, None if options.remove else data)
-            for path, data in refresh.files(host, directories)
+            _edit(host, path, None if remove else data) for path, data in refresh.files(host, directories)
         )
 
     there = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))
     restart = engine_restart(host, progress)
-    done = change_files(host, OPERATION, plan, restart, named_units=refresh.UNITS, dry_run=options.dry_run)
-    if not options.dry_run:
-        _settle(host, not options.remove and not done.journal)
+    done = change_files(host, OPERATION, plan, restart, named_units=refresh.UNITS, dry_run=dry_run)
+    if not dry_run:
+        _settle(host, not remove and not done.journal)
     changes = tuple(edit.change() for edit in done.edits)
-    named = there if options.remove else refresh.UNITS
-    data = CdiRefresh(changes, named, done.journal, options.dry_run)
-    shown = blocks(changes, options.dry_run)
+    named = there if remove else refresh.UNITS
+    data = CdiRefresh(changes, named, done.journal, dry_run)
+    shown = blocks(changes, dry_run)
     if done.journal:
         shown += (Text(f"undo it with: gpunode rollback {done.journal}", Style.DIM),)
     return Result("CdiRefresh", data, messages=done.notes, blocks=shown)

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.output.result import Result, Text
 
 VARIABLE = "_GPUNODE_COMPLETE"

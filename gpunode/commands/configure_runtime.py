@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -36,8 +36,7 @@ from gpunode.commands.options import (
     SocketOption,
     YesOption,
 )
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError, ValidationError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
@@ -55,53 +54,51 @@ from gpunode.runtime.removal import (
 )
 from gpunode.runtime.workflow import Intent, change
 
-__all__ = ["Options", "Request", "run"]
-
 RESERVED = ("runc", "crun")
 VARIANTS = ("cdi", "legacy")  # NVIDIA's programs beside nvidia-container-runtime that force one mode
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line's options: `request` is what every change takes, the rest is this command's own.
-
-    `also` names variants of `VARIANTS` to register beside the runtime. An empty `nvidia_runtime_path` is the
-    engine's own default.
-    """
-
-    request: Request = field(default_factory=lambda: Request(configures=True))
-    nvidia_runtime_name: str = "nvidia"
-    nvidia_runtime_path: str = ""
-    set_as_default: bool = False
-    cdi: bool = False
-    also: tuple[str, ...] = ()
-    replace: bool = False
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(
+    host: Host,
+    request: Request,
+    progress: Progress,
+    *,
+    name: str = "nvidia",
+    path: str = "",
+    set_as_default: bool = False,
+    cdi: bool = False,
+    also: Sequence[str] = (),
+    replace_others: bool = False,
+) -> Result:
     """Configure the engines; kind RuntimeConfiguration, data `gpunode.runtime.workflow.RuntimeConfiguration`.
 
-    With several engines the kind is RuntimeConfigurations and data lists them.
+    With several engines the kind is RuntimeConfigurations and data lists them. `also` names variants of
+    `VARIANTS` to register beside the runtime; an empty `path` is the engine's own default.
     """
-    check_name(options.nvidia_runtime_name)
-    if options.request.exit_code and not options.request.dry_run:
+    check_name(name)
+    if request.exit_code and not request.dry_run:
         raise UsageError("--exit-code only means something with --dry-run", hint="add --dry-run")
-    unknown = [variant for variant in options.also if variant not in VARIANTS]
+    unknown = [variant for variant in also if variant not in VARIANTS]
     if unknown:
         raise UsageError(f"no variant {unknown[0]!r} of the runtime", hint=f"known: {', '.join(VARIANTS)}")
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
         # one journal entry has the files that all share; an engine's own refusal comes before theirs
-        made = functools.cache(lambda: _companions(host, engines, options))
-        users = tuple(name_of_daemon(engine.daemon) for engine in engines) if options.cdi else ()
-        # the entry that brings the files tells whom they are for: an engine that needs no change has none
-        first, *others = engines
-        return (
-            _intent(first, options, made, users),
-            *(_intent(one, options, lambda: NONE, users[n : n + 1]) for n, one in enumerate(others, 1)),
+        made = functools.cache(
+            lambda: _companions(host, engines, units=not request.no_restart) if cdi else NONE
         )
+        users = tuple(name_of_daemon(engine.daemon) for engine in engines) if cdi else ()
+        # the entry that brings the files tells whom they are for: an engine that needs no change has none
+        intents = []
+        for number, engine in enumerate(engines):
+            wanted, notes = _wanted(engine, name, path, also, set_as_default, cdi, replace_others)
+            if number == 0:
+                intents.append(_intent(engine, wanted, notes, made, users))
+            else:
+                intents.append(_intent(engine, wanted, notes, lambda: NONE, users[number : number + 1]))
+        return tuple(intents)
 
-    return change(host, options.request, prepare, progress)
+    return change(host, request, prepare, progress)
 
 
 @dataclass(frozen=True)
@@ -116,15 +113,13 @@ class Companions:
 NONE = Companions()
 
 
-def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Companions:
-    if not options.cdi:
-        return NONE
+def _companions(host: Host, engines: tuple[Engine, ...], *, units: bool) -> Companions:
     if all(engine.daemon.user for engine in engines):
         note = "the CDI specification is the node's, and root writes it: sudo gpunode cdi refresh --install"
         return Companions(notes=(note,))
     from gpunode.cdi.engines import companions
 
-    made = companions(host, tuple(engine.daemon for engine in engines), units=not options.request.no_restart)
+    made = companions(host, tuple(engine.daemon for engine in engines), units=units)
     edits = tuple(
         FileEdit(path, host.read_bytes(path), content, generated=path in made.generated, beside=True)
         for path, content in made.files
@@ -133,10 +128,12 @@ def _companions(host: Host, engines: tuple[Engine, ...], options: Options) -> Co
 
 
 def _intent(
-    engine: Engine, options: Options, made: Callable[[], Companions], users: tuple[str, ...]
+    engine: Engine,
+    wanted: Wanted,
+    notes: tuple[str, ...],
+    made: Callable[[], Companions],
+    users: tuple[str, ...],
 ) -> Intent:
-    wanted, notes = _wanted(engine, options)
-
     def plan(active: Active | None) -> Plan:
         own, beside = engine.plan(wanted, active), made()
         full = own.with_beside(beside.edits, beside.units)
@@ -165,15 +162,17 @@ def check_name(name: str) -> None:
         raise UsageError(f"{name!r} can't be a runtime's name", hint="use letters, digits, '-', '_' and '.'")
 
 
-def _wanted(engine: Engine, options: Options) -> tuple[Wanted, tuple[str, ...]]:
+def _wanted(
+    engine: Engine, name: str, path: str, also: Sequence[str], default: bool, cdi: bool, replace_others: bool
+) -> tuple[Wanted, tuple[str, ...]]:
     """What the engine should have. With CDI and no toolkit here there is no runtime to register."""
-    path = options.nvidia_runtime_path or engine.program
+    asked = path or default or also
+    path = path or engine.program
     if engine.program.startswith("/") and not path.startswith("/") and engine.daemon.name != "docker":
         raise UsageError(
             f"{engine.daemon.name} wants an absolute path, not {path!r}", hint="--nvidia-runtime-path /PATH"
         )
-    asked = options.nvidia_runtime_path or options.set_as_default or options.also
-    if options.cdi and not asked and engine.host.which(path) is None:
+    if cdi and not asked and engine.host.which(path) is None:
         unsafe = engine.host.unsafe_program(path.rpartition("/")[2])
         problem = f"{unsafe[0]}: {unsafe[1]}" if unsafe else f"{path} is not there"
         note = (
@@ -181,15 +180,15 @@ def _wanted(engine: Engine, options: Options) -> tuple[Wanted, tuple[str, ...]]:
             " as in --device nvidia.com/gpu=all"
         )
         return Wanted(cdi=True), (note,)
-    handlers = [Handler(options.nvidia_runtime_name, path)]
-    for variant in dict.fromkeys(options.also):
+    handlers = [Handler(name, path)]
+    for variant in dict.fromkeys(also):
         handlers.append(Handler(f"nvidia-{variant}", f"{path}.{variant}"))
     if len({handler.name for handler in handlers}) < len(handlers):
         raise UsageError(
-            f"the name {options.nvidia_runtime_name} is a variant's own",
+            f"the name {name} is a variant's own",
             hint="choose another: --nvidia-runtime-name nvidia",
         )
-    return Wanted(tuple(handlers), options.set_as_default, options.cdi, options.replace), ()
+    return Wanted(tuple(handlers), default, cdi, replace_others), ()
 
 
 def _require_programs(engine: Engine, wanted: Wanted) -> None:
@@ -212,31 +211,19 @@ def _require_programs(engine: Engine, wanted: Wanted) -> None:
 
 # `gpunode unconfigure-runtime`: take the nvidia runtime out and put the previous default back.
 
-__all__ = ["Request", "UnconfigureOptions", "unconfigure"]
-
 REMOVAL_VARIANTS = ("nvidia-cdi", "nvidia-legacy")
 _UNIT_FILES = (refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE)
 
 
-@dataclass(frozen=True)
-class UnconfigureOptions:
-    """The command line's options.
-
-    `cdi` takes the CDI switch out as well, whoever set it, and the specification and units that gpunode made.
-    """
-
-    request: Request = field(default_factory=Request)
-    nvidia_runtime_name: str = "nvidia"
-    cdi: bool = False
-
-
-def unconfigure(host: Host, options: UnconfigureOptions, progress: Progress) -> Result:
+def unconfigure(
+    host: Host, request: Request, progress: Progress, *, name: str = "nvidia", cdi: bool = False
+) -> Result:
     """Unconfigure the engines; kind RuntimeConfiguration, RuntimeConfigurations for several.
 
     Files that hold exactly what gpunode wrote become what they were, byte for byte; in others only the
     runtimes are taken out, whoever wrote them: with ``nvidia`` go the variants that NVIDIA's own tools add.
+    With `cdi` the CDI switch goes as well, whoever set it, and the specification and units that gpunode made.
     """
-    name = options.nvidia_runtime_name
     check_name(name)
     names = (name, *REMOVAL_VARIANTS) if name == "nvidia" else (name,)
 
@@ -249,21 +236,21 @@ def unconfigure(host: Host, options: UnconfigureOptions, progress: Progress) -> 
         }
         # one journal entry has the files that all share
         shared = functools.cache(
-            lambda: _shared(host, journal, engines, [known() for known in past.values()], options.cdi)
+            lambda: _shared(host, journal, engines, [known() for known in past.values()], cdi)
         )
         return tuple(
             _removal(
                 engine,
                 journal,
                 names,
-                options.cdi,
+                cdi,
                 past[engine.daemon.config_path],
                 shared if engine is engines[0] else lambda: NOTHING_SHARED,
             )
             for engine in engines
         )
 
-    return change(host, options.request, prepare, progress)
+    return change(host, request, prepare, progress)
 
 
 @dataclass(frozen=True)
@@ -367,6 +354,35 @@ def _loads(engine: Engine, plan: Plan) -> bool:
 
 runtime_app = typer.Typer(rich_markup_mode=None)
 
+# options of nvidia-ctk that gpunode knows and refuses, each with its reason
+_HOOK = (
+    "OCI hooks are deprecated: gpunode registers the runtime",
+    "leave it out; for GPUs without the runtime: --cdi",
+)
+_UNSUPPORTED = {
+    "--config-source": (
+        "gpunode reads the engine's files and asks the running daemon, whatever the source",
+        "leave it out; to name the file: --config PATH",
+    ),
+    "--executable-path": (
+        "gpunode finds the engine's program by its process",
+        "leave it out; to name the file: --config PATH",
+    ),
+    "--oci-hook-path": _HOOK,
+    "--nvidia-runtime-hook-path": _HOOK,
+}
+_CONFIG_MODES = ("config-file", "config")
+
+
+def _refuse_unsupported(options: Mapping[str, str], config_mode: str) -> None:
+    """`UsageError` for what `configure-runtime` can't take over from ``nvidia-ctk runtime configure``."""
+    for option, value in options.items():
+        if value:
+            reason, hint = _UNSUPPORTED[option]
+            raise UsageError(f"{option} has no counterpart: {reason}", hint=hint)
+    if config_mode and config_mode not in _CONFIG_MODES:
+        raise UsageError(f"--config-mode {config_mode} has no counterpart: {_HOOK[0]}", hint=_HOOK[1])
+
 
 @verb(runtime_app, "configure-runtime", "RuntimeConfiguration")
 def configure_runtime(
@@ -399,11 +415,9 @@ def configure_runtime(
 
     gpunode configure-runtime --runtime docker
     """
-    from gpunode.commands.nvidia_ctk_options import refuse_configure_options
-
     refused = {"--config-source": config_source, "--executable-path": executable_path}
     refused |= {"--oci-hook-path": oci_hook_path, "--nvidia-runtime-hook-path": nvidia_runtime_hook_path}
-    refuse_configure_options(refused, config_mode)
+    _refuse_unsupported(refused, config_mode)
     request = Request(
         runtimes=tuple(runtime or ("auto",)),
         config=config,
@@ -417,16 +431,17 @@ def configure_runtime(
         yes=yes,
         configures=True,
     )
-    options = Options(
+    return run(
+        session.host,
         request,
-        nvidia_runtime_name=nvidia_runtime_name,
-        nvidia_runtime_path=nvidia_runtime_path,
+        session.progress,
+        name=nvidia_runtime_name,
+        path=nvidia_runtime_path,
         set_as_default=set_as_default,
         cdi=cdi,
         also=tuple(filter(None, also.replace(" ", "").split(","))),
-        replace=replace,
+        replace_others=replace,
     )
-    return run(session.host, options, session.progress)
 
 
 @verb(runtime_app, "unconfigure-runtime", "RuntimeConfiguration")
@@ -463,5 +478,4 @@ def unconfigure_runtime(
         no_restart=no_restart,
         yes=yes,
     )
-    options = UnconfigureOptions(request, nvidia_runtime_name=nvidia_runtime_name, cdi=cdi)
-    return unconfigure(session.host, options, session.progress)
+    return unconfigure(session.host, request, session.progress, name=nvidia_runtime_name, cdi=cdi)

@@ -15,8 +15,7 @@ from typing import Any
 
 import typer
 
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import load_config
 from gpunode.facts.docker import parse_daemon_json
@@ -301,13 +300,7 @@ version = 2
 """
 
 
-__all__ = ["Options", "build_demo_node", "run"]
 _KUBELET_SECONDS = 60.0  # it takes a tenth of one; a busy machine may take many
-
-
-@dataclass(frozen=True)
-class Options:
-    """The demo takes none."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +342,7 @@ def _error_lines(info: ErrorInfo) -> list[str]:
     return [f"error: {info.message}", *([f"hint: {info.hint}"] if info.hint else [])]
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(host: Host, progress: Progress) -> Result:
     """Play the whole way in a temporary directory; exit 1 if it doesn't come out as it must."""
     with host.temporary_directory() as place:
         root = place / "node"
@@ -374,17 +367,17 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 def _doctor(transcript: Transcript, node: Host, progress: Progress) -> Result:
     from gpunode.commands import doctor
 
-    return transcript.type("gpunode doctor", lambda: doctor.run(node, doctor.Options(), progress))
+    return transcript.type("gpunode doctor", lambda: doctor.run(node, progress))
 
 
 def _configure(transcript: Transcript, node: Host, engine: str, verb: str, progress: Progress) -> None:
     from gpunode.commands import configure_runtime
     from gpunode.runtime.engine import Request
 
-    options = configure_runtime.Options(Request(runtimes=(engine,), configures=True))
+    request = Request(runtimes=(engine,), configures=True)
     transcript.type(
         f"gpunode configure-runtime --runtime {engine}",
-        lambda: configure_runtime.run(node, options, progress),
+        lambda: configure_runtime.run(node, request, progress),
     )
 
     def restart() -> Result:
@@ -397,13 +390,13 @@ def _configure(transcript: Transcript, node: Host, engine: str, verb: str, progr
 def _gpus(transcript: Transcript, node: Host, progress: Progress) -> None:
     from gpunode.commands import gpus
 
-    transcript.type("gpunode gpus", lambda: gpus.run(node, gpus.Options(), progress))
+    transcript.type("gpunode gpus", lambda: gpus.run(node, progress))
 
 
 def _verify(transcript: Transcript, node: Host, progress: Progress) -> Result:
-    from gpunode.commands import verify_node
+    from gpunode.commands import verify
 
-    return transcript.type("gpunode verify", lambda: verify_node.run(node, verify_node.Options(), progress))
+    return transcript.type("gpunode verify", lambda: verify.run(node, progress))
 
 
 def _plugin(transcript: Transcript, node: Host) -> int:
@@ -485,4 +478,4 @@ demo_app = typer.Typer(rich_markup_mode=None)
 @verb(demo_app, "demo", "Demo")
 def demo(session: Session) -> Result:
     """Show the whole way on a simulated node. 8 x H100 in a temporary directory; nothing else is touched."""
-    return run(session.host, Options(), session.progress)
+    return run(session.host, session.progress)

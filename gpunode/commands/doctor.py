@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,17 +15,17 @@ from gpunode.checks.catalogue import find_check
 from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
-from gpunode.checks.report import behind, blocks, first, gpus_not_examined, reboot
+from gpunode.checks.report import behind, blocks, describe, first, gpus_not_examined, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
+from gpunode.commands import doctor_compare
 from gpunode.commands.options import Strings
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.cuda import release_of
 from gpunode.facts.node import Node, Questions, Trial
-from gpunode.facts.system import TEGRA, WSL2
 from gpunode.facts.tables import all_tables
 from gpunode.host import Host
+from gpunode.output.render import ENVELOPES, Output
 from gpunode.output.result import (
     Block,
     Change,
@@ -43,109 +43,6 @@ from gpunode.runtime.steps import carry_out
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpunode.gpu.model import Inventory
-
-
-# What a report says of the node itself, beside the findings.
-
-_MODEL = "/proc/device-tree/model"  # what the device tree calls the module
-
-Ask = Callable[[Callable[[], Any]], Any]
-
-
-def _at_once(read: Callable[[], Any]) -> Any:
-    return read()
-
-
-def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
-    """Name, class, distro, kernel, driver, toolkit, engines, gpus. What can't be read is left empty.
-
-    Every reading goes through `ask`; what that raises is one more that can't be read.
-    """
-
-    def known(read: Callable[[], Any], otherwise: Any = None) -> Any:
-        """A topic of a damaged recording or an unreadable machine must not take the report with it."""
-        try:
-            return ask(read)
-        except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
-            return otherwise
-
-    # CRI-O, podman and the toolkit only if a check asked: a report adds few questions to a hanging machine
-    asked = node.__dict__
-    daemons = (
-        known(lambda: node.docker),
-        known(lambda: node.containerd),
-        asked.get("crio"),
-        asked.get("podman"),
-    )
-    return {
-        "name": known(lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
-        "class": known(lambda: node.kind, "unknown"),
-        "distro": known(lambda: node.distribution),
-        "kernel": known(lambda: _line(node.kernel), ""),
-        "driver": known(lambda: _driver(node)),
-        "toolkit": known(lambda: ".".join(map(str, asked["toolkit"].version))),
-        "engines": [_engine(daemon) for daemon in daemons if daemon is not None],
-        "gpus": known(lambda: _gpus(node), []),
-    }
-
-
-def _gpu(name: str, uuid: str = "") -> dict[str, Any]:
-    return {"pci": "", "deviceId": "", "driver": None, "numa": None, "name": name, "uuid": uuid}
-
-
-def _line(text: str) -> str:
-    """A recorded machine may name itself as it likes: a line break would forge a line of the report."""
-    return " ".join(text.split())
-
-
-def _engine(daemon: Daemon) -> dict[str, Any]:
-    """`running` is None for podman, which is no daemon."""
-    return {
-        "name": daemon.name,
-        "version": ".".join(map(str, daemon.version)),
-        "running": None if daemon.name == "podman" else daemon.process is not None,
-        "config": daemon.config_path,
-        "socket": daemon.socket,
-    }
-
-
-def _inventory(node: Node) -> Inventory | None:
-    """What NVML listed, if a check asked it."""
-    probe = node.__dict__.get("nvml")
-    return probe.inventory if probe else None
-
-
-def _driver(node: Node) -> str | None:
-    """Of the loaded module; in WSL it is Windows' driver that drives the GPUs, and NVML tells of it."""
-    if node.module is not None:
-        return node.module.version
-    inventory = _inventory(node)
-    return str(inventory.driver_version) or None if inventory and node.kind == WSL2 else None
-
-
-def _gpus(node: Node) -> list[dict[str, Any]]:
-    """From the bus; names and UUIDs where NVML was asked anyway. A GPU that is on no bus is known by NVML in
-    WSL, and by the name of its module on a Jetson."""
-    inventory = _inventory(node)
-    told = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
-    if node.kind == TEGRA:
-        model = (node.host.read_text(_MODEL) or "").strip("\0\n ")
-        return [_gpu(_line(model) or "NVIDIA Tegra")]
-    if node.kind == WSL2:
-        return [_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in told.values()]
-    return [
-        {
-            "pci": gpu.address,
-            "deviceId": gpu.device_id,
-            "driver": gpu.driver,
-            "numa": gpu.numa,
-            "name": _line(str(told[gpu.address].name)) if gpu.address in told else "",
-            "uuid": str(told[gpu.address].uuid) if gpu.address in told else "",
-        }
-        for gpu in node.gpus
-    ]
-
 
 # What the doctor tries on --deep: things that are run on the node and leave nothing behind.
 
@@ -158,10 +55,11 @@ def trials(progress: Progress) -> Mapping[str, Callable[[Host, str], Trial]]:
 
 
 def _in_container(engine: str, progress: Progress, host: Host, uuid: str) -> Trial:
-    from gpunode.commands.verify_node import Options, in_container
+    from gpunode.commands.verify import in_container
+    from gpunode.runtime.verify.container import ContainerRequest
 
     try:
-        answer, via = in_container(host, Options(on=engine, timeout=_SECONDS), (uuid,), progress)
+        answer, via = in_container(host, ContainerRequest(engine, timeout=_SECONDS), (uuid,), progress)
     except PreconditionError as error:
         return Trial(None, error.message)
     except GpunodeError as error:
@@ -174,35 +72,27 @@ def _in_container(engine: str, progress: Progress, host: Host, uuid: str) -> Tri
 
 _TOP = ("/proc", "/sys", "/etc")  # every machine has them, mounted or recorded
 _ABOUT_SECONDS = 8.0  # an engine that tells its version by its program alone is given five
+EVERYTHING = Selection()
+NO_QUESTIONS = Questions()
 
 
-@dataclass(frozen=True)
-class Options:
-    """`strict` lets warnings count. `only` are check ids; `skip` and `ignore` are ids, each with ``:REASON``
-    behind it if there is one; `ignore` may be ``all``. `preflight` is one of `PREFLIGHTS`, empty for a whole
-    diagnosis. What lies between is `facts.about.Questions`; `explain` shows what waits for what."""
-
-    strict: bool = False
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    preflight: str = ""
-    expect_gpus: int | None = None
-    cuda: str = ""
-    image: str = ""
-    deep: bool = False
-    explain: bool = False
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Judge the node; exit 1 for an error (`strict`: for a warning too). `UsageError`: unknown id."""
-    selection = selected(options)
+def run(
+    host: Host,
+    progress: Progress,
+    selection: Selection = EVERYTHING,
+    questions: Questions = NO_QUESTIONS,
+    *,
+    strict: bool = False,
+    explain: bool = False,
+) -> Result:
+    """Judge the node; exit 1 for an error, with `strict` for a warning too. `explain` shows what waits for
+    what."""
     started = host.monotonic()
-    node = node_of(host, options, progress)
+    node = node_of(host, questions, progress)
     findings = run_checks(node, selection)
     counts = {status.value: sum(finding.status is status for finding in findings) for status in FindingStatus}
     status = overall(findings)
-    failed = status in ("fail", "error") or (options.strict and status == "warn")
+    failed = status in ("fail", "error") or (strict and status == "warn")
     about, tables = _about(node), reference(host.now())
     data = {
         "node": about,
@@ -227,12 +117,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         data,
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
-        blocks=blocks(about, findings, options.explain, tables, selection),
+        blocks=blocks(about, findings, explain, tables, selection),
         documents={"html": _page, "prometheus": _metrics},
     )
 
 
-def node_of(host: Host, options: Options, progress: Progress) -> Node:
+def node_of(host: Host, questions: Questions, progress: Progress) -> Node:
     """The node, with what the checks are asked and what a deep one may run on it. `PreconditionError` for a
     root directory that isn't a machine's."""
     missing = [name for name in _TOP if _lacks(host, name)]
@@ -242,7 +132,7 @@ def node_of(host: Host, options: Options, progress: Progress) -> Node:
             hint="name a mounted host (--root /host), a recorded machine or a support bundle",
             code="not-a-machine",
         )
-    return Node(host, questions(options), trials(progress) if options.deep else {})
+    return Node(host, questions, trials(progress) if questions.deep else {})
 
 
 def _lacks(host: Host, directory: str) -> bool:
@@ -270,33 +160,36 @@ def _metrics(envelope: dict[str, Any]) -> str:
     return metrics(envelope)
 
 
-def questions(options: Options) -> Questions:
-    """What the user wants to know beyond the usual; `UsageError` for what is no CUDA release."""
-    from gpunode.facts.cuda import release_of
-
-    if options.cuda and release_of(options.cuda) is None:
-        raise UsageError(f"--cuda {options.cuda}: no CUDA release", hint="two numbers, such as 12.8")
-    return Questions(options.expect_gpus, options.cuda, options.image, options.deep)
+def refuse_no_release(cuda: str) -> None:
+    """`UsageError` for what is no CUDA release."""
+    if cuda and release_of(cuda) is None:
+        raise UsageError(f"--cuda {cuda}: no CUDA release", hint="two numbers, such as 12.8")
 
 
-def selected(options: Options) -> Selection:
-    """The options as the runner takes them. `UsageError` names the nearest ids for an unknown one."""
-    only = tuple(_reasons(options.only, reasons=False))
-    skip, ignore = _reasons(options.skip), _reasons(options.ignore)
-    for identifier in (*only, *skip, *ignore):
-        if not (identifier == EVERY and identifier in ignore):
+def selected(
+    only: Sequence[str] = (), skip: Sequence[str] = (), ignore: Sequence[str] = (), preflight: str = ""
+) -> Selection:
+    """The checks by the words of a command line: each an id, or several with commas between, in `skip` and
+    `ignore` with ``:REASON`` behind it if there is one; `ignore` may be ``all``.
+
+    `UsageError` names the nearest ids for an unknown one.
+    """
+    only = tuple(_reasons(only, reasons=False))
+    skipped, ignored = _reasons(skip), _reasons(ignore)
+    for identifier in (*only, *skipped, *ignored):
+        if not (identifier == EVERY and identifier in ignored):
             find_check(identifier)
-    what = options.preflight
-    if what and what not in PREFLIGHTS:
-        raise UsageError(f"there is no preflight {what!r}", hint=f"one of {', '.join(PREFLIGHTS)}")
-    if what and only and not any(what in find_check(one).preflight for one in only):
+    if preflight and preflight not in PREFLIGHTS:
+        raise UsageError(f"there is no preflight {preflight!r}", hint=f"one of {', '.join(PREFLIGHTS)}")
+    if preflight and only and not any(preflight in find_check(one).preflight for one in only):
         raise UsageError(
-            f"--preflight {what} has none of these checks: {', '.join(only)}", hint="leave one of them out"
+            f"--preflight {preflight} has none of these checks: {', '.join(only)}",
+            hint="leave one of them out",
         )
-    return Selection(only, skip, ignore, what)
+    return Selection(only, skipped, ignored, preflight)
 
 
-def _reasons(given: tuple[str, ...], *, reasons: bool = True) -> dict[str, str]:
+def _reasons(given: Sequence[str], *, reasons: bool = True) -> dict[str, str]:
     """``ID`` or, with `reasons`, ``ID:REASON``, several ids with commas between."""
     found = {}
     for item in given:
@@ -336,17 +229,6 @@ _WAYS = {
 
 
 @dataclass(frozen=True)
-class FixOptions:
-    """`doctor` says what is looked at. `apply` carries out what is safe, and what `allow` names besides
-    (`ALLOWANCES`); without `fix` neither is meant."""
-
-    doctor: Options = field(default_factory=Options)
-    fix: bool = True
-    apply: bool = False
-    allow: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What became of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left:
     then `message` says why.
@@ -371,27 +253,42 @@ class Fixes:
     applied: bool
 
 
-def run_fix(host: Host, options: FixOptions, progress: Progress) -> Result:
-    """Plan, and carry out what is allowed. Exit 1 if an error is left that somebody has to planned.
+def run_fix(
+    host: Host,
+    progress: Progress,
+    selection: Selection = EVERYTHING,
+    questions: Questions = NO_QUESTIONS,
+    *,
+    strict: bool = False,
+    apply: bool = False,
+    allow: Collection[str] = (),
+) -> Result:
+    """Plan; with `apply` carry out what is safe, and what `allow` names of `ALLOWANCES`. Exit 1 if an error
+    is left that somebody has to mend. `PreconditionError` where nothing may be changed."""
 
-    `UsageError` for an unknown check or allowance, `PreconditionError` where nothing may be changed.
-    """
-    for allowance in options.allow:
-        if allowance not in ALLOWANCES:
-            raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
-    if options.allow and not options.apply:
-        allowed = " ".join(f"--allow {one}" for one in options.allow)
-        raise UsageError("--allow goes with --fix --apply", hint=f"gpunode doctor --fix --apply {allowed}")
-    if not options.fix:
-        raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
-    if options.apply:
+    def look() -> tuple[Finding, ...]:
+        return run_checks(node_of(host, questions, progress), selection)
+
+    if apply:
         _require(host)
-    findings = _look(host, options, progress)
+    findings = look()
     plan = planned_fixes(findings)
     done: tuple[Outcome, ...] = ()
-    if options.apply:
-        done, findings = _apply(host, options, findings, progress)
-    return _result(Fixes(plan, done, options.apply), findings, options.doctor.strict)
+    if apply:
+        done, findings = _apply(host, look, findings, allow, progress)
+    return _result(Fixes(plan, done, apply), findings, strict)
+
+
+def _refuse_fix(fix: bool, apply: bool, allow: Collection[str]) -> None:
+    """`UsageError` for an unknown allowance, and for --apply or --allow without what they go with."""
+    for allowance in allow:
+        if allowance not in ALLOWANCES:
+            raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
+    if allow and not apply:
+        allowed = " ".join(f"--allow {one}" for one in allow)
+        raise UsageError("--allow goes with --fix --apply", hint=f"gpunode doctor --fix --apply {allowed}")
+    if not fix:
+        raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
 
 
 def _require(host: Host) -> None:
@@ -403,23 +300,23 @@ def _require(host: Host) -> None:
         raise PreconditionError("carrying out a fix needs root", hint="run it again with sudo")
 
 
-def _look(host: Host, options: FixOptions, progress: Progress) -> tuple[Finding, ...]:
-    return run_checks(node_of(host, options.doctor, progress), selected(options.doctor))
-
-
 def _apply(
-    host: Host, options: FixOptions, findings: tuple[Finding, ...], progress: Progress
+    host: Host,
+    look: Callable[[], tuple[Finding, ...]],
+    findings: tuple[Finding, ...],
+    allow: Collection[str],
+    progress: Progress,
 ) -> tuple[tuple[Outcome, ...], tuple[Finding, ...]]:
     """Carry out fixes and run the checks again until no new fix is left, each check once; what was done."""
     done: dict[str, Outcome] = {}
     for _ in range(_ROUNDS):
-        planned = _next(findings, options, done)
+        planned = _next(findings, allow, done)
         if planned is None:
             break
-        steps = allowed_steps(planned, options.allow)
+        steps = allowed_steps(planned, allow)
         outcome = _carry_out(host, planned, steps, progress)
         if outcome.outcome == "done" and not any(step.disruptive == "reboot" for step in steps):
-            findings = _look(host, options, progress)
+            findings = look()
             outcome = _judged(outcome, findings, planned.steps[len(steps) :])
         done[planned.id] = outcome
     for planned in planned_fixes(findings):
@@ -428,16 +325,14 @@ def _apply(
     return tuple(done.values()), findings
 
 
-def _next(findings: tuple[Finding, ...], options: FixOptions, done: Collection[str]) -> PlannedFix | None:
+def _next(findings: tuple[Finding, ...], allow: Collection[str], done: Collection[str]) -> PlannedFix | None:
     """The next fix that may be carried out. A reboot comes last, and nothing after it."""
     found = [
         planned
         for planned in planned_fixes(findings)
-        if planned.id not in done and allowed_steps(planned, options.allow)
+        if planned.id not in done and allowed_steps(planned, allow)
     ]
-    found.sort(
-        key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, options.allow))
-    )
+    found.sort(key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, allow)))
     return found[0] if found else None
 
 
@@ -631,36 +526,30 @@ def doctor(
     gpunode doctor --compare node1.json node2.json node3.tar.gz
     """
     _only_whole(session, output_file, compare=compare, fix=fix)
-    options = Options(
-        strict=strict,
-        only=tuple(only or ()) if compare else (*(checks or ()), *(only or ())),
-        skip=tuple(skip or ()),
-        ignore=tuple(ignore or ()),
-        preflight=preflight.value if preflight else "",
-        expect_gpus=expect_gpus,
-        cuda=cuda,
-        image=image,
-        deep=deep,
-        explain=explain,
-    )
     if compare:
-        return _compare(session, tuple(checks or ()), options)
-    if fix or apply or allow:
-        return _fix(session, options, fix, apply, tuple(allow or ()))
-    return _filed(run(session.host, options, session.progress), output_file)
-
-
-def _filed(result: Result, path: str) -> Result:
-    from dataclasses import replace
-
-    return replace(result, file=path) if path not in ("", "-") else result
+        chosen = {"only": only, "skip": skip, "ignore": ignore, "preflight": preflight}
+        asked = {"expect_gpus": expect_gpus, "cuda": cuda, "image": image, "deep": deep, "explain": explain}
+        _no_diagnosis(session.host, **chosen, **asked)
+        return doctor_compare.run(checks or (), strict=strict)
+    fixing = bool(fix or apply or allow)
+    allowed = tuple(one for given in allow or () for one in given.split(","))
+    if fixing:
+        _refuse_fix(fix, apply, allowed)
+    selection = selected(
+        (*(checks or ()), *(only or ())), skip or (), ignore or (), preflight.value if preflight else ""
+    )
+    refuse_no_release(cuda)
+    questions = Questions(expect_gpus, cuda, image, deep)
+    if fixing:
+        return run_fix(
+            session.host, session.progress, selection, questions, strict=strict, apply=apply, allow=allowed
+        )
+    result = run(session.host, session.progress, selection, questions, strict=strict, explain=explain)
+    return replace(result, file=output_file) if output_file not in ("", "-") else result
 
 
 def _only_whole(session: Session, path: str, **verbs: bool) -> None:
     """What is only for a whole report is refused beside the rest, and an impossible path at once."""
-    from gpunode.errors import UsageError
-    from gpunode.output.render import ENVELOPES, Output
-
     output = session.chosen["output"] or Output.TABLE
     asked = [f"--{name}" for name, given in verbs.items() if given]
     if len(asked) > 1:
@@ -675,29 +564,15 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
         session.host.refuse_output(path)
 
 
-def _compare(session: Session, paths: tuple[str, ...], options: Options) -> Result:
-    from gpunode.commands import doctor_compare as command
-
-    _no_diagnosis(session, vars(options) | {"strict": False})
-    return command.run(session.host, command.Options(paths, options.strict), session.progress)
-
-
-def _no_diagnosis(session: Session, options: dict[str, object]) -> None:
+def _no_diagnosis(host: Host, **options: object) -> None:
     """--compare looks at no node: an option for a diagnosis would do nothing. One that the environment sets
     for every doctor is meant for the others."""
-    from gpunode.errors import UsageError
-
     for name, value in options.items():
         # 0 == False, and --expect-gpus 0 was said
-        unset = value is None or value is False or value in ("", ())
-        if not unset and not session.host.environ.get(f"GPUNODE_DOCTOR_{name.upper()}"):
+        unset = value is None or value is False or value in ("", [])
+        if not unset and not host.environ.get(f"GPUNODE_DOCTOR_{name.upper()}"):
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{option} is for a diagnosis, and --compare reads reports that were made",
                 hint=f"give {option} to the gpunode doctor that makes them",
             )
-
-
-def _fix(session: Session, looked: Options, fix: bool, apply: bool, allow: tuple[str, ...]) -> Result:
-    options = FixOptions(looked, fix, apply, tuple(one for given in allow for one in given.split(",")))
-    return run_fix(session.host, options, session.progress)

@@ -10,7 +10,7 @@ from typing import Any
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.host import Host
 from gpunode.host.documents import load
-from gpunode.output.result import Block, Cell, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, ExitCode, Result, Style, Table, Text
 
 _BAD = ("fail", "error", "warn")
 _STYLES = {"fail": Style.BAD, "error": Style.BAD, "warn": Style.WARN, "pass": Style.GOOD}
@@ -18,14 +18,6 @@ _WORDS = {"fail": "error", "error": "broken check", "warn": "warning", "pass": "
 _LONGEST = 200
 _LATEST = 1 << 40
 _MOST_NAMES = 6  # on a line of the table; JSON has them all
-
-
-@dataclass(frozen=True)
-class Options:
-    """`paths` are reports as JSON or YAML, or support bundles. With `strict` a difference is exit 1."""
-
-    paths: tuple[str, ...]
-    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,14 +48,17 @@ class Difference:
     groups: tuple[Group, ...]
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Compare; `UsageError` for fewer than two files, `ConfigError` names a file that is no report."""
-    if len(options.paths) < 2:
+def run(paths: Sequence[str], *, strict: bool = False) -> Result:
+    """Compare reports as JSON or YAML, or support bundles; with `strict` a difference is exit 1.
+
+    `UsageError` for fewer than two files, `ConfigError` names a file that is no report.
+    """
+    if len(paths) < 2:
         raise UsageError(
             "--compare needs the reports of two nodes or more",
             hint="gpunode doctor --output-file NODE.json on each, then gpunode doctor --compare *.json",
         )
-    reports = {path: saved_report(path) for path in options.paths}
+    reports = {path: saved_report(path) for path in paths}
     names = _models(reports.values())
     members = _named([_member(path, report, names) for path, report in reports.items()])
     differences = tuple(_differing({one.name: one.aspects for one in members}))
@@ -84,7 +79,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         "DoctorComparison",
         data,
         status="warn" if differ else "ok",
-        exit_code=ExitCode.FAILED if differ and options.strict else ExitCode.OK,
+        exit_code=ExitCode.FAILED if differ and strict else ExitCode.OK,
         blocks=tuple(_blocks(members, differences, findings, common)),
     )
 

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts import driver
 from gpunode.facts.kernel_modules import failed_build
@@ -86,7 +85,7 @@ def driver_plan(
     gpunode driver plan --branch 580 --flavour open
     """
     wish = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
-    return show_plan(session.host, PlanOptions(wish), session.progress)
+    return show_plan(session.host, wish, session.progress)
 
 
 @verb(driver_app, "install", "DriverInstallation")
@@ -123,22 +122,22 @@ def driver_install(
 
     gpunode driver install --yes --plan 3f9c01d2ab47
     """
-    wanted = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
-    options = InstallOptions(wanted, dry_run, yes, lock_timeout, plan)
-    return install(session.host, options, session.progress)
+    wish = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
+    return install(
+        session.host,
+        wish,
+        session.progress,
+        dry_run=dry_run,
+        yes=yes,
+        lock_seconds=lock_timeout,
+        identifier=plan,
+    )
 
 
 # `gpunode driver plan`: which driver these GPUs and this kernel need, why, and what would bring it.
 
 PLAN = "DriverPlan"
 _NUMERALS = frozenset("0123456789.")
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """The command line's wishes; empty and 0 leave it to the plan."""
-
-    wish: Wish = Wish()
 
 
 @dataclass(frozen=True)
@@ -187,11 +186,11 @@ def build_wish(
     return Wish(branch, version, flavour, repository.rstrip("/"), hold, data)
 
 
-def show_plan(host: Host, options: PlanOptions, progress: Progress) -> Result:
+def show_plan(host: Host, wish: Wish, progress: Progress) -> Result:
     """Plan and change nothing; kind DriverPlan. What stands in the way is part of it, and no error."""
-    check(options.wish)  # before anything is said to be looked at
+    check(wish)  # before anything is said to be looked at
     with progress.step("looking at the GPUs, the kernel and the packages"):
-        plan = made(host, options.wish)[1]
+        plan = made(host, wish)[1]
     blocked = bool(plan.refusals) and not plan.up_to_date
     status = "warn" if blocked else "ok"
     return Result(PLAN, data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
@@ -317,18 +316,6 @@ _DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
-class InstallOptions:
-    """`dry_run` only shows the plan; without `yes` nothing is done either, and that is an error. With `plan`,
-    an id, nothing but that plan is done."""
-
-    wish: Wish = Wish()
-    dry_run: bool = False
-    yes: bool = False
-    lock_seconds: float = WAIT_SECONDS
-    plan: str = ""
-
-
-@dataclass(frozen=True)
 class DriverInstallation:
     """`data` of the envelope: the plan, and what was done of it. `pending` are finishing commands that
     failed: the driver is installed, and they are left to do. `undo` are the commands that bring the packages
@@ -344,60 +331,77 @@ class DriverInstallation:
     dry_run: bool
 
 
-def install(host: Host, options: InstallOptions, progress: Progress) -> Result:
-    """Install as planned; kind DriverInstallation. `PreconditionError` for what the plan refuses."""
-    if not set(options.plan) <= _DIGITS:
-        raise UsageError(f"{options.plan!r} is no plan's id", hint="gpunode driver plan shows it at its end")
+def install(
+    host: Host,
+    wish: Wish,
+    progress: Progress,
+    *,
+    dry_run: bool,
+    yes: bool,
+    lock_seconds: float = WAIT_SECONDS,
+    identifier: str = "",
+) -> Result:
+    """Install as planned; kind DriverInstallation. `PreconditionError` for what the plan refuses.
+
+    `dry_run` only shows the plan; without `yes` nothing is done either, and that is an error. With an
+    `identifier` of a plan, nothing but that plan is done.
+    """
+    if not set(identifier) <= _DIGITS:
+        raise UsageError(f"{identifier!r} is no plan's id", hint="gpunode driver plan shows it at its end")
     with progress.step("looking at the GPUs, the kernel and the packages"):
-        situation, plan = made(host, options.wish)
-    if options.yes and not options.dry_run and plan.commands and not plan.refusals:
+        situation, plan = made(host, wish)
+    if yes and not dry_run and plan.commands and not plan.refusals:
         require_live(host)
-        situation, plan = _undisturbed(host, situation, plan, options, progress)
+        if _undisturbed(host, situation, progress, lock_seconds):
+            situation, plan = made(host, wish)
     if plan.up_to_date:
-        return _result(plan, CarriedOut((), (), "", ()), options)
-    if options.plan not in ("", plan.id):
-        return _refused(plan, options)
-    if options.dry_run:
+        return _result(plan, CarriedOut((), (), "", ()), dry_run=dry_run)
+    if identifier not in ("", plan.id):
+        return _refused(plan, identifier, dry_run=dry_run)
+    if dry_run:
         changes = tuple(edit.change() for edit in edits_of(host, plan.files))
-        return _result(plan, CarriedOut(changes, (), "", ()), options)
-    if plan.refusals or not options.yes:
-        return _refused(plan, options)
+        return _result(plan, CarriedOut(changes, (), "", ()), dry_run=True)
+    if plan.refusals or not yes:
+        return _refused(plan, identifier, dry_run=False)
     require_live(host)
-    return _install(host, situation, plan, options, progress)
+    return _install(host, situation, plan, wish, lock_seconds, progress)
 
 
-def _undisturbed(
-    host: Host, situation: Situation, plan: DriverPlan, options: InstallOptions, progress: Progress
-) -> tuple[Situation, DriverPlan]:
-    """The plan once no other package manager is at work: what that one has changed counts."""
+def _undisturbed(host: Host, situation: Situation, progress: Progress, lock_seconds: float) -> bool:
+    """Wait until no other package manager is at work; True if one was, as what it has changed counts."""
     from gpunode.packages.driver_plan import manager_of
 
     manager = manager_of(host, situation.distribution.family)
     if holder(host, manager.lock_files) is None:
-        return situation, plan
-    wait_for_others(host, manager, progress, options.lock_seconds)
-    return made(host, options.wish)
+        return False
+    wait_for_others(host, manager, progress, lock_seconds)
+    return True
 
 
-def _refused(plan: DriverPlan, options: InstallOptions) -> Result:
+def _refused(plan: DriverPlan, identifier: str, *, dry_run: bool) -> Result:
     """The plan is shown all the same: who reads it knows what to change."""
     errors = [ErrorInfo(one.code, one.message, one.hint) for one in plan.refusals]
     if not errors:
         hint = f"read the plan, then run this with --yes --plan {plan.id}"
         what = ("not-confirmed", "nothing was changed: the plan wasn't confirmed")
-        if options.plan not in ("", plan.id):
+        if identifier not in ("", plan.id):
             what = (
                 "plan-changed",
-                f"nothing was changed: {options.plan} isn't this node's plan, {plan.id} is",
+                f"nothing was changed: {identifier} isn't this node's plan, {plan.id} is",
             )
         errors = [ErrorInfo(*what, hint)]
-    data = DriverInstallation(data_of(plan), (), (), (), (), "", plan.reboot, options.dry_run)
+    data = DriverInstallation(data_of(plan), (), (), (), (), "", plan.reboot, dry_run)
     shown = tuple(blocks(plan, refusals=False))
     return Result(INSTALLATION, data, "error", ExitCode.PRECONDITION, plan.notes, tuple(errors), shown)
 
 
 def _install(
-    host: Host, situation: Situation, plan: DriverPlan, options: InstallOptions, progress: Progress
+    host: Host,
+    situation: Situation,
+    plan: DriverPlan,
+    wish: Wish,
+    lock_seconds: float,
+    progress: Progress,
 ) -> Result:
     from gpunode.packages.driver_plan import manager_of
 
@@ -407,11 +411,11 @@ def _install(
     watched = (*plan.watched, *((_KEYRING,) if plan.preparing and manager.name == "apt" else ()))
     before = {name: state.installed for name, state in manager.installed(watched).items()}
     context = {"branch": plan.branch, "flavour": plan.flavour, "driver": plan.version}
-    job = Job(host, manager, OPERATION, progress, watched, before, context, options.lock_seconds)
+    job = Job(host, manager, OPERATION, progress, watched, before, context, lock_seconds)
     latest, present = [plan], frozenset(read_packages(host).installed)
 
     def again() -> DriverPlan:
-        latest[0] = made(host, options.wish, situation)[1]
+        latest[0] = made(host, wish, situation)[1]
         return latest[0]
 
     try:
@@ -429,7 +433,7 @@ def _install(
     undo = _way_back(job, final, plan, present)
     ran, pending, why = _finish(job, final.commands[len(final.commands) - final.finishing :])
     shown = CarriedOut(done.changes, (*done.commands, *ran), done.journal, (*done.notes, *why))
-    return _result(final, shown, options, pending, undo)
+    return _result(final, shown, pending, undo, dry_run=False)
 
 
 def _came(host: Host, present: frozenset[str], plan: DriverPlan) -> tuple[str, ...]:
@@ -532,15 +536,16 @@ def _finish(
 def _result(
     plan: DriverPlan,
     done: CarriedOut,
-    options: InstallOptions,
     pending: tuple[str, ...] = (),
     undo: tuple[str, ...] = (),
+    *,
+    dry_run: bool,
 ) -> Result:
     data = DriverInstallation(
-        data_of(plan), done.changes, done.commands, pending, undo, done.journal, plan.reboot, options.dry_run
+        data_of(plan), done.changes, done.commands, pending, undo, done.journal, plan.reboot, dry_run
     )
     notes = (*plan.notes, *done.notes)
-    if options.dry_run or plan.up_to_date:
+    if dry_run or plan.up_to_date:
         status = "warn" if plan.refusals and not plan.up_to_date else "ok"
         return Result(INSTALLATION, data, status, messages=notes, blocks=tuple(blocks(plan)))
     shown: list[Block] = file_blocks(plan.files, done.changes, dry_run=False)

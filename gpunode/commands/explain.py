@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +10,8 @@ import typer
 from gpunode.checks.catalogue import ALL_CHECKS, find_check
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import Check
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
-from gpunode.host import Host
-from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
+from gpunode.commands.session import Session, verb
+from gpunode.output.result import Block, Cell, Result, Style, Table, Text
 
 _FAMILY_NAMES = {
     "debian": "Debian, Ubuntu",
@@ -24,16 +21,9 @@ _FAMILY_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
-    """`id` of the check; all are listed without one."""
-
-    id: str = ""
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Explain one check, or list all. `UsageError` names the nearest ids for an unknown one."""
-    if not options.id:
+def run(identifier: str = "") -> Result:
+    """Explain the check of this id, or list all. `UsageError` names the nearest ids for an unknown one."""
+    if not identifier:
         rows = tuple((Cell(one.id, Style.COMMAND), one.layer, one.severity, one.title) for one in ALL_CHECKS)
         checks = [
             {"id": one.id, "title": one.title, "layer": one.layer, "severity": one.severity}
@@ -41,7 +31,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         ]
         table = Table(("CHECK", "LAYER", "SEVERITY", "WHAT MUST HOLD"), rows)
         return Result("CheckList", {"checks": checks}, blocks=(table,))
-    check = find_check(options.id)
+    check = find_check(identifier)
     return Result("CheckExplanation", explanation(check), blocks=tuple(_blocks(check)))
 
 
@@ -117,4 +107,4 @@ def explain(
 
     gpunode explain driver-lib-mismatch
     """
-    return run(session.host, Options(id=check), session.progress)
+    return run(check)

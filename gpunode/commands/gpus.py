@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import typer
 
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.host import Host
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
+_NVML_SECONDS = 30.0
 _COLUMNS = ("GPU", "NAME", "UUID", "PCI", "MEMORY", "CC", "NUMA", "MIG")
 
 
-@dataclass(frozen=True)
-class Options:
-    """`timeout`: seconds that NVML may take."""
-
-    timeout: float = 30.0
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(host: Host, progress: Progress) -> Result:
     """List GPUs and MIG devices. `GpunodeError` if NVML doesn't answer; exit 1 if one GPU can't be read."""
     with progress.step("asking NVML"):
-        answer = probe(host, options.timeout)
+        answer = probe(host, _NVML_SECONDS)
     if answer.inventory is None:
         raise explain_failure(answer)
     inventory = answer.inventory
@@ -107,4 +99,4 @@ def gpus(session: Session) -> Result:
 
     gpunode gpus -o json
     """
-    return run(session.host, Options(), session.progress)
+    return run(session.host, session.progress)

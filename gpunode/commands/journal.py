@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gpunode.commands.options import DryRunOption, NoRestartOption, RestartCommandOption, YesOption
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable, UsageError
 from gpunode.host import Host
 from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, FileEdit, Journal, digest, lock_path
@@ -35,7 +34,7 @@ def journal_list(session: Session) -> Result:
 
     gpunode journal list
     """
-    return list_entries(session.host, ListOptions(), session.progress)
+    return list_entries(session.host)
 
 
 @verb(journal_app, "show", "JournalEntry")
@@ -49,7 +48,7 @@ def journal_show(
 
     gpunode journal show
     """
-    return show_entry(session.host, ShowOptions(entry), session.progress)
+    return show_entry(session.host, entry)
 
 
 rollback_app = typer.Typer(rich_markup_mode=None)
@@ -70,20 +69,20 @@ def rollback(
 
     gpunode rollback
     """
-    options = RollbackOptions(
-        id=entry, dry_run=dry_run, no_restart=no_restart, restart_command=restart_command, yes=yes
+    return roll_back(
+        session.host,
+        session.progress,
+        entry,
+        dry_run=dry_run,
+        no_restart=no_restart,
+        restart_command=restart_command,
+        yes=yes,
     )
-    return roll_back(session.host, options, session.progress)
 
 
 # `gpunode journal list`: what gpunode changed on this node, and what of it can be taken back now.
 
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z-")
-
-
-@dataclass(frozen=True)
-class ListOptions:
-    """There are none."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class JournalList:
     damaged: tuple[str, ...]
 
 
-def list_entries(host: Host, options: ListOptions, progress: Progress) -> Result:
+def list_entries(host: Host) -> Result:
     """List the journal; kind Journal. `PreconditionError` if this user may not read it."""
     journal, entries = load(host)
     lines = tuple(line(journal, entry) for entry in entries)
@@ -202,13 +201,6 @@ _FACTS = (
 
 
 @dataclass(frozen=True)
-class ShowOptions:
-    """`id` empty is the last entry."""
-
-    id: str = ""
-
-
-@dataclass(frozen=True)
 class JournalFile:
     """One file of an entry. `now` is ours, before, changed or unreadable: what it holds at present.
 
@@ -232,10 +224,10 @@ class JournalEntry:
     details: Mapping[str, Any]
 
 
-def show_entry(host: Host, options: ShowOptions, progress: Progress) -> Result:
-    """Show one entry; kind JournalEntry. `UsageError` for one that isn't there."""
+def show_entry(host: Host, name: str = "") -> Result:
+    """Show one entry, the last without a `name`; kind JournalEntry. `UsageError` for one that isn't there."""
     journal, entries = load(host)
-    entry = _chosen(journal, entries, options.id)
+    entry = _chosen(journal, entries, name)
     files = tuple(_file(host, journal, entry, file, entries) for file in entry.files)
     details = {key: value for key, value in entry.manifest.items() if key != "files"}
     data = JournalEntry(line(journal, entry), files, details)
@@ -309,31 +301,29 @@ def _blocks(data: JournalEntry) -> tuple[Block, ...]:
 # `gpunode rollback [ID]`: restore the files of a journal entry and restart the engine.
 
 
-@dataclass(frozen=True)
-class RollbackOptions:
-    """The command line's options under their own names; `id` empty is the last entry."""
-
-    id: str = ""
-    dry_run: bool = False
-    no_restart: bool = False
-    restart_command: str = ""
-    no_verify: bool = False
-    yes: bool = False
-
-
-def roll_back(host: Host, options: RollbackOptions, progress: Progress) -> Result:
+def roll_back(
+    host: Host,
+    progress: Progress,
+    name: str = "",
+    *,
+    dry_run: bool = False,
+    no_restart: bool = False,
+    restart_command: str = "",
+    yes: bool = False,
+) -> Result:
     """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
 
-    `ConfigError` if someone changed one of them since: nothing is restored then.
+    Without a `name` it is the last entry. `ConfigError` if someone changed one of them since: nothing is
+    restored then.
     """
-    if not options.dry_run and _killed(Journal.of(host), options.id):
-        done = _finish(host, options, progress)
+    if not dry_run and _killed(Journal.of(host), name):
+        done = _finish(host, name, restart_command, progress)
         if done is not None:
             return done
-    entry = Journal.of(host).committed(options.id)
+    entry = Journal.of(host).committed(name)
     manifest = entry.manifest
     if not manifest.get("engine"):
-        return _files_only(host, options, entry, progress)
+        return _files_only(host, entry, progress, dry_run=dry_run)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
         back = past(host, journal, entry)
@@ -359,11 +349,10 @@ def roll_back(host: Host, options: RollbackOptions, progress: Progress) -> Resul
         runtimes=(find.name_of(manifest),),
         config=str(manifest.get("config", "")),
         socket=str(manifest.get("socket", "")),
-        restart_command=options.restart_command or str(manifest.get("restartCommand", "")),
-        dry_run=options.dry_run,
-        no_restart=options.no_restart,
-        no_verify=options.no_verify,
-        yes=options.yes,
+        restart_command=restart_command or str(manifest.get("restartCommand", "")),
+        dry_run=dry_run,
+        no_restart=no_restart,
+        yes=yes,
     )
     return change(host, request, prepare, progress)
 
@@ -374,14 +363,14 @@ def _killed(journal: Journal, name: str) -> tuple[Entry, ...]:
     return found if not name or name in {entry.id for entry in found} else ()
 
 
-def _finish(host: Host, options: RollbackOptions, progress: Progress) -> Result | None:
+def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> Result | None:
     """Take a killed run back, which is what a rollback of it means; None if it only was still running."""
     journal = Journal.of(host)
     with host.lock(lock_path(host), LOCK_SECONDS):
-        killed = _killed(journal, options.id)
+        killed = _killed(journal, name)
         if not killed:
             return None
-        notes = recover(host, journal, engine_restart(host, progress, options.restart_command))
+        notes = recover(host, journal, engine_restart(host, progress, restart_command))
     changes = tuple(
         Change(path, "restored" if host.exists(path) else "removed")
         for path in dict.fromkeys(file["path"] for entry in killed for file in entry.files)
@@ -391,7 +380,7 @@ def _finish(host: Host, options: RollbackOptions, progress: Progress) -> Result 
     return Result("Rollback", data, messages=notes, blocks=blocks)
 
 
-def _files_only(host: Host, options: RollbackOptions, entry: Entry, progress: Progress) -> Result:
+def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) -> Result:
     """Restore an entry of no engine: nobody has to be asked or restarted."""
     journal = Journal.of(host)
     back = functools.cache(lambda: past(host, journal, entry))  # looked at once, under the lock
@@ -403,15 +392,15 @@ def _files_only(host: Host, options: RollbackOptions, entry: Entry, progress: Pr
         context={"config": str(entry.manifest.get("config", ""))},
         named_units=entry.units,
         done=lambda: back().finish(journal),
-        dry_run=options.dry_run,
+        dry_run=dry_run,
     )
     changes = tuple(shown(edit, "Rollback") for edit in did.edits)
-    data = replace(_of_files(entry.manifest, changes), journal=did.journal, dry_run=options.dry_run)
-    mark = " (dry run)" if options.dry_run else ""
+    data = replace(_of_files(entry.manifest, changes), journal=did.journal, dry_run=dry_run)
+    mark = " (dry run)" if dry_run else ""
     blocks: list[Block] = []
     for restored in changes:
         blocks.append(Text(f"{restored.path} {restored.action}{mark}", Style.GOOD))
-        blocks += [Diff(restored.diff)] if options.dry_run and restored.diff else []
+        blocks += [Diff(restored.diff)] if dry_run and restored.diff else []
     return Result("Rollback", data, messages=(*did.notes, *_also(back())), blocks=tuple(blocks))
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpunode.commands.outcome import Session
 from gpunode.commands.plugin import until_signal
 from gpunode.commands.plugin_options import SettingsCommand, sources
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
@@ -67,32 +66,34 @@ def options() -> tuple[Option, ...]:
     return tuple(_rows())
 
 
-@dataclass(frozen=True)
-class Options:
-    """`given` is what the command line says, by field of `gpunode.plugin.config.options`."""
+def run(
+    host: Host,
+    given: Mapping[str, Any],
+    progress: Progress,
+    stop: Event | None = None,
+    *,
+    dry_run: bool = False,
+) -> Result:
+    """Label by what the command line says: `given`, by field of `gpunode.plugin.config.options`.
 
-    given: Mapping[str, Any] = field(default_factory=dict)
-    dry_run: bool = False
-
-
-def run(host: Host, options: Options, progress: Progress, stop: Event | None = None) -> Result:
-    """Exit 1 or 2 with every problem of the configuration. `GpunodeError` if the GPUs can't be asked, or a
-    place can't be had; what was put elsewhere before stays, and the next run goes on from there."""
-    given = sources(host, options.given, "labels")
-    resolved = given.resolve()
+    Exit 1 or 2 with every problem of the configuration. `GpunodeError` if the GPUs can't be asked, or a
+    place can't be had; what was put elsewhere before stays, and the next run goes on from there.
+    """
+    origins = sources(host, given, "labels")
+    resolved = origins.resolve()
     if resolved.problems:
         return _refused(resolved.problems)
     settings = resolved.settings
-    if not settings.labels.oneshot and not options.dry_run:
+    if not settings.labels.oneshot and not dry_run:
         if "stdout" in chosen(settings.labels):
             raise UsageError("--watch needs a place for the labels", hint="--to file, node-feature or node")
-        return watch(host, given, resolved, stop)
+        return watch(host, origins, resolved, stop)
     from gpunode.plugin.labels.make import label
 
     with progress.step("asking for the GPUs"):
         labels = label(host, settings)
-    done = _put(host, settings, labels, options.dry_run, progress)
-    return _result(settings, labels, done, options.dry_run, resolved.warnings)
+    done = _put(host, settings, labels, dry_run, progress)
+    return _result(settings, labels, done, dry_run, resolved.warnings)
 
 
 def _refused(problems: tuple[Problem, ...]) -> Result:
@@ -346,4 +347,4 @@ def labels(
     """
     if watch and not dry_run:
         given["oneshot"] = "false"
-    return run(session.host, Options(given, dry_run), session.progress)
+    return run(session.host, given, session.progress, dry_run=dry_run)

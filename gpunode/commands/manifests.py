@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,23 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
+from gpunode.facts.images import vector_add_image
 from gpunode.host import Host
 from gpunode.kubernetes import manifests
 from gpunode.kubernetes.manifests import (
+    MANAGER,
+    OF_PLUGIN,
+    PLUGIN,
+    USES,
     PluginSet,
+    VectorAdd,
     config_map,
     daemon_set,
     documents,
     pull_policy,
     runtime_class,
 )
-from gpunode.output.result import Progress, Result, Style, Text
+from gpunode.output.result import Result, Style, Text
 
 if TYPE_CHECKING:
-    from gpunode.kubernetes.manifests import VectorAdd
     from gpunode.plugin.config.settings import Settings
 
 
@@ -47,34 +52,10 @@ Objects = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Options:
-    """`runtime_name` is the handler's name in the engine; `also` are variants that get a class as well."""
-
-    runtime_name: str = "nvidia"
-    also: str = ""
-
-
-@dataclass(frozen=True)
-class PodOptions:
-    """For the vector-add pod; an empty `image` is NVIDIA's newest sample, an empty `node` any node."""
-
-    image: str = ""
-    resource: str = "nvidia.com/gpu"
-    namespace: str = ""
-    node: str = ""
-    runtime_class: str = "nvidia"
-
-
-@dataclass(frozen=True)
 class Manifests:
     """`data` of the envelope: the objects themselves, in the order in which they are printed."""
 
     objects: Objects
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Print RuntimeClass objects; kind Manifests. Nothing is contacted and nothing is written."""
-    return printed(tuple(runtime_class(name) for name in names(options)))
 
 
 def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
@@ -83,9 +64,6 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     An empty `name` is the plugin's, if all uses are its own. An empty `namespace` is kube-system; but an
     account that may create pods gets a namespace of its own, since a pod there could take any other account.
     """
-    from gpunode.kubernetes.manifests import MANAGER, OF_PLUGIN, PLUGIN, USES
-    from gpunode.kubernetes.manifests import rbac as objects
-
     unknown = [one for one in uses if one not in USES]
     if unknown:
         raise UsageError(f"unknown use {unknown[0]!r}", hint=f"known: {', '.join(USES)}")
@@ -93,7 +71,7 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else by_use)
     own = not namespace and "verify" in uses
     namespace = VERIFY_NAMESPACE if own else checked_name(namespace or "kube-system", "a namespace")
-    found = objects(namespace, uses, checked_subdomain(name, "a service account"))
+    found = manifests.rbac(namespace, uses, checked_subdomain(name, "a service account"))
     if own:
         found = (manifests.namespace(namespace, "restricted"), *found)
     messages = ["nothing here asks the API server, so the account has no role"] if len(found) == 1 else []
@@ -102,24 +80,19 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     return printed(found, tuple(messages))
 
 
-def vector_add(options: PodOptions) -> Result:
-    """The pod that `verify --on kubernetes` runs, under a fixed name."""
-    from gpunode.kubernetes.manifests import vector_add as pod
+def wanted_pod(
+    image: str, resource: str, namespace: str = "", node: str = "", runtime_class: str = ""
+) -> VectorAdd:
+    """The vector-add pod; an empty `image` is NVIDIA's newest sample, an empty `node` any node.
 
-    return printed((pod(wanted_pod(options)),))
-
-
-def wanted_pod(options: PodOptions) -> VectorAdd:
-    """The options as the pod's builder takes them. `UsageError` for what the API server would refuse."""
-    from gpunode.facts.images import vector_add_image
-    from gpunode.kubernetes.manifests import VectorAdd
-
+    `UsageError` for what the API server would refuse.
+    """
     return VectorAdd(
-        image=checked_image(options.image or vector_add_image()),
-        resource=checked_resource(options.resource),
-        namespace=checked_name(options.namespace, "a namespace") if options.namespace else "",
-        hostname=checked_subdomain(options.node, "a node's name") if options.node else "",
-        runtime_class=options.runtime_class and checked_subdomain(options.runtime_class, "a RuntimeClass"),
+        image=checked_image(image or vector_add_image()),
+        resource=checked_resource(resource),
+        namespace=checked_name(namespace, "a namespace") if namespace else "",
+        hostname=checked_subdomain(node, "a node's name") if node else "",
+        runtime_class=runtime_class and checked_subdomain(runtime_class, "a RuntimeClass"),
     )
 
 
@@ -133,10 +106,10 @@ def printed(objects: Objects, messages: tuple[str, ...] = ()) -> Result:
 # --- what the API server would refuse -------------------------------------------------------------------
 
 
-def names(options: Options) -> tuple[str, ...]:
-    """The handlers meant. `UsageError` for a name or variant that can't be one."""
-    name = options.runtime_name
-    variants = tuple(filter(None, (part.strip() for part in options.also.split(","))))
+def handlers(name: str, also: str) -> tuple[str, ...]:
+    """The handler `name` and those of the variants `also`. `UsageError` for a name or variant that can't be
+    one."""
+    variants = tuple(filter(None, (part.strip() for part in also.split(","))))
     unknown = [one for one in variants if one not in VARIANTS]
     if unknown:
         raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
@@ -183,32 +156,10 @@ def checked_resource(name: str) -> str:
 # `gpunode manifests daemon-set` and `all`: the device plugin, and everything that goes with it.
 
 OWN_NAMESPACE = "kube-system"  # is there in every cluster, and lets pods mount the node's directories
-_NVIDIA_ONLY = ("mig", "mps", "cdi", "driver_root")
 
 
-@dataclass(frozen=True)
-class PluginOptions:
-    """What the command line says. `mps` is the number of replicas, 0 for none; `config_file` is read here,
-    on this machine; an empty `image` is one of our version that the nodes have already."""
-
-    image: str = ""
-    vendor: str = "nvidia"
-    namespace: str = OWN_NAMESPACE
-    runtime_class: str = "nvidia"
-    mig: str = ""
-    mps: int = 0
-    cdi: bool = False
-    config_file: str = ""
-    driver_root: str = ""
-    kubelet_root: str = "/var/lib/kubelet"
-    metrics_port: int = 0
-    pull_secret: str = ""
-    labels: tuple[str, ...] = ()
-
-
-def run_plugin(host: Host, options: PluginOptions) -> Result:
+def run_plugin(wanted: PluginSet) -> Result:
     """The DaemonSet, behind the ConfigMap that it reads."""
-    wanted = _plugin(host, options)
     messages = _messages(wanted)
     if rights := uses(wanted)[1:]:
         command = " ".join(("gpunode manifests rbac", *(f"--for {one}" for one in rights)))
@@ -216,14 +167,8 @@ def run_plugin(host: Host, options: PluginOptions) -> Result:
     return printed(_plugin_objects(wanted), messages)
 
 
-def everything(
-    host: Host, options: PluginOptions, node: str, taint: bool, image: str, resource: str
-) -> Result:
+def everything(wanted: PluginSet, node: str, taint: bool, image: str, resource: str) -> Result:
     """All objects in an order in which a cluster takes them: a Node only where it is named."""
-    from gpunode.kubernetes.manifests import rbac, vector_add
-
-    wanted = _plugin(host, options)
-    pod = PodOptions(image, resource or manifests.resource(wanted.vendor), "", node, wanted.runtime_class)
     found: Objects = ()
     if taint and not node:
         raise UsageError("--taint needs a node", hint="--node NAME")
@@ -231,14 +176,15 @@ def everything(
         found += (manifests.namespace(wanted.namespace),)
     if wanted.runtime_class:
         found += (manifests.runtime_class(wanted.runtime_class),)
-    found += rbac(wanted.namespace, uses(wanted))
+    found += manifests.rbac(wanted.namespace, uses(wanted))
     if node:
         name = checked_subdomain(node, "a node's name")
         found += (manifests.gpu_node(name, wanted.vendor, taint=taint),)
     found += _plugin_objects(wanted)
     messages = _messages(wanted)
     if wanted.vendor == "nvidia" or image:
-        found += (vector_add(wanted_pod(pod)),)
+        resource = resource or manifests.resource(wanted.vendor)
+        found += (manifests.vector_add(wanted_pod(image, resource, "", node, wanted.runtime_class)),)
     else:
         messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
     return printed(found, messages)
@@ -263,53 +209,75 @@ def _messages(wanted: PluginSet) -> tuple[str, ...]:
     )
 
 
-def _plugin(host: Host, options: PluginOptions) -> PluginSet:
-    _refuse_contradictions(options)
-    amd = options.vendor == "amd"
-    wanted = PluginSet(
-        image=checked_image(options.image or f"gpunode:{__version__}"),
-        vendor=options.vendor,
-        namespace=checked_name(options.namespace, "a namespace"),
-        runtime_class=""
-        if amd or not options.runtime_class
-        else checked_subdomain(options.runtime_class, "a RuntimeClass"),
-        arguments=_arguments(options),
-        mig=options.mig in ("single", "mixed"),
-        cdi=options.cdi,
-        mps=options.mps > 0,
-        config=_mps_config(options.mps) if options.mps else "",
-        driver_root=_checked_path(options.driver_root or "/", "--driver-root"),
-        kubelet_root=_checked_path(options.kubelet_root, "--kubelet-root"),
-        metrics_port=options.metrics_port,
-        labels=options.labels,
-        pull_secret=options.pull_secret and checked_subdomain(options.pull_secret, "a secret's name"),
-    )
-    return _with_file(host, options, wanted) if options.config_file else wanted
-
-
-def _refuse_contradictions(options: PluginOptions) -> None:
-    given = next((name for name in _NVIDIA_ONLY if getattr(options, name)), "")
-    if options.vendor == "amd" and given:
-        flag = f"--{given.replace('_', '-')}"
+def plugin_set(
+    host: Host,
+    *,
+    image: str = "",
+    vendor: str = "nvidia",
+    namespace: str = OWN_NAMESPACE,
+    runtime_class: str = "nvidia",
+    mig: str = "",
+    mps: int = 0,
+    cdi: bool = False,
+    config_file: str = "",
+    driver_root: str = "",
+    kubelet_root: str = "/var/lib/kubelet",
+    metrics_port: int = 0,
+    pull_secret: str = "",
+    labels: Sequence[str] = (),
+) -> PluginSet:
+    """The plugin that is to run. `mps` is the number of replicas, 0 for none; `config_file` is read here, on
+    this machine; an empty `image` is one of our version that the nodes have already."""
+    nvidia_only = {"--mig": mig, "--mps": mps, "--cdi": cdi, "--driver-root": driver_root}
+    flag = next((name for name, value in nvidia_only.items() if value), "")
+    if vendor == "amd" and flag:
         raise UsageError(f"{flag} is for NVIDIA's GPUs; the vendor is amd", hint=f"leave out {flag}")
-    if options.mps and options.config_file:
+    _refuse_mps_with(mps, config_file, mig)
+    labels = tuple(labels)
+    wanted = PluginSet(
+        image=checked_image(image or f"gpunode:{__version__}"),
+        vendor=vendor,
+        namespace=checked_name(namespace, "a namespace"),
+        runtime_class=""
+        if vendor == "amd" or not runtime_class
+        else checked_subdomain(runtime_class, "a RuntimeClass"),
+        arguments=_arguments(mig, cdi, driver_root, mps, labels),
+        mig=mig in ("single", "mixed"),
+        cdi=cdi,
+        mps=mps > 0,
+        config=_mps_config(mps) if mps else "",
+        driver_root=_checked_path(driver_root or "/", "--driver-root"),
+        kubelet_root=_checked_path(kubelet_root, "--kubelet-root"),
+        metrics_port=metrics_port,
+        labels=labels,
+        pull_secret=pull_secret and checked_subdomain(pull_secret, "a secret's name"),
+    )
+    if not config_file:
+        return wanted
+    given = {"config_file": config_file, "vendor": vendor}
+    asked = {"mig_strategy": mig, "driver_root": driver_root, "labels_to": labels}
+    return _with_file(host, given | {key: value for key, value in asked.items() if value}, wanted)
+
+
+def _refuse_mps_with(mps: int, config_file: str, mig: str) -> None:
+    if mps and config_file:
         raise UsageError(
             "--mps writes a config file, and --config-file names one",
             hint="leave out --mps; let the file say sharing.mps and flags.gpunode.mps: true",
         )
-    if options.mps and options.mig == "mixed":
+    if mps and mig == "mixed":
         raise UsageError("MPS can't serve the MIG devices that --mig mixed advertises", hint="--mig single")
 
 
-def _arguments(options: PluginOptions) -> tuple[str, ...]:
+def _arguments(mig: str, cdi: bool, driver_root: str, mps: int, labels: Sequence[str]) -> tuple[str, ...]:
     """Those of `plugin serve` that the command line asks for; what a config file says stands in it alone, or
     an edit of it would have no effect."""
     return (
-        *((f"--mig-strategy={options.mig}",) if options.mig else ()),
-        *(("--device-list-strategy=cdi-cri",) if options.cdi else ()),
-        *((f"--driver-root={options.driver_root}",) if options.driver_root else ()),
-        *(("--mps",) if options.mps else ()),
-        *(f"--labels={one}" for one in options.labels),
+        *((f"--mig-strategy={mig}",) if mig else ()),
+        *(("--device-list-strategy=cdi-cri",) if cdi else ()),
+        *((f"--driver-root={driver_root}",) if driver_root else ()),
+        *(("--mps",) if mps else ()),
+        *(f"--labels={one}" for one in labels),
     )
 
 
@@ -330,13 +298,11 @@ def _checked_path(path: str, flag: str) -> str:
 # --- a config file --------------------------------------------------------------------------------------
 
 
-def _with_file(host: Host, options: PluginOptions, wanted: PluginSet) -> PluginSet:
+def _with_file(host: Host, given: Mapping[str, Any], wanted: PluginSet) -> PluginSet:
     """With the file's text, and the rights that what it says takes. `InvalidConfig` for a wrong file."""
     from gpunode.commands.plugin_options import sources
 
-    given = {"config_file": options.config_file, "vendor": options.vendor}
-    asked = {"mig_strategy": options.mig, "driver_root": options.driver_root, "labels_to": options.labels}
-    source = sources(replace(host, environ={}), given | {key: value for key, value in asked.items() if value})
+    source = sources(replace(host, environ={}), given)
     resolved = source.resolve()
     settings = resolved.wanted()
     shared = settings.sharing is not None and settings.sharing.strategy == "mps"
@@ -462,7 +428,8 @@ def manifests_all(
 
     gpunode manifests all --image registry.example.com/gpunode:1.0 | kubectl apply -f -
     """
-    options = PluginOptions(
+    wanted = plugin_set(
+        session.host,
         image=image,
         vendor=vendor.value,
         namespace=namespace,
@@ -475,9 +442,9 @@ def manifests_all(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=tuple(one.value for one in labels or ()),
+        labels=[one.value for one in labels or ()],
     )
-    return everything(session.host, options, node, taint, test_image, resource)
+    return everything(wanted, node, taint, test_image, resource)
 
 
 NameOption = Annotated[
@@ -503,7 +470,8 @@ def manifests_runtime_class(
 
     gpunode manifests runtime-class --also cdi | kubectl apply -f -
     """
-    return run(session.host, Options(nvidia_runtime_name, also), session.progress)
+    names = handlers(nvidia_runtime_name, also)
+    return printed(tuple(runtime_class(name) for name in names))
 
 
 @verb(manifests_app, "daemon-set", "Manifests")
@@ -529,7 +497,8 @@ def manifests_daemon_set(
 
     gpunode manifests daemon-set --image registry.example.com/gpunode:1.0 --mig mixed
     """
-    options = PluginOptions(
+    wanted = plugin_set(
+        session.host,
         image=image,
         vendor=vendor.value,
         namespace=namespace,
@@ -542,9 +511,9 @@ def manifests_daemon_set(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=tuple(one.value for one in labels or ()),
+        labels=[one.value for one in labels or ()],
     )
-    return run_plugin(session.host, options)
+    return run_plugin(wanted)
 
 
 @verb(manifests_app, "rbac", "Manifests")
@@ -590,5 +559,4 @@ def manifests_vector_add(
 
     gpunode manifests vector-add --node gpu-1 | kubectl apply -f -
     """
-    options = PodOptions(image, resource, namespace, node, runtime_class)
-    return vector_add(options)
+    return printed((manifests.vector_add(wanted_pod(image, resource, namespace, node, runtime_class)),))

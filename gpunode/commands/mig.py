@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.commands import mig_plan as commands_mig_plan
+from gpunode.commands import mig_apply as apply_command
+from gpunode.commands import mig_plan as plan_command
+from gpunode.commands.mig_apply import MigLabels
 from gpunode.commands.options import (
     ContextOption,
     DryRunOption,
@@ -18,10 +20,11 @@ from gpunode.commands.options import (
     ServerOption,
     Strings,
 )
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
+from gpunode.kubernetes.access import Access
+from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.config import as_json, as_yaml, export
 from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.mig.session import read_layouts
@@ -46,7 +49,7 @@ def mig_list(
 
     gpunode mig list --profiles
     """
-    return list_layouts(session.host, ListOptions(profiles), session.progress)
+    return list_layouts(session.host, session.progress, profiles=profiles)
 
 
 @verb(mig_app, "export", "MigExport")
@@ -61,7 +64,7 @@ def mig_export(
 
     gpunode mig export --config-label today > mig.yaml
     """
-    return export_layouts(session.host, ExportOptions(label, format_name), session.progress)
+    return export_layouts(session.host, session.progress, label, format_name)
 
 
 # `gpunode mig plan|apply|assert`.
@@ -109,10 +112,7 @@ def mig_plan(
 
     gpunode mig plan -f mig.yaml -c all-balanced
     """
-    from gpunode.commands import mig_plan as command
-
-    options = command.Options(config_file, selected_config, mode_only)
-    return command.run(session.host, options, session.progress)
+    return plan_command.run(session.host, session.progress, config_file, selected_config, mode_only=mode_only)
 
 
 @verb(mig_app, "apply", "MigApplication")
@@ -159,26 +159,16 @@ def mig_apply(
 
     gpunode mig apply -f mig.yaml --watch --kubeconfig kubelet
     """
-    from gpunode.commands import mig_apply as command
-
-    options = command.Options(
-        config_file,
-        selected_config,
-        mode_only,
-        skip_reset,
-        tuple(drain or ()),
-        persist,
-        dry_run,
-        node_labels or bool(kubeconfig or kube_context or server or node),
-        command.Access(kubeconfig, kube_context, server),
-        node,
-        watch,
-    )
+    stops = tuple(drain or ())
+    request = LayoutRequest(config_file, selected_config, mode_only, skip_reset, stops, persist)
+    access = Access(kubeconfig, kube_context, server)
     if watch and not dry_run:
         from gpunode.commands import mig_follow
 
-        return mig_follow.watch(session.host, options)
-    return command.run(session.host, options, session.progress)
+        return mig_follow.watch(session.host, request, access, node)
+    asked = node_labels or bool(kubeconfig or kube_context or server or node)
+    labels = MigLabels(session.host, access, node, session.progress, asked)
+    return apply_command.run(session.host, request, labels, session.progress, dry_run=dry_run)
 
 
 @verb(mig_app, "assert", "MigAssertion")
@@ -195,10 +185,11 @@ def mig_assert(
 
     gpunode mig assert -f mig.yaml -c all-balanced
     """
-    from gpunode.commands import mig_plan as command
-
-    options = command.AssertOptions(config_file, selected_config, mode_only, valid_config)
-    return command.assert_layout(session.host, options, session.progress)
+    return plan_command.assert_layout(
+        *(session.host, session.progress, config_file, selected_config),
+        mode_only=mode_only,
+        valid_config=valid_config,
+    )
 
 
 # `gpunode mig list`: how every GPU is cut, slot by slot, and with --profiles what it could be cut into.
@@ -209,22 +200,18 @@ _ROW = 76  # columns; a longer row would be folded on a usual terminal
 _LINE = 80
 
 
-@dataclass(frozen=True)
-class ListOptions:
-    """`profiles`: show what each GPU offers instead of what it holds."""
+def list_layouts(host: Host, progress: Progress, *, profiles: bool = False) -> Result:
+    """List the layouts, with `profiles` what each GPU offers instead; kind MigLayout.
 
-    profiles: bool = False
-
-
-def list_layouts(host: Host, options: ListOptions, progress: Progress) -> Result:
-    """List the layouts; kind MigLayout. `MigError` if NVML doesn't answer; exit 1 if a GPU can't be read, 3
-    if rights are missing to read its instances."""
+    `MigError` if NVML doesn't answer; exit 1 if a GPU can't be read, 3 if rights are missing to read its
+    instances.
+    """
     layouts = look(host, progress)
-    shown = _profiles(layouts) if options.profiles else _layouts(layouts)
+    shown = _profiles(layouts) if profiles else _layouts(layouts)
     heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
     blocks = (heading, *shown) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
-    errors = tuple(unreadable(layouts, placements=options.profiles))
-    left = commands_mig_plan.told(host, layouts)
+    errors = tuple(unreadable(layouts, placements=profiles))
+    left = plan_command.told(host, layouts)
     if not errors:
         return Result("MigLayout", _data(layouts), messages=left, blocks=blocks)
     return Result("MigLayout", _data(layouts), "fail", exit_code(errors), left, errors, blocks)
@@ -404,14 +391,6 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # it may 
 
 
 @dataclass(frozen=True)
-class ExportOptions:
-    """`label` is the configuration's name; `format` is yaml or json."""
-
-    label: str = "current"
-    format: str = "yaml"
-
-
-@dataclass(frozen=True)
 class Exported:
     """`data` of kind MigExport: the label and the document as it is printed."""
 
@@ -419,26 +398,26 @@ class Exported:
     config: dict[str, Any]
 
 
-def export_layouts(host: Host, options: ExportOptions, progress: Progress) -> Result:
+def export_layouts(
+    host: Host, progress: Progress, label: str = "current", format_name: str = "yaml"
+) -> Result:
     """Print the configuration; kind MigExport. `GpunodeError` if a GPU can't be told: half a configuration
     would be worse than none."""
-    if options.format not in FORMATS:
-        raise UsageError(f"unknown format {options.format!r}", hint=f"known: {', '.join(FORMATS)}")
-    if _LABEL.fullmatch(options.label) is None:
+    if format_name not in FORMATS:
+        raise UsageError(f"unknown format {format_name!r}", hint=f"known: {', '.join(FORMATS)}")
+    if _LABEL.fullmatch(label) is None:
         raise UsageError(
-            f"{options.label!r} can't be a configuration's label",
+            f"{label!r} can't be a configuration's label",
             hint="use at most 63 letters, digits, '-', '_' and '.', no sign first or last",
         )
     layouts = look(host, progress)
     for error in unreadable(layouts, placements=False):
         raise GpunodeError(error.message, hint=error.hint, code=error.code, exit_code=exit_code((error,)))
-    document = export(layouts, options.label)
-    text = as_json(document) if options.format == "json" else as_yaml(document)
+    document = export(layouts, label)
+    text = as_json(document) if format_name == "json" else as_yaml(document)
     # a terminal wraps other text, and a copied document must stay what it is
     lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
-    return Result(
-        "MigExport", Exported(options.label, document), messages=tuple(_notes(layouts)), blocks=lines
-    )
+    return Result("MigExport", Exported(label, document), messages=tuple(_notes(layouts)), blocks=lines)
 
 
 def _notes(layouts: Layouts) -> Iterator[str]:

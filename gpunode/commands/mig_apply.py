@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.cdi.refresh import program
 from gpunode.commands import cdi, mig_plan
-from gpunode.commands.mig_labels import MigLabels
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
-from gpunode.facts.mig import keeper
+from gpunode.facts.mig import keeper, manager
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, lock_path
 from gpunode.host.transaction import LOCK_SECONDS, FilesChanged, attempt, change_files, uninterrupted
 from gpunode.kubernetes.access import Access
 from gpunode.mig import apply, node_labels
-from gpunode.mig.apply import HalfDone, Tools, carry_out
+from gpunode.mig.apply import HalfDone, LayoutRequest, Tools, carry_out
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.session import MigSession
@@ -123,7 +123,7 @@ def _describe(host: Host, progress: Progress) -> str:
         return f"{service} was started"
     if host.read_bytes(STANDARD) is None:
         return ""
-    result = cdi.refresh_specification(host, cdi.RefreshOptions(), progress)
+    result = cdi.refresh_specification(host, cdi.Content(), progress)
     changes = result.data.changes
     return f"{changes[0].path} {changes[0].action}" if changes else ""
 
@@ -280,51 +280,30 @@ def _told(done: Done) -> Iterator[Block]:
     yield Text(f"{label} applied", Style.GOOD)
 
 
-__all__ = ["Access", "Options", "run"]
-
 KIND = "MigApplication"
 _RESET_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class Options:
-    """`drain` names units, processes and nvidia_drm to be stopped. `skip_reset` leaves a mode that wants a
-    reset pending. With `labels` the Node's labels tell of it, by `access` and `node`; in a pod always. With
-    `watch` the Node's label says which configuration, as often as it changes."""
-
-    config_file: str = ""
-    label: str = ""
-    mode_only: bool = False
-    skip_reset: bool = False
-    drain: tuple[str, ...] = ()
-    persist: bool = False
-    dry_run: bool = False
-    labels: bool = False
-    access: Access = field(default_factory=Access)
-    node: str = ""
-    watch: bool = False
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(
+    host: Host, request: LayoutRequest, labels: MigLabels, progress: Progress, *, dry_run: bool = False
+) -> Result:
     """Apply; kind MigApplication, data `mig_after.MigApplication`. Nothing to change: nothing is touched.
 
     `PreconditionError` (exit 3) before anything is changed: not root, in use, can't be had here.
     `RolledBackError` (exit 4) if it failed and the previous layout is in place again, `HalfDone` (exit 1) if
     that failed as well.
     """
-    if options.persist and options.mode_only:
+    if request.persist and request.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
-    kept = options.labels or node_labels.in_pod(host)
-    labels = MigLabels(host, options.access, options.node, progress, kept)
-    if options.dry_run:
-        chosen = mig_plan.choose(options.config_file, options.label, labels.asked)
-        return _dry_run(host, options, chosen, progress)
-    return once(host, options, labels, progress)
+    if dry_run:
+        chosen = mig_plan.choose(request.config_file, request.label, labels.asked)
+        return _dry_run(host, request, chosen, progress)
+    return once(host, request, labels, progress)
 
 
 def once(
     host: Host,
-    options: Options,
+    request: LayoutRequest,
     labels: MigLabels,
     progress: Progress,
     shielded: Callable[[], AbstractContextManager[None]] = uninterrupted,
@@ -334,14 +313,14 @@ def once(
     left = apply.load_unfinished(host)
     if left is not None and left.drained.again and not apply.lives(host, left):
         progress.note(f"{mig_plan.begun(left)} has left stopped: {', '.join(left.drained.names)}")
-    with labels.refusals(options.label):
-        chosen = mig_plan.choose(options.config_file, options.label, labels.asked)
+    with labels.refusals(request.label):
+        chosen = mig_plan.choose(request.config_file, request.label, labels.asked)
         labels.begin(chosen.label)
-        if options.persist:
+        if request.persist:
             refuse_persist(host, chosen)
         with host.lock(lock_path(host), LOCK_SECONDS):
-            done = _Run(host, options, chosen, labels, progress, shielded).done()
-    return finish(host, chosen, done, options.persist, progress)
+            done = _Run(host, request, chosen, labels, progress, shielded).done()
+    return finish(host, chosen, done, request.persist, progress)
 
 
 def require(host: Host) -> None:
@@ -354,39 +333,37 @@ def require(host: Host) -> None:
         raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
 
 
-def _again(options: Options, chosen: mig_plan.Chosen) -> tuple[str, ...]:
+def _again(request: LayoutRequest, labels: MigLabels, label: str) -> tuple[str, ...]:
     """The words that go on with this run, should it be killed."""
-    file = options.config_file if options.config_file == "-" else str(Path(options.config_file).absolute())
-    access = options.access
-    given = (("--kubeconfig", access.kubeconfig), ("--context", access.context), ("--server", access.server))
-    pairs = [*(("--drain", word) for word in options.drain), *given, ("--node", options.node)]
+    file = request.config_file if request.config_file == "-" else str(Path(request.config_file).absolute())
     flags = {
-        "--mode-only": options.mode_only,
-        "--skip-reset": options.skip_reset,
-        "--persist": options.persist,
-        "--node-labels": options.labels and not (any(word for _, word in given) or options.node),
+        "--mode-only": request.mode_only,
+        "--skip-reset": request.skip_reset,
+        "--persist": request.persist,
+        "--node-labels": labels.asked_for and not labels.words,
     }
     return (
-        *("mig", "apply", "-f", file, "-c", chosen.label),
+        *("mig", "apply", "-f", file, "-c", label),
         *(flag for flag, on in flags.items() if on),
-        *(part for pair in pairs if pair[1] for part in pair),
+        *(part for word in request.drain for part in ("--drain", word)),
+        *labels.words,
     )
 
 
-def _dry_run(host: Host, options: Options, chosen: mig_plan.Chosen, progress: Progress) -> Result:
-    found, busy = mig_plan.look_and_plan(host, chosen, progress, mode_only=options.mode_only)
+def _dry_run(host: Host, request: LayoutRequest, chosen: mig_plan.Chosen, progress: Progress) -> Result:
+    found, busy = mig_plan.look_and_plan(host, chosen, progress, mode_only=request.mode_only)
     notes = (*mig_plan.told(host, found.layouts), *found.notes)
     notes += mig_plan.remarks(host, found.plans) if found.changes else ()
     plan = mig_plan.data_of(chosen.path, chosen.label, found, busy)
     shown: list[Block] = [
         *mig_plan.blocks(plan, busy),
-        *(Text(f"would stop {word}") for word in options.drain),
+        *(Text(f"would stop {word}") for word in request.drain),
     ]
     left = apply.load_unfinished(host) if host.is_root else None
     if left is not None and not apply.lives(host, left):
         shown += [Text(f"would start {name} again") for name in replace(left.drained, pids=()).names]
     data = MigApplication(plan, applied=False, dry_run=True)
-    if options.persist:
+    if request.persist:
         shown += persist_preview(host, chosen)
     return Result(KIND, data, messages=notes, blocks=tuple(shown))
 
@@ -397,19 +374,19 @@ class _Run:
     def __init__(
         self,
         host: Host,
-        options: Options,
+        request: LayoutRequest,
         chosen: mig_plan.Chosen,
         labels: MigLabels,
         progress: Progress,
         shielded: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._host, self._options, self._chosen = host, options, chosen
+        self._host, self._request, self._chosen = host, request, chosen
         self._labels, self._progress = labels, progress
         self._room = Room(host, progress)
         self._tools = Tools(
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, tell=progress.step
         )
-        self._keeper = apply.Keeper(host, _again(options, chosen))
+        self._keeper = apply.Keeper(host, _again(request, labels, chosen.label))
         self._rests = bool(self._keeper.drained.again)  # and is to be started again at the end
         self._still = Drained()
 
@@ -439,9 +416,9 @@ class _Run:
             self._labels.tell(self._state(found.layouts))
             return self._outcome(found, found.layouts, notes, changed=False)
         notes = (*notes, *mig_plan.remarks(self._host, found.plans))
-        self._refuse(found, busy if not self._options.drain else ())
+        self._refuse(found, busy if not self._request.drain else ())
         with self._drained(busy) as drained:
-            if self._options.drain:
+            if self._request.drain:
                 found, busy = self._plan()
                 self._refuse(found, busy)
             with self._room.made(mig_plan.takes_reset(found.plans)):
@@ -464,14 +441,14 @@ class _Run:
 
     def _plan(self) -> tuple[mig_plan.Planned, tuple[Obstacle, ...]]:
         return mig_plan.look_and_plan(
-            self._host, self._chosen, self._progress, mode_only=self._options.mode_only
+            self._host, self._chosen, self._progress, mode_only=self._request.mode_only
         )
 
     def _refuse(self, found: mig_plan.Planned, busy: Sequence[Obstacle]) -> None:
         if busy:
             raise InUse(busy)
         waits = [one.gpu.index for one in found.plans if one.changes_mode and one.reset == "needed"]
-        if waits and self._options.skip_reset and not self._options.mode_only:
+        if waits and self._request.skip_reset and not self._request.mode_only:
             raise PreconditionError(
                 f"GPU {', '.join(map(str, waits))} takes a reset to switch MIG, and --skip-reset was given",
                 hint="leave it out; or let the mode wait for a reboot: --mode-only --skip-reset",
@@ -483,7 +460,7 @@ class _Run:
         self._rests = True
         keeper = self._keeper
         try:
-            words = self._options.drain
+            words = self._request.drain
             yield drain(self._host, words, busy, self._progress, keeper.drained, keeper.stop)
         finally:
             self._bring_back()
@@ -504,14 +481,13 @@ class _Run:
         self._keeper.begin()
 
         def act() -> Layouts:
-            options = self._options
             return carry_out(
                 self._host,
                 self._tools,
                 plans,
                 found.left,
-                skip_reset=options.skip_reset,
-                mode_only=options.mode_only,
+                skip_reset=self._request.skip_reset,
+                mode_only=self._request.mode_only,
             )
 
         def failed(error: BaseException) -> None:
@@ -541,3 +517,118 @@ class _Run:
             if any(gpu.virtualization == 1 for gpu in gpus):
                 hint = "a virtual machine may need a reboot: --mode-only --skip-reset, reboot, then apply"
             raise GpunodeError(f"{' '.join(argv)}: {reason}", hint=hint, code="mig-reset")
+
+
+# What `mig apply` tells the cluster: the Node's labels, on the way and at the end.
+
+
+class BesideAnother(PreconditionError):
+    """A MIG manager runs on this node: the labels are its own."""
+
+    default_code = "mig-keeper"
+
+
+def label_command(host: Host, label: str, node: str = "") -> str:
+    """The command by which an administrator asks for a configuration."""
+    name = node or host.environ.get("NODE_NAME") or "NAME"
+    return shlex.join(("kubectl", "label", "--overwrite", "node", name, f"{node_labels.CONFIG}={label}"))
+
+
+def refuse_another(host: Host, label: str) -> None:
+    """`BesideAnother` where one runs."""
+    other = manager(Node(host))
+    if other:
+        raise BesideAnother(
+            f"{other}, acts on {node_labels.CONFIG} itself: the two would cut these GPUs at once",
+            hint=f"let it do it: {label_command(host, label)}",
+        )
+
+
+class MigLabels:
+    """The labels of one run: unless they are `asked_for`, or this is a pod, no API server is queried or
+    written. `labels` are those to use, if they are known already. `told` is the state that was told last,
+    whether or not the server took it."""
+
+    def __init__(
+        self,
+        host: Host,
+        access: Access,
+        node: str,
+        progress: Progress,
+        asked_for: bool,
+        labels: node_labels.NodeLabels | None = None,
+    ) -> None:
+        self._host, self._progress = host, progress
+        self._access, self._node = access, node
+        self.asked_for = asked_for
+        self._on = asked_for or node_labels.in_pod(host)
+        self._labels = labels
+        self._label = ""
+        self.told = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options by which another run finds the same Node."""
+        access = self._access
+        pairs = (
+            ("--kubeconfig", access.kubeconfig),
+            ("--context", access.context),
+            ("--server", access.server),
+            ("--node", self._node),
+        )
+        return tuple(part for pair in pairs if pair[1] for part in pair)
+
+    def asked(self) -> str:
+        """The configuration that the Node asks for, if any."""
+        if not self._on:
+            return ""
+        self._label = self._connected().asked(self._host, self._progress)
+        return self._label
+
+    def begin(self, label: str) -> None:
+        """This one it is. `UsageError` if that is no label, `BesideAnother`; what
+        `access.connect` raises."""
+        self._label = label
+        if not self._on:
+            return
+        node_labels.check(label)
+        refuse_another(self._host, label)
+        self._connected()
+
+    @contextmanager
+    def refusals(self, label: str) -> Iterator[None]:
+        """What fails before anything was told changes no label, for they are still true; but where the Node
+        asks for this very configuration its state becomes failed."""
+        self._label = label
+        try:
+            yield
+        except GpunodeError as error:
+            ours = self._on and not isinstance(error, BesideAnother)
+            if ours and not self.told and self._is_asked_for():
+                self.tell(node_labels.FAILED, softly=True)
+            raise
+
+    def _is_asked_for(self) -> bool:
+        wanted = self._label
+        try:
+            asked = self.asked()
+        except GpunodeError:
+            return False
+        return bool(asked) and asked == (wanted or asked)
+
+    def tell(self, state: str, *, softly: bool = False) -> None:
+        """The labels. A server that fails stops the run only before it has changed anything."""
+        if not self._on:
+            return
+        self.told = state
+        try:
+            self._connected().tell(self._host, self._progress, self._label, state)
+        except GpunodeError as error:
+            if state == node_labels.PENDING and not softly:
+                raise
+            self._progress.note(f"the node's labels don't say {state}: {error.message}")
+
+    def _connected(self) -> node_labels.NodeLabels:
+        if self._labels is None:
+            self._labels = node_labels.connected(self._host, self._access, self._node)
+        return self._labels

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from gpunode.commands import mig_apply, mig_plan
-from gpunode.commands.mig_labels import BesideAnother, MigLabels, label_command, refuse_another
+from gpunode.commands.mig_apply import BesideAnother, MigLabels, label_command, refuse_another
 from gpunode.commands.plugin import until_signal
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
+from gpunode.kubernetes.access import Access
 from gpunode.kubernetes.api import ClusterError, Conflict, Unauthorized, Unavailable, Unreachable
 from gpunode.mig import node_labels
+from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.session import MigError
 from gpunode.mig.users import InUse, Obstacle
 from gpunode.output.result import Result, Text
@@ -44,15 +46,18 @@ class Follower:
     def __init__(
         self,
         host: Host,
-        options: mig_apply.Options,
+        request: LayoutRequest,
+        access: Access,
+        node: str,
         labels: node_labels.NodeLabels,
         log: Log,
         interruptible: Callable[[bool], AbstractContextManager[None]],
     ) -> None:
-        self._host, self._options, self._labels, self._log = host, options, labels, log
+        self._host, self._request, self._labels, self._log = host, request, labels, log
+        self._access, self._node = access, node
         self._interruptible = interruptible
         self._say = OnChange(log)
-        self.file = str(Path(options.config_file).absolute())
+        self.file = str(Path(request.config_file).absolute())
         self.label, self.said, self.passes = "", "", 0
         self._known = False  # whether the Node has told its label yet
         self._state = ""
@@ -142,7 +147,7 @@ class Follower:
         self._busy_at = self._host.monotonic() + BUSY_SECONDS
         try:
             chosen = mig_plan.choose(self.file, self.label)
-            progress, mode_only = LogProgress(self._log), self._options.mode_only
+            progress, mode_only = LogProgress(self._log), self._request.mode_only
             _, busy = mig_plan.look_and_plan(self._host, chosen, progress, mode_only=mode_only)
         except GpunodeError as error:
             self._say.warning("who is in the way can't be told", reason=error.message)
@@ -157,14 +162,14 @@ class Follower:
         assert self._content is not None
         self.passes += 1
         self._done, self._busy = self._content, ()
-        options = replace(self._options, config_file=self.file, label=self.label, watch=False, labels=True)
+        request = replace(self._request, config_file=self.file, label=self.label)
         progress = _Told(self._log)
         self._log.info("applying", label=self.label, file=self.file)
-        labels = MigLabels(self._host, options.access, options.node, progress, True, self._labels)
+        labels = MigLabels(self._host, self._access, self._node, progress, True, self._labels)
         try:
             with self._interruptible(True):
                 result = mig_apply.once(
-                    self._host, options, labels, progress, lambda: self._interruptible(False)
+                    self._host, request, labels, progress, lambda: self._interruptible(False)
                 )
         except GpunodeError as error:
             self._failed(error, labels)
@@ -250,16 +255,16 @@ class MigWatch:
     state: str
 
 
-def watch(host: Host, options: mig_apply.Options) -> Result:
+def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Result:
     """Until SIGTERM or Ctrl-C, which end a change that is under way as they end `mig apply`: by its way back.
 
     `UsageError` for options that make no sense with it; `PreconditionError` where MIG can't be changed, or
     another follows the label; what `access.connect` raises. A server that doesn't answer is waited for.
     """
-    _refuse(host, options)
+    _refuse(host, request, node)
     mig_apply.require(host)
     refuse_another(host, "LABEL")
-    labels = node_labels.connected(host, options.access, options.node, follows=True)
+    labels = node_labels.connected(host, access, node, follows=True)
     hangup = Hangup()
     with until_signal(hangup) as asked:
         log = open_log(sys.stderr, host.environ)
@@ -280,7 +285,7 @@ def watch(host: Host, options: mig_apply.Options) -> Result:
             finally:
                 asked.wake = before
 
-        follower = Follower(host, options, labels, log, interruptible)
+        follower = Follower(host, request, access, node, labels, log, interruptible)
         systemd = Systemd(host, log)
         systemd.tell("READY=1")
         log.info("following the label", node=labels.node, label=node_labels.CONFIG)
@@ -304,16 +309,16 @@ def watch(host: Host, options: mig_apply.Options) -> Result:
     return Result("MigApplication", data, blocks=(Text(f"a layout was looked after {times}"),))
 
 
-def _refuse(host: Host, options: mig_apply.Options) -> None:
-    if not options.config_file:
+def _refuse(host: Host, request: LayoutRequest, node: str) -> None:
+    if not request.config_file:
         raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
-    if options.config_file == "-":
+    if request.config_file == "-":
         raise UsageError("--watch reads the file again and again", hint="name one: --config-file FILE")
-    if options.label:
+    if request.label:
         raise UsageError(
             f"with --watch the Node's label {node_labels.CONFIG} says which configuration",
             hint="leave --selected-config and its variables out, and set the label:"
-            f" {label_command(host, options.label, options.node)}",
+            f" {label_command(host, request.label, node)}",
         )
-    if options.persist:
+    if request.persist:
         raise UsageError("--watch applies the layout when it starts", hint="leave --persist out")

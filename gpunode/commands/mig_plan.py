@@ -459,22 +459,17 @@ def _stopped(run: apply.Run) -> tuple[str, ...]:
     return (f"it had stopped {', '.join([*names, *ended])}",)
 
 
-@dataclass(frozen=True)
-class Options:
-    """`config_file` is in mig-parted's form, ``-`` for standard input; `label` may be empty if it has one."""
-
-    config_file: str = ""
-    label: str = ""
-    mode_only: bool = False
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(
+    host: Host, progress: Progress, config_file: str, label: str = "", *, mode_only: bool = False
+) -> Result:
     """Show the plan; kind MigPlan. Nothing is changed.
+
+    `config_file` is in mig-parted's form, ``-`` for standard input; `label` may be empty if it has one.
 
     `InvalidMigConfig` for the file, `CannotBe` if this node can't have it, `MigError` if NVML doesn't tell.
     """
-    chosen = choose(options.config_file, options.label)
-    found, busy = look_and_plan(host, chosen, progress, mode_only=options.mode_only)
+    chosen = choose(config_file, label)
+    found, busy = look_and_plan(host, chosen, progress, mode_only=mode_only)
     notes = (*told(host, found.layouts), *found.notes)
     notes += remarks(host, found.plans) if found.changes else ()
     if found.changes and host.live and not host.is_root:
@@ -483,23 +478,11 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     shown = list(blocks(data, busy))
     if found.changes:
         stop = "".join(f" --drain {word}" for word in dict.fromkeys(one.drain for one in busy if one.drain))
-        shown.append(
-            Text(f"gpunode mig apply -f {options.config_file} -c {chosen.label}{stop}", Style.COMMAND)
-        )
+        shown.append(Text(f"gpunode mig apply -f {config_file} -c {chosen.label}{stop}", Style.COMMAND))
     return Result("MigPlan", data, messages=notes, blocks=tuple(shown))
 
 
 # `gpunode mig assert`: whether a configuration is what this node has, as mig-parted's assert asks it.
-
-
-@dataclass(frozen=True)
-class AssertOptions:
-    """`mode_only` compares nothing but whether MIG is on; `valid_config` only reads the file."""
-
-    config_file: str = ""
-    label: str = ""
-    mode_only: bool = False
-    valid_config: bool = False
 
 
 @dataclass(frozen=True)
@@ -513,46 +496,55 @@ class MigAssertion:
     differences: tuple[str, ...] = ()
 
 
-def assert_layout(host: Host, options: AssertOptions, progress: Progress) -> Result:
+def assert_layout(
+    host: Host,
+    progress: Progress,
+    config_file: str,
+    label: str = "",
+    *,
+    mode_only: bool = False,
+    valid_config: bool = False,
+) -> Result:
     """Compare; kind MigAssertion, exit 5 where it differs. Errors as `mig plan` has them.
 
-    GPUs that no entry names aren't looked at.
+    `mode_only` compares nothing but whether MIG is on; `valid_config` only reads the file. GPUs that no entry
+    names aren't looked at.
     """
-    if options.mode_only and options.valid_config:
+    if mode_only and valid_config:
         raise UsageError("--mode-only and --valid-config exclude each other", hint="give one of them")
-    if options.valid_config and not options.label:
-        return _whole_file(options)
-    chosen = choose(options.config_file, options.label)
-    if options.valid_config:
-        return _result(options, MigAssertion(chosen.path, chosen.label, "file", holds=True), ())
+    if valid_config and not label:
+        return _whole_file(config_file)
+    chosen = choose(config_file, label)
+    if valid_config:
+        return _result(config_file, MigAssertion(chosen.path, chosen.label, "file", holds=True), ())
     with progress.step("reading the layouts"):
         layouts = read_layouts(host)
-    wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts, mode_only=options.mode_only)
-    found = [difference(wish, mode_only=options.mode_only) for wish in wanted.all]
+    wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts, mode_only=mode_only)
+    found = [difference(wish, mode_only=mode_only) for wish in wanted.all]
     wrong = tuple(one for one in found if one)
-    looked = "mode" if options.mode_only else "layout"
+    looked = "mode" if mode_only else "layout"
     notes = list(wanted.notes)
     notes += [
         f"GPU {gpu.index} is in no entry of {chosen.label!r} and isn't looked at" for gpu in wanted.unnamed
     ]
-    if not options.mode_only:
+    if not mode_only:
         notes += [
             f"GPU {wish.gpu.index}: GPU instance {gi} has no compute instance and takes up room"
             for wish in wanted.all
             for gi in empty_instances(wish.gpu)
         ]
     data = MigAssertion(chosen.path, chosen.label, looked, not wrong, wrong)
-    return _result(options, data, tuple(notes))
+    return _result(config_file, data, tuple(notes))
 
 
-def _whole_file(options: AssertOptions) -> Result:
+def _whole_file(config_file: str) -> Result:
     """Without a label the file is judged, and a file with several is as good as one that has one."""
-    _, config = read(options.config_file)
+    _, config = read(config_file)
     text = Text(f"{config.path} is valid: {', '.join(config.labels)}", Style.GOOD)
     return Result("MigAssertion", MigAssertion(config.path, "", "file", holds=True), blocks=(text,))
 
 
-def _result(options: AssertOptions, data: MigAssertion, notes: tuple[str, ...]) -> Result:
+def _result(config_file: str, data: MigAssertion, notes: tuple[str, ...]) -> Result:
     if data.holds:
         said = {"file": "is valid", "mode": "has the modes that are set", "layout": "is what the GPUs have"}
         text = Text(f"{data.config}: {data.label} {said[data.looked_at]}", Style.GOOD)
@@ -560,7 +552,7 @@ def _result(options: AssertOptions, data: MigAssertion, notes: tuple[str, ...]) 
     error = ErrorInfo(
         "mig-differs",
         f"the {data.looked_at} is not that of {data.label}",
-        f"see what would change: gpunode mig plan -f {options.config_file} -c {data.label}",
+        f"see what would change: gpunode mig plan -f {config_file} -c {data.label}",
     )
     blocks = tuple(Text(one, Style.BAD) for one in data.differences)
     return Result(

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode.commands.options import ContextOption, KubeconfigOption, NodeOption, ServerOption
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes import access, changes
@@ -31,12 +30,6 @@ node_app = typer.Typer(
     help="Change this machine's Node object in Kubernetes.", no_args_is_help=True, rich_markup_mode=None
 )
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the exact patch; change nothing.")]
-
-
-def _target(kubeconfig: str, context: str, server: str, node: str, dry_run: bool) -> Target:
-    from gpunode.kubernetes.access import Access
-
-    return Target(Access(kubeconfig, context, server), node, dry_run)
 
 
 @verb(node_app, "advertise", "NodeChange")
@@ -66,15 +59,13 @@ def node_advertise(
 
     gpunode node advertise --resource example.com/gpu --count 8 --dry-run
     """
-    target = _target(kubeconfig, kube_context, server, node, dry_run)
-    options = Options(resource, count, remove, force, wait, target)
-    return run(session.host, options, session.progress)
+    target = Target(Access(kubeconfig, kube_context, server), node, dry_run)
+    return advertise(
+        session.host, target, resource, session.progress, count=count, remove=remove, force=force, wait=wait
+    )
 
 
 # Change of a Node by one patch, with the undo: for `node advertise` and `setup --kubernetes`.
-
-__all__ = ["KIND", "Access", "KeyChange", "NodeChange", "Place", "Target", "blocks", "carry_out"]
-__all__ += ["checked_key", "place", "place_in", "told"]
 
 KIND = "NodeChange"
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -238,47 +229,47 @@ _RESTART = "a kubelet that registers anew may set it to 0: advertise again after
 _INTERVAL = 0.5
 
 
-@dataclass(frozen=True)
-class Options:
-    """`count` is a number, or auto: this machine's GPUs. `remove` takes the resource away. `force`: although
-    somebody else serves it. `wait`: seconds for the kubelet to make it allocatable."""
-
-    resource: str
-    count: str = AUTO
-    remove: bool = False
-    force: bool = False
-    wait: float = 30.0
-    target: Target = Target()
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def advertise(
+    host: Host,
+    target: Target,
+    resource: str,
+    progress: Progress,
+    *,
+    count: str = AUTO,
+    remove: bool = False,
+    force: bool = False,
+    wait: float = 30.0,
+) -> Result:
     """Change the node's capacity and see that it becomes allocatable; kind NodeChange.
+
+    `count` is a number, or auto: this machine's GPUs. `remove` takes the resource away. `force`: although
+    somebody else serves it. `wait`: seconds for the kubelet to make it allocatable.
 
     `UsageError`, `PreconditionError` where a device plugin serves the resource, `ClusterError`. Exit 1 if it
     isn't allocatable in time.
     """
-    resource = checked_resource(options.resource)
-    at = place(host, options.target)
-    count = None if options.remove else _count(host, options, at, progress)
-    by = served(host, resource) if at.own and not options.force else ""
+    checked_resource(resource)
+    at = place(host, target)
+    number = None if remove else _count(host, count, resource, at, progress)
+    by = served(host, resource) if at.own and not force else ""
 
     def plan(node: Json) -> Patch:
-        patch = capacity_patch(node, resource, count)
-        if patch and not options.force:
+        patch = capacity_patch(node, resource, number)
+        if patch and not force:
             _refuse_served(node, resource, by)
         return patch
 
     done = carry_out(host, progress, at, plan, status=True)
-    before, wanted = _seen(done.before, resource)[0], None if count is None else str(count)
+    before, wanted = _seen(done.before, resource)[0], None if number is None else str(number)
     back = ("--remove",) if before is None else ("--count", before)
-    forced = ("--force",) if options.force else ()
+    forced = ("--force",) if force else ()
     undo = at.command("advertise", "--resource", resource, *back, *forced)
     data = told(at, done, [KeyChange(resource, before, wanted)], undo, status=True)
-    if options.target.dry_run:
+    if target.dry_run:
         return _result(done.before, data, resource)
-    with progress.step("waiting for the kubelet") if options.wait else progress.step("reading it back"):
+    with progress.step("waiting for the kubelet") if wait else progress.step("reading it back"):
         try:
-            node = _await(host, progress, at, resource, wanted, options.wait)
+            node = _await(host, progress, at, resource, wanted, wait)
         except ClusterError as error:
             return _unseen(data, error)
         except KeyboardInterrupt:
@@ -327,28 +318,26 @@ def checked_resource(name: str) -> str:
     return name
 
 
-def _count(host: Host, options: Options, at: Place, progress: Progress) -> int:
-    if options.count != AUTO:
-        if not options.count.isascii() or not options.count.isdigit() or not len(options.count) < 10:
+def _count(host: Host, count: str, resource: str, at: Place, progress: Progress) -> int:
+    if count != AUTO:
+        if not count.isascii() or not count.isdigit() or not len(count) < 10:
             raise UsageError(
-                f"--count {options.count!r} is no number of devices",
+                f"--count {count!r} is no number of devices",
                 hint="a whole number, or auto; --remove takes the entry away",
             )
-        return int(options.count)
+        return int(count)
     if not at.own:
         raise UsageError(
             f"{at.node} is another machine, whose GPUs can't be counted from here",
             hint="say how many: --count N",
         )
-    if options.resource == "nvidia.com/gpu":
+    if resource == "nvidia.com/gpu":
         return _nvidia(host, progress)
-    if options.resource == "amd.com/gpu":
+    if resource == "amd.com/gpu":
         from gpunode.gpu.amd import read_inventory
 
         return _some(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
-    raise UsageError(
-        f"how many {options.resource} there are can't be told by itself", hint="say how many: --count N"
-    )
+    raise UsageError(f"how many {resource} there are can't be told by itself", hint="say how many: --count N")
 
 
 def _nvidia(host: Host, progress: Progress) -> int:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.outcome import Session
 from gpunode.commands.plugin_options import SettingsCommand, sources, value_text
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent

@@ -15,9 +15,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gpunode.commands.outcome import Session
 from gpunode.commands.plugin import plugin_app
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.device_plugins import status_path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,7 @@ import typer
 from gpunode import __version__
 from gpunode.commands import doctor
 from gpunode.commands.options import Strings
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.bundle import daemon_logs, described, files_of, links_of, packed
@@ -26,25 +25,20 @@ FORMAT = 1
 _NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
 
 
-@dataclass(frozen=True)
-class Options:
-    """`path` is where the bundle goes, in this directory under a name of its own if empty. `redact` are words
-    of `KINDS`; secrets never need one."""
+def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = ()) -> Result:
+    """Look, pack, write to `path`; exit 0 whatever the doctor found. `UsageError` before any work.
 
-    path: str = ""
-    redact: tuple[str, ...] = ()
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Look, pack, write; exit 0 whatever the doctor found. `UsageError` before any work."""
-    unknown = [word for word in options.redact if word not in (*KINDS, "all")]
+    An empty `path` is a name of its own in this directory. `redact` are words of `KINDS`; secrets never need
+    one.
+    """
+    unknown = [word for word in redact if word not in (*KINDS, "all")]
     if unknown:
         raise UsageError(f"there is no --redact {unknown[0]!r}", hint=f"one of {', '.join(KINDS)}, all")
-    _refuse_unwritable(host, options.path)
-    hidden = KINDS if "all" in options.redact else tuple(one for one in KINDS if one in options.redact)
+    _refuse_unwritable(host, path)
+    hidden = KINDS if "all" in redact else tuple(one for one in KINDS if one in redact)
     recorder = RecordingHost(host.root, host.environ, host.trace)
     with progress.step("what the doctor finds"):
-        found = doctor.run(recorder, doctor.Options(), progress)
+        found = doctor.run(recorder, progress)
     if host.live:
         _keep_layouts(recorder, progress)
     with progress.step("what the daemons logged"):
@@ -54,7 +48,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     redaction = _redaction(host, recorder, hidden)
     envelope = redaction.value(found.envelope())
     name, now = _name(envelope, host), host.now()
-    path = str(Path(options.path or f"{name}.tar.gz").absolute())
+    path = str(Path(path or f"{name}.tar.gz").absolute())
     inside = files_of(recorder.kept, redaction)
     about = {"format": FORMAT, "gpunode": __version__, "at": round(now, 3), "redacted": ["secrets", *hidden]}
     about["leftOut"] = {redaction.path(where): why for where, why in recorder.kept.left_out.items()}
@@ -180,4 +174,4 @@ def report(
     gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """
     words = tuple(one.strip() for given in redact or () for one in given.split(","))
-    return run(session.host, Options(output_file, words), session.progress)
+    return run(session.host, session.progress, output_file, words)

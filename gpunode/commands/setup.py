@@ -1,10 +1,27 @@
-"""`gpunode setup`."""
+"""`gpunode setup`: every step from the driver to a proof, in a container or, with --kubernetes, in a pod.
 
+Each step is one of gpunode's own commands; setup_steps.py says what a step is and how the steps are taken.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpunode.commands import (
+    configure_runtime,
+    doctor,
+    manifests,
+    toolkit,
+    verify,
+    verify_kubernetes,
+)
+from gpunode.commands import node as node_object
 from gpunode.commands.options import (
     CdiOption,
     ConfigOption,
@@ -18,13 +35,53 @@ from gpunode.commands.options import (
     SocketOption,
     YesOption,
 )
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
+from gpunode.commands.setup_steps import (
+    Show,
+    State,
+    Step,
+    StepReport,
+    Walked,
+    daemon_set_step,
+    make_objects,
+    not_shown,
+    overview,
+    refuse_others,
+    service_step,
+    serving,
+    walk,
+)
+from gpunode.errors import PreconditionError, UsageError
+from gpunode.facts.distributions import DISTRIBUTIONS
+from gpunode.facts.kubelet import find_kubelet, root_directory
+from gpunode.facts.processes import running
+from gpunode.facts.toolkit import find_toolkit
+from gpunode.host import Host
+from gpunode.kubernetes.access import Access, connect, kubectl, node_name
+from gpunode.kubernetes.api import Json, NoAccess
+from gpunode.kubernetes.changes import label_patch, labels_of
+from gpunode.kubernetes.changes import look as look_at
+from gpunode.kubernetes.manifests import PluginSet, daemon_set, present, runtime_class
+from gpunode.output.result import (
+    Block,
+    ErrorInfo,
+    ExitCode,
+    Finding,
+    FindingStatus,
+    Progress,
+    Result,
+    Style,
+    Text,
+)
+from gpunode.packages.toolkit import Goal
+from gpunode.runtime import find
+from gpunode.runtime.engine import Request
+from gpunode.runtime.verify.container import ContainerRequest
 
 if TYPE_CHECKING:
-    from gpunode.output.result import Result
+    from gpunode.kubernetes.client import Cluster
 
-
+WAIT_SECONDS = 60.0
 setup_app = typer.Typer(rich_markup_mode=None)
 
 
@@ -74,10 +131,10 @@ def setup(
     kube_context: ContextOption = "",
     server: ServerOption = "",
     node: NodeOption = "",
-    wait: WaitOption = 60.0,
+    wait: WaitOption = WAIT_SECONDS,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-) -> "Result":
+) -> Result:
     """Run every step up to a proof. Stops at the first failure and says what to do.
 
     gpunode setup --runtime containerd
@@ -86,25 +143,617 @@ def setup(
 
     gpunode setup --kubernetes --dry-run
     """
-    from gpunode.commands import setup_containers as command
-
-    options = command.Options(
-        runtime=runtime,
-        set_as_default=set_as_default,
+    request = Request(
+        runtimes=(runtime,),
         config=config,
         socket=socket,
         restart_command=restart_command,
         yes=yes,
-        cdi=cdi,
         dry_run=dry_run,
+        configures=True,
     )
-    if kubernetes:
-        from gpunode.commands import setup_kubernetes as whole
+    if not kubernetes:
+        chosen = plugin.value if plugin is not PluginWay.SYSTEMD else ""
+        cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
+        _refuse_without_kubernetes({"plugin": chosen, "image": image, "test-image": test_image, **cluster})
+        return set_up_containers(
+            session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
+        )
+    if image and plugin is not PluginWay.DAEMONSET:
+        raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
+    return set_up_kubernetes(
+        *(session.host, request, Access(kubeconfig, kube_context, server), session.progress, session.show),
+        default=set_as_default,
+        cdi=cdi,
+        plugin=plugin,
+        image=image,
+        test_image=test_image,
+        node=node,
+        wait=wait,
+    )
 
-        access = whole.Access(kubeconfig, kube_context, server)
-        wanted = whole.KubernetesOptions(options, plugin.value, image, test_image, access, node, wait)
-        return whole.run(session.host, wanted, session.progress, session.show)
-    cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
-    way = plugin.value if plugin is not PluginWay.SYSTEMD else ""
-    command.refuse_without_kubernetes({"plugin": way, "image": image, "test-image": test_image, **cluster})
-    return command.run(session.host, options, session.progress, session.show)
+
+def _refuse_without_kubernetes(given: Mapping[str, str]) -> None:
+    """`UsageError` for an option, by its name, that only means something with --kubernetes."""
+    meant = [f"--{name}" for name, value in given.items() if value]
+    if meant:
+        raise UsageError(f"{meant[0]} goes with --kubernetes", hint="add --kubernetes, or leave it out")
+
+
+# What the doctor's findings mean for a set-up.
+
+# What comes after the containers in a node's life: setup reports it, but a node without Kubernetes is fine.
+_LATER_LAYERS = frozenset({"kubelet"})
+# by CDI, containers get their GPUs without NVIDIA's toolkit
+_WITHOUT_CDI = frozenset({"toolkit"})
+_MENDED_HERE = "gpunode configure-runtime"
+_DESCRIBED_HERE = "gpunode cdi refresh"
+# configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit came
+_RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted", "k3s-nvidia-not-detected"})
+# both are also for files that CRI-O can't read, which no restart fixes
+_CRIO_RESTARTED_HERE = ("crio-not-running", "crio-runtime-missing")
+_RESTART = "systemctl restart "
+_ENGINES = {"docker", "containerd", "crio", "podman"}
+_MENDED_BY_STEP = {
+    "toolkit-missing": "the step toolkit",
+    "plugin-not-registered": "the step plugin",
+    "plugin-socket-dead": "the step plugin",
+    "runtimeclass-missing": "the step runtime-class",
+}
+
+
+def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progress) -> Result:
+    """The doctor's findings, where those don't stop the set-up for which `excuse` has a word."""
+    result = doctor.run(host, progress)
+    failed = [finding for finding in result.data["findings"] if finding.status is FindingStatus.FAIL]
+    excuses = {finding.id: excuse(finding) for finding in failed}
+    if not all(excuses.values()):
+        return result
+    blocks: list[Block] = [result.blocks[0]] if not failed else []
+    for finding in failed:
+        blocks.append(Text(f"  {finding.id}: {finding.summary} ({excuses[finding.id]})", Style.WARN))
+    return Result(result.kind, result.data, blocks=tuple(blocks))
+
+
+def mended_by_configuring(finding: Finding, cdi: bool) -> str:
+    """The command that mends it on the way, or why it need not be mended; empty for none of these."""
+    mends = " && ".join(fix.command for fix in finding.fix)
+    restarted = finding.id in _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
+    if restarted or finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
+        return _MENDED_HERE
+    if cdi and mends.startswith(_DESCRIBED_HERE):
+        return f"{_MENDED_HERE} --cdi"
+    if cdi and finding.layer in _WITHOUT_CDI:
+        return "not needed with --cdi"
+    return ""
+
+
+def excuse_for_containers(finding: Finding, engine: str, cdi: bool) -> str:
+    """Why a failed check doesn't stop the set-up of `engine` for containers; empty if it does."""
+    mended = mended_by_configuring(finding, cdi)
+    if mended:
+        return mended
+    if finding.layer in _LATER_LAYERS or finding.severity != "error":
+        return "not needed for containers"
+    if finding.layer in ("docker", "containerd") and _is_another(engine, finding.layer):
+        return f"not needed for {engine}"
+    return ""
+
+
+def _is_another(engine: str, layer: str) -> bool:
+    """Whether the engine that is set up surely isn't that of this layer."""
+    brought = layer == "containerd" and engine in DISTRIBUTIONS
+    return engine not in ("", "auto", layer) and not brought
+
+
+def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
+    """Why a failed check doesn't stop the set-up for pods; empty if it does."""
+    mended = mended_by_configuring(finding, cdi) or _MENDED_BY_STEP.get(finding.id, "")
+    if mended:
+        return mended
+    if finding.severity != "error":
+        return "pods run all the same"
+    own = "containerd" if engine in DISTRIBUTIONS else engine
+    if finding.layer in _ENGINES - {own}:
+        return f"not needed for {engine}"
+    return ""
+
+
+def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
+    """The doctor's result with the faults that stopped it as one error."""
+    if result.exit_code is ExitCode.OK:
+        return result
+    findings: tuple[Finding, ...] = result.data["findings"]
+    bad = [one for one in findings if one.status is FindingStatus.FAIL and not excuse(one)]
+    if not bad:
+        return result
+    told = "; ".join(f"{one.id}: {one.summary}" for one in bad)
+    error = ErrorInfo("doctor-failed", told, f"find out more: gpunode explain {bad[0].id}")
+    return replace(result, errors=(error,))
+
+
+# Steps that both kinds of set-up have.
+
+
+def configure(
+    host: Host, request: Request, progress: Progress, *, default: bool, cdi: bool, dry_run: bool
+) -> Result:
+    """Register the runtime with the engine of `request`."""
+    asked = replace(request, dry_run=dry_run)
+    return configure_runtime.run(host, asked, progress, set_as_default=default, cdi=cdi)
+
+
+def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
+    """A step that is never done already."""
+
+    def planned() -> Result:
+        return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
+
+    return Step(name, command, lambda: State("the proof, each time"), planned, prove)
+
+
+def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> tuple[Step, ...]:
+    """Without a cluster: the host and, on a live node, a container of the engine."""
+    (engine,) = request.runtimes
+    first = proof("verify-host", "gpunode verify", lambda: verify.run(host, progress))
+    if not host.live:
+        return (first,)  # nothing can be started under --root
+    container = ContainerRequest(engine, config=request.config, socket=request.socket, cdi=cdi)
+    command = f"gpunode verify --on {engine}{' --cdi' if cdi else ''}"
+    run = verify.run_in_container
+    return first, proof("verify-container", command, lambda: run(host, container, progress))
+
+
+# `gpunode setup`: doctor, configure-runtime, verify in one report.
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the set-up as programs read it; `result` is that command's own data."""
+
+    name: str
+    command: str
+    status: str
+    seconds: float
+    result: object
+
+
+@dataclass(frozen=True)
+class SetupReport:
+    """`data` of the envelope: the stages that ran, in order, and the engine that was set up."""
+
+    engine: str
+    stages: tuple[Stage, ...]
+
+
+def set_up_containers(
+    host: Host,
+    request: Request,
+    progress: Progress,
+    show: Show = not_shown,
+    *,
+    default: bool = False,
+    cdi: bool = False,
+) -> Result:
+    """Take the steps and show each when it is done; kind SetupReport. The exit code is that of the step that
+    stopped it, 0 if none did."""
+    (engine,) = request.runtimes
+
+    def examine() -> Result:
+        return doctor_before(host, lambda finding: excuse_for_containers(finding, engine, cdi), progress)
+
+    def configured() -> Result:
+        nonlocal engine
+        result = configure(host, request, progress, default=default, cdi=cdi, dry_run=request.dry_run)
+        if result.exit_code == ExitCode.OK:
+            engine = getattr(result.data, "engine", engine)
+        return result
+
+    def steps() -> Iterator[Step]:
+        yield each_time("doctor", "gpunode doctor", examine)
+        words = f"{' --cdi' if cdi else ''}{' --dry-run' if request.dry_run else ''}"
+        yield each_time(
+            "configure-runtime", f"gpunode configure-runtime --runtime {engine}{words}", configured
+        )
+        if not request.dry_run:
+            # which engine auto means is known by now
+            yield from node_proofs(host, replace(request, runtimes=(engine,)), progress, cdi)
+
+    walked = walk(host, steps(), show, dry_run=False, problems=False)
+    stages = tuple(
+        Stage(one.name, one.command, "ok" if one.state == "done" else "fail", one.seconds, one.result)
+        for one in walked.steps
+        if one.state in ("done", "failed")
+    )
+    data = SetupReport(engine, stages)
+    if walked.failure is not None and walked.stopped_at is not None:
+        return _stopped(data, walked.failure, walked.stopped_at.command)
+    if request.dry_run:
+        end = Text(f"Then: gpunode verify, and gpunode verify --on {engine}; nothing was changed", Style.DIM)
+    elif host.live:
+        end = Text(f"This node runs GPU containers with {engine}: it just did.", Style.GOOD)
+    else:
+        end = Text(f"Nothing was started under --root: {engine} is configured, not proven.", Style.WARN)
+    return Result("SetupReport", data, blocks=(end,))
+
+
+def each_time(name: str, command: str, run: Callable[[], Result]) -> Step:
+    """A step that is taken whatever the node is like."""
+    return Step(name, command, lambda: State(""), run, run)
+
+
+def _stopped(data: SetupReport, failure: Result, command: str) -> Result:
+    hint = "mend what it says above, then run gpunode setup again"
+    return Result(
+        "SetupReport",
+        data,
+        status="error" if failure.exit_code == ExitCode.INTERRUPTED else "fail",
+        exit_code=failure.exit_code,
+        errors=failure.errors or (ErrorInfo("stage-failed", f"{command} failed", hint),),
+        blocks=(Text(f"Stopped at: {command}", Style.BAD),),
+    )
+
+
+# `gpunode setup --kubernetes`: from the driver to a pod that computes.
+
+
+@dataclass(frozen=True)
+class KubernetesSetup:
+    """`data` of the envelope. `go_on` is the command line that takes the rest up, if there is any."""
+
+    engine: str
+    plugin: str
+    steps: tuple[StepReport, ...]
+    go_on: str
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """The node that every step works on: `request` is for its engine, the kubelet's; `name` is the Node's as
+    it was asked for, empty to find it. `cluster` is None where there is no way to an API server; `offline`
+    says why."""
+
+    host: Host
+    progress: Progress
+    request: Request
+    cdi: bool
+    name: str
+    cluster: Cluster | None
+    offline: str = ""
+
+    @property
+    def engine(self) -> str:
+        return self.request.runtimes[0]
+
+    @property
+    def handler(self) -> str:
+        """The runtime handler of pods; empty where the GPUs come by CDI and the engine gets none."""
+        installed = self.host.which("nvidia-container-runtime") is not None
+        return "nvidia" if installed or not self.cdi else ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options by which another command finds the same node of the same cluster."""
+        node = ("--node", self.name) if self.name else ()
+        return (*node, *(self.cluster.options if self.cluster is not None else ()))
+
+
+def set_up_kubernetes(
+    host: Host,
+    request: Request,
+    access: Access,
+    progress: Progress,
+    show: Show = not_shown,
+    *,
+    default: bool = False,
+    cdi: bool = False,
+    plugin: PluginWay = PluginWay.SYSTEMD,
+    image: str = "",
+    test_image: str = "",
+    node: str = "",
+    wait: float = WAIT_SECONDS,
+) -> Result:
+    """Take the steps and show each when it is done; kind KubernetesSetup. The exit code is that of the step
+    that stopped it, 0 if none did. Errors as `prepare` has them.
+
+    `image` is the DaemonSet's, `test_image` that of the pod which proves it; `wait`: seconds for the kubelet
+    to take the GPUs.
+    """
+    at = prepare(host, request, access, progress, node, cdi)
+    try:
+        first = (_doctor(at), *(() if cdi else (_toolkit(at),)), _runtime(at, default), _runtime_class(at))
+        steps = (*first, *_plugin(at, plugin, image, wait), *_verify(at, test_image, access))
+        walked = walk(host, steps, show, dry_run=request.dry_run)
+    finally:
+        if at.cluster is not None:
+            at.cluster.close()
+    go_on = ""
+    if walked.stopped_at or request.dry_run or walked.left:
+        go_on = _command_line(
+            runtime=request.runtimes[0] if request.runtimes[0] != "auto" else "",
+            config=request.config,
+            socket=request.socket,
+            restart_command=request.restart_command,
+            plugin=plugin.value if plugin is not PluginWay.SYSTEMD else "",
+            image=image,
+            test_image=test_image,
+            kubeconfig=access.kubeconfig,
+            context=access.context,
+            server=access.server,
+            node=node,
+            wait=f"{wait:g}" if wait != WAIT_SECONDS else "",
+            cdi=cdi,
+            set_as_default=default,
+            yes=request.yes,
+        )
+    return _report(at, walked, plugin, go_on)
+
+
+def _command_line(**words: str | bool) -> str:
+    """The command line that means the same, and would go on from here; what is empty or False isn't said."""
+    line = ["gpunode", "setup", "--kubernetes"]
+    for name, value in words.items():
+        if value:
+            line += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
+    return shlex.join(line)
+
+
+def prepare(
+    host: Host, request: Request, access: Access, progress: Progress, node: str, cdi: bool
+) -> ClusterNode:
+    """`UsageError`; `PreconditionError` for a node without kubelet or engine, or a user who isn't root."""
+    if host.live and not host.is_root and not request.dry_run:
+        raise PreconditionError("setting a node up needs root", hint="run it again with sudo, or --dry-run")
+    kubelet = find_kubelet(host, running(host))
+    if kubelet is None:
+        raise PreconditionError(
+            "there is no kubelet on this node",
+            hint="install it and join the cluster first; for containers alone: gpunode setup",
+            code="no-kubelet",
+        )
+    if not kubelet.joined:
+        raise PreconditionError(
+            "this node's kubelet has joined no cluster yet",
+            hint="join it first, as with kubeadm join; for containers alone: gpunode setup",
+            code="kubelet-not-joined",
+        )
+    daemon = find.engine(host, request.runtimes[0], request.config, socket=request.socket).daemon
+    if kubelet.engine != daemon.name:
+        raise UsageError(
+            f"the kubelet's engine is {kubelet.engine} ({kubelet.endpoint_source}), not {daemon.name}",
+            hint="leave out --runtime",
+        )
+    cluster, offline = _connect(host, access)
+    named = replace(request, runtimes=(find.name_of_daemon(daemon),))
+    return ClusterNode(host, progress, named, cdi, node, cluster, offline)
+
+
+def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
+    """The cluster, or why there is none; one that was asked for and can't be had is an error."""
+    if not host.live:
+        return None, "no API server is asked under --root"
+    try:
+        return connect(host, access), ""
+    except NoAccess as error:
+        if access.kubeconfig or access.context or access.server:
+            raise
+        return None, f"{error.message}; {error.hint}"
+
+
+def _report(at: ClusterNode, walked: Walked, plugin: PluginWay, go_on: str) -> Result:
+    data = KubernetesSetup(at.engine, plugin.value, walked.steps, go_on, at.request.dry_run)
+    blocks = (overview(walked.steps), *_last_words(at, walked, go_on))
+    failure = walked.failure
+    if failure is None:
+        status = "warn" if walked.left else "ok"
+        return Result("KubernetesSetup", data, status, messages=walked.messages, blocks=blocks)
+    return Result(
+        "KubernetesSetup",
+        data,
+        "error" if failure.exit_code is ExitCode.INTERRUPTED else "fail",
+        failure.exit_code,
+        walked.messages,
+        failure.errors or (_unexplained(walked.stopped_at),),
+        blocks,
+    )
+
+
+def _last_words(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
+    stopped = walked.stopped_at
+    if stopped is not None:
+        done = ", ".join(one.name for one in walked.steps if one.state in ("right", "done")) or "nothing"
+        rest = ", ".join(one.name for one in walked.steps if one.state == "waiting")
+        first = "Would stop at" if at.request.dry_run else "Stopped at"
+        blocks: list[Block] = [Text(f"{first} {stopped.name}: {stopped.why}", Style.BAD)]
+        if not at.request.dry_run:
+            blocks.append(
+                Text(f"Right or done: {done}. Not done: {stopped.name}{f', {rest}' if rest else ''}")
+            )
+        return [*blocks, Text(f"Then go on with: {go_on}", Style.COMMAND)]
+    if at.request.dry_run:
+        return [Text(f"Nothing was changed. Do it with: {go_on}", Style.COMMAND)]
+    left = [Text(f"Left to you: {one.name}: {one.why}", Style.WARN) for one in walked.left]
+    left += [Text(f"  {at.offline}", Style.DIM)] if left and at.offline else []
+    if not at.host.live:
+        told = Text("Nothing was started under --root: this node is configured, not proven.", Style.WARN)
+    elif at.cluster is None:
+        told = Text(f"This node runs GPU containers with {at.engine}: it just did.", Style.GOOD)
+    else:
+        told = Text("This node runs GPU pods: it just did.", Style.GOOD)
+    return [*left, told]
+
+
+def _unexplained(stopped: StepReport | None) -> ErrorInfo:
+    command = stopped.command if stopped else "a step"
+    return ErrorInfo("step-failed", f"{command} failed", "mend what it says above, then go on")
+
+
+def _doctor(at: ClusterNode) -> Step:
+    """Nothing is set up on a node whose GPUs can't work; what a later step mends doesn't count."""
+
+    def excuse(finding: Finding) -> str:
+        return excuse_for_pods(finding, at.engine, at.cdi)
+
+    def examine() -> Result:
+        return with_reason(doctor_before(at.host, excuse, at.progress), excuse)
+
+    return Step("doctor", "gpunode doctor", lambda: State("no fault that this can't mend"), examine, examine)
+
+
+def _toolkit(at: ClusterNode) -> Step:
+    def look() -> State:
+        found = find_toolkit(at.host)
+        path = found.programs.get("nvidia-container-runtime")
+        if path is None:
+            return State("nvidia-container-runtime is not there")
+        version = ".".join(map(str, found.version))
+        return State(f"{path} is there{f', toolkit {version}' if version else ''}", right=True)
+
+    def install(dry_run: bool) -> Result:
+        return toolkit.install(at.host, at.progress, Goal(), dry_run=dry_run)
+
+    return Step("toolkit", "gpunode toolkit install", look, lambda: install(True), lambda: install(False))
+
+
+def _runtime(at: ClusterNode, default: bool) -> Step:
+    def look() -> State:
+        data = configured(dry_run=True).data
+        changes = [one.path for one in data.changes if one.action != "unchanged"]
+        if changes:
+            return State(f"{', '.join(changes)} must say so")
+        if data.restart.verb != "none":
+            return State(f"{at.engine} hasn't read {data.config}")
+        handlers = f": {', '.join(data.active.handler)}" if data.active else ""
+        return State(f"{at.engine} has it{handlers}", right=True)
+
+    def configured(*, dry_run: bool) -> Result:
+        return configure(at.host, at.request, at.progress, default=default, cdi=at.cdi, dry_run=dry_run)
+
+    def plan() -> Result:
+        result = configured(dry_run=True)
+        if all(error.code == "toolkit-missing" for error in result.errors):  # the step before installs it
+            return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
+        return result
+
+    by_cdi = " --cdi" if at.cdi else ""
+    command = f"gpunode configure-runtime --runtime {at.engine}{by_cdi}"
+    return Step("runtime", command, look, plan, lambda: configured(dry_run=False))
+
+
+def _runtime_class(at: ClusterNode) -> Step:
+    command = "gpunode manifests runtime-class"
+    wanted = (runtime_class("nvidia"),)
+
+    def look() -> State:
+        if not at.handler:
+            return State("pods get their GPUs by CDI and name no runtime", right=True)
+        if at.cluster is None:
+            return State(
+                f"no API server from here; where kubectl works: {command} | kubectl apply -f -", left=True
+            )
+        held = look_at(at.host, at.cluster, wanted, at.progress)
+        refuse_others(held, command)
+        if held[0].existing is not None:
+            return State("RuntimeClass nvidia is in the cluster", right=True)
+        return State("RuntimeClass nvidia isn't in the cluster")
+
+    def make(dry_run: bool) -> Result:
+        assert at.cluster is not None  # `look` has left it
+        return make_objects(at.host, at.cluster, wanted, at.progress, dry_run=dry_run)
+
+    return Step(
+        "runtime-class",
+        f"{command} | kubectl apply -f -",
+        look,
+        lambda: make(True),
+        lambda: make(False),
+    )
+
+
+def _gpu_label(at: ClusterNode) -> Step:
+    """The DaemonSet comes to nodes that are known to have GPUs: by NFD's labels, or by this one."""
+    key = present("nvidia")
+    if at.cluster is not None:
+        name, _ = node_name(at.host, at.name, at.cluster.node)
+        words = at.cluster.options
+    else:
+        name, words = at.name or at.host.environ.get("NODE_NAME") or "NAME", ()
+    command = kubectl(at.host, words, "label", "node", name, f"{key}=true")
+
+    def look() -> State:
+        if at.cluster is None:
+            return State(f"where kubectl works: {command}", left=True)
+        found = gpu_labels(at.cluster.get("Node", name))
+        return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
+
+    def label(dry_run: bool) -> Result:
+        assert at.cluster is not None  # `look` has left it
+        place = node_object.place_in(at.cluster, at.host, at.name, dry_run)
+        return set_label(at.host, place, key, "true", at.progress)
+
+    return Step("node-label", command, look, lambda: label(True), lambda: label(False))
+
+
+def gpu_labels(node: Json) -> tuple[str, ...]:
+    """The labels of a Node by which the plugin's DaemonSet comes to it."""
+    pod = daemon_set(PluginSet("any"))["spec"]["template"]["spec"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    keys = [one["matchExpressions"][0]["key"] for one in terms["nodeSelectorTerms"]]
+    there = labels_of(node)
+    return tuple(key for key in keys if there.get(key) == "true")
+
+
+def set_label(host: Host, at: node_object.Place, key: str, value: str, progress: Progress) -> Result:
+    """Set one label of the node; kind NodeChange. `ClusterError`."""
+    done = node_object.carry_out(host, progress, at, lambda node: label_patch(node, {key: value}))
+    before = labels_of(done.before).get(key)
+    back = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
+    undo = kubectl(host, at.cluster.options, "label", "node", at.node, *back)
+    data = node_object.told(at, done, [node_object.KeyChange(key, before, value)], undo)
+    return Result(node_object.KIND, data, blocks=node_object.blocks(data))
+
+
+def _plugin(at: ClusterNode, plugin: PluginWay, image: str, wait: float) -> tuple[Step, ...]:
+    host, progress, dry_run = at.host, at.progress, at.request.dry_run
+    if plugin is PluginWay.SYSTEMD:
+        return (service_step(host, at.cdi, wait, progress, dry_run=dry_run),)
+
+    def wanted() -> PluginSet:
+        kubelet = find_kubelet(host, running(host))
+        return manifests.plugin_set(
+            host,
+            image=image,
+            runtime_class=at.handler,
+            cdi=at.cdi,
+            kubelet_root=root_directory(kubelet),
+        )
+
+    step = daemon_set_step(host, at.cluster, wanted, image, wait, progress, dry_run=dry_run)
+    return _gpu_label(at), step
+
+
+def _verify(at: ClusterNode, test_image: str, access: Access) -> tuple[Step, ...]:
+    """The proof: a pod where there is a way to the API server, else the host and the kubelet's engine."""
+    if at.cluster is None:
+        return node_proofs(at.host, at.request, at.progress, at.cdi)
+
+    def prove() -> Result:
+        return verify_kubernetes.run(
+            at.host,
+            at.progress,
+            image=test_image,
+            node=at.name,
+            resource=_resource(at.host),
+            runtime_class=verify_kubernetes.AUTO if at.handler else "",
+            access=access,
+        )
+
+    command = shlex.join(("gpunode", "verify", "--on", "kubernetes", *at.words))
+    return (proof("verify", command, prove),)
+
+
+def _resource(host: Host) -> str:
+    """What the kubelet counts whole GPUs by, else the first of NVIDIA's resources that it can hand out."""
+    offered = [name for name, count in serving(host).counts if count]
+    return "nvidia.com/gpu" if "nvidia.com/gpu" in offered or not offered else offered[0]

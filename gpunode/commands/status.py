@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import typer
 
 from gpunode.commands.options import ConfigOption, RestartCommandOption, RuntimesOption, SocketOption
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.crio import load_crio
@@ -22,7 +21,7 @@ from gpunode.facts.processes import running
 from gpunode.facts.writers import is_nvidia_program, nvidia_writer
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, STATE_DIRECTORY, Entry, Journal, digest
-from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Result, Style, Table, Text
 from gpunode.runtime import find
 from gpunode.runtime.apply import restarter_of
 from gpunode.runtime.crio import CrioEngine
@@ -222,16 +221,6 @@ def _is_conffile(host: Host, path: str, data: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class Options:
-    """`runtimes` are engines by name, every one there is if empty; the others say which daemon is meant."""
-
-    runtimes: tuple[str, ...] = ()
-    config: str = ""
-    socket: str = ""
-    restart_command: str = ""
-
-
-@dataclass(frozen=True)
 class StatusHandler:
     """A runtime handler. `path` is as the file has it, else as the daemon tells it; empty if neither does.
 
@@ -305,13 +294,16 @@ class RuntimeStatus:
     cdi: tuple[CdiDevices, ...]
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(
+    host: Host, runtimes: Sequence[str] = (), config: str = "", socket: str = "", restart_command: str = ""
+) -> Result:
     """Look at files and ask the daemons, each for at most three seconds; kind RuntimeStatus, changes nothing.
 
-    Status warn if anything drifts. `PreconditionError` if there is no engine at all.
+    `runtimes` are engines by name, every one there is if empty. Status warn if anything drifts.
+    `PreconditionError` if there is no engine at all.
     """
-    find.check_names(options.runtimes)
-    engines, notes = _engines(host, options)
+    find.check_names(tuple(runtimes))
+    engines, notes = _engines(host, runtimes, config, socket)
     if not engines and not notes:
         raise PreconditionError(
             "there is no container engine on this node", hint=f"install one: {', '.join(find.FINDERS)}"
@@ -320,7 +312,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     entries = journal_entries(host)
     kubelet = _kubelet(host)
     found = (
-        _status(engine, answer, entries, kubelet, options)
+        _status(engine, answer, entries, kubelet, restart_command)
         for engine, answer in zip(engines, answers, strict=True)
     )
     # what the node lives on comes first, what only lies there last
@@ -332,10 +324,12 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
     return Result("RuntimeStatus", data, status, messages=notes, blocks=blocks(data))
 
 
-def _engines(host: Host, options: Options) -> tuple[tuple[Engine, ...], tuple[str, ...]]:
+def _engines(
+    host: Host, runtimes: Sequence[str], config: str, socket: str
+) -> tuple[tuple[Engine, ...], tuple[str, ...]]:
     """The engines named, else every one that is here, once each; and what couldn't be looked for."""
-    if options.runtimes:
-        named = (find.engine(host, name, options.config, "", options.socket) for name in options.runtimes)
+    if runtimes:
+        named = (find.engine(host, name, config, "", socket) for name in runtimes)
         return tuple(named), ()
     daemons: dict[tuple[str, str], Daemon] = {}
     notes = []
@@ -370,11 +364,11 @@ def _status(
     answer: Answer,
     entries: Sequence[Entry] | None,
     kubelet: Kubelet | None,
-    options: Options,
+    restart_command: str,
 ) -> EngineStatus:
     daemon, host = engine.daemon, engine.host
     files = configured(host, daemon)
-    restarter = restarter_of(host, options.restart_command, engine)
+    restarter = restarter_of(host, restart_command, engine)
     restart = restarter.shown("restart") if daemon.name != "podman" else ""
     reload = restarter.shown("reload") if daemon.name == "docker" else restart
     active = answer.active
@@ -480,5 +474,4 @@ def status_runtime(
 
     gpunode status runtime
     """
-    options = Options(tuple(runtime or ()), config, socket, restart_command)
-    return run(session.host, options, session.progress)
+    return run(session.host, runtime or (), config, socket, restart_command)

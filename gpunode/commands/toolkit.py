@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from gpunode.commands import status
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.commands.toolkit_config import toolkit_app
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.packages import locked
@@ -95,17 +94,16 @@ def toolkit_install(
 
     gpunode toolkit install --from /media/packages
     """
-    options = InstallOptions(
-        version=version,
+    return install(
+        session.host,
+        session.progress,
+        Goal(version, upgrade, hold),
         repository=repository,
         key=key,
         directory=from_directory,
-        upgrade=upgrade,
-        hold=hold,
         dry_run=dry_run,
         lock_seconds=lock_timeout,
     )
-    return install(session.host, options, session.progress)
 
 
 @verb(toolkit_app, "status", "ToolkitStatus")
@@ -114,7 +112,7 @@ def toolkit_status(session: Session) -> Result:
 
     gpunode toolkit status -o json
     """
-    return show_status(session.host, StatusOptions(), session.progress)
+    return show_status(session.host, session.progress)
 
 
 @verb(toolkit_app, "remove", "ToolkitRemoval")
@@ -125,8 +123,7 @@ def toolkit_remove(
 
     gpunode toolkit remove --dry-run
     """
-    options = RemoveOptions(dry_run=dry_run, lock_seconds=lock_timeout)
-    return remove(session.host, options, session.progress)
+    return remove(session.host, session.progress, dry_run=dry_run, lock_seconds=lock_timeout)
 
 
 # `gpunode toolkit install`: the NVIDIA Container Toolkit through the node's own package manager.
@@ -137,20 +134,6 @@ NEXT = "gpunode configure-runtime"
 _FAMILY = ("nvidia-container-", "nvidia-docker", "libnvidia-container")
 _UNCHECKED = "no signature is checked for packages out of a directory: it is as good as the way they came"
 _UNREAD = "the versions are the repository's newest; which that is shows when it has been read"
-
-
-@dataclass(frozen=True)
-class InstallOptions:
-    """The command line's options. `key` is a file; `directory` is --from, `lock_seconds` --lock-timeout."""
-
-    version: str = ""
-    repository: str = ""
-    key: str = ""
-    directory: str = ""
-    upgrade: bool = False
-    hold: bool = False
-    dry_run: bool = False
-    lock_seconds: float = WAIT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -199,17 +182,28 @@ class Intent:
         return self.repository.files if self.repository else ()
 
 
-def install(host: Host, options: InstallOptions, progress: Progress) -> Result:
-    """Install, or say what would be done; kind ToolkitInstallation."""
-    wanted = _check(host, options)
+def install(
+    host: Host,
+    progress: Progress,
+    goal: Goal,
+    *,
+    repository: str = "",
+    key: str = "",
+    directory: str = "",
+    dry_run: bool = False,
+    lock_seconds: float = WAIT_SECONDS,
+) -> Result:
+    """Install, or say what would be done; kind ToolkitInstallation. `key` is a file, `directory` one that
+    holds the packages."""
+    wanted = _check(host, goal.version, repository, key, directory)
     manager = find_manager(host)
-    if not options.dry_run:
+    if not dry_run:
         require_live(host)
-    if options.hold:
+    if goal.hold:
         manager.require_holding()
     with progress.step(f"asking {manager.name} what is here and what is offered"):
-        intent = _intend(host, manager, options, wanted)
-    if options.dry_run:
+        intent = _intend(host, manager, goal, directory, wanted)
+    if dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
         notes = half_done(host, Journal.of(host))
@@ -217,9 +211,9 @@ def install(host: Host, options: InstallOptions, progress: Progress) -> Result:
             notes = (*notes, _UNREAD)
         return _report(intent, CarriedOut(changes, commands, "", notes), intent.steps.versions, dry_run=True)
     before = {name: intent.states[name].installed for name in PACKAGES}
-    context = {"version": options.version, "from": options.directory, "held": options.hold}
+    context = {"version": goal.version, "from": directory, "held": goal.hold}
     held = tuple(name for name in PACKAGES if intent.states[name].held)
-    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_seconds, held)
+    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, lock_seconds, held)
     if not intent.file_changes and not intent.steps.commands and not intent.killed:
         return _report(intent, CarriedOut((), (), "", ()), before, dry_run=False)
     done = carry_out(
@@ -229,33 +223,30 @@ def install(host: Host, options: InstallOptions, progress: Progress) -> Result:
     return _report(intent, done, {name: after[name].installed for name in PACKAGES}, dry_run=False)
 
 
-def _check(host: Host, options: InstallOptions) -> Wanted:
-    if options.directory and (options.repository or options.key):
+def _check(host: Host, version: str, repository: str, key: str, directory: str) -> Wanted:
+    if directory and (repository or key):
         raise UsageError(
             "--from takes the packages out of a directory, and no repository is added then",
             hint="leave out --repository and --key, or --from",
         )
-    plain = all(char.isascii() and (char.isalnum() or char in ".-~+:") for char in options.version)
-    if options.version and not (plain and options.version[0].isdigit()):
-        raise UsageError(f"{options.version!r} is no version", hint="as in --version 1.20.0")
-    key = None
-    if options.key:
-        key = host.read_bytes(str(Path(options.key).absolute()))
-        if key is None:
-            raise UsageError(
-                f"there is no file {options.key}", hint="--key takes the repository's public key"
-            )
-    return wanted_repository(options.repository, key)
+    plain = all(char.isascii() and (char.isalnum() or char in ".-~+:") for char in version)
+    if version and not (plain and version[0].isdigit()):
+        raise UsageError(f"{version!r} is no version", hint="as in --version 1.20.0")
+    content = None
+    if key:
+        content = host.read_bytes(str(Path(key).absolute()))
+        if content is None:
+            raise UsageError(f"there is no file {key}", hint="--key takes the repository's public key")
+    return wanted_repository(repository, content)
 
 
-def _intend(host: Host, manager: Manager, options: InstallOptions, wanted: Wanted) -> Intent:
-    goal = Goal(options.version, options.upgrade, options.hold)
+def _intend(host: Host, manager: Manager, goal: Goal, directory: str, wanted: Wanted) -> Intent:
     shelf = shelf_of(host, manager)
     repository = plan_repository(host, shelf, wanted)
     states = _states(host, manager, repository)
     killed = bool(killed_runs(host))
-    if options.directory:
-        return _from_directory(host, manager, options, goal, states, killed=killed)
+    if directory:
+        return _from_directory(host, manager, directory, goal, states, killed=killed)
     steps = toolkit.plan(manager, states, goal, killed=killed)
     if steps.install is None and not wanted.asked and not repository.judged:  # it came by another way
         return Intent(manager, states, goal, (), None, None, steps, killed)
@@ -287,14 +278,14 @@ def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping
 def _from_directory(
     host: Host,
     manager: Manager,
-    options: InstallOptions,
+    directory: str,
     goal: Goal,
     states: Mapping[str, PackageState],
     *,
     killed: bool,
 ) -> Intent:
-    directory = str(Path(options.directory).absolute())
-    files = toolkit.chosen(host, manager, toolkit.read_directory(host, manager, directory), options.version)
+    offered = toolkit.read_directory(host, manager, str(Path(directory).absolute()))
+    files = toolkit.chosen(host, manager, offered, goal.version)
     goal = Goal(files[0].version, hold=goal.hold)
     if toolkit.settled(states, goal):
         steps = toolkit.plan(manager, states, goal, killed=killed)
@@ -406,14 +397,6 @@ LEFTOVERS = (
 
 
 @dataclass(frozen=True)
-class RemoveOptions:
-    """The command line's options; `lock_seconds` is --lock-timeout."""
-
-    dry_run: bool = False
-    lock_seconds: float = WAIT_SECONDS
-
-
-@dataclass(frozen=True)
 class ToolkitRemoval:
     """`data` of the envelope. `packages` go or went; `kept` are those that gpunode didn't bring, `left` files
     that stay and what they are, `by_hand` the command for what is kept."""
@@ -441,25 +424,27 @@ class Brought:
     aside: tuple[str, ...]
 
 
-def remove(host: Host, options: RemoveOptions, progress: Progress) -> Result:
+def remove(
+    host: Host, progress: Progress, *, dry_run: bool = False, lock_seconds: float = WAIT_SECONDS
+) -> Result:
     """Remove, or say what would be; kind ToolkitRemoval. `PreconditionError` while an engine uses it."""
     manager = find_manager(host)
-    if not options.dry_run:
+    if not dry_run:
         require_live(host)
     brought = _brought(host, Journal.of(host).entries())
     states = manager.installed(PACKAGES)
     going = tuple(name for name in brought.packages if states[name].installed)
     kept = tuple(name for name in PACKAGES if states[name].installed and name not in going)
     if going:
-        _require_unused(host, progress)
+        _require_unused(host)
     commands = _commands(manager, states, going, brought)
     if commands:
         with progress.step(f"asking {manager.name} what would go along"):
             _require_alone(manager, commands, going)
     files = tuple(FileChange(path, None, "") for path in brought.files)
     changes = tuple(edit.change() for edit in edits_of(host, files))
-    if not options.dry_run:
-        _carry_out(host, manager, states, commands, files, options, progress)
+    if not dry_run:
+        _carry_out(host, manager, states, commands, files, progress, lock_seconds)
     data = ToolkitRemoval(
         manager.name,
         going,
@@ -468,7 +453,7 @@ def remove(host: Host, options: RemoveOptions, progress: Progress) -> Result:
         tuple(one.text for one in commands),
         tuple(_left(host, brought)),
         manager.remove(kept).text if kept else "",
-        options.dry_run,
+        dry_run,
     )
     return Result(REMOVAL_KIND, data, blocks=tuple(_removal_blocks(data, files)))
 
@@ -479,14 +464,14 @@ def _carry_out(
     states: Mapping[str, PackageState],
     commands: Sequence[Command],
     files: Sequence[FileChange],
-    options: RemoveOptions,
     progress: Progress,
+    lock_seconds: float,
 ) -> None:
     """Packages first: while the repository is there, they can be put back."""
     before = {name: states[name].installed for name in PACKAGES}
     # killed between the two, the next run must still know of the files
     context = {"filesLeft": [one.path for one in files]}
-    job = Job(host, manager, REMOVAL, progress, PACKAGES, before, context, options.lock_seconds, stays=False)
+    job = Job(host, manager, REMOVAL, progress, PACKAGES, before, context, lock_seconds, stays=False)
 
     def act(run: Run) -> None:
         for command in commands:
@@ -553,10 +538,10 @@ def _require_alone(manager: Manager, commands: Sequence[Command], going: Sequenc
         )
 
 
-def _require_unused(host: Host, progress: Progress) -> None:
+def _require_unused(host: Host) -> None:
     """An engine whose default runtime is gone starts no container at all."""
     try:
-        data = status.run(host, status.Options(), progress).data
+        data = status.run(host).data
     except PreconditionError:
         return  # no engine
     users: dict[str, str] = {}
@@ -612,11 +597,6 @@ _SAID = {
 
 
 @dataclass(frozen=True)
-class StatusOptions:
-    """There are none."""
-
-
-@dataclass(frozen=True)
 class ToolkitPackage:
     """One of the four; empty where it isn't installed or offered. `origins` are those of what is installed,
     `pinned` is by a hold, a preference or a lock."""
@@ -641,7 +621,7 @@ class ToolkitStatus:
     next: str
 
 
-def show_status(host: Host, options: StatusOptions, progress: Progress) -> Result:
+def show_status(host: Host, progress: Progress) -> Result:
     """Look, change nothing; kind ToolkitStatus. Exit 1 if something is to be put right."""
     manager = find_manager(host)
     shelf = shelf_of(host, manager)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts import toolkit as facts
 from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.toolkit import Key
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
-from gpunode.host.transaction import FilesChanged, change_files
+from gpunode.host.transaction import change_files
 from gpunode.output.result import (
     Block,
     Cell,
@@ -35,14 +34,6 @@ from gpunode.runtime.engine import decode
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
 KIND = "ToolkitConfig"
-
-
-@dataclass(frozen=True)
-class Options:
-    """`keys`: what to show, everything if empty."""
-
-    keys: tuple[str, ...] = ()
-    config: str = ""
 
 
 @dataclass(frozen=True)
@@ -74,15 +65,16 @@ class ToolkitConfig:
     dry_run: bool = False
 
 
-def run(host: Host, options: Options, progress: Progress) -> Result:
-    """Show settings with where they come from; kind ToolkitConfig. A key may be a table: all below it then.
+def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
+    """Show these settings, or all, with where they come from; kind ToolkitConfig. A key may be a table: all
+    below it then.
 
     Exit 1 if the file holds something that the toolkit doesn't know or take.
     """
-    path, source = facts.locate(host, options.config)
+    path, source = facts.locate(host, config)
     text = host.read_text(path)
     tree = parse_toml(text or "", path)
-    settings = _wanted(settings_in(host, tree), options.keys)
+    settings = _wanted(settings_in(host, tree), keys)
     data = ToolkitConfig(path, source, text is not None, settings)
     problems = tuple(
         ErrorInfo("toolkit-config", f"{path}: {one.key}: {one.problem}", _mend(one))
@@ -90,7 +82,7 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
         if one.problem
     )
     status, code = ("fail", ExitCode.FAILED) if problems else ("ok", ExitCode.OK)
-    single = len(options.keys) == 1 and len(settings) == 1
+    single = len(keys) == 1 and len(settings) == 1
     blocks: tuple[Block, ...] = (Text(shown(settings[0].value)),) if single else _listed(data)
     return Result(KIND, data, status, code, (), problems, blocks)
 
@@ -118,7 +110,7 @@ def _unknown(name: str, value: Any, names: set[str]) -> Setting:
     return Setting(name, value, "unknown", "", None, (), problem)
 
 
-def _wanted(settings: tuple[Setting, ...], names: tuple[str, ...]) -> tuple[Setting, ...]:
+def _wanted(settings: tuple[Setting, ...], names: Sequence[str]) -> tuple[Setting, ...]:
     if not names:
         return settings
     found = []
@@ -174,19 +166,20 @@ _ROOTFUL = (
 _HEADING = "# NVIDIA Container Toolkit; what isn't here has the toolkit's own default\n"
 
 
-@dataclass(frozen=True)
-class SetOptions:
-    """`settings`: KEY=VALUE each, or for `unset` the bare keys. `create` makes a missing file."""
+def run_set(
+    host: Host,
+    progress: Progress,
+    settings: Sequence[str],
+    config: str = "",
+    *,
+    create: bool = False,
+    dry_run: bool = False,
+) -> Result:
+    """Change settings, KEY=VALUE each; `create` makes a missing file; kind ToolkitConfig.
 
-    settings: tuple[str, ...]
-    config: str = ""
-    create: bool = False
-    dry_run: bool = False
-
-
-def run_set(host: Host, options: SetOptions, progress: Progress) -> Result:
-    """Change settings; kind ToolkitConfig. `UsageError` for a key or value that the toolkit doesn't take."""
-    given = _parsed(facts.keys_for(host), options.settings)
+    `UsageError` for a key or value that the toolkit doesn't take.
+    """
+    given = _parsed(facts.keys_for(host), settings)
 
     def edited(text: str, path: str) -> str:
         after = with_settings(text, path, {key.path: value for key, value in given.items()})
@@ -197,23 +190,26 @@ def run_set(host: Host, options: SetOptions, progress: Progress) -> Result:
                 raise UsageError(f"{key.name}: {problem}", hint=f"see: gpunode toolkit config get {key.name}")
         return after
 
-    return _change(host, options, progress, edited, tuple(key.name for key in given))
+    names = [key.name for key in given]
+    return _change(host, progress, config, edited, settings, names, create=create, dry_run=dry_run)
 
 
-def unset(host: Host, options: SetOptions, progress: Progress) -> Result:
+def unset(
+    host: Host, progress: Progress, keys: Sequence[str], config: str = "", *, dry_run: bool = False
+) -> Result:
     """Take keys out, so that the toolkit's own defaults hold again; kind ToolkitConfig."""
 
     def edited(text: str, path: str) -> str:
         there = facts.names_in(parse_toml(text, path))
-        for name in options.settings:
+        for name in keys:
             if name not in there:
                 facts.find_key(facts.KEYS, name)
-        return without_settings(text, path, [tuple(name.split(".")) for name in options.settings])
+        return without_settings(text, path, [tuple(name.split(".")) for name in keys])
 
-    return _change(host, options, progress, edited, options.settings)
+    return _change(host, progress, config, edited, keys, keys, create=False, dry_run=dry_run)
 
 
-def _parsed(keys: tuple[Key, ...], settings: tuple[str, ...]) -> Mapping[Key, Any]:
+def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]:
     given: dict[Key, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -231,18 +227,23 @@ def _parsed(keys: tuple[Key, ...], settings: tuple[str, ...]) -> Mapping[Key, An
 
 def _change(
     host: Host,
-    options: SetOptions,
     progress: Progress,
+    config: str,
     edited: Callable[[str, str], str],
-    names: tuple[str, ...],
+    settings: Sequence[str],
+    names: Sequence[str],
+    *,
+    create: bool,
+    dry_run: bool,
 ) -> Result:
-    path, source = facts.locate(host, options.config)
+    """Write what `edited` makes of the file's text and path; `settings` is what the journal keeps of it."""
+    path, source = facts.locate(host, config)
     if not path.startswith("/"):
         raise UsageError(f"the configuration's path must be absolute, not {path!r}", hint="--config /PATH")
 
     def plan() -> tuple[FileEdit, ...]:
         before = host.read_bytes(path)
-        if before is None and not options.create:
+        if before is None and not create:
             raise PreconditionError(
                 f"{path} does not exist: the toolkit isn't installed, or runs with its defaults",
                 hint="install the package nvidia-container-toolkit, or make the file: add --create",
@@ -251,36 +252,27 @@ def _change(
         after = edited(text, path)
         return (FileEdit(path, before, before if before is not None and after == text else after.encode()),)
 
-    context = {"config": path, "settings": list(options.settings)}
-    done = change_files(
-        host, OPERATION, plan, engine_restart(host, progress), context=context, dry_run=options.dry_run
-    )
-    return _report(host, options, done, path, source, names)
-
-
-def _report(
-    host: Host, options: SetOptions, done: FilesChanged, path: str, source: str, names: tuple[str, ...]
-) -> Result:
+    context = {"config": path, "settings": list(settings)}
+    restart = engine_restart(host, progress)
+    done = change_files(host, OPERATION, plan, restart, context=context, dry_run=dry_run)
     edit = done.edits[0]
     tree = parse_toml(decode(edit.after, path), path)
-    settings = tuple(one for one in settings_in(host, tree) if one.key in names)
-    change = edit.change()
-    exists = host.exists(path)
-    data = ToolkitConfig(path, source, exists, settings, (change,), done.journal, options.dry_run)
+    now = tuple(one for one in settings_in(host, tree) if one.key in names)
+    data = ToolkitConfig(path, source, host.exists(path), now, (edit.change(),), done.journal, dry_run)
     notes = done.notes
-    if any(one.key.endswith(".no-cgroups") and one.value is True for one in settings):
+    if any(one.key.endswith(".no-cgroups") and one.value is True for one in now):
         notes += (_ROOTFUL,)
-    return Result(KIND, data, messages=notes, blocks=_blocks(data, options.dry_run))
+    return Result(KIND, data, messages=notes, blocks=_blocks(data))
 
 
-def _blocks(data: ToolkitConfig, dry_run: bool) -> tuple[Block, ...]:
+def _blocks(data: ToolkitConfig) -> tuple[Block, ...]:
     change = data.changes[0]
     if change.action == "unchanged":
         return (Text(f"{change.path} unchanged"),)
     blocks: list[Block] = [
-        Text(f"{change.path} {change.action}{' (dry run)' if dry_run else ''}", Style.GOOD)
+        Text(f"{change.path} {change.action}{' (dry run)' if data.dry_run else ''}", Style.GOOD)
     ]
-    if dry_run:
+    if data.dry_run:
         blocks.append(Diff(change.diff))
     blocks.append(Text(_NO_RESTART, Style.DIM))
     if data.journal:
@@ -319,7 +311,7 @@ def toolkit_config_get(
 
     gpunode toolkit config get nvidia-container-runtime.mode
     """
-    return run(session.host, Options(tuple(key or ()), config), session.progress)
+    return run(session.host, key or (), config)
 
 
 @verb(config_app, "set", "ToolkitConfig")
@@ -336,8 +328,7 @@ def toolkit_config_set(
 
     gpunode toolkit config set nvidia-container-runtime.mode=cdi
     """
-    options = SetOptions(tuple(setting), config, create, dry_run)
-    return run_set(session.host, options, session.progress)
+    return run_set(session.host, session.progress, setting, config, create=create, dry_run=dry_run)
 
 
 @verb(config_app, "unset", "ToolkitConfig")
@@ -351,5 +342,4 @@ def toolkit_config_unset(
 
     gpunode toolkit config unset features.allow-ldconfig-from-container
     """
-    options = SetOptions(tuple(key), config, dry_run=dry_run)
-    return unset(session.host, options, session.progress)
+    return unset(session.host, session.progress, key, config, dry_run=dry_run)

@@ -1,10 +1,15 @@
-"""`gpunode verify`."""
+"""`gpunode verify`: a CUDA vector-add on every GPU and MIG device, on the host or in a container."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gpunode.commands.gpus import explain_failure
 from gpunode.commands.options import (
     ConfigOption,
     ContextOption,
@@ -14,12 +19,221 @@ from gpunode.commands.options import (
     ServerOption,
     SocketOption,
 )
-from gpunode.commands.outcome import Session
-from gpunode.commands.session import verb
+from gpunode.commands.session import Session, verb
+from gpunode.errors import GpunodeError, UsageError
+from gpunode.gpu import vectoradd
+from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.probe import NvmlProbe, probe
+from gpunode.gpu.vectoradd import Answer, DeviceResult, Plan
+from gpunode.host import Host
+from gpunode.kubernetes.access import Access
+from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.runtime.verify.container import ContainerOutcome, ContainerRequest, Verification
+from gpunode.runtime.verify.failures import without_driver
+from gpunode.runtime.verify.run import run_program
 
-if TYPE_CHECKING:
-    from gpunode.output.result import Result
+SECONDS = 60.0  # for each device
+_NVML_SECONDS = 30.0
+_STYLES = {"ok": Style.GOOD, "skip": Style.DIM}
+_PASSED = "Test PASSED"  # what NVIDIA's vectorAdd sample prints
+_DOCTOR = "find out why: gpunode doctor"
+_NO_DRIVER_HINT = (
+    "see accept-nvidia-visible-devices-envvar-when-unprivileged and mode in"
+    " /etc/nvidia-container-runtime/config.toml; on the host: gpunode verify"
+)
+_HINTS = {
+    3: "modprobe nvidia-uvm, then gpunode doctor",
+    802: "systemctl status nvidia-fabricmanager",
+    803: "reboot, or reload the nvidia modules; see gpunode explain driver-lib-mismatch",
+    804: "take the cuda-compat libraries off the library path: ldconfig -p | grep libcuda",
+    999: "modprobe -r nvidia-uvm && modprobe nvidia-uvm, then dmesg | grep -i nvrm",
+}
 
+
+def run(host: Host, progress: Progress, timeout: float = SECONDS) -> Result:
+    """Prove that CUDA computes on the host, with `timeout` seconds for each device. Exit 1 if a device fails
+    or there is none; errors name cause and cure."""
+    known, wanted = _known(host, progress)
+    if not host.live:
+        return _simulated(known, wanted, progress)
+    answer = Answer(())
+    if wanted.runnable or not wanted.settled:
+        with progress.step("vector-add on host"):
+            answer = _on_host(host, timeout, wanted)
+    return _proof("host", known, wanted, answer)
+
+
+def run_in_container(host: Host, request: ContainerRequest, progress: Progress) -> Result:
+    """The same in a container of an engine, or the vectoradd of `request.image`; `request.timeout` is for
+    each device."""
+    if request.image:
+        return _own_image(host, request, progress)
+    known, wanted = _known(host, progress)
+    answer, via = Answer(()), ""
+    if wanted.runnable or not wanted.settled:
+        with progress.step(f"vector-add on {request.engine}"):
+            answer, via = in_container(host, request, wanted.uuids, progress)
+    return _proof(request.engine, known, wanted, answer, via)
+
+
+def _known(host: Host, progress: Progress) -> tuple[NvmlProbe, Plan]:
+    with progress.step("asking NVML which GPUs there are"):
+        known = probe(host, _NVML_SECONDS)
+    return known, vectoradd.plan(known.inventory)
+
+
+def _proof(on: str, known: NvmlProbe, wanted: Plan, answer: Answer, via: str = "") -> Result:
+    messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
+    return _report(Verification(on, vectoradd.merge(wanted, answer.devices), via=via), answer, messages)
+
+
+def _simulated(known: NvmlProbe, wanted: Plan, progress: Progress) -> Result:
+    """A recorded machine: its GPUs' sums are computed here, and every result says so."""
+    if known.inventory is None:
+        raise explain_failure(known)
+    with progress.step("vector-add, simulated"):
+        done = tuple(vectoradd.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
+    data = Verification("host", vectoradd.merge(wanted, done))
+    return _report(data, Answer(done), (vectoradd.NOTICE,))
+
+
+def _on_host(host: Host, timeout: float, wanted: Plan) -> Answer:
+    arguments = vectoradd.arguments(wanted.uuids, timeout)
+    limit = vectoradd.longest_run(len(wanted.uuids), timeout)
+    done = host.run(module_argv(vectoradd.MODULE, *arguments), timeout=limit)
+    if done.timed_out:
+        raise GpunodeError(f"the vector-add did not end within {limit:g} s", hint=_DOCTOR, code="cuda-hang")
+    return _read(done.code, done.stdout, done.stderr)
+
+
+def in_container(
+    host: Host, request: ContainerRequest, uuids: Sequence[str], progress: Progress
+) -> tuple[Answer, str]:
+    """The answer for these GPUs, all that CUDA sees for none, and how the container got its GPUs.
+
+    `GpunodeError` if the driver isn't in it.
+    """
+    whole = replace(
+        request,
+        argv=("-m", vectoradd.MODULE, *vectoradd.arguments(uuids, request.timeout)),
+        timeout=vectoradd.longest_run(len(uuids), request.timeout),
+    )
+    done = run_program(host, whole, progress)
+    answer = _read(done.exit_code, done.stdout, done.stderr)
+    if _without_driver(answer):
+        raise _not_injected(host, request.runtime_name, done, answer)
+    return answer, str(done.way)
+
+
+def _without_driver(answer: Answer) -> bool:
+    """Whether all that failed is that there is no libcuda."""
+    told = [device.message for device in answer.devices] + [answer.error] * bool(answer.error)
+    return bool(told) and all("libcuda.so.1 can't be loaded" in message for message in told)
+
+
+def _not_injected(host: Host, runtime_name: str, done: ContainerOutcome, answer: Answer) -> GpunodeError:
+    said = " ".join([answer.error, *(device.message for device in answer.devices)])
+    if "Permission denied" in said:
+        return GpunodeError(
+            f"the container may not read the NVIDIA driver it was given ({done.way}): {said}",
+            hint="setsebool -P container_use_devices on; see ausearch -m avc -ts recent",
+            code="driver-denied",
+        )
+    if done.way.devices:
+        return without_driver(host, done.way)
+    return GpunodeError(
+        f"the container started and the runtime {runtime_name!r} gave it no NVIDIA driver",
+        hint=_NO_DRIVER_HINT,
+        code="driver-not-injected",
+    )
+
+
+def _read(code: int, stdout: str, stderr: str) -> Answer:
+    try:
+        return vectoradd.read_answer(stdout)
+    except ValueError as error:
+        how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with code {code} and no result"
+        said = (stderr.strip().splitlines() or [""])[-1]
+        raise GpunodeError(
+            f"the vector-add {how}" + (f": {said}" if said else ""), hint=_DOCTOR, code="cuda-crash"
+        ) from error
+
+
+def _own_image(host: Host, request: ContainerRequest, progress: Progress) -> Result:
+    """An image's own vectoradd: all it tells is whether it passed, not on which device."""
+    with progress.step(f"{request.image} on {request.engine}"):
+        done = run_program(host, request, progress)
+    if done.exit_code == 0 and _PASSED in done.stdout:
+        result = DeviceResult(0, "", request.image, milliseconds=done.seconds * 1000, message=_PASSED)
+    else:
+        said = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"])[-1]
+        message = f"exit code {done.exit_code}, no {_PASSED!r}: {said}"
+        result = DeviceResult(0, "", request.image, status="fail", message=message)
+    data = Verification(request.engine, (result,), request.image, str(done.way))
+    return _report(data, Answer((result,)), ())
+
+
+def _report(data: Verification, answer: Answer, messages: tuple[str, ...]) -> Result:
+    errors = tuple(_errors(data.devices, answer))
+    code = ExitCode.FAILED if errors else ExitCode.OK
+    status = "fail" if errors else "ok"
+    return Result("Verification", data, status, code, messages, errors, _blocks(data, answer))
+
+
+def _errors(devices: Sequence[DeviceResult], answer: Answer) -> list[ErrorInfo]:
+    if answer.error:
+        return [ErrorInfo("cuda", answer.error, _HINTS.get(answer.code or 0, _DOCTOR))]
+    failed = [device for device in devices if _failed(device)]
+    if failed:
+        causes = {device.message for device in failed}
+        which = ", ".join(dict.fromkeys(str(device.index) for device in failed))
+        told = f": {causes.pop()}" if len(causes) == 1 else ""
+        message = f"{len(failed)} of {len(devices)} devices failed (GPU {which}){told}"
+        return [ErrorInfo("device-failed", message, _hint(failed))]
+    if not any(device.status == "ok" for device in devices):
+        return [ErrorInfo("no-device", "there is no GPU to verify", _DOCTOR)]
+    return []
+
+
+def _failed(device: DeviceResult) -> bool:
+    return device.status not in _STYLES
+
+
+def _hint(failed: Sequence[DeviceResult]) -> str:
+    """The cure of an error that all failed devices share, else the doctor."""
+    for code, hint in _HINTS.items():
+        if all(f"({code})" in device.message for device in failed):
+            return hint
+    return f"{_DOCTOR}; dmesg | grep -i xid"
+
+
+def _blocks(data: Verification, answer: Answer) -> tuple[Block, ...]:
+    devices = data.devices
+    if not devices:
+        return ()
+    rows = tuple(_row(device) for device in devices)
+    good = sum(device.status == "ok" for device in devices)
+    elements = max((device.elements for device in answer.devices), default=0)
+    what = f" of {elements} elements" if elements else ""
+    where = f"{data.on} ({data.via})" if data.via else data.on
+    summary = f"Vector-add{what} on {where}: {good} of {len(devices)} devices right"
+    style = Style.BAD if not good or any(map(_failed, devices)) else Style.GOOD
+    return Table(("GPU", "NAME", "UUID", "MAX ERROR", "TIME", "RESULT"), rows), Text(summary, style)
+
+
+def _row(device: DeviceResult) -> tuple[Cell | str, ...]:
+    verdict = f"{device.status}: {device.message}" if device.message else device.status
+    return (
+        str(device.index),
+        device.name or "-",
+        device.uuid or "-",
+        "-" if device.max_error is None else f"{device.max_error:g}",
+        f"{device.milliseconds:.2f} ms" if device.elements else "-",
+        Cell(verdict, _STYLES.get(device.status, Style.BAD)),
+    )
+
+
+# `gpunode verify`.
 
 verify_app = typer.Typer(rich_markup_mode=None)
 
@@ -78,7 +292,7 @@ def verify(
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
     server: ServerOption = "",
-) -> "Result":
+) -> Result:
     """Prove it: compute on every GPU. A CUDA vector-add, compared element by element; MIG devices too.
 
     On kubernetes NVIDIA's sample runs as a pod of this node, on one GPU; it is followed and removed.
@@ -89,22 +303,49 @@ def verify(
 
     gpunode verify --on kubernetes --kubeconfig /etc/kubernetes/admin.conf
     """
-    from gpunode.commands import verify_node as command
-
-    asked = (namespace, resource, runtime_class, node, kubeconfig, kube_context, server, timeout or 0.0)
-    options = command.Options(
-        on=on.value,
-        image=image,
-        timeout=timeout or 60.0,
-        runtime_name=runtime_name,
-        socket=socket,
-        config=config,
-        cdi=cdi,
-        pod=command.PodAsked(*asked),
-    )
+    pod = runtime_class != "auto" or any((namespace, resource, node, kubeconfig, kube_context, server))
+    _refuse_contradictions(on, image, socket, config, cdi=cdi, pod=pod)
     if on is Place.KUBERNETES:
         from gpunode.commands import verify_kubernetes
 
-        command.refuse_contradictions(options)
-        return verify_kubernetes.run(session.host, verify_kubernetes.asked(options), session.progress)
-    return command.run(session.host, options, session.progress)
+        return verify_kubernetes.run(
+            session.host,
+            session.progress,
+            image=image,
+            namespace=namespace,
+            node=node,
+            resource=resource or "nvidia.com/gpu",
+            runtime_class=runtime_class,
+            runtime_name=runtime_name,
+            timeout=timeout or verify_kubernetes.SECONDS,
+            access=Access(kubeconfig, kube_context, server),
+        )
+    if on is Place.HOST:
+        return run(session.host, session.progress, timeout or SECONDS)
+    request = ContainerRequest(
+        engine=on.value,
+        runtime_name=runtime_name,
+        image=image,
+        timeout=timeout or SECONDS,
+        socket=socket,
+        config=config,
+        cdi=cdi,
+    )
+    return run_in_container(session.host, request, session.progress)
+
+
+def _refuse_contradictions(on: Place, image: str, socket: str, config: str, *, cdi: bool, pod: bool) -> None:
+    """`UsageError` for options of another place; `pod` says that there are some of a pod's."""
+    if on is Place.KUBERNETES:
+        given = "--cdi" if cdi else "--socket" if socket else "--config" if config else ""
+        if given:
+            raise UsageError(f"{given} is for a container engine", hint="leave it out with --on kubernetes")
+        return
+    if pod:
+        raise UsageError(
+            f"a pod's options are given, and --on is {on.value}", hint="gpunode verify --on kubernetes"
+        )
+    given = f"--image {image}" if image else "--cdi" if cdi else ""
+    if given and on is Place.HOST:
+        what = "an image" if image else "CDI"
+        raise UsageError(f"{what} needs a container engine", hint=f"gpunode verify --on docker {given}")

@@ -6,13 +6,11 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from gpunode.commands import verify_node
-from gpunode.commands.manifests import PodOptions, wanted_pod
-from gpunode.commands.verify_node import PodRun, Verification
+from gpunode.commands.manifests import wanted_pod
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
@@ -35,6 +33,7 @@ from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Re
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import read_own_status
 from gpunode.runtime.verify import container
+from gpunode.runtime.verify.container import PodRun, Verification
 
 if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster
@@ -199,23 +198,8 @@ def _is_old(host: Host, pod: Json) -> bool:
 
 AUTO = "auto"
 _STATE_DIR = Settings.state_dir
-DEFAULT_SECONDS = 300.0  # the sample's image is some hundred megabytes
+SECONDS = 300.0  # the sample's image is some hundred megabytes
 _GRACE = 30  # beyond our own patience the pod may live, should nobody be left to remove it
-
-
-@dataclass(frozen=True)
-class Options:
-    """`timeout`: seconds for the whole, an image's pull included. `runtime_class` is its name, empty for
-    none, or auto: `runtime_name` where the cluster has a RuntimeClass of that name."""
-
-    image: str = ""
-    namespace: str = ""
-    node: str = ""
-    resource: str = "nvidia.com/gpu"
-    runtime_class: str = AUTO
-    runtime_name: str = "nvidia"
-    timeout: float = DEFAULT_SECONDS
-    access: Access = field(default_factory=Access)
 
 
 @dataclass(frozen=True)
@@ -229,27 +213,33 @@ class _Case:
     timeout: float
 
 
-def asked(options: verify_node.Options) -> Options:
-    """The options of `verify` as this command has them."""
-    pod = options.pod
-    return Options(
-        image=options.image,
-        namespace=pod.namespace,
-        node=pod.node,
-        resource=pod.resource or Options.resource,
-        runtime_class=pod.runtime_class,
-        runtime_name=options.runtime_name,
-        timeout=pod.timeout or DEFAULT_SECONDS,
-        access=Access(pod.kubeconfig, pod.context, pod.server),
-    )
-
-
-def run(host: Host, options: Options, progress: Progress) -> Result:
+def run(
+    host: Host,
+    progress: Progress,
+    *,
+    image: str = "",
+    namespace: str = "",
+    node: str = "",
+    resource: str = "nvidia.com/gpu",
+    runtime_class: str = AUTO,
+    runtime_name: str = "nvidia",
+    timeout: float = SECONDS,
+    access: Access = Access(),  # noqa: B008 - frozen
+) -> Result:
     """Exit 1 with the reason where the pod doesn't start or pass; `ClusterError` where the API server fails.
-    Whatever happens, Ctrl-C included, the pod is removed; where it can't be, the command for it is told."""
-    if not options.timeout >= 1:
+    Whatever happens, Ctrl-C included, the pod is removed; where it can't be, the command for it is told.
+
+    `timeout`: seconds for the whole, an image's pull included. `runtime_class` is its name, empty for none,
+    or auto: `runtime_name` where the cluster has a RuntimeClass of that name.
+    """
+    if not timeout >= 1:
         raise UsageError("--timeout is at least 1 second")
-    case = _case(host, options, progress)
+    node_name(host, node)
+    pod = wanted_pod(image, resource, namespace)  # what can't be meant is refused before anybody is asked
+    cluster = connect(host, access)
+    case = _case(host, cluster, pod, node, timeout, progress)
+    handler = _runtime_class(host, cluster, runtime_class, runtime_name, progress)
+    case = replace(case, pod=replace(case.pod, runtime_class=handler))
     sweep(host, case.cluster, case.namespace, case.pod.hostname)
     traces: list[str] = []
     step = progress.step(f"vector-add pod on {case.aim.node}")
@@ -264,29 +254,26 @@ def run(host: Host, options: Options, progress: Progress) -> Result:
 # --- before ---------------------------------------------------------------------------------------------
 
 
-def _case(host: Host, options: Options, progress: Progress) -> _Case:
-    node_name(host, options.node)
-    wanted = PodOptions(options.image, options.resource, options.namespace, "", "")
-    pod = wanted_pod(wanted)  # what can't be meant is refused before anybody is asked
-    cluster = connect(host, options.access)
-    name, source = node_name(host, options.node, cluster.node)
+def _case(
+    host: Host, cluster: Cluster, pod: VectorAdd, node: str, timeout: float, progress: Progress
+) -> _Case:
+    """`pod` with what only the cluster knows: the node and its labels, the namespace."""
+    name, source = node_name(host, node, cluster.node)
     try:
-        node = patiently(host, progress, lambda: cluster.get("Node", name))
+        found = patiently(host, progress, lambda: cluster.get("Node", name))
     except NotFound as error:
         error.hint = access.hint(host, cluster, source)
         raise
-    labels = node.get("metadata", {}).get("labels") or {}
-    namespace = options.namespace or cluster.namespace
-    made = VectorAdd(
-        image=pod.image,
-        resource=pod.resource,
+    labels = found.get("metadata", {}).get("labels") or {}
+    namespace = pod.namespace or cluster.namespace
+    made = replace(
+        pod,
         namespace=namespace,
         hostname=str(labels.get(HOSTNAME) or name),
-        runtime_class=_runtime_class(host, cluster, options, progress),
-        seconds=math.ceil(options.timeout) + _GRACE,
+        seconds=math.ceil(timeout) + _GRACE,
         run=secrets.token_hex(8),
     )
-    return _Case(cluster, namespace, made, _aim(host, name, node, pod), options.timeout)
+    return _Case(cluster, namespace, made, _aim(host, name, found, pod), timeout)
 
 
 def _aim(host: Host, name: str, node: Json, pod: VectorAdd) -> Aim:
@@ -320,9 +307,8 @@ def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
     )
 
 
-def _runtime_class(host: Host, cluster: Cluster, options: Options, progress: Progress) -> str:
-    asked = options.runtime_class
-    name = options.runtime_name if asked == AUTO else asked
+def _runtime_class(host: Host, cluster: Cluster, asked: str, runtime_name: str, progress: Progress) -> str:
+    name = runtime_name if asked == AUTO else asked
     if not name:
         return ""
     try:

@@ -25,6 +25,22 @@ _TRIES = 3  # to go back: what failed once may have been a moment's
 
 
 @dataclass(frozen=True)
+class LayoutRequest:
+    """A configuration to apply, by its file and its label, and what may be done for it.
+
+    `drain` names units, containers, processes and nvidia_drm to be stopped. `skip_reset` leaves a mode that
+    wants a reset pending; `persist` applies the layout at each boot too.
+    """
+
+    config_file: str = ""
+    label: str = ""
+    mode_only: bool = False
+    skip_reset: bool = False
+    drain: tuple[str, ...] = ()
+    persist: bool = False
+
+
+@dataclass(frozen=True)
 class Tools:
     """`open` opens NVML anew; none is open when `reset` resets GPUs. `uninterrupted` lets signals wait,
     `tell` announces a step."""

@@ -11,8 +11,7 @@ from gpunode.checks.model import LAYERS, PREFLIGHTS
 from gpunode.commands import explain
 from gpunode.errors import UsageError
 from gpunode.facts.traits import TRAITS
-from gpunode.host import Host
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
 from tests.checks.remedies import holes, placeholders
 
 LEDGER = Path(__file__).parent / "catalogue.json"
@@ -62,7 +61,7 @@ def test_a_check_says_all_that_people_need(check):
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
 def test_explain_shows_what_it_looks_at_why_and_every_distributions_command(check):
-    result = explain.run(Host(), explain.Options(check.id), SilentProgress())
+    result = explain.run(check.id)
     text = "\n".join(line for block in result.blocks for line in plain_lines(block))
     assert result.kind == "CheckExplanation"
     assert check.title in text
@@ -71,7 +70,7 @@ def test_explain_shows_what_it_looks_at_why_and_every_distributions_command(chec
 
 
 def test_explain_without_an_id_lists_all():
-    result = explain.run(Host(), explain.Options(), SilentProgress())
+    result = explain.run()
     assert result.kind == "CheckList"
     assert [one["id"] for one in result.data["checks"]] == [check.id for check in ALL_CHECKS]
 

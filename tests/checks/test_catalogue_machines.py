@@ -48,7 +48,7 @@ def test_every_check_has_something_to_say_on_some_machine():
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_node_gets_a_short_report_and_exit_zero(name, tmp_path):
-    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(strict=True), SilentProgress())
+    result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), strict=True)
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert (result.status, result.exit_code) == ("ok", ExitCode.OK)
     assert lines[0] == "This node is ready: no check found a fault"

@@ -230,10 +230,10 @@ def test_a_driver_is_renewed_where_it_comes_from(name, image, command, tmp_path)
 def test_a_cuda_that_is_none_is_refused(given, tmp_path):
     host = Host(build_machine(machine("healthy-h100"), tmp_path), environ={})
     if given.strip() == "12.8":
-        assert doctor.run(host, doctor.Options(cuda=given), SilentProgress()).exit_code == 0
+        assert doctor.run(host, SilentProgress(), questions=Questions(cuda=given)).exit_code == 0
     else:
         with pytest.raises(UsageError, match="no CUDA release"):
-            doctor.run(host, doctor.Options(cuda=given), SilentProgress())
+            doctor.refuse_no_release(given)
 
 
 @pytest.mark.parametrize(

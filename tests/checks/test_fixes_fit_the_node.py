@@ -266,7 +266,7 @@ def test_no_offered_command_contradicts_its_machine(name, tmp_path):
 @pytest.mark.full
 def test_a_page_has_one_first_step(name, tmp_path):
     """The page's own data says the same, and a reboot is first only where it breaks nothing."""
-    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(**options(name)), SilentProgress())
+    result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     lines = [line for block in result.blocks for line in plain_lines(block)]
     first = [line for line in lines if "first" in line.lower().split() or line.startswith("First")]
     by_id = {finding.id: finding for finding in result.data["findings"]}
@@ -340,14 +340,14 @@ FIRST = {
 
 @pytest.mark.parametrize("name", FIRST)
 def test_the_first_command_does_its_job_on_this_system(name, tmp_path):
-    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(**options(name)), SilentProgress())
+    result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     (finding,) = [one for one in result.data["findings"] if one.id == result.data["first"]]
     assert finding.fix[0].command == FIRST[name]
 
 
 @pytest.mark.parametrize("name", ["bottlerocket-variant-without-nvidia", "talos-modules-not-listed"])
 def test_a_guide_is_not_followed_as_root(name, tmp_path):
-    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(), SilentProgress())
+    result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert any(line.startswith("First: follow https://") for line in lines)
 

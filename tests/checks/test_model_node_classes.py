@@ -109,5 +109,5 @@ def test_docker_without_systemd_in_wsl_is_started_by_its_script(tmp_path):
     ],
 )
 def test_a_gpu_that_is_on_no_bus_is_named_all_the_same(name, said, tmp_path):
-    result = doctor.run(recorded_host(name, tmp_path), doctor.Options(), SilentProgress())
+    result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     assert plain_lines(result.blocks[1])[0].startswith(said)

@@ -12,7 +12,7 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.checks import patience
 from gpunode.checks.patience import Patience
-from gpunode.checks.runner import run_checks
+from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands import doctor
 from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck, topic
@@ -178,6 +178,6 @@ def test_what_the_report_says_of_the_node_is_not_waited_for_either(
     monkeypatch.setattr(doctor, "_ABOUT_SECONDS", 3.0)
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"
-    result = doctor.run(stalled, doctor.Options(only=("pci-no-gpu",)), SilentProgress())
+    result = doctor.run(stalled, SilentProgress(), Selection(only=("pci-no-gpu",)))
     about = result.data["node"]
     assert (about["engines"], about["kernel"], len(about["gpus"])) == ([], "5.15.0-122-generic", 8)

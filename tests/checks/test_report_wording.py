@@ -5,6 +5,7 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.checks.report import disturbance, evidence_lines
 from gpunode.commands import doctor
+from gpunode.facts.node import Questions
 from gpunode.output.render import SilentProgress, plain_lines
 from gpunode.output.result import Evidence, Fix
 
@@ -64,7 +65,7 @@ def test_evidence_that_a_shell_would_not_take_together_stays_apart(sources):
 
 def test_a_command_that_mends_several_findings_stands_there_once(tmp_path):
     host = recorded_host("cuda-driver-version-suse", tmp_path)
-    blocks = doctor.run(host, doctor.Options(cuda="13.0"), SilentProgress()).blocks
+    blocks = doctor.run(host, SilentProgress(), questions=Questions(cuda="13.0")).blocks
     lines = [line for block in blocks for line in plain_lines(block)]
     command = next(line for line in lines if line.startswith("First, as root: ")).partition(": ")[2]
     assert sum(line.strip() == command for line in lines) == 1

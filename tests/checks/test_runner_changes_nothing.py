@@ -63,9 +63,9 @@ def state(root: Path) -> dict[str, tuple[object, ...]]:
 def test_a_machine_is_the_same_after_the_doctor(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
     before = state(host.root)
-    doctor.run(host, doctor.Options(), SilentProgress())
-    doctor.run_fix(host, doctor.FixOptions(), SilentProgress())
-    explain.run(host, explain.Options("dev-nodes-missing"), SilentProgress())
+    doctor.run(host, SilentProgress())
+    doctor.run_fix(host, SilentProgress())
+    explain.run("dev-nodes-missing")
     assert state(host.root) == before
 
 

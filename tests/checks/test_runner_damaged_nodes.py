@@ -35,7 +35,7 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 
 def diagnosed(root, capsys=None):
-    result = doctor.run(Host(root, environ={}), doctor.Options(), SilentProgress())
+    result = doctor.run(Host(root, environ={}), SilentProgress())
     assert [one.id for one in result.data["findings"]] == [check.id for check in ALL_CHECKS]
     json.dumps(result.envelope(), ensure_ascii=False)
     return result
@@ -105,7 +105,7 @@ def test_a_root_of_empty_directories_ends_at_the_missing_gpu(tmp_path):
 def test_names_that_are_no_utf8_are_printed(output, tmp_path, capsys):
     host = recorded_host("healthy-h100", tmp_path)
     Path(host.root / "etc/docker/daemon.json").write_bytes(b'{"a\xff\x1b[31m": }')
-    render(doctor.run(host, doctor.Options(), SilentProgress()), output, Color.NEVER)
+    render(doctor.run(host, SilentProgress()), output, Color.NEVER)
     assert "\x1b" not in capsys.readouterr().out
 
 

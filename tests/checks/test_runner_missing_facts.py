@@ -24,6 +24,7 @@ from fixtures.machines import HEALTHY, machine, options
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
+from gpunode.facts.node import Questions
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import FindingStatus
@@ -128,7 +129,7 @@ def mangled(value: Any, chance: random.Random) -> Any:
 def diagnosed(spec: dict[str, Any], name: str, root: Path) -> Any:
     started = time.monotonic()
     host = Host(build_machine(spec, root), environ={})
-    result = doctor.run(host, doctor.Options(**options(name)), SilentProgress())
+    result = doctor.run(host, SilentProgress(), questions=Questions(**options(name)))
     assert time.monotonic() - started < MOST_SECONDS
     shutil.rmtree(root)
     assert [one.id for one in result.data["findings"]] == [check.id for check in ALL_CHECKS]

@@ -33,7 +33,7 @@ def told(event: str, args: tuple[Any, ...]) -> dict[str, Any] | None:
 def main(root: str) -> None:
     sys.dont_write_bytecode = True
     from gpunode.checks.catalogue import ALL_CHECKS
-    from gpunode.commands.doctor import describe
+    from gpunode.checks.report import describe
     from gpunode.facts.node import Node
     from gpunode.host import Host
 

@@ -59,8 +59,8 @@ def configure(root: Path) -> Configure:
     def call(runtime: str, **options: object) -> Result:
         of_request = {key: options.pop(key) for key in list(options) if key in REQUEST_FIELDS}
         request = Request((runtime,), configures=True, **of_request)  # type: ignore[arg-type]
-        wanted = configure_runtime.Options(request, **options)  # type: ignore[arg-type]
-        return configure_runtime.run(Host(root, environ={}), wanted, SilentProgress())
+        host = Host(root, environ={})
+        return configure_runtime.run(host, request, SilentProgress(), **options)  # type: ignore[arg-type]
 
     return call
 
@@ -111,9 +111,7 @@ def test_default_and_cdi_only_when_asked(root: Path, configure: Configure) -> No
     configure("docker", set_as_default=True)
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "nvidia"
     host = Host(root, environ={})
-    configure_runtime.unconfigure(
-        host, configure_runtime.UnconfigureOptions(Request(("docker",))), SilentProgress()
-    )
+    configure_runtime.unconfigure(host, Request(("docker",)), SilentProgress())
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
 
 
@@ -128,9 +126,7 @@ def test_previous_default_comes_back_although_the_file_was_edited_since(
     with (root / CONTAINERD).open("a") as stream:
         stream.write("\n[grpc]\nuid = 1\n")
     host = Host(root, environ={})
-    configure_runtime.unconfigure(
-        host, configure_runtime.UnconfigureOptions(Request(("containerd",))), SilentProgress()
-    )
+    configure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress())
     tree = tomllib.loads((root / CONTAINERD).read_text())
     containerd = tree["plugins"][P2]["containerd"]
     assert containerd["default_runtime_name"] == "crun" and set(containerd["runtimes"]) == {"crun"}
@@ -187,9 +183,7 @@ def test_containerd_2_gets_a_drop_in_of_the_main_files_version(
     ]
     assert data(configure("containerd")).changes[0].action == "unchanged"
     host = Host(root, environ={})
-    configure_runtime.unconfigure(
-        host, configure_runtime.UnconfigureOptions(Request(("containerd",))), SilentProgress()
-    )
+    configure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress())
     assert (root / CONTAINERD).read_text() == before
     assert not (root / "etc/containerd/conf.d/99-nvidia.toml").exists()
 
@@ -229,18 +223,18 @@ def test_rollback_restores_and_then_has_nothing_left(root: Path, configure: Conf
     (root / DOCKER).write_text('{"debug":true}')
     configure("docker")
     host = Host(root, environ={})
-    result = journal.roll_back(host, journal.RollbackOptions(), SilentProgress())
+    result = journal.roll_back(host, SilentProgress())
     assert result.kind == "Rollback" and data(result).changes[0].action == "restored"
     assert (root / DOCKER).read_text() == '{"debug":true}'
     with pytest.raises(UsageError):
-        journal.roll_back(host, journal.RollbackOptions(), SilentProgress())
+        journal.roll_back(host, SilentProgress())
 
 
 def test_rollback_of_a_file_changed_since_is_refused(root: Path, configure: Configure) -> None:
     configure("docker")
     (root / DOCKER).write_text("{}")
     with pytest.raises(ConfigError, match="changed after"):
-        journal.roll_back(Host(root, environ={}), journal.RollbackOptions(), SilentProgress())
+        journal.roll_back(Host(root, environ={}), SilentProgress())
     assert (root / DOCKER).read_text() == "{}"
 
 
@@ -248,15 +242,15 @@ def test_rollback_of_an_earlier_entry_takes_the_later_ones_back_too(root: Path, 
     (root / DOCKER).write_text('{"debug":true}')
     host = Host(root, environ={})
     entries = [data(configure("docker")).journal, data(configure("docker", set_as_default=True)).journal]
-    entries.append(data(configure("docker", nvidia_runtime_name="other")).journal)
-    shown = journal.roll_back(host, journal.RollbackOptions(entries[1], dry_run=True), SilentProgress())
+    entries.append(data(configure("docker", name="other")).journal)
+    shown = journal.roll_back(host, SilentProgress(), entries[1], dry_run=True)
     assert any(entries[2] in message for message in shown.messages)
     assert "other" in (root / DOCKER).read_text()
-    journal.roll_back(host, journal.RollbackOptions(entries[1]), SilentProgress())
+    journal.roll_back(host, SilentProgress(), entries[1])
     assert '"nvidia"' in (root / DOCKER).read_text() and "default-runtime" not in (root / DOCKER).read_text()
     with pytest.raises(UsageError, match="rolled-back"):
-        journal.roll_back(host, journal.RollbackOptions(entries[2]), SilentProgress())
-    journal.roll_back(host, journal.RollbackOptions(entries[0]), SilentProgress())
+        journal.roll_back(host, SilentProgress(), entries[2])
+    journal.roll_back(host, SilentProgress(), entries[0])
     assert (root / DOCKER).read_text() == '{"debug":true}'
 
 
@@ -266,9 +260,9 @@ def test_edit_between_two_entries_stops_the_way_back(root: Path, configure: Conf
     second = data(configure("docker", set_as_default=True)).journal
     before = (root / DOCKER).read_bytes()
     with pytest.raises(ConfigError, match="changed after"):
-        journal.roll_back(Host(root, environ={}), journal.RollbackOptions(first), SilentProgress())
+        journal.roll_back(Host(root, environ={}), SilentProgress(), first)
     assert (root / DOCKER).read_bytes() == before
-    journal.roll_back(Host(root, environ={}), journal.RollbackOptions(second), SilentProgress())
+    journal.roll_back(Host(root, environ={}), SilentProgress(), second)
     assert "debug" in (root / DOCKER).read_text()
 
 
@@ -279,10 +273,8 @@ def test_directories_that_were_made_go_again_unless_something_lies_in_them(
     host = Host(root, environ={})
     directory = root / "etc/containerd/conf.d"
     for undo in (
-        lambda: journal.roll_back(host, journal.RollbackOptions(), SilentProgress()),
-        lambda: configure_runtime.unconfigure(
-            host, configure_runtime.UnconfigureOptions(Request(("containerd",))), SilentProgress()
-        ),
+        lambda: journal.roll_back(host, SilentProgress()),
+        lambda: configure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress()),
     ):
         configure("containerd")
         assert directory.is_dir()
@@ -290,7 +282,7 @@ def test_directories_that_were_made_go_again_unless_something_lies_in_them(
         assert not directory.exists()
     entry = data(configure("containerd")).journal
     (directory / "mine.toml").write_text("version = 3\n")
-    journal.roll_back(host, journal.RollbackOptions(entry), SilentProgress())
+    journal.roll_back(host, SilentProgress(), entry)
     assert [path.name for path in directory.iterdir()] == ["mine.toml"]
 
 
@@ -300,10 +292,10 @@ def test_cdi_switched_on_after_an_undone_run_is_nobody_elses_to_remove(
     entry = data(configure("docker")).journal
     manifest = root / f"var/lib/gpunode/journal/{entry}/manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "switchedCdi": True}))
-    options = configure_runtime.UnconfigureOptions(Request(("docker",)))
-    configure_runtime.unconfigure(Host(root, environ={}), options, SilentProgress())
+    request = Request(("docker",))
+    configure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
     (root / DOCKER).write_text('{"features": {"cdi": true}, "runtimes": {"nvidia": {"path": "x"}}}')
-    configure_runtime.unconfigure(Host(root, environ={}), options, SilentProgress())
+    configure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
     assert json.loads((root / DOCKER).read_text()) == {"features": {"cdi": True}}
 
 
@@ -313,10 +305,10 @@ def test_previous_default_outlives_many_other_changes(root: Path, configure: Con
     host = Host(root, environ={})
     for number in range(KEEP + 5):
         settings = (f"nvidia-container-cli.debug=/{number}",)
-        toolkit_config.run_set(host, toolkit_config.SetOptions(settings, create=True), SilentProgress())
+        toolkit_config.run_set(host, SilentProgress(), settings, create=True)
     assert len(Journal.of(host).entries()) == KEEP
-    options = configure_runtime.UnconfigureOptions(Request(("docker",)))
-    configure_runtime.unconfigure(host, options, SilentProgress())
+    request = Request(("docker",))
+    configure_runtime.unconfigure(host, request, SilentProgress())
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "other"
 
 
@@ -451,10 +443,10 @@ def test_missing_engine_is_a_precondition(root: Path, configure: Configure) -> N
     "options",
     [
         {"runtime": "docker", "drop_in_config": "/x.toml"},
-        {"runtime": "containerd", "nvidia_runtime_path": "bare"},
+        {"runtime": "containerd", "path": "bare"},
         {"runtime": "containerd", "config": "relative.toml"},
-        {"runtime": "docker", "nvidia_runtime_name": "a b"},
-        {"runtime": "docker", "nvidia_runtime_name": "runc"},
+        {"runtime": "docker", "name": "a b"},
+        {"runtime": "docker", "name": "runc"},
         {"runtime": "docker", "exit_code": True},
     ],
 )
@@ -472,10 +464,10 @@ def test_the_name_of_the_engines_own_runtime_is_refused(
 ) -> None:
     before = snapshot(root)
     with pytest.raises(UsageError, match="low-level runtime"):
-        configure(runtime, nvidia_runtime_name=name)
-    wanted = configure_runtime.UnconfigureOptions(Request((runtime,)), nvidia_runtime_name=name)
+        configure(runtime, name=name)
+    host, request = Host(root, environ={}), Request((runtime,))
     with pytest.raises(UsageError, match="low-level runtime"):
-        configure_runtime.unconfigure(Host(root, environ={}), wanted, SilentProgress())
+        configure_runtime.unconfigure(host, request, SilentProgress(), name=name)
     assert snapshot(root) == before
 
 
@@ -507,7 +499,7 @@ def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Co
     file.write_text("# edited since\n" + file.read_text())
     configure_runtime.unconfigure(
         Host(root, environ={}),
-        configure_runtime.UnconfigureOptions(Request(("containerd",))),
+        Request(("containerd",)),
         SilentProgress(),
     )
     assert tomllib.loads(file.read_text()) == before

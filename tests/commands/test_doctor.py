@@ -10,16 +10,21 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.checks import catalogue
 from gpunode.commands import doctor
-from gpunode.commands.doctor import Options
 from gpunode.errors import UsageError
+from gpunode.facts.node import Questions
 from gpunode.host import Host
 from gpunode.output.html import page
 from gpunode.output.render import SilentProgress, plain_lines
 from gpunode.output.result import ExitCode, Style, Text
 
+SELECTION = ("only", "skip", "ignore", "preflight")
+QUESTIONS = ("expect_gpus", "cuda", "image", "deep")
+
 
 def report(host, **options):
-    return doctor.run(host, Options(**options), SilentProgress())
+    selection = doctor.selected(**{name: options.pop(name) for name in SELECTION if name in options})
+    questions = Questions(**{name: options.pop(name) for name in QUESTIONS if name in options})
+    return doctor.run(host, SilentProgress(), selection, questions, **options)
 
 
 def lines(result):

@@ -31,7 +31,7 @@ SAMPLE = re.compile(
 
 
 def envelope(host):
-    return json.loads(json.dumps(doctor.run(host, doctor.Options(), SilentProgress()).envelope()))
+    return json.loads(json.dumps(doctor.run(host, SilentProgress()).envelope()))
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_nodes_are_grouped_by_what_they_have(tmp_path):
 
 def test_nodes_that_do_not_differ_say_so_and_what_all_have(tmp_path):
     paths = [saved(tmp_path, "driver-lib-mismatch", f"n{number}") for number in range(3)]
-    result = doctor_compare.run(Host(), doctor_compare.Options(tuple(paths), strict=True), SilentProgress())
+    result = doctor_compare.run(tuple(paths), strict=True)
     assert (result.status, result.exit_code, result.data["differences"]) == ("ok", ExitCode.OK, ())
     assert result.data["common"] == {"driver-lib-mismatch": "fail"}
     lines = [line for block in result.blocks for line in plain_lines(block)]
@@ -189,12 +189,12 @@ def test_two_nodes_of_one_name_are_told_apart_by_their_files(tmp_path):
     path = saved(tmp_path, "healthy-docker-rocky9", "same")
     other = tmp_path / "other.json"
     other.write_text(Path(path).read_text())
-    result = doctor_compare.run(Host(), doctor_compare.Options((path, str(other))), SilentProgress())
+    result = doctor_compare.run((path, str(other)))
     assert len({one["name"] for one in result.data["nodes"]}) == 2
     report = json.loads(Path(path).read_text())
     report["data"]["node"]["driver"] = "570.1"
     other.write_text(json.dumps(report))
-    result = doctor_compare.run(Host(), doctor_compare.Options((path, str(other))), SilentProgress())
+    result = doctor_compare.run((path, str(other)))
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert lines[0] == "2 nodes, 1 difference" and any(str(other) in line for line in lines)
 
@@ -211,7 +211,7 @@ def test_a_thousand_nodes_are_two_lines(tmp_path):
         paths.append(str(tmp_path / f"n{number}.json"))
         Path(paths[-1]).write_text(json.dumps(report))
     started = time.process_time()
-    result = doctor_compare.run(Host(), doctor_compare.Options(tuple(paths)), SilentProgress())
+    result = doctor_compare.run(tuple(paths))
     assert time.process_time() - started < 30  # 1.2 s on an idle machine; a node more costs what a file costs
     (driver,) = result.data["differences"]
     assert [(group.value, len(group.nodes)) for group in driver.groups] == [("580.1", 297), ("570.2", 3)]
@@ -253,7 +253,7 @@ def test_a_malformed_report_is_an_error_that_names_it(name, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_bytes(MALFORMED[name].encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=re.escape(str(bad))):
-        doctor_compare.run(Host(), doctor_compare.Options((good, str(bad))), SilentProgress())
+        doctor_compare.run((good, str(bad)))
 
 
 @pytest.mark.parametrize("words", ["--only wsl2", "--skip wsl2", "--expect-gpus 0", "--deep"])
@@ -294,7 +294,7 @@ def test_yaml_that_grows_does_not(tmp_path):
 
 def test_comparing_needs_two_and_says_how_to_get_them(tmp_path):
     with pytest.raises(UsageError, match="two nodes or more"):
-        doctor_compare.run(Host(), doctor_compare.Options(("one.json",)), SilentProgress())
+        doctor_compare.run(("one.json",))
     ran = gpunode("doctor", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", "json")
     assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
     assert "a.json is not there" in ran.err

@@ -10,7 +10,6 @@ import pytest
 from fixtures.machines import HEALTHY, recorded_host
 from gpunode.checks.report import blocks, reboot
 from gpunode.commands import doctor
-from gpunode.commands.doctor import Options
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress, plain_lines
 from gpunode.output.result import FindingStatus
@@ -42,7 +41,7 @@ def text(tmp_path) -> Callable[[str], str]:
 
 
 def drawn(host: Host) -> str:
-    result = doctor.run(host, Options(), SilentProgress())
+    result = doctor.run(host, SilentProgress())
     return "\n".join(line for block in result.blocks for line in plain_lines(block))
 
 
@@ -164,7 +163,7 @@ def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
 )
 def test_a_check_that_could_not_tell_is_no_reason_against_a_reboot(status, skipped, told, tmp_path):
     host = recorded_host("healthy-h100", tmp_path)
-    data = doctor.run(host, Options(), SilentProgress()).data
+    data = doctor.run(host, SilentProgress()).data
     findings = tuple(
         replace(finding, status=status, skipped=skipped) if finding.id == "dkms-not-built" else finding
         for finding in data["findings"]

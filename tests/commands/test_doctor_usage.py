@@ -100,5 +100,4 @@ def test_a_place_where_this_user_may_not_write_is_named_before_anything_is_looke
 def test_strict_counts_warnings_of_a_plan_too(tmp_path):
     host = recorded_host("driver-cve", tmp_path)
     for strict, code in ((False, 0), (True, 1)):
-        options = doctor.FixOptions(doctor.Options(strict=strict))
-        assert doctor.run_fix(host, options, SilentProgress()).exit_code == code
+        assert doctor.run_fix(host, SilentProgress(), strict=strict).exit_code == code

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,13 +22,20 @@ from gpunode.plugin.config.options import Option
 from tests.cli import clean_environment, gpunode
 
 
-@pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> list[labels.Options]:
-    """The options of each run of `labels`, which then fails."""
-    seen: list[labels.Options] = []
+class Seen(NamedTuple):
+    """What one run was given."""
 
-    def run(host: Host, options: labels.Options, progress: Progress) -> None:
-        seen.append(options)
+    given: dict[str, Any]
+    dry_run: bool
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """The options of each run of `labels`, which then fails."""
+    seen: list[Seen] = []
+
+    def run(host: Host, given: dict[str, Any], progress: Progress, *, dry_run: bool) -> None:
+        seen.append(Seen(given, dry_run))
         raise GpunodeError("enough")
 
     monkeypatch.setattr(labels, "run", run)
@@ -38,12 +45,12 @@ def options(monkeypatch: pytest.MonkeyPatch) -> list[labels.Options]:
     return seen
 
 
-def values(options: labels.Options) -> dict[str, Any]:
+def values(options: Seen) -> dict[str, Any]:
     return {name: value for name, value in options.given.items() if value not in (None, ())}
 
 
 @pytest.mark.parametrize("option", labels.options(), ids=lambda option: option.field)
-def test_every_spelling_of_an_option_is_read(options: list[labels.Options], option: Option) -> None:
+def test_every_spelling_of_an_option_is_read(options: list[Seen], option: Option) -> None:
     """Go's flag package takes one dash, and a boolean without a value."""
     many = option.takes_many
     value = "true" if option.kind == "boolean" else "a,b"
@@ -59,7 +66,7 @@ def test_every_spelling_of_an_option_is_read(options: list[labels.Options], opti
             assert values(options[-1]) == {option.field: "true"}
 
 
-def test_no_option_is_no_value(options: list[labels.Options]) -> None:
+def test_no_option_is_no_value(options: list[Seen]) -> None:
     assert run_app(app, ["labels"]) == 1
     assert (values(options[-1]), options[-1].dry_run) == ({}, False)
 
@@ -73,7 +80,7 @@ def test_no_option_is_no_value(options: list[labels.Options]) -> None:
     ids=["format", "file"],
 )
 def test_o_is_the_format_or_the_file_of_gpu_feature_discovery(
-    options: list[labels.Options], words: list[str], fields: dict[str, Any]
+    options: list[Seen], words: list[str], fields: dict[str, Any]
 ) -> None:
     assert run_app(app, ["labels", *words]) == 1
     assert values(options[-1]) == fields

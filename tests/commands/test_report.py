@@ -32,7 +32,7 @@ def findings(host):
 
 
 def bundle_of(host, path, **chosen):
-    result = report.run(host, report.Options(str(path), **chosen), SilentProgress())
+    result = report.run(host, SilentProgress(), str(path), **chosen)
     assert result.data["path"] == str(path)
     return result
 
@@ -140,9 +140,7 @@ def test_the_name_of_the_file_is_safe_whatever_the_node_calls_itself(tmp_path, m
     spec = machine("healthy-docker-rocky9")
     spec["files"]["/proc/sys/kernel/hostname"] = "../../etc/$(reboot)\n"
     monkeypatch.chdir(tmp_path)
-    result = report.run(
-        Host(build_machine(spec, tmp_path / "m"), environ={}), report.Options(), SilentProgress()
-    )
+    result = report.run(Host(build_machine(spec, tmp_path / "m"), environ={}), SilentProgress())
     assert Path(result.data["path"]).parent == tmp_path
     assert Path(result.data["path"]).name.startswith("gpunode-report-etc---reboot-")
 
@@ -150,7 +148,7 @@ def test_the_name_of_the_file_is_safe_whatever_the_node_calls_itself(tmp_path, m
 @pytest.mark.parametrize("chosen", [{"redact": ("everything",)}, {"path": "/"}, {"path": "/nowhere/at/all"}])
 def test_what_can_not_be_meant_is_refused_before_work(chosen, tmp_path):
     with pytest.raises(UsageError):
-        report.run(Host(tmp_path / "missing", environ={}), report.Options(**chosen), SilentProgress())
+        report.run(Host(tmp_path / "missing", environ={}), SilentProgress(), **chosen)
 
 
 def test_what_may_not_be_read_is_no_missing_fact_in_the_bundle(tmp_path):
@@ -441,6 +439,6 @@ def test_a_directory_that_takes_no_bundle_is_told_before_any_work(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
     with pytest.raises(PreconditionError) as raised:
-        report.run(Host(tmp_path), report.Options(), SilentProgress())
+        report.run(Host(tmp_path), SilentProgress())
     assert raised.value.message == f"can't write into {tmp_path}"
     assert raised.value.hint == "name another place: gpunode report --output-file PATH.tar.gz"

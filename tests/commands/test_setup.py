@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from fixtures.machines import recorded_host
-from gpunode.commands import configure_runtime, setup_containers, verify_node
+from gpunode.commands import configure_runtime, setup, verify
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import Block, ExitCode, Result, Style, Text
+from gpunode.runtime.engine import Request
 from tests.cli import gpunode
 
 CONTAINERD = "etc/containerd/config.toml"
@@ -146,7 +147,7 @@ def test_a_broken_file_of_an_engine_stops_only_whoever_uses_it(
     assert gpunode("--root", str(root), "setup", "--runtime", engine).code == code
 
 
-def interrupted(*_: object) -> Result:
+def interrupted(*_: object, **__: object) -> Result:
     raise KeyboardInterrupt
 
 
@@ -154,11 +155,11 @@ def test_an_interrupted_set_up_says_what_it_changed_and_how_to_undo_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = recorded_host("fresh-node-with-driver", tmp_path / "node")
-    monkeypatch.setattr(verify_node, "run", interrupted)
+    monkeypatch.setattr(verify, "run", interrupted)
     printed: list[Block] = []
-    result = setup_containers.run(
+    result = setup.set_up_containers(
         host,
-        setup_containers.Options(runtime="containerd"),
+        Request(("containerd",), configures=True),
         SilentProgress(),
         lambda *blocks: printed.extend(blocks),
     )
@@ -174,7 +175,7 @@ def test_an_interrupted_set_up_says_what_it_changed_and_how_to_undo_it(
 def test_an_interrupt_before_any_change_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = recorded_host("fresh-node-with-driver", tmp_path / "node")
     monkeypatch.setattr(configure_runtime, "run", interrupted)
-    result = setup_containers.run(host, setup_containers.Options(runtime="containerd"), SilentProgress())
+    result = setup.set_up_containers(host, Request(("containerd",), configures=True), SilentProgress())
     (error,) = result.errors
     assert error.message == (
         "interrupted during gpunode configure-runtime --runtime containerd; nothing was left changed"

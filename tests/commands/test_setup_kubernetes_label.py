@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.api_server import JSON_PATCH, ApiServer, Fault, kubeconfig
 from gpunode.commands.node import NodeChange, place_in
-from gpunode.commands.setup_kubernetes import set_label
+from gpunode.commands.setup import set_label
 from gpunode.host import Host
 from gpunode.kubernetes.access import KUBELETS_OWN, Access, connect, kubectl
 from gpunode.kubernetes.api import Forbidden

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fixtures.api_server import ApiServer, Fault, kubeconfig
-from gpunode.commands.manifests import PluginOptions
-from gpunode.commands.setup_plugin import daemon_set_objects
-from gpunode.commands.setup_steps import make, refuse_others
+from gpunode.commands.manifests import plugin_set
+from gpunode.commands.setup_steps import daemon_set_objects, make_objects, refuse_others
 from gpunode.errors import DaemonError, RolledBackError
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access, connect
@@ -35,7 +34,7 @@ def cluster(api: ApiServer, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def plugin() -> tuple[dict[str, Any], ...]:
-    return daemon_set_objects(Host(), PluginOptions(image=IMAGE))
+    return daemon_set_objects(plugin_set(Host(), image=IMAGE))
 
 
 def kept(api: ApiServer) -> set[str]:
@@ -44,7 +43,7 @@ def kept(api: ApiServer) -> set[str]:
 
 
 def test_what_is_missing_is_made_and_found_again(api: ApiServer, cluster: Cluster) -> None:
-    done = make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    done = make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert kept(api) == {"ServiceAccount/gpunode-device-plugin", "DaemonSet/gpunode-device-plugin"}
     assert [one.action for one in done.data.changes] == ["created", "created"]
     assert done.data.undo == (
@@ -52,13 +51,13 @@ def test_what_is_missing_is_made_and_found_again(api: ApiServer, cluster: Cluste
         "kubectl delete serviceaccount gpunode-device-plugin --namespace kube-system",
     )
     sent = len(api.changes())
-    again = make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    again = make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert [one.action for one in again.data.changes] == ["unchanged", "unchanged"]
     assert len(api.changes()) == sent
 
 
 def test_a_dry_run_shows_the_objects_and_sends_nothing(api: ApiServer, cluster: Cluster) -> None:
-    done = make(Host(), cluster, plugin(), QUIET, dry_run=True)
+    done = make_objects(Host(), cluster, plugin(), QUIET, dry_run=True)
     assert api.changes() == []
     assert "kind: DaemonSet" in [getattr(block, "text", "") for block in done.blocks]
 
@@ -67,20 +66,20 @@ def test_a_dry_run_shows_the_objects_and_sends_nothing(api: ApiServer, cluster: 
 def test_a_failure_midway_takes_back_what_was_made(api: ApiServer, cluster: Cluster, kind: str) -> None:
     api.faults.append(Fault("POST", "daemonsets", kind, 99, 403, "Forbidden"))
     with pytest.raises(ClusterError):
-        make(Host(), cluster, plugin(), QUIET, dry_run=False)
+        make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert kept(api) == set()
 
 
 def test_an_answer_that_is_lost_counts_if_the_object_is_there(api: ApiServer, cluster: Cluster) -> None:
     api.faults.append(Fault("POST", "daemonsets", "cut-after"))
-    make(Host(), cluster, plugin(), QUIET, dry_run=False)
+    make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert "DaemonSet/gpunode-device-plugin" in kept(api)
 
 
 def test_what_cannot_be_taken_back_is_named(api: ApiServer, cluster: Cluster) -> None:
     api.faults += [Fault("POST", "daemonsets", "status", 9), Fault("DELETE", "", "status", 99)]
     with pytest.raises(ClusterError) as caught:
-        make(Host(), cluster, plugin(), QUIET, dry_run=False)
+        make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert "ServiceAccount kube-system/gpunode-device-plugin" in caught.value.hint
 
 
@@ -89,7 +88,7 @@ def test_what_settles_badly_is_taken_back(api: ApiServer, cluster: Cluster) -> N
         raise DaemonError("no pod came")
 
     with pytest.raises(RolledBackError, match="no pod came; what was made is deleted again"):
-        make(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
+        make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
     assert kept(api) == set()
 
 
@@ -98,7 +97,7 @@ def test_ctrl_c_takes_it_back(api: ApiServer, cluster: Cluster) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
+        make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
     assert kept(api) == set()
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.commands import setup_plugin
-from gpunode.commands.setup_plugin import Serving
-from gpunode.commands.setup_steps import State, Step, walk
+from gpunode.commands import setup_steps
+from gpunode.commands.setup_steps import Serving, State, Step, walk
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
@@ -129,13 +128,13 @@ def test_a_plugin_that_registers_anew_is_waited_for(monkeypatch: pytest.MonkeyPa
     plugin = ("nvidia-device-plugin (process 9)",)
     silent, serves = Serving(plugin, (), False), Serving(plugin, (("nvidia.com/gpu", 2),), False)
     answers = [silent, silent, serves]
-    monkeypatch.setattr(setup_plugin, "_PULL_SECONDS", 0.0)
-    monkeypatch.setattr(setup_plugin, "serving", lambda host: answers.pop(0) if answers[1:] else answers[0])
+    monkeypatch.setattr(setup_steps, "_PULL_SECONDS", 0.0)
+    monkeypatch.setattr(setup_steps, "serving", lambda host: answers.pop(0) if answers[1:] else answers[0])
     progress = SilentProgress()
-    step = setup_plugin.service_step(Host(), False, 60.0, progress, dry_run=False)
+    step = setup_steps.service_step(Host(), False, 60.0, progress, dry_run=False)
     assert step.look().right and answers == [serves]
 
     answers[:] = [silent]
     for wait, dry_run in ((0.01, False), (60.0, True)):
         with pytest.raises(PreconditionError, match="has offered no GPU"):
-            setup_plugin.service_step(Host(), False, wait, progress, dry_run=dry_run).look()
+            setup_steps.service_step(Host(), False, wait, progress, dry_run=dry_run).look()

@@ -156,7 +156,7 @@ def test_what_the_toolkit_would_not_take_is_refused_with_a_hint(
 ) -> None:
     host = Host(file.parents[2])
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        command.run_set(host, command.SetOptions((setting,)), SilentProgress())
+        command.run_set(host, SilentProgress(), (setting,))
     assert hint in caught.value.hint
     assert file.read_text() == PACKAGED
 

@@ -11,7 +11,10 @@ import pytest
 
 from fixtures.scenario import Fault, Process, gpu_uuid, mig_machine
 from gpunode.commands import mig_apply
+from gpunode.commands.mig_apply import MigLabels
 from gpunode.errors import GpunodeError
+from gpunode.kubernetes.access import Access
+from gpunode.mig.apply import LayoutRequest
 from gpunode.output.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker
@@ -270,7 +273,8 @@ def test_a_hang_of_nvml_names_the_gpu_that_was_asked(
     hang = Fault("nvmlDeviceGetMigMode", uuid=gpu_uuid(1), hang=60.0)
     node = mig_node(mig_machine("h100", "h100").with_faults(hang))
     with pytest.raises(GpunodeError) as caught:
-        mig_apply.run(node.host, mig_apply.Options(EXAMPLES, "all-balanced"), SilentProgress())
+        labels = MigLabels(node.host, Access(), "", SilentProgress(), asked_for=False)
+        mig_apply.run(node.host, LayoutRequest(EXAMPLES, "all-balanced"), labels, SilentProgress())
     reason = "NVML did not answer within 5 s: nvmlDeviceGetMigMode of GPU 1"
     assert caught.value.message == f"GPU 1: can't read the layouts: {reason}"
 

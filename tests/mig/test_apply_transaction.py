@@ -14,7 +14,10 @@ import pytest
 
 from fixtures.scenario import Fault, Scenario, mig_machine
 from gpunode.commands import mig_apply
+from gpunode.commands.mig_apply import MigLabels
 from gpunode.errors import GpunodeError
+from gpunode.kubernetes.access import Access
+from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.config import difference, parse, wishes
 from gpunode.mig.model import Layouts
 from gpunode.mig.plan import same_layout
@@ -50,7 +53,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def attempt(node: MigNode, label: str) -> int:
     """The exit code."""
     try:
-        result = mig_apply.run(node.host, mig_apply.Options(EXAMPLES, label), SilentProgress())
+        labels = MigLabels(node.host, Access(), "", SilentProgress(), asked_for=False)
+        result = mig_apply.run(node.host, LayoutRequest(EXAMPLES, label), labels, SilentProgress())
     except GpunodeError as error:
         return int(error.exit_code)
     return int(result.exit_code)

@@ -237,7 +237,7 @@ def test_not_root_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     host = Host(environ={"GPUNODE_STATE_DIR": str(tmp_path / "state")})
     with pytest.raises(PreconditionError, match="needs root"):
-        configure_runtime.run(host, configure_runtime.Options(Request(("docker",))), SilentProgress())
+        configure_runtime.run(host, Request(("docker",)), SilentProgress())
     assert not (tmp_path / "state").exists()
 
 

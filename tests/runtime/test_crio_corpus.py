@@ -38,14 +38,12 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 def configure(root: Path, **options: Any) -> Result:
     request = Request(("crio",), configures=True)
-    return configure_runtime.run(
-        Host(root, environ={}), configure_runtime.Options(request, **options), SilentProgress()
-    )
+    return configure_runtime.run(Host(root, environ={}), request, SilentProgress(), **options)
 
 
 def unconfigure(root: Path) -> Result:
-    options = configure_runtime.UnconfigureOptions(Request(("crio",)))
-    return configure_runtime.unconfigure(Host(root, environ={}), options, SilentProgress())
+    request = Request(("crio",))
+    return configure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
 
 
 def meaning(root: Path) -> dict[str, Any]:

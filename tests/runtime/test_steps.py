@@ -43,7 +43,7 @@ def test_a_file_is_written_before_programs_run_and_a_rollback_takes_it_back(
         "nouveau-loaded",
         [f"cp {path} {copy}"],
     )
-    rollback.roll_back(host, rollback.RollbackOptions(id=did.journal), QUIET)
+    rollback.roll_back(host, QUIET, did.journal)
     assert not path.parent.exists()
 
 
@@ -67,7 +67,7 @@ def test_programs_alone_are_told_by_the_journal_but_not_rolled_back(host: Host, 
     assert (did.commands, did.journal) == (("true",), "")
     assert [entry["commands"] for entry in journal(tmp_path)] == [["true"]]
     with pytest.raises(Exception, match="nothing to roll back"):
-        rollback.roll_back(host, rollback.RollbackOptions(), QUIET)
+        rollback.roll_back(host, QUIET)
 
 
 def test_a_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from gpunode.cdi.locations import STANDARD
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
+from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
 from gpunode.output.result import ExitCode, Progress
 
@@ -272,3 +273,34 @@ def new_token() -> str:
     import secrets
 
     return secrets.token_hex(4)
+
+
+@dataclass(frozen=True)
+class PodRun:
+    """What became of the pod. `code` and `reason` are empty if it passed; `log` is its last lines; `seconds`
+    from its creation to its end; `removed` whether it is gone from the cluster."""
+
+    server: str
+    namespace: str
+    name: str
+    node: str
+    resource: str
+    runtime_class: str
+    phase: str
+    code: str
+    reason: str
+    seconds: float
+    log: tuple[str, ...]
+    removed: bool
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`data` of the envelope. `via` says how the container got its GPUs: a handler, or devices by CDI; for a
+    pod, the device plugin or a resource claim. `pod` is there on kubernetes only."""
+
+    on: str
+    devices: tuple[DeviceResult, ...]
+    image: str = ""
+    via: str = ""
+    pod: PodRun | None = None

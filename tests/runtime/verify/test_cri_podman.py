@@ -10,13 +10,11 @@ import pytest
 
 from fixtures.crio import start_crio
 from fixtures.stubs import have_compiler
-from gpunode.commands import verify_node
-from gpunode.errors import DaemonError, UsageError
+from gpunode.errors import DaemonError
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.host.process import Completed
-from gpunode.output.render import SilentProgress
 from gpunode.runtime.verify import cri as crio
 from gpunode.runtime.verify import podman
 from gpunode.runtime.verify.container import ALL, CdiReading, ContainerRequest, Way
@@ -24,6 +22,7 @@ from gpunode.runtime.verify.cri import _client
 from gpunode.runtime.verify.docker import _reading, specification
 from gpunode.runtime.verify.image import HostFiles, Names, pause_image
 from gpunode.runtime.verify.podman import Podman, said
+from tests.cli import gpunode
 
 BY_CDI = Way(CdiReading("docker"), devices=(ALL,))
 BY_HANDLER = Way(CdiReading("docker"), "nvidia")
@@ -56,9 +55,9 @@ def test_what_docker_says_of_cdi(
 
 
 def test_cdi_needs_a_container() -> None:
-    with pytest.raises(UsageError) as caught:
-        verify_node.run(Host(), verify_node.Options(cdi=True), SilentProgress())
-    assert caught.value.hint == "gpunode verify --on docker --cdi"
+    ran = gpunode("verify", "--cdi")
+    assert ran.code == 2
+    assert "hint: gpunode verify --on docker --cdi" in ran.err
 
 
 # --- podman -------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
 from fixtures.stubs import stub_node
-from gpunode.commands import verify_node
-from gpunode.errors import GpunodeError, UsageError
+from gpunode.commands import verify
+from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.output.render import SilentProgress
 from gpunode.output.typed import plain
-from gpunode.runtime.verify.container import CdiReading, Way
+from gpunode.runtime.verify.container import CdiReading, ContainerOutcome, ContainerRequest, Way
 from tests.cli import gpunode
 from tests.gpu_node import host_of
 from tests.waiting import PATIENCE
@@ -147,13 +147,13 @@ def test_a_file_in_the_current_directory_is_not_run(make_node, tmp_path, monkeyp
     (tmp_path / "array.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
     node = make_node(machine(1))
-    answer = verify_node.run(host_of(node), verify_node.Options(), SilentProgress())
+    answer = verify.run(host_of(node), SilentProgress())
     assert answer.exit_code == 0
 
 
 def test_an_image_on_the_host_is_a_usage_error():
-    with pytest.raises(UsageError):
-        verify_node.run(Host(), verify_node.Options(image="cuda"), SilentProgress())
+    ran = gpunode("verify", "--image", "cuda")
+    assert (ran.code, "an image needs a container engine" in ran.err) == (2, True)
 
 
 def recorded(tmp_path, nvml):
@@ -180,9 +180,6 @@ def test_a_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
 
 def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
     """The container engines are tested where they run; here the outcome alone matters, so it is given."""
-    from gpunode.runtime.verify import run
-    from gpunode.runtime.verify.container import ContainerOutcome
-
     passed = ContainerOutcome(
         0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, Way(CdiReading("docker"), "nvidia")
     )
@@ -192,18 +189,15 @@ def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
         (replace(passed, stdout="Done\n"), 1),
         (replace(passed, exit_code=1, stdout="", stderr="no CUDA-capable device"), 1),
     ):
-        monkeypatch.setattr(run, "run_program", lambda *_, given=outcome: given)
-        result = verify_node.run(
-            Host(), verify_node.Options(on="docker", image="cuda-sample"), SilentProgress()
+        monkeypatch.setattr(verify, "run_program", lambda *_, given=outcome: given)
+        result = verify.run_in_container(
+            Host(), ContainerRequest("docker", image="cuda-sample"), SilentProgress()
         )
         assert (int(result.exit_code), result.data.image) == (code, "cuda-sample")
 
 
 def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, monkeypatch):
     """The container engines are tested where they run; here a host process stands in for the container."""
-    from gpunode.runtime.verify import run
-    from gpunode.runtime.verify.container import ContainerOutcome
-
     node = make_node(with_mig(machine(1), 0, mixed_layout(0)))
     requests = []
 
@@ -216,9 +210,9 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
             done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
         )
 
-    monkeypatch.setattr(run, "run_program", run_here)
-    result = verify_node.run(
-        host_of(node), verify_node.Options(on="containerd", timeout=PATIENCE), SilentProgress()
+    monkeypatch.setattr(verify, "run_program", run_here)
+    result = verify.run_in_container(
+        host_of(node), ContainerRequest("containerd", timeout=PATIENCE), SilentProgress()
     )
     assert [one.uuid for one in result.data.devices] == [mig_uuid(0, i) for i in range(4)]
     assert (int(result.exit_code), result.data.on, requests[0].engine) == (0, "containerd", "containerd")
@@ -235,9 +229,6 @@ def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
     make_node, monkeypatch, tmp_path, shown, named
 ):
     """The engines are tested where they run; a host process with fewer GPUs stands in for the container."""
-    from gpunode.runtime.verify import run
-    from gpunode.runtime.verify.container import ContainerOutcome
-
     (tmp_path / "less").mkdir()
     less = stub_node(tmp_path / "less", machine(shown), libraries="all" if shown else "nvml")
 
@@ -247,13 +238,13 @@ def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
             done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
         )
 
-    monkeypatch.setattr(run, "run_program", run_here)
+    monkeypatch.setattr(verify, "run_program", run_here)
     host = host_of(make_node(machine(2)))
     if not shown:
         with pytest.raises(GpunodeError, match=named) as caught:
-            verify_node.run(host, verify_node.Options(on="docker", timeout=PATIENCE), SilentProgress())
+            verify.run_in_container(host, ContainerRequest("docker", timeout=PATIENCE), SilentProgress())
         assert "accept-nvidia-visible-devices" in caught.value.hint
         return
-    result = verify_node.run(host, verify_node.Options(on="docker", timeout=PATIENCE), SilentProgress())
+    result = verify.run_in_container(host, ContainerRequest("docker", timeout=PATIENCE), SilentProgress())
     assert [one.status for one in result.data.devices] == ["ok", "fail"]
     assert (int(result.exit_code), named in result.errors[0].message) == (1, True)
