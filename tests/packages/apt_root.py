@@ -35,9 +35,11 @@ NEEDED = ("apt-get", "dpkg", "dpkg-deb", "gpg")
 
 _HIDE = (
     'for name in dockerd containerd podman crio; do program=$(PATH="$PATH:/usr/sbin:/sbin" command -v $name)'
-    ' || continue; mount --bind /dev/null "$(readlink -f "$program")" || exit; done'
+    ' || continue; mount --bind /dev/null "$(readlink -f "$program")" || exit; done;'
+    " for place in /etc/docker /etc/containerd /etc/crio; do"
+    ' [ ! -d "$place" ] || mount -t tmpfs -o mode=755 tmpfs "$place" || exit; done'
 )
-# removing asks every engine of the machine, and other tests run some; here are none, and nobody runs
+# removing asks every engine of the machine, and other tests run some; here are none, and none is configured
 _ALONE = (
     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("sh", "-c", f'mount -t tmpfs -o mode=755 tmpfs /run && {_HIDE} && exec "$@"', "sh"),
