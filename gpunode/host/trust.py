@@ -221,12 +221,8 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                     names.pop()
                 continue
             around, step = os.fstat(stack[-1]), "/".join((root.rstrip("/"), *names, part))
-            descriptor, made = _open_step(stack[-1], part, bool(todo)), 0
-            if descriptor is None and make and not link:
-                with suppress(FileExistsError):
-                    os.mkdir(part, 0o755 if todo else make, dir_fd=stack[-1])
-                    made = 0o755 if todo else make
-                descriptor = _open_step(stack[-1], part, bool(todo))
+            mode = 0 if link or not make else 0o755 if todo else make
+            descriptor, made = _made_step(stack[-1], part, bool(todo), mode)
             if descriptor is None:
                 check(around, step, None, not todo)
                 if link:
@@ -248,16 +244,34 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                 todo += _parts(text)
                 continue
             names.append(part)
-            # another user may have put something else of ours there since; an empty directory reveals nothing
-            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-            if made and ours:
-                with listable(descriptor) as directory:
-                    if not _replaceable(around, found) or not os.listdir(directory):  # noqa: PTH208
-                        os.fchmod(directory, made)
+            if made:
+                _set_mode(descriptor, around, found, mode)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     finally:
         for one in stack:
             os.close(one)
+
+
+def _made_step(directory: int, name: str, inside: bool, mode: int) -> tuple[int | None, bool]:
+    """`_open_step`; with a `mode` a missing entry becomes a directory. Also whether it was made here."""
+    descriptor, made = _open_step(directory, name, inside), False
+    if descriptor is None and mode:
+        with suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=directory)
+            made = True
+        descriptor = _open_step(directory, name, inside)
+    return descriptor, made
+
+
+def _set_mode(descriptor: int, around: os.stat_result, found: os.stat_result, mode: int) -> None:
+    """Give a directory that was just made this mode, whatever the umask took from it.
+
+    Another user may have put something else of ours there since; an empty directory reveals nothing.
+    """
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+        with listable(descriptor) as directory:
+            if not _replaceable(around, found) or not os.listdir(directory):  # noqa: PTH208
+                os.fchmod(directory, mode)
 
 
 def _open_step(directory: int, name: str, inside: bool) -> int | None:
