@@ -17,6 +17,7 @@ from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import behind, blocks, describe, first, gpus_not_examined, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
+from gpunode.checks.steps import carry_out
 from gpunode.commands import doctor_compare
 from gpunode.commands.options import Strings
 from gpunode.commands.session import Session, verb
@@ -38,7 +39,7 @@ from gpunode.output.result import (
     Style,
     Text,
 )
-from gpunode.runtime.steps import carry_out
+from gpunode.runtime.apply import engine_restart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -338,7 +339,7 @@ def _next(findings: tuple[Finding, ...], allow: Collection[str], done: Collectio
 
 def _carry_out(host: Host, planned: PlannedFix, steps: Sequence[Step], progress: Progress) -> Outcome:
     try:
-        did = carry_out(host, planned.id, steps, progress)
+        did = carry_out(host, planned.id, steps, engine_restart(host, progress), progress)
     except GpunodeError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return Outcome(planned.id, "failed", f"{error.message}{hint}")

@@ -9,9 +9,8 @@ from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.child import module_argv
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal, lock_path
-from gpunode.host.transaction import LOCK_SECONDS, attempt, change_files
+from gpunode.host.transaction import LOCK_SECONDS, BringBack, attempt, change_files
 from gpunode.output.result import Change, Progress, Step
-from gpunode.runtime.apply import engine_restart
 
 _OPERATION = "doctor-fix"
 _SECONDS = 120.0  # an initramfs, or a daemon that takes its time to stop
@@ -28,9 +27,12 @@ class CarriedOut:
     notes: tuple[str, ...] = ()
 
 
-def carry_out(host: Host, check: str, steps: Sequence[Step], progress: Progress) -> CarriedOut:
+def carry_out(
+    host: Host, check: str, steps: Sequence[Step], bring_back: BringBack, progress: Progress
+) -> CarriedOut:
     """Files first, then links and programs in their order. What fails takes files and links back.
 
+    `bring_back` is for what a killed run of another command left; see `host.transaction.begin`.
     `DaemonError` for a program that fails, or `RolledBackError` if files were taken back for it.
     `PreconditionError` if this user may not.
     """
@@ -51,9 +53,7 @@ def carry_out(host: Host, check: str, steps: Sequence[Step], progress: Progress)
         _note(host, check, shown)
         return CarriedOut((), shown)
     context = {"check": check, "commands": list(shown)}
-    done = change_files(
-        host, _OPERATION, plan, engine_restart(host, progress), context=context, activate=activate
-    )
+    done = change_files(host, _OPERATION, plan, bring_back, context=context, activate=activate)
     if not done.journal:  # the files were as they should be already
         activate()
     return CarriedOut(tuple(edit.change() for edit in done.edits), shown, done.journal, done.notes)

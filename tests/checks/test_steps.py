@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+from gpunode.checks.steps import carry_out
 from gpunode.commands import journal as rollback
 from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
+from gpunode.host.journal import Entry
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import Step
-from gpunode.runtime.steps import carry_out
 
 QUIET = SilentProgress()
+
+
+def no_engine(_entry: Entry) -> None:
+    raise AssertionError("no run was killed")
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def test_a_file_is_written_before_programs_run_and_a_rollback_takes_it_back(
 ) -> None:
     path, copy = tmp_path / "new" / "blacklist.conf", tmp_path / "copy"
     steps = (Step(argv=("cp", str(path), str(copy))), Step(path=str(path), content="blacklist nouveau\n"))
-    did = carry_out(host, "nouveau-loaded", steps, QUIET)
+    did = carry_out(host, "nouveau-loaded", steps, no_engine, QUIET)
     assert path.read_text() == copy.read_text() == "blacklist nouveau\n"
     assert [change.action for change in did.changes] == ["created"]
     (entry,) = journal(tmp_path)
@@ -56,14 +61,14 @@ def test_a_program_that_fails_takes_files_and_links_back(host: Host, tmp_path: P
         Step(argv=("sh", "-c", "echo no space left >&2; exit 1")),
     )
     with pytest.raises(RolledBackError, match="no space left; the files are as before"):
-        carry_out(host, "one", steps, QUIET)
+        carry_out(host, "one", steps, no_engine, QUIET)
     assert path.read_text() == "as it was\n"
     assert not link.is_symlink()
     assert [entry["state"] for entry in journal(tmp_path)] == ["rolled-back"]
 
 
 def test_programs_alone_are_told_by_the_journal_but_not_rolled_back(host: Host, tmp_path: Path) -> None:
-    did = carry_out(host, "uvm-not-loaded", (Step(argv=("true",)),), QUIET)
+    did = carry_out(host, "uvm-not-loaded", (Step(argv=("true",)),), no_engine, QUIET)
     assert (did.commands, did.journal) == (("true",), "")
     assert [entry["commands"] for entry in journal(tmp_path)] == [["true"]]
     with pytest.raises(Exception, match="nothing to roll back"):
@@ -72,9 +77,9 @@ def test_programs_alone_are_told_by_the_journal_but_not_rolled_back(host: Host, 
 
 def test_a_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:
     with pytest.raises(DaemonError, match=r"^false: exit code 1$"):
-        carry_out(host, "one", (Step(argv=("false",)),), QUIET)
+        carry_out(host, "one", (Step(argv=("false",)),), no_engine, QUIET)
     with pytest.raises(DaemonError, match="not-a-program"):
-        carry_out(host, "one", (Step(argv=("not-a-program", "x")),), QUIET)
+        carry_out(host, "one", (Step(argv=("not-a-program", "x")),), no_engine, QUIET)
     assert journal(tmp_path) == []
 
 
@@ -82,16 +87,16 @@ def test_a_link_is_made_once_and_never_over_something_else(host: Host, tmp_path:
     link = tmp_path / "char" / "195:0"
     step = Step(path=str(link), link="../nvidia0")
     for _ in range(2):
-        carry_out(host, "dev-char-symlinks", (step,), QUIET)
+        carry_out(host, "dev-char-symlinks", (step,), no_engine, QUIET)
     assert str(link.readlink()) == "../nvidia0"
     link.unlink()
     link.write_text("something else")
     with pytest.raises(PreconditionError, match="is something else"):
-        carry_out(host, "dev-char-symlinks", (step,), QUIET)
+        carry_out(host, "dev-char-symlinks", (step,), no_engine, QUIET)
     assert link.read_text() == "something else"
 
 
 def test_a_recorded_machine_is_never_changed(tmp_path: Path) -> None:
     with pytest.raises(PreconditionError, match="only carried out on the node itself"):
-        carry_out(Host(tmp_path), "one", (Step(path="/etc/x", content="x"),), QUIET)
+        carry_out(Host(tmp_path), "one", (Step(path="/etc/x", content="x"),), no_engine, QUIET)
     assert not (tmp_path / "etc").exists()
