@@ -36,7 +36,7 @@ NEEDED = ("apt-get", "dpkg", "dpkg-deb", "gpg")
 _HIDE = (
     'for name in dockerd containerd podman crio; do program=$(PATH="$PATH:/usr/sbin:/sbin" command -v $name)'
     ' || continue; mount --bind /dev/null "$(readlink -f "$program")" || exit; done;'
-    " for place in /etc/docker /etc/containerd /etc/crio; do"
+    " for place in /etc/docker /etc/containerd /etc/crio /etc/cdi /etc/nvidia-container-runtime; do"
     ' [ ! -d "$place" ] || mount -t tmpfs -o mode=755 tmpfs "$place" || exit; done'
 )
 # removing asks every engine of the machine, and other tests run some; here are none, and none is configured
