@@ -178,5 +178,5 @@ def test_the_image_is_made_of_what_is_there() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert {project["readme"], *project["license-files"], "pyproject.toml", "gpunode"} == set(copied)
     (extras,) = re.findall(r"/src\[([\w,]+)\]", "\n".join(lines))
-    assert set(extras.split(",")) == {"metrics"} <= set(project["optional-dependencies"])
-    assert any(one.startswith("lightkube") for one in project["dependencies"]), "for labels and MIG's state"
+    assert set(extras.split(",")) == {"all"} <= set(project["optional-dependencies"])
+    assert project["optional-dependencies"]["all"] == ["gpunode[metrics,kubernetes]"]

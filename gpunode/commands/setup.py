@@ -58,7 +58,7 @@ from gpunode.facts.processes import running
 from gpunode.facts.toolkit import find_toolkit
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access, connect, kubectl, node_name
-from gpunode.kubernetes.api import Json, NoAccess
+from gpunode.kubernetes.api import ExtraMissing, Json, NoAccess
 from gpunode.kubernetes.changes import label_patch, labels_of
 from gpunode.kubernetes.changes import look as look_at
 from gpunode.kubernetes.manifests import PluginSet, daemon_set, present, runtime_class
@@ -535,7 +535,7 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
         return None, "no API server is asked under --root"
     try:
         return connect(host, access), ""
-    except NoAccess as error:
+    except (NoAccess, ExtraMissing) as error:
         if access.kubeconfig or access.context or access.server:
             raise
         return None, f"{error.message}; {error.hint}"

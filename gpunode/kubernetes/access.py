@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.errors import GpunodeError, PreconditionError, UsageError, install_command
 from gpunode.host import Host
-from gpunode.kubernetes.api import ClusterError, Json, NoAccess
+from gpunode.kubernetes.api import ClusterError, ExtraMissing, Json, NoAccess
 
 if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster
@@ -77,16 +77,22 @@ def kubectl(host: Host, options: tuple[str, ...], *command: str) -> str:
 def connect(host: Host, access: Access) -> Cluster:
     """The cluster that the options, the environment or the files lead to; no request is sent yet.
 
-    `NoAccess`, `UsageError` for options that contradict each other, `PreconditionError` under another root.
+    `ExtraMissing`, `NoAccess`, `UsageError` for options that contradict each other, `PreconditionError` under
+    another root.
     """
     if not host.live:
         raise PreconditionError(
             f"no API server is asked under --root {host.root}", hint="leave out --root", code="not-live"
         )
+    try:
+        from gpunode.kubernetes.client import Cluster
+        from gpunode.kubernetes.kubeconfig import client_certificate
+    except ImportError as error:
+        raise ExtraMissing(
+            f"requests to an API server need the Python package lightkube ({error})",
+            hint=install_command("kubernetes", "lightkube"),
+        ) from error
     connection = find(host, access)
-    from gpunode.kubernetes.client import Cluster
-    from gpunode.kubernetes.kubeconfig import client_certificate
-
     own = client_certificate(host, connection.user)
     proxy = connection.proxy or proxy_for(connection.cluster.server, host.environ)
     connection = replace(connection, proxy=proxy, node=own.node if own is not None else "")

@@ -69,6 +69,13 @@ class ClusterError(GpunodeError):
         self.status = status
 
 
+class ExtraMissing(ClusterError):
+    """The client library isn't installed: the extra ``gpunode[kubernetes]``."""
+
+    default_code = "kubernetes-extra-missing"
+    default_exit_code = ExitCode.PRECONDITION
+
+
 class NoAccess(ClusterError):
     """No kubeconfig, no account, or one that can't be used."""
 

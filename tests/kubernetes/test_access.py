@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,20 @@ def test_home_is_looked_at_last(api: ApiServer, run: Gpunode, tmp_path: Path) ->
 def test_under_another_root_nothing_is_asked(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     done = run("--root", str(tmp_path), *ADVERTISE)
     assert (done.code, api.asked) == (3, [])
+
+
+def test_without_the_library_the_error_says_how_to_get_it(run: Gpunode, tmp_path: Path) -> None:
+    (tmp_path / "lightkube.py").write_text("raise ImportError('No module named lightkube')\n")
+    done = run(*ADVERTISE, "-o", "json", PYTHONPATH=str(tmp_path))
+    assert done.code == 3
+    (error,) = done.document["errors"]
+    assert error["code"] == "kubernetes-extra-missing"
+    python, *words = shlex.split(error["hint"])
+    assert Path(python).samefile(sys.executable), "the interpreter that lacks it, and no other"
+    assert words[:3] == ["-m", "pip", "install"]
+    assert [word.split(">")[0].split("<")[0] for word in words[3:]] == [
+        *("httpcore2", "httpx2", "lightkube", "msgspec"),
+    ]
 
 
 def test_a_right_that_is_missing(api: ApiServer, given: Any) -> None:
