@@ -302,6 +302,8 @@ PROGRAM_FILES = (
     "gpu/cuda.py",
     "gpu/model.py",
     "gpu/vectoradd.py",
+    "output/__init__.py",
+    "output/typed.py",
 )
 """All that the program needs besides the standard library, relative to the package gpunode."""
 
