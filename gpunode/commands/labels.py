@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpunode.commands.plugin import until_signal
 from gpunode.commands.plugin_options import SettingsCommand, sources
-from gpunode.commands.session import Session, verb
+from gpunode.commands.session import Session, until_signal, verb
 from gpunode.errors import UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host

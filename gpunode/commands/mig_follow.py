@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from gpunode.commands import mig_apply, mig_plan
 from gpunode.commands.mig_apply import BesideAnother, MigLabels, label_command, refuse_another
-from gpunode.commands.plugin import until_signal
+from gpunode.commands.session import until_signal
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from threading import Event, Thread, current_thread, main_thread
-from types import FrameType
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpunode import __version__
 from gpunode.commands.plugin_options import SettingsCommand, sources, value_text
-from gpunode.commands.session import Session, verb
+from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
@@ -181,7 +179,7 @@ def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | 
     return Result(kind, data or {}, status="error", exit_code=code, errors=errors)
 
 
-def _serve(service: PluginService, asked: _Asked, stop: Event | None) -> None:
+def _serve(service: PluginService, asked: ReceivedSignals, stop: Event | None) -> None:
     with closing(service.host.waiter()) as waiter:
         waiter.hear_signals()
         asked.wake = service.at_end = waiter.wake
@@ -225,47 +223,6 @@ def _told(device: Device) -> dict[str, object]:
         "healthy": device.healthy,
         "problem": device.problem.reason if device.problem else "",
     }
-
-
-class _Asked(list[str]):
-    """The signals that came. What handlers call takes no lock: they interrupt whoever may hold it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wake: Callable[[], None] = lambda: None
-        self.let_go: Callable[[], None] = lambda: None
-        self.look: Callable[[], None] = lambda: None
-
-
-@contextmanager
-def until_signal(hangup: Hangup) -> Iterator[_Asked]:
-    """Collect the signals that end us, and SIGHUP, instead of dying of them; only the main thread can."""
-    asked = _Asked()
-    if current_thread() is not main_thread():
-        yield asked
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        asked.append(signal.Signals(number).name)
-        asked.wake()
-
-    def let_go(number: int, frame: FrameType | None) -> None:
-        asked.let_go()
-
-    def look_again(number: int, frame: FrameType | None) -> None:
-        hangup.asked = True
-        asked.look()
-
-    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-    before = {number: signal.signal(number, end) for number in ends}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # those that came before are delivered now
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # `gpunode plugin inject`: something happens to a GPU of a simulated node; nothing else can be told so.

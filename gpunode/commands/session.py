@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpunode.host import Host
     from gpunode.output.render import StderrProgress
     from gpunode.output.result import Block, ExitCode, Result
+    from gpunode.plugin.config.watch import Hangup
 
 # `gpunode --version` needs nothing else: the machine, errors and results come with the first command
 
@@ -401,3 +403,44 @@ def _asked_output(argv: Sequence[str]) -> Output:
             words.append(word.removeprefix("--output=").removeprefix("-o"))
     known = [word for word in words if word in list(Output)]
     return Output(known[-1]) if known else Output.TABLE
+
+
+class ReceivedSignals(list[str]):
+    """Names of the signals received. What the handlers call takes no lock: they interrupt its holder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wake: Callable[[], None] = lambda: None
+        self.let_go: Callable[[], None] = lambda: None
+        self.look: Callable[[], None] = lambda: None
+
+
+@contextmanager
+def until_signal(hangup: Hangup) -> Iterator[ReceivedSignals]:
+    """Collect the signals that end the process, and SIGHUP, instead of dying; only in the main thread."""
+    asked = ReceivedSignals()
+    if current_thread() is not main_thread():
+        yield asked
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        asked.append(signal.Signals(number).name)
+        asked.wake()
+
+    def let_go(number: int, frame: FrameType | None) -> None:
+        asked.let_go()
+
+    def look_again(number: int, frame: FrameType | None) -> None:
+        hangup.asked = True
+        asked.look()
+
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, end) for number in ends}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # those that came before are delivered now
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

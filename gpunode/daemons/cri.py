@@ -5,21 +5,22 @@ Only the messages are generated (proto/cri.proto); calls name their method, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
-from gpunode.daemons.http import decoded
-from gpunode.daemons.proto import cri_pb2 as pb
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
 if TYPE_CHECKING:
     import grpc
     from google.protobuf.message import Message
+
+    from gpunode.daemons.proto import cri_pb2 as pb
 
 
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
@@ -96,6 +97,8 @@ class Cri:
         if not self.host.live:
             name, version = self._recalled("version", list)[:2]
             return str(name), str(version)
+        from gpunode.daemons.proto import cri_pb2 as pb
+
         answer = self.call("RuntimeService", "Version", pb.VersionRequest(), pb.VersionResponse)
         told = (answer.runtime_name, answer.runtime_version)
         self.host.heard("daemons", self.socket, {"version": list(told)})
@@ -105,6 +108,8 @@ class Cri:
         """What the running daemon has loaded (``Status`` with ``verbose``)."""
         if not self.host.live:
             return recorded_status(self._recalled("status", dict))
+        from gpunode.daemons.proto import cri_pb2 as pb
+
         answer = self.call("RuntimeService", "Status", pb.StatusRequest(verbose=True), pb.StatusResponse)
         status = parse_status(
             answer.info.get("config", ""),
@@ -163,13 +168,7 @@ def parse_status(config: str, named: tuple[str, ...], conditions: Mapping[str, b
     containerd 1.x and 2.x both hold the runtimes under ``containerd.runtimes``. An empty name in `named`
     stands for the default handler and is left out.
     """
-    import json
-
-    try:
-        loaded = json.loads(config) if config else {}
-    except (ValueError, RecursionError):
-        loaded = {}
-    tree = _table(loaded)
+    tree = _json_object(config)
     engine = _table(tree.get("containerd"))
     default = engine.get("defaultRuntimeName")
     handlers = dict.fromkeys([*_table(engine.get("runtimes")), *filter(None, named)])
@@ -186,6 +185,14 @@ def recorded_status(data: Mapping[str, Any]) -> CriStatus:
         _table(data.get("config")),
         {name: bool(holds) for name, holds in _table(data.get("conditions")).items()},
     )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Empty for anything else, and for JSON that is nested more deeply than the parser accepts."""
+    try:
+        return _table(json.loads(text))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def _table(value: Any) -> dict[str, Any]:
@@ -206,6 +213,8 @@ def explain(error: CallError, socket: str, method: str, service: str = "containe
 
 def running_version(host: Host, socket: str, timeout: float) -> str:
     """The running program's version, as in ``containerd --version``; empty for every kind of failure."""
+    from gpunode.daemons.proto import cri_pb2 as pb
+
     try:
         with open_channel(host, socket) as channel:
             method = "/runtime.v1.RuntimeService/Version"
@@ -227,13 +236,14 @@ def image_config(host: Host, socket: str, reference: str, timeout: float) -> dic
 
     `DaemonError` if the daemon gives no answer.
     """
+    from gpunode.daemons.proto import cri_pb2 as pb
+
     with Cri(host, socket, timeout) as cri:
         request = pb.ImageStatusRequest(image=pb.ImageSpec(image=reference), verbose=True)
         answer = cri.call("ImageService", "ImageStatus", request, pb.ImageStatusResponse)
     if not answer.HasField("image"):
         return None
-    info = decoded(answer.info.get("info", "").encode())
-    spec = info.get("imageSpec") if isinstance(info, dict) else None
+    spec = _json_object(answer.info.get("info", "")).get("imageSpec")
     return _table(_table(spec).get("config"))
 
 
@@ -262,6 +272,8 @@ def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriCont
         if not isinstance(listed, list):
             raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
         return tuple(_recorded(entry) for entry in listed if isinstance(entry, dict))
+    from gpunode.daemons.proto import cri_pb2 as pb
+
     running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
     request = pb.ListContainersRequest(filter=running)
     with Cri(host, socket, min(timeout, _LIST_SECONDS)) as cri:
@@ -278,6 +290,8 @@ def combine(
     containers: pb.ListContainersResponse, sandboxes: pb.ListPodSandboxResponse
 ) -> tuple[CriContainer, ...]:
     """Each container with the names and the runtime handler of its pod."""
+    from gpunode.daemons.proto import cri_pb2 as pb
+
     pods = {pod.id: pod for pod in sandboxes.items}
     listed = []
     for container in containers.containers:
@@ -298,147 +312,3 @@ def combine(
 def _recorded(entry: dict[str, Any]) -> CriContainer:
     names = ("id", "name", "pod", "namespace", "image", "handler")
     return CriContainer(*(str(entry.get(key, "")) for key in names))
-
-
-# Sandboxes, containers and images through the CRI: what it takes to run one program in one pod.
-#
-# The pod shares the node's network, so no CNI plugin is asked.
-
-LOG_NAME = "container.log"
-_SLOW_SECONDS = 60.0
-_PodAnswer = TypeVar("_PodAnswer", bound="Message")
-
-
-@dataclass(frozen=True)
-class Pod:
-    """One pod of one container. `token` tells it from every other one; `log_directory` is on the node.
-
-    `handler` is empty for the engine's default one. `arguments` replace the image's command and keep its
-    entry point. `cgroup_parent` is a slice where systemd keeps the cgroups, empty where runc makes them
-    itself. `devices` are CDI names.
-    """
-
-    token: str
-    handler: str
-    image: str
-    log_directory: str
-    arguments: tuple[str, ...] = ()
-    cgroup_parent: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    devices: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def label(self) -> dict[str, str]:
-        """What no other pod carries."""
-        return {"gpunode.token": self.token}
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a container ended."""
-
-    code: int
-    reason: str
-    message: str
-
-
-def _sandbox(pod: Pod) -> pb.PodSandboxConfig:
-    return pb.PodSandboxConfig(
-        metadata=pb.PodSandboxMetadata(name="gpunode-verify", uid=pod.token, namespace="gpunode"),
-        log_directory=pod.log_directory,
-        labels={**pod.labels, **pod.label},
-        linux=pb.LinuxPodSandboxConfig(
-            cgroup_parent=pod.cgroup_parent,
-            security_context=pb.LinuxSandboxSecurityContext(namespace_options=_namespaces()),
-        ),
-    )
-
-
-def _namespaces() -> pb.NamespaceOption:
-    return pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)
-
-
-def start_pod(cri: Cri, pod: Pod) -> str:
-    """Run the sandbox and start the container in it; the container's id."""
-    config = _sandbox(pod)
-    run = pb.RunPodSandboxRequest(config=config, runtime_handler=pod.handler)
-    sandbox = _runtime(cri, "RunPodSandbox", run, pb.RunPodSandboxResponse).pod_sandbox_id
-    container = pb.ContainerConfig(
-        metadata=pb.ContainerMetadata(name="verify"),
-        image=pb.ImageSpec(image=pod.image),
-        args=pod.arguments,
-        envs=[pb.KeyValue(key=key, value=value) for key, value in pod.env.items()],
-        labels={**pod.labels, **pod.label},
-        log_path=LOG_NAME,
-        linux=pb.LinuxContainerConfig(
-            security_context=pb.LinuxContainerSecurityContext(namespace_options=_namespaces())
-        ),
-        CDI_devices=[pb.CDIDevice(name=name) for name in pod.devices],
-    )
-    create = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container, sandbox_config=config)
-    made = _runtime(cri, "CreateContainer", create, pb.CreateContainerResponse).container_id
-    start = pb.StartContainerRequest(container_id=made)
-    _runtime(cri, "StartContainer", start, pb.StartContainerResponse)
-    return made
-
-
-def container_exit(cri: Cri, container: str) -> Exit | None:
-    """How it ended, None while it hasn't."""
-    request = pb.ContainerStatusRequest(container_id=container)
-    status = _runtime(cri, "ContainerStatus", request, pb.ContainerStatusResponse).status
-    if status.state not in (pb.CONTAINER_EXITED, pb.CONTAINER_UNKNOWN):
-        return None
-    return Exit(status.exit_code, status.reason, status.message)
-
-
-def sandboxes(cri: Cri, label: Mapping[str, str]) -> tuple[str, ...]:
-    """Ids of the sandboxes that carry `label`; every sandbox for an empty one."""
-    return tuple(labelled_sandboxes(cri, label))
-
-
-def labelled_sandboxes(cri: Cri, label: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """The same sandboxes, each with all its labels."""
-    request = pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(label_selector=label))
-    items = _runtime(cri, "ListPodSandbox", request, pb.ListPodSandboxResponse).items
-    return {item.id: dict(item.labels) for item in items}
-
-
-def remove_sandbox(cri: Cri, sandbox: str) -> None:
-    """Kill what runs in it and remove it with its containers; both calls are idempotent by protocol."""
-    stop = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox)
-    _runtime(cri, "StopPodSandbox", stop, pb.StopPodSandboxResponse)
-    remove = pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
-    _runtime(cri, "RemovePodSandbox", remove, pb.RemovePodSandboxResponse)
-
-
-def has_image(cri: Cri, reference: str) -> bool:
-    """Whether the CRI knows this image; nothing is pulled."""
-    request = pb.ImageStatusRequest(image=pb.ImageSpec(image=reference))
-    return cri.call("ImageService", "ImageStatus", request, pb.ImageStatusResponse).HasField("image")
-
-
-def image_names(cri: Cri) -> tuple[str, ...]:
-    """Every tag that the CRI knows, sorted."""
-    answer = cri.call("ImageService", "ListImages", pb.ListImagesRequest(), pb.ListImagesResponse)
-    return tuple(sorted(tag for image in answer.images for tag in image.repo_tags))
-
-
-def remove_image(cri: Cri, reference: str) -> None:
-    """Remove the image behind a name with all its names; one that is gone already is fine by protocol."""
-    request = pb.RemoveImageRequest(image=pb.ImageSpec(image=reference))
-    cri.call("ImageService", "RemoveImage", request, pb.RemoveImageResponse, _SLOW_SECONDS)
-
-
-def read_log(text: str) -> tuple[str, str]:
-    """Split a CRI log (``TIME STREAM P|F TEXT`` a line; P: the line goes on in the next) by stream."""
-    parts: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    for line in text.split("\n"):  # a program may print what str.splitlines takes for an end of line
-        fields: Sequence[str] = line.split(" ", 3)
-        if len(fields) == 4 and fields[1] in parts:
-            parts[fields[1]].append(fields[3] + ("" if fields[2].startswith("P") else "\n"))
-    return "".join(parts["stdout"]), "".join(parts["stderr"])
-
-
-def _runtime(cri: Cri, method: str, request: Message, answer: type[_PodAnswer]) -> _PodAnswer:
-    return cri.call("RuntimeService", method, request, answer, _SLOW_SECONDS)

@@ -9,7 +9,7 @@ from contextlib import suppress
 import grpc
 import pytest
 
-from gpunode.daemons import cri
+from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri, parse_status
 from gpunode.daemons.proto import cri_pb2 as pb
 from gpunode.errors import ConfigError, DaemonError
@@ -163,9 +163,9 @@ def test_an_error_of_the_daemon_keeps_its_words(server):
 
 def test_a_log_is_split_by_stream_and_partial_lines_are_joined():
     text = "t stdout P one \nt stderr F oops\nt stdout F two\nnonsense\nt other F x\nt stdout F \n"
-    assert cri.read_log(text) == ("one two\n\n", "oops\n")
+    assert cri_pods.read_log(text) == ("one two\n\n", "oops\n")
 
 
 def test_only_a_newline_ends_a_line_of_the_log():
     text = "t stdout F 50%\rdone\x0b\u2028 Test PASSED\n"
-    assert cri.read_log(text) == ("50%\rdone\x0b\u2028 Test PASSED\n", "")
+    assert cri_pods.read_log(text) == ("50%\rdone\x0b\u2028 Test PASSED\n", "")

@@ -12,7 +12,7 @@ from fixtures.engines import start_containerd
 from fixtures.layouts import as_entries, make_root
 from fixtures.newer_engines import Unavailable, search_path
 from fixtures.scenario import machine
-from gpunode.daemons import cri as cri_pods
+from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.errors import DaemonError
 from gpunode.host import Host

@@ -15,7 +15,7 @@ from fixtures import images
 from fixtures.engines import CONTAINERD_CONFIG, Engine, start_containerd, start_dockerd
 from fixtures.newer_engines import SUITES
 from fixtures.scenario import mig_uuid, mixed_layout, with_mig
-from gpunode.daemons import cri as cri_pods
+from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version

@@ -6,7 +6,7 @@ import pytest
 
 from fixtures import images
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd
-from gpunode.daemons import cri as cri_pods
+from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.vectoradd import MODULE, read_answer

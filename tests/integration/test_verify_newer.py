@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
 from fixtures.newer_engines import SUITES
-from gpunode.daemons import cri as cri_pods
+from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
 from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version

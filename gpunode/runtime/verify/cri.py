@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from gpunode.daemons import cri as cri_pods
+from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri, CriStatus
 from gpunode.daemons.crio import CrioApi
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
