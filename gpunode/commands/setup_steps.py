@@ -157,18 +157,25 @@ def walk(
     reports: list[StepReport] = []
     messages: dict[str, None] = {}
     failure: Result | None = None
-    for step in steps:
-        if failure is not None and not dry_run:
-            reports.append(StepReport(step.name, step.command, "waiting", f"for {_stopper(reports)}"))
-            continue
-        report, result = _take(host, step, show, dry_run, before)
-        reports.append(report)
-        if result is not None:
-            errors = result.errors if problems else ()
-            show(*result.blocks, *(Text(info.message, Style.BAD) for info in errors), Text(""))
-        messages |= dict.fromkeys(result.messages if result is not None else ())
-        if failure is None and report.state in ("failed", "interrupted"):
-            failure = result
+    try:
+        for step in steps:
+            if failure is not None and not dry_run:
+                reports.append(StepReport(step.name, step.command, "waiting", f"for {_stopper(reports)}"))
+                continue
+            report, result = _take(host, step, show, dry_run, before)
+            reports.append(report)
+            if result is not None:
+                errors = result.errors if problems else ()
+                show(*result.blocks, *(Text(info.message, Style.BAD) for info in errors), Text(""))
+            messages |= dict.fromkeys(result.messages if result is not None else ())
+            if failure is None and report.state in ("failed", "interrupted"):
+                failure = result
+    except KeyboardInterrupt:  # between two steps, or while a step's result is printed
+        changes = interruption(host, "set-up", before)
+        exit_code = ExitCode.INTERRUPTED
+        raise GpunodeError(
+            changes.message, hint=changes.hint, code=changes.code, exit_code=exit_code
+        ) from None
     return Walked(tuple(reports), tuple(messages), failure)
 
 

@@ -11,8 +11,9 @@ from gpunode.commands import setup_steps
 from gpunode.commands.setup_steps import Serving, State, Step, walk
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.render import SilentProgress
-from gpunode.output.result import ErrorInfo, ExitCode, Result, Text
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Result, Text
 
 
 class Way:
@@ -116,6 +117,29 @@ def test_a_dry_run_only_plans_and_shows_what_comes_behind_a_failure(host: Host) 
     assert way.called == ["plan a", "plan b", "plan c"]
     assert [one.state for one in walked.steps] == ["planned", "failed", "planned"]
     assert walked.stopped_at is walked.steps[1]
+
+
+def test_ctrl_c_between_two_steps_says_what_is_left_changed(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+
+    def change() -> Result:
+        journal = Journal.of(host)
+        entry = journal.begin("test", [FileEdit("/etc/a", None, b"new")], {})
+        host.write_atomic("/etc/a", b"new")
+        journal.mark(entry, "committed")
+        return Result("Any", None, blocks=(Text("run a"),))
+
+    def show(*blocks: Block) -> None:
+        if Text("run a") in blocks:
+            raise KeyboardInterrupt
+
+    way = Way()
+    with pytest.raises(GpunodeError) as caught:
+        walk(host, (way.step("a", run=change), way.step("b")), show, dry_run=False)
+    assert caught.value.exit_code == ExitCode.INTERRUPTED
+    assert caught.value.message == "interrupted during set-up; changed: /etc/a"
+    assert caught.value.hint.startswith("undo it with: gpunode rollback ")
+    assert way.called == ["run a"]
 
 
 def test_a_bug_is_no_failing_step(host: Host) -> None:
