@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("house")  # every module is parsed once
 PACKAGE = Path(__file__).parent.parent / "gpunode"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if not path.name.endswith("_pb2.py")]
 ORDER = (

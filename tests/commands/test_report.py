@@ -52,6 +52,7 @@ def texts(path):
 SOME = [name for name in names() if not options(name)][::8]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted({*HEALTHY, *SOME}))
 def test_a_bundle_is_judged_as_the_machine_itself(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
