@@ -12,8 +12,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a locale without UTF-8 can't show every character of a message
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, no child's end is told
-    # a service must not die of these before it has its handlers; any other command unblocks them (outcome.py)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, no child's exit is reported
+    # these must not end a service before it has set its handlers; other commands unblock them
+    # (commands/session.py)
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP, signal.SIGUSR1))
     try:
         from gpunode.cli import main as parse_and_run

@@ -211,15 +211,15 @@ def build_module(node: Node, release: str) -> Fix:
     For the running kernel it is loaded afterwards.
     """
     load = " && modprobe nvidia" if release == node.kernel else ""
-    command = _without_dkms(node, release)
+    command = _build_command_without_dkms(node, release)
     if command:
         return Fix(command + load)
     fix = fixes.build_module_for(release).for_family(node.distribution.family)
     return Fix(fix.command + load)
 
 
-def _without_dkms(node: Node, release: str) -> str:
-    """Empty where DKMS builds the module, or where it is unknown what does."""
+def _build_command_without_dkms(node: Node, release: str) -> str:
+    """Command that gets the module from akmods or packages; empty where DKMS builds it or that is unknown."""
     if node.host.stat("/usr/sbin/akmods"):
         return f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}"
     if node.distribution.family == "suse":

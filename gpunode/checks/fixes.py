@@ -70,6 +70,7 @@ def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix 
 
 
 RESCAN_PCI = everywhere("echo 1 > /sys/bus/pci/rescan")
+POWER_OFF = everywhere("systemctl poweroff", "drain")
 
 # checks/preconditions.py has the command for systems where these refuse
 INSTALL_DRIVER = everywhere("gpunode driver install --yes")
@@ -309,6 +310,3 @@ def steps_of(fix: Fix) -> tuple[Step, ...]:
         else:
             return ()
     return tuple(found)
-
-
-POWER_OFF = everywhere("systemctl poweroff", "drain")

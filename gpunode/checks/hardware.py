@@ -31,6 +31,7 @@ from gpunode.facts.driver import (
     version_numbers,
 )
 from gpunode.facts.kernel_log import SOURCE, matching
+from gpunode.facts.kernel_modules import NOUVEAU_FILE, NOUVEAU_TEXT
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
 from gpunode.facts.tables import TABLE, can
@@ -200,8 +201,6 @@ BUS_CHECKS = (
 # Fixes for the hardware's findings, beside the shared remedies of fixes.py.
 
 _PARAMETERS = "https://docs.kernel.org/admin-guide/kernel-parameters.html"
-NOUVEAU_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
-NOUVEAU_TEXT = "blacklist nouveau\noptions nouveau modeset=0\n"
 _REBUILD = {
     "debian": ("update-initramfs", "-u", "-k", "all"),
     "rhel": ("dracut", "-f", "--regenerate-all"),

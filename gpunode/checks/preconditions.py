@@ -184,7 +184,7 @@ def _has_dkms(node: Node, command: str) -> bool:
     return bool(node.dkms) and node.distribution.id not in _MODULES
 
 
-def _without_dkms(node: Node, command: str) -> Fix:
+def _replace_dkms(node: Node, command: str) -> Fix:
     if node.distribution.id in _MODULES:
         wanted = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
         return _module_package(node, wanted[1] if wanted else node.kernel)
@@ -259,7 +259,7 @@ PRECONDITIONS = (
     Precondition(re.compile(r"gpunode driver install\b"), _installs_driver, _other_driver),
     Precondition(re.compile(r"gpunode toolkit install\b"), _has_manager, _other_toolkit),
     Precondition(re.compile(rf"{_CALL}modprobe\b|\$\(uname -r\)"), _kernel_has_modules, _next_kernel),
-    Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _without_dkms),
+    Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _replace_dkms),
     Precondition(
         re.compile(rf"\b{_SUSE_LIBRARIES}\b"),
         lambda node, command: driver_packages.suse_libraries(node) == _SUSE_LIBRARIES,

@@ -35,7 +35,8 @@ BringBack = Callable[[Entry], str | None]
 
 @contextmanager
 def uninterrupted(tell: Callable[[str], None] = lambda _name: None) -> Iterator[None]:
-    """Pass over Ctrl-C and SIGTERM: half a roll-back is worse than none, and what it belongs to ends anyway.
+    """Ignore Ctrl-C, SIGTERM and SIGHUP: an incomplete rollback is worse than none, and the command ends
+    after it anyway.
 
     `tell` is called with the signal's name at once.
     """

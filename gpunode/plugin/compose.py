@@ -37,7 +37,7 @@ def make_cdi(service: PluginService) -> Part:
 
     assert isinstance(service.backend, NvidiaBackend)
     service.backend.again = service.ledger.again
-    service.ledger.condemners.append(service.backend)
+    service.ledger.vetoes.append(service.backend)
     return service.backend
 
 
@@ -51,7 +51,7 @@ def make_mps(service: PluginService) -> Part:
         return None if ledger.inventory is None or ledger.trouble else (ledger.settings, ledger.plan)
 
     supervisor = Supervisor(service.host, service.log, source, ledger.tick, soon=service.again_within)
-    ledger.condemners.append(supervisor)
+    ledger.vetoes.append(supervisor)
     return supervisor
 
 

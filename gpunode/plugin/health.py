@@ -1,8 +1,8 @@
-"""The judge: takes news of the GPUs and tells each unit's problem. docs/health.md has the rules for people.
+"""Health of each unit, judged from events and readings of the GPUs. docs/health.md has the rules for people.
 
-Beside marks (see `Mark`) two things keep a GPU back: it is *lost* when it can't be asked, and the *driver*
-is broken when none can. Both are over when the GPU was seen whole twice running, or for some seconds, so that
-one that comes and goes doesn't flap; each further loss within an hour costs a longer time.
+Beside marks (see `Mark`) two things make a GPU unhealthy: it is *lost* when it can't be queried, and the
+*driver* is broken when no GPU can. Both end after two consecutive error-free readings, or after some seconds
+without an error, so that an intermittent GPU doesn't flap; each further loss within an hour lasts longer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Condition:
 
 
 def conditions(reading: Reading) -> Iterator[Condition]:
-    """All of them. An uncorrectable ECC count that isn't 0 is none: what it left behind is told by others."""
+    """Every hardware condition of a reading. A nonzero count of uncorrectable ECC errors is not a condition:
+    row remapping and page retirement report its consequences."""
     if reading.remap_failed:
         yield Condition("row-remap", "a row of memory could not be remapped", "replace")
     elif reading.remap_pending:
@@ -183,16 +184,17 @@ def counts(number: int, settings: HealthSettings) -> bool:
 
 
 def readings_count(settings: HealthSettings) -> bool:
-    """Whether ECC, row remapping, the recovery action and the fabric do: all is off means these as well."""
+    """Whether ECC, row remapping, the recovery action and the fabric affect health. Disabling all XIDs
+    disables these too."""
     return ALL_XIDS not in settings.disabled or ALL_XIDS in settings.enabled
 
 
-# What the judge knows of one GPU besides its marks: whether it was seen whole, and how often it failed.
+# State of one GPU besides its marks: whether it was seen without an error, and how often it failed.
 
 SIGHTINGS_TO_HEAL = 2
 SETTLED_SECONDS = 10.0  # whole for so long is as good as a second sighting, if nobody looks again
 _HOUR = 3600.0
-_VANISHED = ("lost:", "(NVML 15)")  # remember.NOT_LISTED and NVML_ERROR_GPU_IS_LOST: no passing trouble
+_VANISHED = ("lost:", "(NVML 15)")  # model.NOT_LISTED and NVML_ERROR_GPU_IS_LOST: not transient
 
 
 class GpuState:
@@ -212,7 +214,7 @@ class GpuState:
         self._listed = False  # the inventory had nothing against it
 
     def lose(self, reason: str, now: float) -> None:
-        """It can't be asked."""
+        """It can't be queried."""
         self._vanished = self._vanished or any(sign in reason for sign in _VANISHED)
         if self.problem is None or self.problem.code != "lost":
             self._losses = [*(when for when in self._losses if now - when < _HOUR), now]
@@ -222,24 +224,24 @@ class GpuState:
         self._sightings = 0
         self._listed = False
 
-    def mute(self, reason: str, now: float) -> None:
-        """It is listed as whole, but can't be read."""
+    def unreadable(self, reason: str, now: float) -> None:
+        """The inventory lists it without an error, but it can't be read."""
         listed = self._listed
         self.lose(reason, now)
         self._listed = listed
 
-    def speaks(self, now: float) -> None:
-        """It can be read again: a first sighting, unless the inventory says otherwise."""
+    def readable(self, now: float) -> None:
+        """It can be read again: the first error-free sighting, unless the inventory reports an error."""
         if self._listed:
             self._sightings, self._whole_since = 1, now
 
-    def blind(self, problem: Problem) -> None:
-        """No GPU can be asked."""
+    def driver_broken(self, problem: Problem) -> None:
+        """No GPU can be queried."""
         if self.problem is None or self.problem.code != "lost":
             self.problem = problem
         self._sightings = 0
 
-    def whole(self, now: float) -> None:
+    def error_free(self, now: float) -> None:
         """It was seen without an error."""
         if self._sightings == 0:
             self._whole_since = now
@@ -314,7 +316,7 @@ class HealthJudge:
             if gpu.error:
                 state.lose(gpu.error, now)
             else:
-                state.whole(now)
+                state.error_free(now)
                 self._settle(state, now)
 
     def readings(self, readings: Sequence[Reading], now: float) -> None:
@@ -327,10 +329,10 @@ class HealthJudge:
                 continue
             state.reading, state.reading_at = reading, now
             if reading.error:
-                state.mute(reading.error, now)
+                state.unreadable(reading.error, now)
                 continue
             if before is not None and before.error:
-                state.speaks(now)
+                state.readable(now)
             last = state.last_good
             self._grown(state, reading, last, now)
             state.last_good = reading
@@ -355,7 +357,7 @@ class HealthJudge:
         since = self._driver.since if self._driver is not None else now
         self._driver = Problem("driver", reason, since)
         for state in self._gpus.values():
-            state.blind(self._driver)
+            state.driver_broken(self._driver)
 
     def tick(self, now: float) -> None:
         for state in self._gpus.values():

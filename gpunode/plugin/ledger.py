@@ -60,8 +60,8 @@ class Judge(Protocol):
     def problem(self, unit: Unit) -> Problem | None: ...
 
 
-class Condemner(Protocol):
-    """Somebody else who can keep a device from being handed out: MPS while its daemon is down."""
+class Veto(Protocol):
+    """An additional veto on a device's allocation: MPS while its daemon is down."""
 
     def problem(self, resource: Resource, unit: Unit) -> Problem | None: ...
 
@@ -130,7 +130,7 @@ class Ledger:
         self.config_trouble = ""  # why the config file as it is now isn't what we serve; see config/watch.py
         self.readings_now: dict[str, Reading] = {}
         self.feeds: dict[str, Feed] = {}
-        self.condemners: list[Condemner] = []
+        self.vetoes: list[Veto] = []
         self.changed: list[Callable[[], None]] = []
         self.witnesses: list[Callable[[GpuEvent], None]] = []  # of every event, from the backend's thread
 
@@ -176,7 +176,7 @@ class Ledger:
         self._tell()
 
     def tick(self) -> None:
-        """Let time pass: hold-down times end, and condemners change their minds."""
+        """Advance the clock: hold-down times end, and vetoes are evaluated again."""
         with self._lock:
             self._judge.tick(self._clock())
             changed = self._publish()
@@ -233,7 +233,7 @@ class Ledger:
         feeds = self.feeds
         for name in feeds.keys() - planned.keys():
             feeds[name].publish(replace(feeds[name].snapshot().resource, devices=()))
-        # who loses devices comes first: a GPU that changes its name shouldn't be counted under both
+        # publish resources that lose devices first: a GPU that moves between resources is never in both
         for name in sorted(
             feeds.keys() & planned.keys(), key=lambda name: _gains(feeds[name], planned[name])
         ):
@@ -246,8 +246,8 @@ class Ledger:
     def _problem(self, resource: Resource, unit: Unit) -> Problem | None:
         if problem := self._judge.problem(unit):
             return problem
-        for condemner in self.condemners:
-            if problem := condemner.problem(resource, unit):
+        for veto in self.vetoes:
+            if problem := veto.problem(resource, unit):
                 return problem
         return None
 

@@ -104,12 +104,12 @@ class ContainerdEngine:
         return Plan("containerd", edits, verb, reason, notes, version)
 
     def _replacement(self, wanted: Wanted, copies: Copies) -> Replacement:
-        """What is planned on once the generated copies are thought away; the first gives its place."""
+        """The state without the generated copies. The new drop-in takes the path of the first copy."""
         state = self._state(without=frozenset(copies))
         if state.deep and not self.drop_in:
             state = replace(state, drop_in=next(iter(copies)))
         texts = {path: text for path, text in state.texts.items() if path not in copies}
-        return Replacement(replace(state, texts=texts), containerd_plan.enlarged(wanted, copies), copies)
+        return Replacement(replace(state, texts=texts), containerd_plan.with_copied(wanted, copies), copies)
 
     def _about_drop_ins(self, state: State, copies: Copies, outcome: Outcome) -> tuple[str, ...]:
         """What generated copies hide, and drop-ins of NVIDIA's that containerd does not read."""

@@ -96,30 +96,31 @@ def runtime_table(
     return table
 
 
-def inherited(config: ContainerdConfig, effective: Tree | None, heir: str) -> Tree:
-    """Options to start from: the default runtime's if it is a runc, else runc's, else crun's.
+def inherited(config: ContainerdConfig, effective: Tree | None, new_runtime: str) -> Tree:
+    """Options to copy: the default runtime's if it is a runc, else runc's, else crun's.
 
     kata, gVisor and other NVIDIA runtimes are passed over: their options mean something else.
     """
-    spelled_out = _spelled_out(config, heir)
+    spelled_out = _spelled_out(config, new_runtime)
     if spelled_out:
         return copy.deepcopy(spelled_out)
-    for name in _ancestors(config, heir):
+    for name in _models(config, new_runtime):
         entry = simple(effective, name)
         if entry and _is_runc_like(entry):
             return entry
     return {"runtime_type": RUNC_TYPE}
 
 
-def _spelled_out(config: ContainerdConfig, heir: str) -> Tree:
-    """The runc to inherit from as a file spells it out; {} if none does."""
-    entries = (config.runtimes.get(name) for name in _ancestors(config, heir))
+def _spelled_out(config: ContainerdConfig, new_runtime: str) -> Tree:
+    """The runtime to copy options from as a file defines it; {} if no file does."""
+    entries = (config.runtimes.get(name) for name in _models(config, new_runtime))
     return next((entry for entry in entries if isinstance(entry, dict) and _is_runc_like(entry)), {})
 
 
-def _ancestors(config: ContainerdConfig, heir: str) -> tuple[str, ...]:
+def _models(config: ContainerdConfig, new_runtime: str) -> tuple[str, ...]:
+    """Names of the runtimes that `new_runtime` may copy its options from, the preferred one first."""
     names = dict.fromkeys((config.default_runtime, "runc", "crun"))
-    return tuple(name for name in names if name != heir and not name.startswith("nvidia"))
+    return tuple(name for name in names if name != new_runtime and not name.startswith("nvidia"))
 
 
 def simple(effective: Tree | None, name: str) -> Tree:

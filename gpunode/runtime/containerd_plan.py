@@ -363,8 +363,8 @@ def _hidden(state: State, others: Tree, path: str, key: tuple[str, ...]) -> str:
     return f"{'.'.join(key)} ({copied!r} there, {dig(others, 'plugins', plugin, *key)!r} otherwise)"
 
 
-def enlarged(wanted: Wanted, found: Copies) -> Wanted:
-    """What is wanted and what the copies gave: their other runtimes, a default that was theirs, CDI."""
+def with_copied(wanted: Wanted, found: Copies) -> Wanted:
+    """The desired configuration plus what the copies configured: other runtimes, the default runtime, CDI."""
     handlers = {handler.name: handler for handler in wanted.handlers}
     for copied in found.values():
         for name, program in copied.handlers.items():
@@ -401,8 +401,8 @@ def _in_force(found: Copies) -> tuple[str, ...]:
         if keys:
             more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
             notes.append(
-                f"with {path} goes its copy of the CRI section; these of the other files come into force:"
-                f" {', '.join(keys[:_SHOWN])}{more}"
+                f"the copy of the CRI section in {path} is removed; these settings of the other files"
+                f" become effective: {', '.join(keys[:_SHOWN])}{more}"
             )
     return tuple(notes)
 

@@ -166,8 +166,8 @@ def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> 
     return [Text(f"not done yet, run{where}: {command}", Style.WARN), Text(f"  {restart.reason}", Style.DIM)]
 
 
-# Their answer decides about the verb, and so about running containers, even where files change. The others
-# restart then whatever they say, and asking takes time.
+# A dry run queries these even where files change: their answer decides between reload and restart, and so
+# whether running containers stop. The other engines then restart in any case, and a query takes time.
 _ASKED_ANYWAY = ("docker", "crio")
 
 

@@ -11,7 +11,7 @@ from gpunode.errors import ConfigError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.kubelet.server import simply
+from gpunode.plugin.kubelet.server import first_available
 from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Sink, Snapshot, Unit
 from tests.plugin.nodes import inventory
 
@@ -75,7 +75,7 @@ class FakeBackend:
         must_include: Sequence[str],
         size: int,
     ) -> tuple[str, ...]:
-        return simply(available, must_include, size)
+        return first_available(available, must_include, size)
 
 
 @dataclass

@@ -53,7 +53,7 @@ def test_the_log_tells_it_and_a_start_is_no_alarm(tmp_path: Path) -> None:
         NvidiaBackend(host, settings, log), settings, HealthJudge(settings.health), log, lambda: 1e9
     )
     starting = Starting()
-    ledger.condemners.append(starting)
+    ledger.vetoes.append(starting)
     ledger.seen(inventory(2), Topology())
     assert log.messages("error") == []
     assert log.messages("info").count("GPU is not ready yet") == 2

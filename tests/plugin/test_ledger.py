@@ -58,7 +58,7 @@ NEWS = st.one_of(
 def test_feeds_always_equal_a_fresh_computation(news: list[tuple[str, object]]) -> None:
     ledger, backend, judge, _ = made(FakeBackend({}))
     condemner = Condemns()
-    ledger.condemners.append(condemner)
+    ledger.vetoes.append(condemner)
     good = Plan()
     versions: dict[str, int] = {}
     told = []
@@ -280,7 +280,7 @@ def test_a_problem_that_the_log_already_has_is_not_logged_for_each_device() -> N
             return Problem("cdi", "no CDI specification", logged=True) if self.problems else None
 
     condemner = WithoutFiles()
-    ledger.condemners.append(condemner)
+    ledger.vetoes.append(condemner)
     backend.look()
     assert [bool(device.problem) for device in ledger.feeds[A].snapshot().devices] == [True] * 8
     assert log.messages("error") == []

@@ -25,8 +25,8 @@ from gpunode.plugin.kubelet.server import (
     DevicePlugin,
     PluginServer,
     Streams,
+    first_available,
     listen_privately,
-    simply,
 )
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.model import AllocationError, Answer, DeviceNode, Mount, Snapshot
@@ -67,7 +67,7 @@ class Policy:
     ) -> Sequence[str]:
         if self.bug is not None:
             raise self.bug
-        return simply(available, must_include, size)
+        return first_available(available, must_include, size)
 
 
 class Made:

@@ -270,10 +270,10 @@ def plugin_options() -> pb.DevicePluginOptions:
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
-def device_list(table: Snapshot) -> pb.ListAndWatchResponse:
+def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
     """The whole list as the kubelet wants it: exactly one NUMA node, or no topology at all."""
     response = pb.ListAndWatchResponse()
-    for device in table.devices:
+    for device in snapshot.devices:
         item = response.devices.add(ID=device.id, health="Healthy" if device.healthy else "Unhealthy")
         if device.unit.numa is not None:
             item.topology.nodes.add(ID=device.unit.numa)
@@ -341,31 +341,31 @@ class DevicePlugin:
     ) -> pb.PreferredAllocationResponse:
         """Never an error: the kubelet would refuse the pod for it."""
         started, failed = time.perf_counter(), False
-        table = self._feed.snapshot()
+        snapshot = self._feed.snapshot()
         response = pb.PreferredAllocationResponse()
         for asked in request.container_requests:
             available, must = asked.available_deviceIDs, asked.must_include_deviceIDs
             try:
-                ids = self._policy.prefer(table, available, must, asked.allocation_size)
+                ids = self._policy.prefer(snapshot, available, must, asked.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             except Exception as error:  # noqa: BLE001 - any devices are better than a pod that is refused
                 failed = True
                 self._bug("choosing devices failed: the first ones are preferred", error)
-                ids = simply(available, must, asked.allocation_size)
+                ids = first_available(available, must, asked.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             response.container_responses.append(answer)
         self._tell("GetPreferredAllocation", "OK", started, _asked(request), failed)
         return response
 
     def allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
-        table = self._feed.snapshot()
+        snapshot = self._feed.snapshot()
         response = pb.AllocateResponse()
         try:
             for asked in request.container_requests:
-                answer = self._policy.answer(table, asked.devices_ids)
+                answer = self._policy.answer(snapshot, asked.devices_ids)
                 response.container_responses.append(container_response(answer))
                 devices = _shortened(asked.devices_ids)
-                self._log.info("allocated", resource=table.resource.name, devices=devices)
+                self._log.info("allocated", resource=snapshot.resource.name, devices=devices)
         except AllocationError as error:
             raise Refused(_STATUS.get(error.code, "INVALID_ARGUMENT"), error.message) from error
         return response
@@ -413,8 +413,8 @@ class DevicePlugin:
         self._observe(Call(self._resource, method, code, time.perf_counter() - started, devices, fallback))
 
 
-def simply(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-    """What must be there, then what comes first."""
+def first_available(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+    """The required ids, then the first available ones, `size` in all."""
     return tuple(dict.fromkeys([*must_include, *available]))[: max(0, size)]
 
 

@@ -41,7 +41,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Supervisor:
-    """A `Part` and a `Condemner`. `changed` is called when a device's health may be another.
+    """A `Part` and a `Veto`. `changed` is called when a device's health may be another.
 
     With `--mps` it keeps the daemons itself, otherwise it watches another service's. `soon` is called with
     the seconds within which the next turn must come.
@@ -73,7 +73,7 @@ class Supervisor:
         self._next_lock = 0.0
         self._foreign: Problem | None = None
 
-    # --- Condemner -------------------------------------------------------------------------------------
+    # --- Veto ------------------------------------------------------------------------------------------
 
     def problem(self, resource: Resource, unit: Unit) -> Problem | None:
         """Called for every unit each second, from any thread."""

@@ -27,7 +27,7 @@ LOOK_SECONDS = 5.0
 
 
 class NvidiaBackend:
-    """See `gpunode.plugin.model.Backend`. It is a `Part` and a `Condemner` for its CDI specifications.
+    """See `gpunode.plugin.model.Backend`. It is a `Part` and a `Veto` for its CDI specifications.
 
     `again` is called, from a thread of its own, when device files that a plan was made of have come or gone:
     /dev/nvidia-uvm is there only once somebody has used CUDA, and NVML doesn't tell.

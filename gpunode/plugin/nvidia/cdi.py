@@ -207,7 +207,7 @@ class CdiSpecs:
     """Writes them, and writes them anew when what they are made of changes. Thread-safe.
 
     It is a `Part`, which looks every half minute, and more often while something is missing; what is to be
-    written then is written beside it, as the hook program is asked, and may hang. It is a `Condemner`: a unit
+    written then is written beside it, as the hook program is asked, and may hang. It is a `Veto`: a unit
     that no specification describes can't be handed out.
     """
 

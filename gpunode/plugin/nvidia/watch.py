@@ -414,7 +414,7 @@ class Watch:
         try:
             while not stop.is_set():
                 if self._away:
-                    self._rest_away(stop)
+                    self._keep_closed(stop)
                     continue
                 self._soon.clear()
                 self._anew = False
@@ -544,8 +544,8 @@ class Watch:
             if not self._timeouts and node_traces(self._host) != before:
                 return
 
-    def _rest_away(self, stop: Event) -> None:
-        """NVML was to be let go: until another driver is loaded, or for some time."""
+    def _keep_closed(self, stop: Event) -> None:
+        """Keep NVML closed, as requested, until another driver is loaded or the time is over."""
         before = module(self._host)
         self._log.info("NVML is closed for a while, as was asked for", seconds=int(_AWAY_SECONDS))
         while not stop.is_set() and self._host.monotonic() < self._away:
