@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from gpunode.errors import Unreadable
 from gpunode.host import Host
 
 DRIVER_ROOT = "/run/nvidia/driver"
@@ -65,8 +68,9 @@ def nvml_outside_loader(host: Host, root: str = "") -> str:
     the path in the driver container that has this root directory."""
     for directory in (*PLATFORM, *IN_DRIVER_ROOT):
         path = f"{root}{directory}/{NVML}"
-        if host.is_file(path) and not host.refusal(path):
-            return path.removeprefix(root)
+        with suppress(Unreadable):  # the plugin's unit has no access to /home (ProtectHome=)
+            if host.is_file(path) and not host.refusal(path):
+                return path.removeprefix(root)
     return ""
 
 

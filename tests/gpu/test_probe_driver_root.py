@@ -113,3 +113,16 @@ def test_the_driver_root_is_the_last_place(tmp_path):
         (tmp_path / directory.lstrip("/")).mkdir(parents=True)
         (tmp_path / directory.lstrip("/") / SONAME).write_bytes(b"")
     assert nvml_outside_loader(Host(tmp_path)) == f"/run/opengl-driver/lib/{SONAME}"
+
+
+def test_a_directory_that_is_not_accessible_holds_no_library(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plugin's unit has no access to /home (ProtectHome=), where Container-Optimized OS has libraries."""
+    (place / "hidden").mkdir(mode=0o700)
+    monkeypatch.setattr(library_paths, "PLATFORM", (f"{place}/hidden",))
+    child = os.fork()
+    if child == 0:
+        os.setresuid(OTHER, OTHER, OTHER)
+        os._exit(0 if nvml_outside_loader(Host()) == "" else 1)
+    assert os.waitpid(child, 0)[1] == 0

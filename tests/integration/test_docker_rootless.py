@@ -18,7 +18,8 @@ from gpunode.host import Host
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.full, pytest.mark.docker]
+# one at a time: each ends what the same user runs
+pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.xdist_group("docker_rootless")]
 TOOLKIT = ".config/nvidia-container-runtime/config.toml"
 RESTART = ["systemctl --user daemon-reload", "systemctl --user restart docker.service"]
 
