@@ -183,6 +183,7 @@ class Transaction:
         self.entry: Entry | None = None
         self.restored: Restored | None = None
         self.stays = False
+        self._acted = False
         self._bring_back = bring_back
 
     def open(self) -> Entry:
@@ -205,6 +206,7 @@ class Transaction:
             self.entry = self.journal.mark(self.open(), "applied")
             units.after_files(host)
         outcome = act()
+        self._acted = True
         for edit in self.edits:
             if edit.interim is not None:
                 write(host, edit, edit.after, edit.interim)
@@ -215,6 +217,8 @@ class Transaction:
         return outcome
 
     def _back(self, _error: BaseException) -> None:
+        if self._acted and self.context.get("stays"):
+            return  # the packages are installed: the next run finds the open entry and commits it
         if self.entry is not None:
             state = "committed" if self.stays else "rolled-back"
             self.restored = restore(self.journal, self.entry, self._bring_back, state)

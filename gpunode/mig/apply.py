@@ -94,7 +94,9 @@ def carry_out(
                 f"{error.message}; the previous layout is in place again", hint=error.hint
             ) from error
 
-    attempt(lambda: save(host, before, plans, left), lambda _: end(host, left.unasked), tools.uninterrupted)
+    # without an undo: if it fails, the snapshot of an earlier run that was killed stays the one to restore
+    with tools.uninterrupted():
+        save(host, before, plans, left)
     return attempt(forward, back, tools.uninterrupted)
 
 
