@@ -171,6 +171,7 @@ def test_no_service_executes_or_discloses_anything_for_root(node: Stage) -> None
     ran = node.services()
     assert ran.code == 0, ran.err
     assert "served 4 nvidia.com/gpu" in ran.out, "two replicas of each GPU, by MPS"
+    assert "MPS control daemon has ended" in ran.err
     assert "injected xid 79" in ran.out
     problems = leaks(node, SERVICES, ran, node.secret / "services")
     assert not problems, "\n".join(problems)
