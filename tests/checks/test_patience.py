@@ -48,6 +48,7 @@ def by_id(findings: tuple[Finding, ...]) -> dict[str, Finding]:
     return {finding.id: finding for finding in findings}
 
 
+@pytest.mark.full
 def test_a_stuck_process_table_is_one_error_and_the_others_go_on(stalled: Stalled) -> None:
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"
@@ -171,6 +172,7 @@ def test_nobody_is_left_behind_where_nothing_hangs(tmp_path: Path) -> None:
     assert eventually(lambda: not set(threading.enumerate()) - before)
 
 
+@pytest.mark.full
 def test_what_the_report_says_of_the_node_is_not_waited_for_either(
     stalled: Stalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

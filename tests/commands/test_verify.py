@@ -84,6 +84,7 @@ def test_verify_takes_sixteen_gpus(make_node):
     assert (ran.code, [one["status"] for one in devices(ran)]) == (0, ["ok"] * 16)
 
 
+@pytest.mark.full
 def test_each_failure_is_told_apart_and_stops_no_other(make_node):
     scenario = machine(6).with_gpu(1, wrong=True)
     node = make_node(

@@ -136,6 +136,7 @@ def test_why_it_waits_is_told_and_the_pod_removed(
     assert gpu_node.store.list("Pod") == []
 
 
+@pytest.mark.full
 def test_a_node_without_the_resource_names_what_it_has(gpu_node: ApiServer, run: Gpunode) -> None:
     for part in ("capacity", "allocatable"):
         resources = gpu_node.node("gpu-1")["status"][part]
@@ -150,6 +151,7 @@ def test_a_node_without_the_resource_names_what_it_has(gpu_node: ApiServer, run:
 TAIL = "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful."
 
 
+@pytest.mark.full
 def test_a_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
     gpu_node: ApiServer, run: Gpunode
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
     assert error["hint"].endswith("kubectl taint nodes gpu-1 team-")
 
 
+@pytest.mark.full
 def test_gpus_that_are_all_unhealthy_are_named(gpu_node: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     gpu_node.kubelet = None  # what it says of the node stays
     node = gpu_node.node("gpu-1")
@@ -203,6 +206,7 @@ def event(reason: str, message: str) -> Callable[[ApiServer], Fault]:
     return made
 
 
+@pytest.mark.full
 def test_what_only_an_event_tells(gpu_node: ApiServer, run: Gpunode) -> None:
     reason, message, code, hint = EVENTS[0]
     gpu_node.pod_life = [waiting("ContainerCreating")]
@@ -212,6 +216,7 @@ def test_what_only_an_event_tells(gpu_node: ApiServer, run: Gpunode) -> None:
     assert error["hint"].startswith(hint)
 
 
+@pytest.mark.full
 def test_the_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [waiting("ImagePullBackOff", 'Back-off pulling image "x"')]
     gpu_node.faults.append(event("Failed", "Failed to pull image: 401 Unauthorized")(gpu_node))
@@ -219,6 +224,7 @@ def test_the_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, ru
     assert "401 Unauthorized" in error["message"] and "requires a login" in error["hint"]
 
 
+@pytest.mark.full
 def test_a_pod_that_never_ends_is_given_up_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [RUNNING]
     ran = verify(run, "--timeout", "3")
@@ -256,6 +262,7 @@ def test_a_pod_that_somebody_else_deletes_is_told(gpu_node: ApiServer, run: Gpun
     assert (ran.code, told(ran)["code"]) == (1, "pod-deleted")
 
 
+@pytest.mark.full
 def test_control_characters_of_a_pod_never_reach_the_terminal(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [waiting("CreateContainerError", "bad \x1b[2J\x1b]0;x\x07 thing")]
     ran = run("verify", "--on", "kubernetes", "--timeout", "3")
@@ -389,6 +396,7 @@ def test_an_api_server_that_is_away_for_a_moment_costs_nothing(gpu_node: ApiServ
     assert gpu_node.store.list("Pod") == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("silence", "words"),
     [(0.5, ()), (60.0, ("--timeout", "3"))],

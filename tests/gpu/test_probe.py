@@ -134,6 +134,7 @@ def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
     assert "no usable answer" in answer.message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("condition", [False, True])
 @pytest.mark.parametrize(
     ("fault", "seconds", "timed_out", "words"),

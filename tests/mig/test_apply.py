@@ -79,6 +79,7 @@ def test_the_plan_shows_today_beside_wanted(mig_node: MigMaker) -> None:
     assert data["changes"] is True and data["obstacles"] == []
 
 
+@pytest.mark.full
 def test_assert_has_an_exit_code_for_what_differs(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     assert node.apply("all-balanced").code == 0
@@ -96,6 +97,7 @@ def test_assert_has_an_exit_code_for_what_differs(mig_node: MigMaker) -> None:
     assert node.run("assert", "-f", node.config("version: v9")).code == 1
 
 
+@pytest.mark.full
 def test_mig_parteds_variables_and_short_flags(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     env = {"MIG_PARTED_CONFIG_FILE": EXAMPLES, "MIG_PARTED_SELECTED_CONFIG": "all-enabled"}
@@ -119,6 +121,7 @@ def test_standard_input_is_a_file_too(mig_node: MigMaker) -> None:
     assert node.devices() == {"7g.80gb": 1}
 
 
+@pytest.mark.full
 def test_only_some_gpus(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100", "h100"))
     assert node.apply("first-whole").code == 0
@@ -130,6 +133,7 @@ def test_only_some_gpus(mig_node: MigMaker) -> None:
     assert node.run("assert", "-f", only).code == 0
 
 
+@pytest.mark.full
 def test_mode_only_leaves_the_instances_alone(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     assert node.apply("all-balanced", "--mode-only").code == 0
@@ -153,6 +157,7 @@ def test_an_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
     assert ran.code == 3 and "needs root" in ran.err
 
 
+@pytest.mark.full
 def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100")).among_all()
     assert node.apply("all-balanced").code == 0
@@ -197,6 +202,7 @@ def test_a_unit_is_stopped_and_started_again(mig_node: MigMaker) -> None:
     ]
 
 
+@pytest.mark.full
 def test_what_was_stopped_comes_back_after_a_failure(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100").with_faults(Fault("migChange", INSUFFICIENT, after=2, times=1)))
     log = node.directory / "systemctl.log"
@@ -220,6 +226,7 @@ def test_a_unit_that_does_not_stop_changes_nothing(mig_node: MigMaker) -> None:
 # --- failures on the way ---------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("after", [0, 7])
 def test_a_failure_puts_the_previous_layout_back(mig_node: MigMaker, after: int) -> None:
     scenario = mig_machine("h100")
@@ -250,6 +257,7 @@ def test_a_crash_of_nvml_puts_the_previous_layout_back(mig_node: MigMaker) -> No
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("function", "step"),
     [
@@ -279,6 +287,7 @@ def test_a_hang_of_nvml_names_the_gpu_that_was_asked(
     assert caught.value.message == f"GPU 1: can't read the layouts: {reason}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, number: int) -> None:
     scenario = mig_machine("h100")
@@ -294,6 +303,7 @@ def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, numbe
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 
+@pytest.mark.full
 def test_two_at_once_take_turns(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     argv = [command("mig", "apply", "-f", EXAMPLES, "-c", label) for label in ("all-1g", "media")]
@@ -315,6 +325,7 @@ def held_until_reset(node, scenario) -> None:
     node.stub.write(scenario)
 
 
+@pytest.mark.full
 def test_only_the_gpu_that_waits_is_reset(mig_node: MigMaker) -> None:
     scenario = mig_machine("a100-40gb", "a100-40gb", "a30")
     node = mig_node(scenario)
@@ -325,6 +336,7 @@ def test_only_the_gpu_that_waits_is_reset(mig_node: MigMaker) -> None:
     assert [node.devices(n) for n in range(3)] == [{"1g.5gb": 7}, {"1g.5gb": 7}, {"1g.6gb": 4}]
 
 
+@pytest.mark.full
 def test_a_reset_that_fails_leaves_no_mode_pending(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"held": 1}))
     ran = node.apply("all-1g")
@@ -332,6 +344,7 @@ def test_a_reset_that_fails_leaves_no_mode_pending(mig_node: MigMaker) -> None:
     assert not node.gpu().current and not node.gpu().pending
 
 
+@pytest.mark.full
 def test_a_virtual_machine_takes_a_reboot(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_vm": 1, "virtualization": 1}))
     ran = node.apply("all-1g")
@@ -348,6 +361,7 @@ def test_a_virtual_machine_takes_a_reboot(mig_node: MigMaker) -> None:
     assert node.devices() == {"1g.5gb": 7}
 
 
+@pytest.mark.full
 def test_a_pending_mode_that_nobody_wants_is_taken_back(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_next": 1, "held": 1}))
     assert node.gpu().pending

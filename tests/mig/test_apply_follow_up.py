@@ -29,6 +29,8 @@ from tests.cli import REPOSITORY, gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.full
+
 UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 
 

@@ -23,6 +23,8 @@ from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.full
+
 BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 LOST, INSUFFICIENT = 15, 23
 

@@ -7,6 +7,8 @@ import pytest
 from fixtures.scenario import Fault, Scenario, StubGpuInstance, mig_machine
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 
+pytestmark = pytest.mark.full
+
 BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 

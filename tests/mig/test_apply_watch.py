@@ -23,6 +23,8 @@ from tests.mig.conftest import MigMaker, MigNode
 from tests.mig.test_apply_interrupted import changing, systemctl
 from tests.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.full
+
 CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 SEVEN, BALANCED = {"1g.10gb": 7}, {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 LAYOUTS = {"seven": SEVEN, "balanced": BALANCED}

@@ -161,6 +161,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("user", [NOBODY, ()], ids=["another user", "root"])
 @pytest.mark.parametrize("options", [(), ("--state-dir", "{place}")], ids=["no status file", "a forged one"])
 def test_a_process_that_only_looks_like_the_plugin_gets_no_signal(
@@ -187,6 +188,7 @@ def test_a_process_that_only_looks_like_the_plugin_gets_no_signal(
         assert "closes NVML meanwhile" in ran.err
 
 
+@pytest.mark.full
 def test_a_change_without_a_reset_is_shown_at_once_as_well(mig_node: MigMaker) -> None:
     with serving(mig_node(mig_machine("h100"))) as beside:
         assert beside.node.apply("all-1g").code == 0
@@ -194,6 +196,7 @@ def test_a_change_without_a_reset_is_shown_at_once_as_well(mig_node: MigMaker) -
         assert "NVML is closed" not in beside.log.read_text()
 
 
+@pytest.mark.full
 def test_after_a_failure_the_plugin_goes_on(mig_node: MigMaker) -> None:
     scenario = mig_machine("a100-40gb").with_faults(Fault("migChange", 23, after=2, times=1))
     with serving(mig_node(scenario)) as beside:
@@ -202,6 +205,7 @@ def test_after_a_failure_the_plugin_goes_on(mig_node: MigMaker) -> None:
         assert beside.shows("gpu", 1)
 
 
+@pytest.mark.full
 def test_a_pod_that_was_given_what_goes_is_in_the_way(mig_node: MigMaker) -> None:
     """It uses nothing yet; the kubelet says that the device is its own (PodResources)."""
     made = mig_node(mig_machine("h100"))

@@ -20,6 +20,8 @@ from tests.cli import clean_environment, command
 from tests.packages.apt_root import PACKAGES, build, journal
 from tests.waiting import PATIENCE, eventually
 
+pytestmark = pytest.mark.full
+
 NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
 
 

@@ -67,6 +67,7 @@ def test_a_pinned_version_is_that_of_all_four_and_is_held(apt, repository):
     assert all(one["pinned"] for one in apt.json("toolkit", "status")["data"]["packages"])
 
 
+@pytest.mark.full
 def test_a_newer_version_is_told_and_taken_only_when_asked(apt, repository):
     apt.gpunode("toolkit", "install", *from_mirror(repository), "--version", "1.19.0-1")
     done = apt.gpunode("toolkit", "install")
@@ -84,6 +85,7 @@ def test_a_version_that_nobody_offers_leaves_all_as_it_was(apt, repository):
     assert [one["state"] for one in journal(apt)] == ["rolled-back"]
 
 
+@pytest.mark.full
 def test_a_pin_that_hides_all_versions_is_named_and_one_by_name_is_taken(apt, repository):
     pin = "Package: *nvidia*\nPin: release *\nPin-Priority: -1\n"
     (apt.root / "etc/apt/preferences.d/no-nvidia").write_text(pin)
@@ -93,6 +95,7 @@ def test_a_pin_that_hides_all_versions_is_named_and_one_by_name_is_taken(apt, re
     assert (done.code, apt.installed()) == (0, OLDER), done.err
 
 
+@pytest.mark.full
 def test_a_partial_upgrade_is_seen_and_mended(apt, repository, signer, tmp_path):
     loose = make_repository(tmp_path / "loose", signer)
     for version in ("1.19.0-1", "1.20.0-1"):  # older rpms and debs didn't demand each other exactly
@@ -122,6 +125,7 @@ def test_remove_takes_out_what_was_brought_and_nothing_else(apt, repository):
     assert again.code == 0 and "nothing here" in again.out
 
 
+@pytest.mark.full
 def test_remove_leaves_what_others_installed(apt, repository):
     apt.ours.write_text(f"deb [signed-by={repository.key}] {repository.url}/stable/deb/{architecture()} /\n")
     apt.apt("update")
@@ -221,6 +225,7 @@ def while_it_waits(argv, apt, other):
     return child.returncode, "".join(said)
 
 
+@pytest.mark.full
 def test_another_process_is_waited_for_visibly(apt, repository):
     with apt.locked() as other:
         code, said = while_it_waits(command("toolkit", "install", *from_mirror(repository)), apt, other)
@@ -228,6 +233,7 @@ def test_another_process_is_waited_for_visibly(apt, repository):
     assert f"(process {other.pid})" in said and "lock-frontend (600 s at most)" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["lock-frontend", "lock"])
 def test_the_wait_has_a_limit_and_nothing_was_written(apt, repository, name):
     before = apt.tree()
@@ -237,6 +243,7 @@ def test_the_wait_has_a_limit_and_nothing_was_written(apt, repository, name):
     assert (apt.tree(), apt.installed(), journal(apt)) == (before, {}, [])
 
 
+@pytest.mark.full
 def test_a_lock_that_the_kernel_hides_is_waited_for_as_well(apt, repository, tmp_path):
     """Inside a container /proc/locks may not show it; apt's own words then say who it is."""
     hidden = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /proc/locks && exec "$@"', "sh"]
@@ -330,6 +337,7 @@ def test_an_ordinary_user_is_told_to_be_root(apt, repository):
     assert done.returncode == 3 and "run it again with sudo" in done.stderr
 
 
+@pytest.mark.full
 def test_a_hold_is_put_back_with_the_version(apt, signer, tmp_path):
     mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
     apt.gpunode("toolkit", "install", *from_mirror(mirror), "--hold")

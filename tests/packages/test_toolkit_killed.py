@@ -13,6 +13,8 @@ from tests.cli import clean_environment, command
 from tests.packages.apt_root import PACKAGES, alone, four, journal, make_repository
 from tests.waiting import eventually, has_ended
 
+pytestmark = pytest.mark.full
+
 NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
 WAITS = "[ -e {root}/free ] || {{ touch {root}/begun; exec sleep 60; }}"
 

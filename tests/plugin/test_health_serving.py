@@ -249,6 +249,7 @@ HANG: list[Callable[[str], Fault]] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", HANG, ids=["handle-hangs", "reading-hangs", "crashes"])
 def test_a_gpu_that_hangs_or_crashes_nvml_costs_no_other(short: Path, fault: Callable[[str], Fault]) -> None:
     with embedded(short, machine(4)) as (stub, made, log):
@@ -261,6 +262,7 @@ def test_a_gpu_that_hangs_or_crashes_nvml_costs_no_other(short: Path, fault: Cal
         assert len(made.registrations) == 1
 
 
+@pytest.mark.full
 def test_an_nvml_that_hangs_as_a_whole_makes_all_unhealthy_until_it_answers(short: Path) -> None:
     with embedded(short, machine(2)) as (stub, made, log):
         assert made.wait_allocatable(RESOURCE, 2, 30), log.lines

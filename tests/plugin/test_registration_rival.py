@@ -55,6 +55,7 @@ def test_a_killed_plugin_that_had_replaced_our_socket_is_replaced_in_turn(node: 
     assert made.service.status.startswith(f"2 of 2 {RESOURCE} healthy, registered with the kubelet")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 2.0, 4.0])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside an unrelated plugin"])
 def test_a_resource_is_taken_back_from_a_plugin_that_exits(node: Node, seconds: float, beside: bool) -> None:
@@ -111,6 +112,7 @@ def test_without_pod_resources_the_checkpoint_is_compared(node: Node) -> None:
     assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_is_old_or_damaged_changes_nothing(node: Node) -> None:
     host, stub, made = node
     path = host.path(f"{DIRECTORY}/kubelet_internal_checkpoint")
@@ -122,6 +124,7 @@ def test_a_checkpoint_that_is_old_or_damaged_changes_nothing(node: Node) -> None
     assert len(stub.registrations) == 2
 
 
+@pytest.mark.full
 def test_another_kubelets_pod_resources_changes_nothing(short: Path) -> None:
     host = Host(short, {})
     ours, theirs = KubeletStub(host), KubeletStub(host, "/other/kubelet/device-plugins")
@@ -136,6 +139,7 @@ def test_another_kubelets_pod_resources_changes_nothing(short: Path) -> None:
     theirs.stop()
 
 
+@pytest.mark.full
 def test_devices_that_are_all_unhealthy_are_no_loss(node: Node) -> None:
     _, stub, made = node
     assert made.backend.sink is not None

@@ -101,6 +101,7 @@ def slow_clients(stack: ExitStack, port: int, count: int) -> None:
         client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [40, 200])
 def test_slow_clients_dont_keep_the_next_request_waiting(
     web, monkeypatch: pytest.MonkeyPatch, count: int

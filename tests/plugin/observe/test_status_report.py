@@ -203,6 +203,7 @@ def test_another_plugin_is_seen_and_its_stream_left_alone(node) -> None:
     assert (listening["state"], listening["resource"]) == ("listening", GPU)
 
 
+@pytest.mark.full
 def test_a_resource_that_another_plugin_has_registered_is_not_reported_as_ours(node) -> None:
     """Our plugin is suspended, so that it can't register again."""
     place, stub, start = node
