@@ -123,6 +123,6 @@ def find_check(identifier: str) -> Check:
     if check is None:
         longer = [known for known in BY_ID if identifier and known.startswith(identifier)]
         near = (longer or get_close_matches(identifier, BY_ID, n=3, cutoff=0.4))[:3]
-        hint = f"did you mean {' or '.join(near)}?" if near else "gpunode explain lists them all"
-        raise UsageError(f"there is no check {identifier!r}", hint=hint)
+        hint = f"did you mean {' or '.join(near)}?" if near else "run gpunode explain to list all checks"
+        raise UsageError(f"unknown check {identifier!r}", hint=hint)
     return check

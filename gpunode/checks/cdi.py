@@ -91,11 +91,12 @@ _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
 @check(
     "cdi-lost-at-reboot",
     "cdi",
-    title="CDI specifications outlive a reboot",
+    title="CDI specifications survive a reboot",
     severity="warning",
     looks_at=(
-        "specifications for GPUs in /var/run/cdi, where an engine reads them, and who writes them at boot: "
-        "NVIDIA's or gpunode's unit, the GPU operator, a unit, crontab or rule of this node."
+        "specifications for GPUs in /var/run/cdi, where an engine reads them, and what writes them at "
+        "boot: NVIDIA's or gpunode's unit, the GPU operator, or a unit, crontab or udev rule of this "
+        "node."
     ),
     remedy=everywhere("gpunode cdi refresh --install"),
     blocked_by=("module-not-loaded", "cdi-spec-stale"),
@@ -104,27 +105,27 @@ _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
     reboot=True,
 )
 def cdi_lost_at_reboot(node: Node) -> Verdict:
-    """/var/run lives in memory. After the reboot the file isn't there, and containers that ask for GPUs by
-    CDI fail with 'unresolvable CDI devices' until somebody writes it again.
+    """/var/run is in memory, so a reboot deletes the file. Containers that request GPUs through CDI then fail
+    with 'unresolvable CDI devices' until the file is written again.
     """
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     lost = [spec for spec in specs if spec.path.startswith(_VOLATILE)]
     if not lost:
-        return skip("no CDI specification for GPUs lies where a reboot clears it away")
+        return skip("no CDI specification for GPUs is in a directory that a reboot clears")
     if len(lost) < len(specs):
-        return ok("another specification outlives a reboot")
+        return ok("another CDI specification survives a reboot")
     if not readers(node):
-        return skip("no engine here reads CDI specifications")
+        return skip("no engine on this node reads CDI specifications")
     writer = _writer(node)
     if writer:
-        return ok("the specification is written again after a reboot", seen(writer, "writes it"))
+        return ok("the CDI specification is written again after a reboot", seen(writer, "writes it"))
     if _WRITERS[0] not in node.units:
-        return skip(f"systemd doesn't tell of {_WRITERS[0]}")
+        return skip(f"systemd doesn't report the state of {_WRITERS[0]}")
     states = ((name, node.units.get(name)) for name in _WRITERS)
     found = [seen(name, str(state)) for name, state in states if state is not None]
     return warn(
-        f"{lost[0].path} is gone after the next reboot, and nothing writes it again",
-        *(seen(spec.path, f"{spec.kind}, in a file system that lives in memory") for spec in lost),
+        f"{lost[0].path} is deleted by the next reboot, and nothing writes it again",
+        *(seen(spec.path, f"{spec.kind}, in a file system in memory") for spec in lost),
         *found,
         fix=_enable(node),
     )
@@ -170,7 +171,7 @@ def hidden_by(specs: Iterable[CdiSpec], spec: CdiSpec) -> CdiSpec | None:
 
 _UVM = "/dev/nvidia-uvm"
 _SPEC = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"
-_NONE = "there is no CDI specification for GPUs"
+_NONE = "no CDI specification for GPUs exists"
 
 
 def _of_gpus(node: Node) -> list[CdiSpec]:
@@ -181,37 +182,39 @@ def _of_gpus(node: Node) -> list[CdiSpec]:
 @check(
     "cdi-uvm-absent-in-spec",
     "cdi",
-    title="CDI specifications have unified memory's device",
-    looks_at=f"specifications of kind nvidia.com/gpu that list GPUs' files: whether {_UVM} is there.",
+    title="CDI specifications include /dev/nvidia-uvm",
+    looks_at=(
+        f"specifications of kind nvidia.com/gpu that list GPU device files: whether they include {_UVM}."
+    ),
     remedy=fixes.REFRESH_CDI,
     blocked_by=("module-not-loaded", "uvm-not-loaded", "dev-nodes-missing", "cdi-spec-stale"),
     classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1967",),
 )
 def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
-    """CUDA needs this device. A specification that was made before the module nvidia-uvm was loaded lacks it:
-    in containers nvidia-smi works, and CUDA fails with error 999.
+    """CUDA needs this device. A specification that was generated before the module nvidia-uvm was loaded
+    doesn't include it: in containers nvidia-smi works, but CUDA fails with error 999.
     """
     specs = _of_gpus(node)
     if not specs:
         return skip(_NONE)
     if node.host.device(_UVM) is None:
-        return skip(f"there is no {_UVM} on this node")
+        return skip(f"{_UVM} doesn't exist on this node")
     for spec in specs:
         paths = {one.path for one in spec.nodes}
         gpus = sorted(path for path in paths if path.removeprefix("/dev/nvidia").isdigit())
         if gpus and _UVM not in paths:
-            evidence = (seen(spec.path, f"has {', '.join(gpus[:4])}, and no {_UVM}"), seen(_UVM, "is there"))
+            evidence = (seen(spec.path, f"lists {', '.join(gpus[:4])}, but not {_UVM}"), seen(_UVM, "exists"))
             return judge(node)(
-                f"{spec.path} leaves out {_UVM}", *evidence, fix=fixes.rewrite_cdi(spec.path, spec.kind)
+                f"{spec.path} doesn't include {_UVM}", *evidence, fix=fixes.rewrite_cdi(spec.path, spec.kind)
             )
-    return ok(f"{specs[0].path} has {_UVM}")
+    return ok(f"{specs[0].path} includes {_UVM}")
 
 
 @check(
     "cdi-duplicate",
     "cdi",
-    title="No device is in two specifications",
+    title="Each device is defined in one CDI specification",
     looks_at="device names of NVIDIA's specifications in /etc/cdi and /var/run/cdi.",
     remedy=fixes.everywhere("gpunode cdi list"),
     blocked_by=("pci-no-gpu",),
@@ -219,20 +222,20 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     refs=(_SPEC,),
 )
 def cdi_duplicate(node: Node) -> Verdict:
-    """Two files of one directory that name the same device are in conflict, and the device can't be resolved.
-    A file in /var/run/cdi hides one in /etc/cdi, whose edits then do nothing, until a boot at which the first
-    isn't written.
+    """If two files in one directory define the same device, engines reject it as a conflict. A file in
+    /var/run/cdi overrides one in /etc/cdi: edits of the latter have no effect, until a boot at which the
+    former isn't written.
     """
     specs = [spec for spec in node.cdi_specs if not spec.problem]
     if len(specs) < 2:
-        return ok("no two specifications name the same device") if specs else skip(_NONE)
+        return ok("no two CDI specifications define the same device") if specs else skip(_NONE)
     for one, other in _pairs(specs):
         names = sorted(set(one.names) & set(other.names))
         if names and rank(one) == rank(other):
             shown = ", ".join(f"{one.kind}={name}" for name in names[:3])
             extra = one if "nvidia.yaml" in other.path else other
             return judge(node)(
-                f"two specifications name {shown}, so engines take neither",
+                f"two CDI specifications define {shown}, so engines use neither",
                 seen(one.path, one.kind),
                 seen(other.path, other.kind),
                 fix=Fix(f"mv {extra.path} {extra.path}.disabled"),
@@ -241,9 +244,11 @@ def cdi_duplicate(node: Node) -> Verdict:
         above = hidden_by(tuple(specs), spec)
         if above is not None and (above.devices, above.edits) != (spec.devices, spec.edits):
             fix = Fix(f"mv {spec.path} {spec.path}.disabled")
-            evidence = (seen(spec.path, "hidden"), seen(above.path, "the one that engines take"))
-            return warn(f"{spec.path} is hidden by {above.path} and says something else", *evidence, fix=fix)
-    return ok("no device is named in two specifications that differ")
+            evidence = (seen(spec.path, "hidden"), seen(above.path, "the file that engines use"))
+            return warn(
+                f"{spec.path} is overridden by {above.path}, which has different contents", *evidence, fix=fix
+            )
+    return ok("no device is defined differently in two CDI specifications")
 
 
 def _pairs(specs: list[CdiSpec]) -> Iterator[tuple[CdiSpec, CdiSpec]]:
@@ -254,10 +259,10 @@ def _pairs(specs: list[CdiSpec]) -> Iterator[tuple[CdiSpec, CdiSpec]]:
 @check(
     "cdi-unsupported-version",
     "cdi",
-    title="Engines read the specifications' version",
+    title="Engines can read the version of the CDI specifications",
     looks_at=(
-        "cdiVersion of the specifications, and which one each engine in use reads by its release, where its "
-        "CDI is on."
+        "cdiVersion of the specifications, and the highest version that each engine with CDI enabled "
+        "can read, by its release."
     ),
     remedy=fixes.REFRESH_CDI,
     blocked_by=("pci-no-gpu", "cdi-spec-stale"),
@@ -266,8 +271,8 @@ def _pairs(specs: list[CdiSpec]) -> Iterator[tuple[CdiSpec, CdiSpec]]:
     refs=(_SPEC, "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1940"),
 )
 def cdi_unsupported_version(node: Node) -> Verdict:
-    """An engine passes over a specification of a version that it doesn't know and says 'unresolvable CDI
-    devices'. gpunode cdi refresh writes the lowest version that will do.
+    """An engine ignores a specification of a version that it doesn't know and reports 'unresolvable CDI
+    devices'. gpunode cdi refresh writes the lowest version that has the features it needs.
     """
     specs = [spec for spec in _of_gpus(node) if parse_version(spec.version)]
     if not specs:
@@ -277,8 +282,8 @@ def cdi_unsupported_version(node: Node) -> Verdict:
         late = [reader for reader in here if _too_new(spec, reader)]
         if late:
             return _unread(spec, late)
-    names = ", ".join(reader.name for reader in here) or "no engine with CDI is here to read them"
-    return ok(f"specifications of version {specs[0].version} are read by: {names}")
+    names = ", ".join(reader.name for reader in here) or "no engine on this node has CDI enabled"
+    return ok(f"these engines can read CDI version {specs[0].version}: {names}")
 
 
 def _too_new(spec: CdiSpec, reader: Reader) -> bool:
@@ -291,9 +296,11 @@ def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
     for reader in late:
         known = reads(reader.name, reader.version)
         release = ".".join(map(str, reader.version))
-        evidence.append(seen(reader.name, f"{release} reads up to {text(known) if known else 'none'}"))
+        evidence.append(
+            seen(reader.name, f"{release} reads versions up to {text(known) if known else 'none'}")
+        )
     names = ", ".join(reader.name for reader in late)
-    summary = f"{names} can't read {spec.path}: it is of version {spec.version}"
+    summary = f"{names} can't read {spec.path}: its CDI version is {spec.version}"
     fix = fixes.rewrite_cdi(spec.path, spec.kind)
     if any(reader.needs for reader in late):
         return fail(summary, *evidence, fix=fix)
@@ -303,7 +310,7 @@ def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
 @check(
     "cdi-wsl-dxcore",
     "cdi",
-    title="CDI specifications have libdxcore.so",
+    title="CDI specifications include libdxcore.so",
     severity="warning",
     looks_at="specifications of kind nvidia.com/gpu under WSL2: whether they mount libdxcore.so.",
     remedy=fixes.everywhere("nvidia-ctk cdi generate --mode=wsl --output=/var/run/cdi/nvidia.yaml"),
@@ -312,13 +319,15 @@ def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1739",),
 )
 def cdi_wsl_dxcore(node: Node) -> Verdict:
-    """Under WSL2 the driver's libraries reach the GPU by libdxcore.so; without it there is none."""
+    """Under WSL2 the driver's libraries access the GPU through libdxcore.so. Without it, containers have no
+    GPU.
+    """
     for spec in _of_gpus(node):
         if any(path.endswith("/libdxcore.so") for path in spec.mounts):
             continue
         fix = Fix(f"nvidia-ctk cdi generate --mode=wsl --output={spec.path}")
-        return warn(f"{spec.path} leaves out libdxcore.so", seen(spec.path, "no libdxcore.so"), fix=fix)
-    return ok("specifications have libdxcore.so") if _of_gpus(node) else skip(_NONE)
+        return warn(f"{spec.path} doesn't include libdxcore.so", seen(spec.path, "no libdxcore.so"), fix=fix)
+    return ok("the CDI specifications include libdxcore.so") if _of_gpus(node) else skip(_NONE)
 
 
 CONTENTS_CHECKS = (
@@ -337,11 +346,12 @@ _SHOWN = 6
 @check(
     "cdi-spec-stale",
     "cdi",
-    title="CDI specifications fit this machine",
+    title="CDI specifications match this machine",
     looks_at=(
-        "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other hides: "
-        "mounted files, device files and their numbers, hooks, the driver version in library names, and the "
-        "GPUs that devices are named after. Where no engine takes specifications this is a warning."
+        "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other one "
+        "overrides: mounted files, device files and their numbers, hooks, the driver version in "
+        "library names, and the GPUs that the devices are named after. If no engine uses "
+        "specifications, a mismatch is a warning."
     ),
     remedy=fixes.REFRESH_CDI,
     blocked_by=(
@@ -357,20 +367,21 @@ _SHOWN = 6
     refs=("https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md",),
 )
 def cdi_spec_stale(node: Node) -> Verdict:
-    """A specification lists files of the driver that it was made for. After an upgrade or a reboot they may
-    be gone, and containers fail with 'cannot stat' or CUDA error 999. Docker 29.2 and later try CDI first.
+    """A specification lists files of the driver version that it was generated for. After an upgrade or a
+    reboot these files may no longer exist, and containers fail with 'cannot stat' or CUDA error 999. Docker
+    29.2 and later try CDI first.
     """
     specs = tuple(spec for spec in node.cdi_specs if hidden_by(node.cdi_specs, spec) is None)
     if not specs:
-        return skip("there is no CDI specification for NVIDIA devices")
+        return skip("no CDI specification for NVIDIA devices exists")
     for spec in specs:
         wrong = tuple(_wrong(node, spec))
         if wrong:
             more = len(wrong) - _SHOWN
             shown = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
             fix = fixes.rewrite_cdi(spec.path, spec.kind)
-            return judge(node)(f"{spec.path} doesn't describe this machine any more", *shown, fix=fix)
-    return ok(f"{len(specs)} CDI specification{'s' if len(specs) > 1 else ''} fit this machine")
+            return judge(node)(f"{spec.path} no longer matches this machine", *shown, fix=fix)
+    return ok(f"{len(specs)} CDI specification{'s' if len(specs) > 1 else ''} match this machine")
 
 
 def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
@@ -395,10 +406,10 @@ _OURS = "gpunode-cdi-refresh.path"
 @check(
     "cdi-spec-missing",
     "cdi",
-    title="There is a CDI specification where one is needed",
+    title="A CDI specification exists where one is needed",
     looks_at=(
-        f"{_DIRECTORIES}, where the toolkit's mode is cdi, or podman is the only engine and has neither "
-        "hook nor runtime of NVIDIA's."
+        f"{_DIRECTORIES}, if the toolkit's mode is cdi, or if podman is the only engine and has "
+        "neither NVIDIA's hook nor its runtime."
     ),
     remedy=fixes.REFRESH_CDI,
     blocked_by=(
@@ -413,15 +424,15 @@ _OURS = "gpunode-cdi-refresh.path"
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
 )
 def cdi_spec_missing(node: Node) -> Verdict:
-    """Engines find GPUs by this file alone: without it they say 'unresolvable CDI devices'."""
+    """These engines find GPUs only through this file. Without it, they report 'unresolvable CDI devices'."""
     if any(spec.serves_gpus for spec in node.cdi_specs) or _own_kind(node):
-        return ok("there is a CDI specification for GPUs")
+        return ok("a CDI specification for GPUs exists")
     asked = _asked(node)
     if not asked:
-        return skip("there is no CDI specification for GPUs, and nothing here asks for one")
+        return skip("no CDI specification for GPUs exists, and no engine here needs one")
     unit = node.units.get(_SERVICE)
     failed = [seen(_SERVICE, str(unit))] if unit and unit.active == "failed" else []
-    return fail("there is no CDI specification for GPUs", *asked, seen(_DIRECTORIES, "none"), *failed)
+    return fail("no CDI specification for GPUs exists", *asked, seen(_DIRECTORIES, "none"), *failed)
 
 
 def _own_kind(node: Node) -> bool:
@@ -453,8 +464,8 @@ def _asked(node: Node) -> list[Evidence]:
 @check(
     "cdi-disabled",
     "cdi",
-    title="Docker reads CDI specifications where GPUs come by them",
-    looks_at="CDISpecDirs of the running Docker, where there is a specification for GPUs.",
+    title="Docker reads CDI specifications if containers get GPUs through CDI",
+    looks_at="CDISpecDirs of the running Docker, if a specification for GPUs exists.",
     remedy=fixes.everywhere("gpunode configure-runtime --runtime docker --cdi", "restart"),
     blocked_by=("toolkit-missing", "docker-not-running", "docker-config-invalid-json"),
     classes=HOST,
@@ -462,53 +473,57 @@ def _asked(node: Node) -> list[Evidence]:
     refs=("https://docs.docker.com/build/building/cdi/",),
 )
 def cdi_disabled(node: Node) -> Verdict:
-    """Without the toolkit's hook and without CDI Docker has no way to GPUs: 'could not select device driver'.
-    Docker 25 has CDI where it is switched on, 28.2 and later unless it is switched off.
+    """Without the toolkit's hook and without CDI, Docker can't add GPUs to containers: 'could not select
+    device driver'. Docker 25 and later support CDI if it is enabled; 28.2 and later enable it by default.
     """
     docker = node.docker
     if docker is None or docker.process is None or not docker_role(node).used:
-        return skip("no Docker runs here that containers with GPUs would use")
+        return skip("Docker isn't running, or isn't the engine for GPU containers on this node")
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     if not specs:
-        return skip("there is no CDI specification for GPUs")
+        return skip("no CDI specification for GPUs exists")
     try:
         node.docker_info  # noqa: B018 - read for its failure
     except DaemonError as error:
-        return skip(f"Docker doesn't say what it runs with: {error.message}")
+        return skip(f"Docker doesn't report its configuration: {error.message}")
     directories = docker_directories(node)
     if directories:
-        return ok(f"Docker reads specifications in {', '.join(directories)}")
+        return ok(f"Docker reads CDI specifications in {', '.join(directories)}")
     release = ".".join(map(str, docker.version))
     evidence = (seen("docker info", "no CDISpecDirs"), seen(specs[0].path, specs[0].kind))
     if not any(name in node.toolkit.programs for name in HOOKS):
         if docker.version and docker.version < gate("docker", "cdi"):
             fix = fixes.INSTALL_TOOLKIT.other
-            return fail(f"GPUs come by CDI alone, and Docker {release} knows no CDI", *evidence, fix=fix)
-        return fail("GPUs come by CDI alone here, and Docker's CDI is off", *evidence)
+            return fail(
+                f"containers can get GPUs only through CDI, and Docker {release} doesn't support CDI",
+                *evidence,
+                fix=fix,
+            )
+        return fail("containers can get GPUs only through CDI, and CDI is disabled in Docker", *evidence)
     if docker.version >= gate("docker", "cdi-default"):
-        return note(f"Docker {release} has CDI switched off: --device nvidia.com/gpu doesn't work", *evidence)
-    return ok("Docker's CDI is off, and the toolkit's hook gives containers their GPUs", *evidence)
+        return note(f"CDI is disabled in Docker {release}: --device nvidia.com/gpu doesn't work", *evidence)
+    return ok("CDI is disabled in Docker; the toolkit's hook adds GPUs to containers", *evidence)
 
 
 @check(
     "cdi-perms",
     "cdi",
-    title="Rootless engines can read the specifications",
+    title="Rootless engines can read the CDI specifications",
     severity="warning",
-    looks_at="modes of specifications and their directories, where podman or a rootless Docker is.",
+    looks_at="modes of specifications and their directories, if podman or a rootless Docker is in use.",
     remedy=fixes.everywhere("chmod o+r /var/run/cdi/nvidia.yaml"),
     blocked_by=("pci-no-gpu",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",),
 )
 def cdi_perms(node: Node) -> Verdict:
-    """An engine passes over a specification that its user can't read: 'unresolvable CDI devices'."""
+    """An engine ignores a specification that its user can't read: 'unresolvable CDI devices'."""
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     if not specs:
-        return skip("there is no CDI specification for GPUs")
+        return skip("no CDI specification for GPUs exists")
     rootless = [daemon.user for daemon in node.docker_rootless]
     if node.podman is None and not rootless:
-        return skip("nobody runs a rootless engine here, only root reads specifications")
+        return skip("no rootless engine runs here; only root reads the CDI specifications")
     for spec in specs:
         directory = spec.path.rpartition("/")[0]
         wanted = ((directory, 0o005), (spec.path, 0o004))
@@ -520,35 +535,35 @@ def cdi_perms(node: Node) -> Verdict:
                 " && ".join(f"chmod o+r{'x' if path == directory else ''} {path}" for path, _ in closed)
             )
             return warn(f"only root can read {spec.path}", *evidence, fix=fix)
-    return ok("everybody can read the specifications")
+    return ok("all users can read the CDI specifications")
 
 
 @check(
     "cdi-refresh-inactive",
     "cdi",
-    title="The specification is rewritten when the driver changes",
+    title="The CDI specification is updated when the driver changes",
     severity="warning",
-    looks_at=f"{_SERVICE} and {_PATH} as systemd has them, or gpunode's own units.",
+    looks_at=f"{_SERVICE} and {_PATH} as systemd reports them, or gpunode's own units.",
     remedy=fixes.everywhere(f"systemctl enable --now {_PATH}"),
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing", "toolkit-missing"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
 )
 def cdi_refresh_inactive(node: Node) -> Verdict:
-    """They write the specification at boot and when the driver is replaced. Without them it is missing or old
-    after that, and containers don't start.
+    """These units write the specification at boot and after a driver upgrade. Without them the specification
+    is then missing or outdated, and GPU containers don't start.
     """
     service, path = node.units.get(_SERVICE), node.units.get(_PATH)
     if service is None or not service.installed:
         return skip(f"{_SERVICE} isn't installed")
     ours = node.units.get(_OURS)
     if ours is not None and ours.runs:
-        return ok(f"{_OURS} keeps the specification true")
+        return ok(f"{_OURS} keeps the CDI specification up to date")
     if service.active == "failed":
         fix = after_reading_log(_SERVICE, f"systemctl restart {_SERVICE}")
-        return warn(f"{_SERVICE} failed: no specification was written", *seen_unit(node, _SERVICE), fix=fix)
+        return warn(f"{_SERVICE} failed and wrote no CDI specification", *seen_unit(node, _SERVICE), fix=fix)
     if service.at_boot and path is not None and path.installed and not path.runs:
-        return warn(f"{_PATH} isn't on", seen(_PATH, str(path)), seen(_SERVICE, str(service)))
+        return warn(f"{_PATH} isn't enabled", seen(_PATH, str(path)), seen(_SERVICE, str(service)))
     return ok(f"{_SERVICE}: {service}")
 
 

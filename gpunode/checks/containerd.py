@@ -37,18 +37,18 @@ HANDLER = "nvidia"
 
 
 WHERE = (
-    " Judged where the kubelet talks to this containerd, or where it is the node's only engine; beside "
-    "Docker without a kubelet its CRI isn't needed."
+    " Checked if the kubelet uses this containerd, or if it is the node's only engine. Beside "
+    "Docker without a kubelet, the CRI isn't needed."
 )
 
 
 @check(
     "containerd-config-version",
     "containerd",
-    title="containerd reads its file as it was meant",
-    looks_at="the file that containerd reads and its imports: valid TOML, a version that it knows, "
-    "files for all imports, of no higher version than the main file's, and runtimes and registries in a "
-    "table that the version in force reads." + WHERE,
+    title="containerd's configuration is valid and takes effect",
+    looks_at="the file that containerd reads and its imports: valid TOML, a supported version, an existing "
+    "file for each import, no import of a higher version than the main file, and runtimes and "
+    "registries in a table that the effective version reads." + WHERE,
     remedy=fixes.EDIT_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -57,9 +57,9 @@ WHERE = (
     refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
 )
 def containerd_config_version(node: Node) -> Verdict:
-    """containerd refuses a version newer than itself, and 2.3.0 to 2.3.4 refuse an imported file of a higher
-    version than the main one. Up to 2.2, the last file that names a version decides for all of them: what
-    another version's table has is ignored without a message.
+    """containerd refuses a configuration version newer than itself, and 2.3.0 to 2.3.4 refuse an imported
+    file of a higher version than the main one. Up to 2.2, the last file that sets a version determines it for
+    all files: containerd silently ignores tables of another version.
     """
     role = containerd_role(node)
     if node.containerd is None or not role.used:
@@ -74,13 +74,13 @@ def containerd_config_version(node: Node) -> Verdict:
             fix=edit(node, path, None),
         )
     if config is None or not config.exists:
-        return ok(f"{path} is absent: containerd runs with its defaults")
+        return ok(f"{path} doesn't exist: containerd uses its defaults")
     return (
         _refused_drop_in(node, config)
         or _missing_import(node, config)
         or _too_new(node, config)
         or _passed_over(node, config)
-        or ok(f"configuration version {config.version} suits containerd {_dotted(node)}")
+        or ok(f"configuration version {config.version} is supported by containerd {_dotted(node)}")
     )
 
 
@@ -106,7 +106,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         seen(config.path, f"version = {own}", line_of(config.main_text, "version")),
     )
     who = "k0s" if k0s else f"containerd {_dotted(node)}"
-    kind = "of another version than" if k0s else "of a higher version than"
+    kind = "of a different version than" if k0s else "of a higher version than"
     fix = edit(node, wrong, line_of(text, "version"))
     if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
         runtime = daemon.manager or "containerd"
@@ -114,7 +114,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         start = f"{fixes.restart_managed(runtime, daemon.unit)} && " if k0s else ""
         again = f"{start}gpunode configure-runtime --runtime {runtime}"
         fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", True, "restart")
-    return fail(f"{who} refuses an imported file {kind} {config.path}", *evidence, fix=fix)
+    return fail(f"{who} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
 
 
 def _k0s_drop_ins(node: Node) -> dict[str, int]:
@@ -137,7 +137,7 @@ def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
     line = line_of(node.host.read_text(one.importer) or "", one.pattern)
     evidence = seen(one.importer, f"imports {one.pattern}", line)
     return fail(
-        f"containerd imports {one.path}, which isn't there", evidence, fix=edit(node, one.importer, line)
+        f"containerd imports {one.path}, which doesn't exist", evidence, fix=edit(node, one.importer, line)
     )
 
 
@@ -149,7 +149,7 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
         return None
     line = line_of(node.host.read_text(over[0]) or "", "version")
     return fail(
-        f"containerd {_dotted(node)} reads configuration versions up to {newest}",
+        f"containerd {_dotted(node)} supports configuration versions up to {newest}",
         seen(over[0], f"version = {config.versions[over[0]]}", line),
         fix=edit(node, over[0], line),
     )
@@ -166,11 +166,11 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     number = version_in_force(config)
     named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
     evidence += [seen(path, f"version = {number}") for path in named if path != one.path]
-    goes_by = f"goes by version {number}" if named else f"finds no version, takes {number}"
+    goes_by = f"uses version {number}" if named else f"finds no version and uses {number}"
     # without a registry of one's own images come from where they were made, which may be good enough
     judge = warn if one.what == ("registry",) else fail
     return judge(
-        f'containerd {goes_by}, and passes over what is in "{one.plugin}"',
+        f'containerd {goes_by} and ignores "{one.plugin}"',
         *evidence,
         fix=edit(node, one.path, line),
     )
@@ -200,8 +200,8 @@ def judged(node: Node) -> ContainerdConfig | None:
 @check(
     "containerd-cri-disabled",
     "containerd",
-    title="containerd's CRI is switched on",
-    looks_at="disabled_plugins in containerd's file and its imports." + WHERE,
+    title="containerd's CRI plugin is enabled",
+    looks_at="disabled_plugins in containerd's configuration file and its imports." + WHERE,
     remedy=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -212,29 +212,29 @@ def judged(node: Node) -> ContainerdConfig | None:
     ),
 )
 def containerd_cri_disabled(node: Node) -> Verdict:
-    """Docker's containerd.io package switches the CRI off. The kubelet then fails with 'unknown service
-    runtime.v1.RuntimeService', and a runtime added to the file is never read.
+    """Docker's containerd.io package disables the CRI plugin. The kubelet then fails with 'unknown service
+    runtime.v1.RuntimeService', and containerd ignores a runtime that is added to the file.
     """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
     if not config.disabled:
-        return ok("the CRI is switched on")
+        return ok("the CRI plugin is enabled")
     where = next(
         (path for path in config.files if "disabled_plugins" in (node.host.read_text(path) or "")), ""
     )
     path = where or config.path
     line = line_of(node.host.read_text(path) or "", "disabled_plugins")
-    evidence = seen(path, f"disabled_plugins has {', '.join(config.disabled)}", line)
-    return fail("containerd's CRI is switched off", evidence, fix=configure(node))
+    evidence = seen(path, f"disabled_plugins: {', '.join(config.disabled)}", line)
+    return fail("containerd's CRI plugin is disabled", evidence, fix=configure(node))
 
 
 @check(
     "containerd-not-restarted",
     "containerd",
-    title="containerd runs with what its file says",
-    looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its "
-    "file against the handlers that the daemon names (CRI Status)." + WHERE,
+    title="The running containerd has loaded its configuration file",
+    looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its file "
+    "against the handlers that the daemon reports (CRI Status)." + WHERE,
     remedy=fixes.RESTART_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -248,8 +248,8 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",),
 )
 def containerd_not_restarted(node: Node) -> Verdict:
-    """containerd reads its file only when it starts. Until then the handler exists on disk alone: no runtime
-    for "nvidia" is configured. Running containers survive a restart.
+    """containerd reads its file only when it starts. Until it is restarted, the handler exists only on disk:
+    no runtime for "nvidia" is configured. Running containers survive a restart.
     """
     config = judged(node)
     if node.containerd is None or config is None:
@@ -257,9 +257,9 @@ def containerd_not_restarted(node: Node) -> Verdict:
     socket = node.containerd.socket
     state = node.host.socket_state(socket)
     if state == "denied":
-        return skip(f"needs root to talk to {socket}")
+        return skip(f"needs root to connect to {socket}")
     if state != "listening" and node.containerd.manager and not _kubelet_runs(node):
-        return skip(f"{node.containerd.manager} starts this containerd, and isn't running itself")
+        return skip(f"{node.containerd.manager} starts this containerd and isn't running")
     if state != "listening":
         unit = () if node.containerd.manager else seen_unit(node, "containerd.service")
         return fail("containerd isn't running", seen(socket, state), *unit, fix=_managed(node))
@@ -268,10 +268,10 @@ def containerd_not_restarted(node: Node) -> Verdict:
         return _silent(node, socket)
     missing = sorted(set(map(str, config.runtimes)) - set(handlers))
     if not missing:
-        return ok("the running containerd has what its file says")
+        return ok("the running containerd has loaded its configuration file")
     evidence = [_in_file(node, config, name) for name in missing]
-    answer = seen(f"CRI Status at {socket}", f"handlers {', '.join(handlers) or 'none'}")
-    summary = "in the file, not in the running daemon: containerd wasn't restarted"
+    answer = seen(f"CRI Status at {socket}", f"handlers: {', '.join(handlers) or 'none'}")
+    summary = "configured in the file, but the running containerd has not loaded it: restart it"
     return fail(summary, *evidence, answer, fix=_managed(node))
 
 
@@ -301,16 +301,18 @@ def _silent(node: Node, socket: str) -> Verdict:
     except DaemonError as error:
         if error.code == "timeout":
             return fail(
-                "containerd runs, but its CRI doesn't answer", seen(socket, error.message), fix=_managed(node)
+                "containerd is running, but its CRI doesn't answer",
+                seen(socket, error.message),
+                fix=_managed(node),
             )
         # before 1.6 the CRI only spoke v1alpha2, which looks the same from here
         if error.code == "cri-disabled" and node.containerd and node.containerd.version >= (1, 6):
             return fail(
-                "the file has the CRI switched on, but the running containerd serves none",
+                "the file enables the CRI plugin, but the running containerd doesn't serve it",
                 seen(socket, error.message),
             )
-        return skip(f"containerd doesn't say what it runs with: {error.message}")
-    return skip(f"containerd doesn't say what it runs with at {socket}")
+        return skip(f"containerd doesn't report its configuration: {error.message}")
+    return skip(f"containerd doesn't report its configuration at {socket}")
 
 
 def _in_file(node: Node, config: ContainerdConfig, name: str) -> Evidence:
@@ -353,8 +355,8 @@ _DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
     "containerd-runtime-missing",
     "containerd",
     title="containerd has the nvidia handler",
-    looks_at="the handlers that the running daemon names (CRI Status), and files beside the ones it "
-    "reads. It needs none where its CDI is on and there is a specification for GPUs." + WHERE,
+    looks_at="the handlers that the running daemon reports (CRI Status), and configuration files that it "
+    "doesn't read. No handler is needed if CDI is enabled and a specification for GPUs exists." + WHERE,
     remedy=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -376,19 +378,19 @@ _DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
     ),
 )
 def containerd_runtime_missing(node: Node) -> Verdict:
-    """A pod with runtimeClassName nvidia can't start ('no runtime for "nvidia" is configured'), and without
-    it pods see no GPU.
+    """A pod with runtimeClassName nvidia can't start ('no runtime for "nvidia" is configured'), and pods
+    without it get no GPU.
     """
     role = containerd_role(node)
     if node.containerd is None or not role.used:
         return skip(role.reason)
     handlers = told_handlers(node)
     if handlers is None:
-        return skip(f"containerd doesn't say what it runs with at {node.containerd.socket}")
-    answer = seen(f"CRI Status at {node.containerd.socket}", f"handlers {', '.join(handlers) or 'none'}")
+        return skip(f"containerd doesn't report its configuration at {node.containerd.socket}")
+    answer = seen(f"CRI Status at {node.containerd.socket}", f"handlers: {', '.join(handlers) or 'none'}")
     ours = [name for name in handlers if name.startswith(HANDLER)]
     if ours:
-        return ok(f"containerd runs with the handler {', '.join(ours)}", answer)
+        return ok(f"containerd has loaded the handler {', '.join(ours)}", answer)
     return _without_handler(node, answer)
 
 
@@ -414,7 +416,7 @@ def _unread(node: Node) -> list[Evidence]:
     beside = [path for place in _DROP_INS for path in node.host.glob(place, "*.toml")]
     candidates = (*(() if config.path == DEFAULT_CONFIG else (DEFAULT_CONFIG,)), *beside)
     return [
-        seen(path, "has the handler, but this containerd doesn't read it", line_of(text, _PROGRAM))
+        seen(path, "defines the handler, but this containerd doesn't read the file", line_of(text, _PROGRAM))
         for path in candidates
         if path not in config.files and _PROGRAM in (text := node.host.read_text(path) or "")
     ]
@@ -423,9 +425,9 @@ def _unread(node: Node) -> list[Evidence]:
 @check(
     "containerd-runtime-binary",
     "containerd",
-    title="The programs of containerd's handlers are there",
-    looks_at="BinaryName and runtime_type of the nvidia handlers and of the default one (the running "
-    "daemon's, else the file's)." + WHERE,
+    title="The binaries of containerd's handlers exist",
+    looks_at="BinaryName and runtime_type of the nvidia handlers and of the default one (from the running "
+    "daemon, else from the file)." + WHERE,
     remedy=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -440,9 +442,9 @@ def _unread(node: Node) -> list[Evidence]:
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1956",),
 )
 def containerd_runtime_binary(node: Node) -> Verdict:
-    """A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
-    fails each pod with 'no such file or directory'; without a type it fails with 'container.Runtime.Name must
-    be set'.
+    """A handler without its binary, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
+    makes every pod that uses it fail with 'no such file or directory'. Without a runtime_type, pods fail with
+    'container.Runtime.Name must be set'.
     """
     config = judged(node)
     if node.containerd is None or config is None:
@@ -457,14 +459,18 @@ def containerd_runtime_binary(node: Node) -> Verdict:
         answer = seen(f"CRI Status at {node.containerd.socket}", f"{name}: BinaryName {program}")
         if isinstance(program, str) and program and not node.host.which(program):
             evidence = [_handlers_in_file(node, config, name, program)] if file == program else []
-            suffix = ", and it is the default: no pod starts" if name == default else ""
-            text = f'the program of the handler "{name}" is missing{suffix}'
+            suffix = "; it is the default, so no pod starts" if name == default else ""
+            text = f'the binary of the handler "{name}" is missing{suffix}'
             return fail(text, *evidence, answer, fix=configure(node))
         if dig(running, "containerd", "runtimes", name, "runtimeType") == "":
             answer = seen(f"CRI Status at {node.containerd.socket}", f"{name}: no runtimeType")
             text = f'the handler "{name}" has no runtime_type'
             return fail(text, answer, fix=configure(node))
-    return ok("the programs of containerd's handlers are there") if names else skip("no handler to judge")
+    return (
+        ok("the binaries of containerd's handlers exist")
+        if names
+        else skip("containerd has no handler to check")
+    )
 
 
 def _handlers_in_file(node: Node, config: ContainerdConfig, name: str, program: str) -> Evidence:
@@ -483,9 +489,9 @@ def _dict(value: Any) -> dict[str, Any]:
 @check(
     "containerd-systemdcgroup",
     "containerd",
-    title="Everyone uses one cgroup driver",
-    looks_at="SystemdCgroup of the handlers runc and nvidia (the running daemon's, else the file's) and "
-    "the kubelet's cgroupDriver, unless the kubelet asks its engine for it (1.31 and later)." + WHERE,
+    title="The kubelet and containerd's handlers use one cgroup driver",
+    looks_at="SystemdCgroup of the handlers runc and nvidia (from the running daemon, else from the file) "
+    "and the kubelet's cgroupDriver, unless the kubelet gets it from the engine (1.31 and later)." + WHERE,
     remedy=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -502,7 +508,7 @@ def _dict(value: Any) -> dict[str, Any]:
 )
 def containerd_systemdcgroup(node: Node) -> Verdict:
     """With two cgroup drivers on one node, systemd and the kubelet kill each other's containers: pods restart
-    without end or fail with 'expected cgroupsPath to be of format slice:prefix:name'.
+    endlessly or fail with 'expected cgroupsPath to be of format slice:prefix:name'.
     """
     config = judged(node)
     if node.containerd is None or config is None:
@@ -511,19 +517,19 @@ def containerd_systemdcgroup(node: Node) -> Verdict:
     flags = {name: _systemd(running, config, name) for name in ("runc", HANDLER)}
     known = {name: flag for name, flag in flags.items() if flag is not None}
     if HANDLER not in known:
-        return skip("the nvidia handler's SystemdCgroup can't be told")
+        return skip("SystemdCgroup of the nvidia handler is unknown")
     own = kubelets_own(node, "containerd", node.containerd.version, _driver(known[HANDLER]))
     if own is not None:
         known["kubelet"] = own == "systemd"
     evidence = [seen(_source(name, config), f"{name}: {_driver(flag)}") for name, flag in known.items()]
     if len(set(known.values())) > 1:
-        summary = "containerd's handlers and the kubelet don't use the same cgroup driver"
+        summary = "containerd's handlers and the kubelet use different cgroup drivers"
         if "runc" in known and known.get("kubelet", known["runc"]) != known["runc"]:
             desired = "true" if known["kubelet"] else "false"
             fix = _follow_kubelet(node, config, desired)
             return fail(f"{summary}: runc needs SystemdCgroup = {desired}", *evidence, fix=fix)
         return fail(summary, *evidence)
-    return ok(f"all use the cgroup driver {_driver(known[HANDLER])}", *evidence)
+    return ok(f"the kubelet and all handlers use the cgroup driver {_driver(known[HANDLER])}", *evidence)
 
 
 def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
@@ -598,11 +604,11 @@ _ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd gives 8 MiB
 @check(
     "containerd-nri",
     "containerd",
-    title="containerd's NRI serves the toolkit's plugin",
+    title="containerd's NRI is available for the toolkit's plugin",
     severity="warning",
     looks_at=(
-        "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's release "
-        "and the disable of its NRI plugin."
+        "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's "
+        "release and the disable setting of its NRI plugin."
     ),
     remedy=everywhere("${EDITOR:-vi} /etc/containerd/config.toml && systemctl restart containerd", "restart"),
     blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-not-restarted"),
@@ -610,39 +616,41 @@ _ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd gives 8 MiB
     table=tables.TABLE,
 )
 def containerd_nri(node: Node) -> Verdict:
-    """The GPU operator's plugin puts GPUs into containers through NRI. Without NRI nobody does, and pods that
-    ask for GPUs start without them.
+    """The GPU operator's plugin adds GPUs to containers through NRI. Without NRI, pods that request GPUs
+    start without them.
     """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
     plugin = nri_plugin(node.host, node.processes)
     if plugin is None:
-        return skip("nobody injects GPUs by NRI here")
-    who = seen(f"/proc/{plugin.pid}", f"{plugin.name} with its NRI plugin on")
+        return skip("no plugin on this node adds GPUs through NRI")
+    who = seen(f"/proc/{plugin.pid}", f"{plugin.name} with its NRI plugin enabled")
     version = node.containerd.version
     release = ".".join(map(str, version))
     if tables.can("containerd", "nri-plugin", version) is False:
-        text = f"the toolkit's NRI plugin needs containerd {tables.first('containerd', 'nri-plugin')}"
+        text = (
+            f"the toolkit's NRI plugin needs containerd {tables.first('containerd', 'nri-plugin')} or newer"
+        )
         evidence = seen(node.containerd.binary or "containerd", release)
         return warn(text, who, evidence, fix=newer(node))
     switch = dig(config.merged, "plugins", _NRI, "disable")
     listed = config.merged.get("disabled_plugins")
     if switch is True or (isinstance(listed, list) and _NRI in listed):
-        return warn("containerd's NRI is switched off", who, seen(config.path, f"{_NRI}: disabled"))
+        return warn("containerd's NRI is disabled", who, seen(config.path, f"{_NRI}: disabled"))
     if switch is None and tables.can("containerd", "nri-default", version) is False:
         return warn(
-            f"containerd {release} has NRI off unless its file says disable = false",
+            f"containerd {release} disables NRI unless its file sets disable = false",
             who,
-            seen(config.path, f"no disable in {_NRI}"),
+            seen(config.path, f"no disable setting in {_NRI}"),
         )
-    return ok("containerd's NRI is on", who)
+    return ok("containerd's NRI is enabled", who)
 
 
 @check(
     "containerd-deprecations",
     "containerd",
-    title="containerd warns of nothing",
+    title="containerd reports no deprecated features in use",
     severity="info",
     looks_at=f"the condition {_NO_WARNINGS} of the running daemon (CRI Status).",
     remedy=everywhere("ctr deprecations list"),
@@ -650,20 +658,22 @@ def containerd_nri(node: Node) -> Verdict:
     refs=("https://github.com/containerd/containerd/blob/main/RELEASES.md#deprecated-features",),
 )
 def containerd_deprecations(node: Node) -> Verdict:
-    """What it warns of works now and stops with an upgrade: old settings, images or callers."""
+    """A deprecated setting, image format or API client works now and stops working after an upgrade of
+    containerd.
+    """
     role = containerd_role(node)
     if node.containerd is None or not role.used:
         return skip(role.reason)
     try:
         answer = node.cri.conditions.get(_NO_WARNINGS)
     except DaemonError as error:
-        return skip(f"containerd doesn't say what it runs with: {error.message}")
+        return skip(f"containerd doesn't report its configuration: {error.message}")
     if answer is not False:
-        return ok("containerd warns of nothing")
+        return ok("containerd reports no deprecated features in use")
     evidence = seen(f"CRI Status at {node.containerd.socket}", f"{_NO_WARNINGS} = false")
     address = f"--address {node.containerd.socket} "
     return note(
-        "containerd says that something here uses what its next release drops",
+        "containerd reports that this node uses deprecated features",
         evidence,
         fix=Fix(f"ctr {address}deprecations list"),
     )
@@ -672,29 +682,34 @@ def containerd_deprecations(node: Node) -> Verdict:
 @check(
     "containerd-memlock",
     "containerd",
-    title="Containers may pin memory for RDMA",
+    title="Containers can lock memory for RDMA",
     severity="info",
     looks_at=(
-        "the limit of locked memory of the running containerd (/proc/PID/limits), which containers inherit, "
-        "where RDMA adapters are."
+        "the limit of locked memory of the running containerd (/proc/PID/limits), which containers "
+        "inherit, on nodes with RDMA adapters."
     ),
     remedy=everywhere("systemctl edit containerd"),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
     refs=("https://github.com/NVIDIA/nccl-tests/issues/206",),
 )
 def containerd_memlock(node: Node) -> Verdict:
-    """NCCL over InfiniBand or RoCE pins its buffers: 'ibv_reg_mr: Cannot allocate memory'. Kubernetes has no
-    setting for the limit; pods with the capability IPC_LOCK don't need it.
+    """NCCL over InfiniBand or RoCE locks its buffers in memory; below the limit it fails with 'ibv_reg_mr:
+    Cannot allocate memory'. Kubernetes has no setting for this limit. Pods with the capability IPC_LOCK don't
+    need it.
     """
     daemon = node.containerd
     if daemon is None or not containerd_role(node).used:
         return skip(containerd_role(node).reason)
     adapters = rdma_adapters(node.host)
     if not adapters or daemon.process is None:
-        return skip("no RDMA adapter is here" if not adapters else "containerd isn't running")
+        return skip("this node has no RDMA adapter" if not adapters else "containerd isn't running")
     limit = locked_memory(node.host, daemon.process.pid)
     if limit is None or limit < 0 or limit >= _ENOUGH_BYTES:
-        return ok("containers may pin memory for RDMA") if limit is not None else skip("no limit is told")
+        return (
+            ok("containers can lock memory for RDMA")
+            if limit is not None
+            else skip("containerd's limit of locked memory is unknown")
+        )
     unit = daemon.unit or "containerd.service"
     drop = f"/etc/systemd/system/{unit}.d/10-memlock.conf"
     command = (
@@ -702,7 +717,7 @@ def containerd_memlock(node: Node) -> Verdict:
         f"systemctl daemon-reload && systemctl restart {unit}"
     )
     return note(
-        f"containers without the capability IPC_LOCK may pin {limit >> 10} KiB for RDMA",
+        f"containers without the capability IPC_LOCK can lock only {limit >> 10} KiB of memory for RDMA",
         seen(f"/proc/{daemon.process.pid}/limits", f"Max locked memory {limit}"),
         seen("/sys/class/infiniband", ", ".join(adapters[:4])),
         fix=Fix(command, True, "restart"),

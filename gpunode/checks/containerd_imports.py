@@ -34,9 +34,10 @@ _MOST = 8
 @check(
     "containerd-imports-clobber",
     "containerd",
-    title="Imported files take nothing away",
-    looks_at="settings of containerd's file that an imported one replaces with its whole table, against "
-    "what the running daemon has (CRI Status). From 2.0 on files are merged key by key." + WHERE,
+    title="Imported files don't remove settings",
+    looks_at="settings of containerd's file that an imported one removes because it replaces the whole "
+    "table, against what the running daemon has loaded (CRI Status). From 2.0 on, files are merged "
+    "key by key." + WHERE,
     remedy=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -45,24 +46,24 @@ _MOST = 8
     table=tables.TABLE,
 )
 def containerd_imports_clobber(node: Node) -> Verdict:
-    """An older containerd takes a plugin's table from the last file alone. A file that only adds the nvidia
-    handler drops the pause image, the registries and the cgroup driver: other pods fail.
+    """containerd before 2.0 uses only the last file's version of a plugin's table. A file that only adds the
+    nvidia handler removes the pause image, the registries and the cgroup driver: other pods fail.
     """
     config = judged(node)
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
     lost = lost_settings(config)
     if not lost:
-        return ok("no imported file takes settings away")
+        return ok("no imported file removes settings")
     running = running_config(node)
     if not running:
-        return _without_cri(node, lost) or skip("containerd doesn't tell its configuration")
+        return _without_cri(node, lost) or skip("containerd doesn't report its configuration")
     gone = tuple(sorted((one for one in lost if is_lost(running, one)), key=lambda one: not _vital(one)))
     if not gone:
-        return ok("imported files replace tables, and nothing of them is lost")
+        return ok("imported files replace tables, but no setting is lost")
     names = ", ".join(one.name for one in gone[:3]) + (" and more" if len(gone) > 3 else "")
     judge = fail if _vital(gone[0]) else warn
-    return _told(node, judge, f"an imported file takes settings away: {names}", gone)
+    return _told(node, judge, f"an imported file removes settings: {names}", gone)
 
 
 def _vital(one: Lost) -> bool:
@@ -79,7 +80,8 @@ def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
         gone = tuple(one for one in lost if one.keys[:3] == ("containerd", "runtimes", name))
         if error.code == "cri-disabled" and config and gone and name not in config.runtimes:
             text = (
-                f"an imported file takes the default handler {name} away, and the CRI doesn't load without it"
+                f"an imported file removes the default handler {name}, and the CRI plugin "
+                "doesn't load without it"
             )
             return _told(node, fail, text, gone)
     return None
@@ -89,7 +91,7 @@ def _told(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[L
     plugin = node.containerd_config.plugin if node.containerd_config else ""
     line = line_of(node.host.read_text(gone[0].by) or "", plugin)
     places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
-    table = seen(gone[0].by, f'a table "{plugin}" without them', line)
+    table = seen(gone[0].by, f'a table "{plugin}" without these settings', line)
     return judge(summary, *places, table, fix=edit(node, gone[0].by, line))
 
 
@@ -100,28 +102,28 @@ def _line(node: Node, one: Lost) -> int | None:
 @check(
     "containerd-config-drift",
     "containerd",
-    title="The file with the nvidia handler is the one that is read",
+    title="containerd reads the file that defines the nvidia handler",
     severity="info",
-    looks_at=f"{DEFAULT_CONFIG} where k3s, rke2, k0s or microk8s brings the kubelet's containerd and no "
-    "other one runs.",
+    looks_at=f"{DEFAULT_CONFIG}, on nodes where k3s, rke2, k0s or microk8s provides the kubelet's "
+    "containerd and no other containerd runs.",
     remedy=fixes.CONFIGURE_CONTAINERD,
     blocked_by=("pci-no-gpu", "containerd-runtime-missing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/982",),
 )
 def containerd_config_drift(node: Node) -> Verdict:
-    """A distribution's containerd reads its own file. What was written into the system's changes nothing
-    there.
+    """The containerd of a Kubernetes distribution reads its own configuration file. Changes to the system's
+    file have no effect on it.
     """
     daemon = node.containerd
     if daemon is None or daemon.manager not in DISTRIBUTIONS or not containerd_role(node).used:
-        return skip("the kubelet's containerd is no Kubernetes distribution's")
+        return skip("the kubelet's containerd doesn't come from a Kubernetes distribution")
     text = node.host.read_text(DEFAULT_CONFIG) or ""
     if _PROGRAM not in text:
-        return ok(f"nothing of NVIDIA's is in {DEFAULT_CONFIG}, which {daemon.manager} doesn't read")
+        return ok(f"{DEFAULT_CONFIG}, which {daemon.manager} doesn't read, has no NVIDIA settings")
     if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
         return ok(f"another containerd reads {DEFAULT_CONFIG}")
     return note(
-        f"{DEFAULT_CONFIG} has the nvidia handler, and nobody reads it: {daemon.manager} has its own",
+        f"{DEFAULT_CONFIG} defines the nvidia handler, but {daemon.manager} reads its own file",
         seen(DEFAULT_CONFIG, _PROGRAM, line_of(text, _PROGRAM)),
         seen(daemon.config_path, daemon.config_source),
         fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart"),

@@ -91,8 +91,8 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
     "crio",
     title="CRI-O has the nvidia handler",
     looks_at=(
-        "the handlers of the running daemon (/config), its files, and "
-        f"{_UNREAD}, which it never reads. It needs none where GPUs come by CDI, a hook or NRI."
+        f"the handlers of the running daemon (/config), its configuration files, and {_UNREAD}, which "
+        "it never reads. No handler is needed if containers get GPUs through CDI, a hook or NRI."
     ),
     remedy=CONFIGURE,
     classes=CLUSTER_NODES,
@@ -101,7 +101,7 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
 )
 def crio_runtime_missing(node: Node) -> Verdict:
     """A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from runtime
-    list'. Only /etc/crio/crio.conf.d counts, and only when CRI-O starts.
+    list'. CRI-O reads only /etc/crio/crio.conf.d, and only when it starts.
     """
     role = crio_role(node)
     if node.crio is None or not role.used:
@@ -109,12 +109,12 @@ def crio_runtime_missing(node: Node) -> Verdict:
     try:
         runtime = running_runtime(node)
     except DaemonError as error:
-        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+        return skip(f"CRI-O doesn't report its configuration: {error.message}")
     handlers = _handlers(runtime)
     ours = nvidia_handlers(runtime)
-    answer = seen(f"{node.crio.socket} /config", f"handlers {', '.join(sorted(handlers)) or 'none'}")
+    answer = seen(f"{node.crio.socket} /config", f"handlers: {', '.join(sorted(handlers)) or 'none'}")
     if ours:
-        return ok(f"CRI-O runs with the handler {', '.join(ours)}", answer)
+        return ok(f"CRI-O has loaded the handler {', '.join(ours)}", answer)
     return (
         _not_restarted(node, node.crio, answer)
         or _in_another_directory(node, node.crio, answer)
@@ -125,10 +125,10 @@ def crio_runtime_missing(node: Node) -> Verdict:
 @check(
     "crio-not-running",
     "crio",
-    title="CRI-O runs",
+    title="CRI-O is running",
     looks_at=(
-        "CRI-O's socket and whether the daemon answers within 3 seconds; where it doesn't run, whether its "
-        "files can be read and the monitor (conmon) that they name exists."
+        "CRI-O's socket and whether the daemon answers within 3 seconds. If it isn't running: whether "
+        "its configuration files are valid and the monitor (conmon) that they name exists."
     ),
     remedy=RESTART,
     blocked_by=("pci-no-gpu",),
@@ -137,13 +137,13 @@ def crio_runtime_missing(node: Node) -> Verdict:
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
 )
 def crio_not_running(node: Node) -> Verdict:
-    """No pod starts without it, and a kubelet that uses CRI-O ends at once."""
+    """Pods can't start without CRI-O, and a kubelet that uses CRI-O exits at once."""
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
     state = node.host.socket_state(node.crio.socket)
     if state == "denied":
-        return skip(f"needs root to talk to {node.crio.socket}")
+        return skip(f"needs root to connect to {node.crio.socket}")
     restart = restart_crio(node.crio.unit)
     if state != "listening":
         return _stopped(node, seen(node.crio.socket, state), restart)
@@ -151,8 +151,10 @@ def crio_not_running(node: Node) -> Verdict:
         running_runtime(node)
     except DaemonError as error:
         if error.code == "timeout":
-            return fail("CRI-O runs, but doesn't answer", seen(node.crio.socket, error.message), fix=restart)
-    return ok("CRI-O runs", seen(node.crio.socket, state))
+            return fail(
+                "CRI-O is running, but doesn't answer", seen(node.crio.socket, error.message), fix=restart
+            )
+    return ok("CRI-O is running", seen(node.crio.socket, state))
 
 
 def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
@@ -161,7 +163,7 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
         files = node.crio_files
     except ConfigError as error:
         place, edit = unreadable(error)
-        return fail("CRI-O isn't running: it can't read its file", place, silence, fix=edit)
+        return fail("CRI-O isn't running: it can't parse its configuration file", place, silence, fix=edit)
     for file in files.files if files is not None else ():
         for name, table in _handlers(file.runtime).items():
             monitor = table.get("monitor_path")
@@ -191,12 +193,14 @@ def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None
         files = node.crio_files
     except ConfigError as error:
         place, edit = unreadable(error)
-        return fail("CRI-O has no nvidia handler and can't read its file", place, answer, fix=edit)
+        return fail(
+            "CRI-O has no nvidia handler and can't read its configuration file", place, answer, fix=edit
+        )
     found = [] if files is None else [_nvidia_in(file) for file in files.files if _nvidia_in(file)]
     evidence = [one for one in found if one is not None]
     if not evidence:
         return None
-    summary = "in the file, not in the running daemon: CRI-O wasn't restarted"
+    summary = "configured in the file, but the running CRI-O has not loaded it: restart it"
     return fail(summary, *evidence, answer, fix=restart_crio(crio.unit))
 
 
@@ -227,7 +231,9 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
     hooks = nvidia_hooks(node.host, hook_directories(runtime))
     if hooks:
         return ok(
-            "no nvidia handler: GPUs come by an OCI hook", answer, seen(hooks[0].path, hooks[0].program)
+            "no nvidia handler: an OCI hook adds GPUs to containers",
+            answer,
+            seen(hooks[0].path, hooks[0].program),
         )
     way = other_way(node, cdi=True)
     if way is not None:
@@ -238,7 +244,7 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
 @check(
     "crio-runtime-path",
     "crio",
-    title="The programs of CRI-O's handlers are there",
+    title="The binaries of CRI-O's handlers exist",
     looks_at="runtime_path and monitor_path of the nvidia handlers and of the default one (/config).",
     remedy=CONFIGURE,
     classes=CLUSTER_NODES,
@@ -246,8 +252,8 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
 )
 def crio_runtime_path(node: Node) -> Verdict:
-    """A handler whose program is gone, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
-    fails each of its pods.
+    """A handler without its binary, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
+    makes every pod that uses it fail.
     """
     role = crio_role(node)
     if node.crio is None or not role.used:
@@ -255,7 +261,7 @@ def crio_runtime_path(node: Node) -> Verdict:
     try:
         runtime = running_runtime(node)
     except DaemonError as error:
-        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+        return skip(f"CRI-O doesn't report its configuration: {error.message}")
     default = str(runtime.get("default_runtime") or "")
     answer, ours = f"{node.crio.socket} /config", nvidia_handlers(runtime)
     judged = {name: table for name, table in _handlers(runtime).items() if name == default or name in ours}
@@ -263,10 +269,10 @@ def crio_runtime_path(node: Node) -> Verdict:
         for key in ("runtime_path", "monitor_path"):
             program = table.get(key)
             if isinstance(program, str) and program and not node.host.which(program):
-                suffix = ", and it is the default: no pod starts" if name == default else ""
-                text = f'{key} of the handler "{name}" leads nowhere{suffix}'
+                suffix = "; it is the default, so no pod starts" if name == default else ""
+                text = f'{key} of the handler "{name}" doesn\'t exist{suffix}'
                 return fail(text, *_line_of(node, name, key), seen(answer, f"{name}: {key} {program}"))
-    return ok("the programs of CRI-O's handlers are there") if judged else skip("no handler to judge")
+    return ok("the binaries of CRI-O's handlers exist") if judged else skip("CRI-O has no handler to check")
 
 
 def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
@@ -283,8 +289,8 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
     "crio",
     title="CRI-O and the kubelet use one cgroup driver",
     looks_at=(
-        "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the kubelet "
-        "asks CRI-O for it (1.31 and later with CRI-O 1.28)."
+        "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the "
+        "kubelet gets it from CRI-O (1.31 and later with CRI-O 1.28)."
     ),
     remedy=EDIT,
     classes=CLUSTER_NODES,
@@ -293,7 +299,7 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
     table=tables.TABLE,
 )
 def crio_cgroup_manager(node: Node) -> Verdict:
-    """With two cgroup drivers on one node pods fail with 'cri-o configured with systemd cgroup manager, but
+    """With two cgroup drivers on one node, pods fail with 'cri-o configured with systemd cgroup manager, but
     did not receive slice as parent'.
     """
     role = crio_role(node)
@@ -302,10 +308,10 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     try:
         manager = running_runtime(node).get("cgroup_manager")
     except DaemonError as error:
-        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+        return skip(f"CRI-O doesn't report its configuration: {error.message}")
     own = kubelets_own(node, "crio", node.crio.version, str(manager))
     if own is None or manager not in ("systemd", "cgroupfs"):
-        return skip("the kubelet goes by what CRI-O tells it, or one of the two can't be told")
+        return skip("the kubelet uses the cgroup driver that CRI-O reports, or one of the two is unknown")
     answer = seen(f"{node.crio.socket} /config", f"cgroup_manager {manager}")
     if manager == own:
         return ok(f"CRI-O and the kubelet use the cgroup driver {own}", answer)
@@ -314,7 +320,7 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
     restart = restart_crio(node.crio.unit)
     fix = Fix(f"{command} && {restart.command}", disruptive="restart")
-    return fail("CRI-O and the kubelet don't use the same cgroup driver", answer, setting, fix=fix)
+    return fail("CRI-O and the kubelet use different cgroup drivers", answer, setting, fix=fix)
 
 
 HANDLERS_CHECKS = (
@@ -345,11 +351,11 @@ _IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
 @check(
     "crio-stray-dropin",
     "crio",
-    title="CRI-O reads no file that nobody means",
+    title="CRI-O's configuration directory contains no stray files",
     severity="warning",
     looks_at=(
-        "every file in CRI-O's drop-in directory and below: names of copies (*.bak, *.rpmsave, *~), files "
-        "that can't be parsed, and several that define the nvidia handler differently."
+        "every file below CRI-O's drop-in directory: backup copies (*.bak, *.rpmsave, *~), files that "
+        "can't be parsed, and several files that define the nvidia handler differently."
     ),
     remedy=EDIT,
     blocked_by=("pci-no-gpu", "crio-runtime-missing"),
@@ -357,8 +363,8 @@ _IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.d.5.md",),
 )
 def crio_stray_dropin(node: Node) -> Verdict:
-    """CRI-O takes every file there for its own, 99-nvidia.toml.bak and *.rpmsave included, and a later one
-    replaces an earlier one's handler. One that it can't parse keeps it from starting.
+    """CRI-O reads every file in this directory, including 99-nvidia.toml.bak and *.rpmsave, and a later file
+    overrides the handler of an earlier one. CRI-O doesn't start if it can't parse one of them.
     """
     role = crio_role(node)
     if node.crio is None or not role.used:
@@ -367,10 +373,10 @@ def crio_stray_dropin(node: Node) -> Verdict:
         files = node.crio_files
     except ConfigError as error:
         place, edit = unreadable(error)
-        return warn("CRI-O can't read its files and won't start again", place, fix=edit)
+        return warn("CRI-O can't parse its configuration files and won't start again", place, fix=edit)
     if files is None:
-        return skip("CRI-O has no files")
-    return _stray(files) or _twice(files) or ok(f"CRI-O reads {len(files.files)} files, all of them meant")
+        return skip("CRI-O has no configuration files")
+    return _stray(files) or _twice(files) or ok(f"CRI-O reads {len(files.files)} files, none of them stray")
 
 
 def _stray(files: CrioConfig) -> Verdict | None:
@@ -385,7 +391,9 @@ def _stray(files: CrioConfig) -> Verdict | None:
     evidence = (seen(file.path, _settings(file)) for file in stray)
     fix = move(tuple(file.path for file in stray), f"{files.directory}.unused")
     names = ", ".join(file.path.rpartition("/")[2] for file in stray)
-    return warn(f"CRI-O reads {names}: a file of any name in its directory counts", *evidence, fix=fix)
+    return warn(
+        f"CRI-O reads {names}: it loads every file in its directory, whatever its name", *evidence, fix=fix
+    )
 
 
 def _copy(name: str) -> bool:
@@ -397,7 +405,7 @@ def _copy(name: str) -> bool:
 def _settings(file: CrioFile) -> str:
     handlers = ", ".join(file.handlers)
     others = ", ".join(key for key in file.runtime if key != "runtimes")
-    return f"handlers {handlers}" if handlers else f"sets {others or 'settings outside crio.runtime'}"
+    return f"handlers: {handlers}" if handlers else f"sets {others or 'settings outside crio.runtime'}"
 
 
 def _twice(files: CrioConfig) -> Verdict | None:
@@ -409,7 +417,9 @@ def _twice(files: CrioConfig) -> Verdict | None:
             older = tuple(file.path for file in defining[:-1] if file.path != files.path)
             fix = move(older, f"{files.directory}.unused") if older else None
             return warn(
-                f'{len(defining)} files define "{name}" differently; the last counts', *evidence, fix=fix
+                f'{len(defining)} files define "{name}" differently; the last one takes effect',
+                *evidence,
+                fix=fix,
             )
     return None
 
@@ -417,66 +427,70 @@ def _twice(files: CrioConfig) -> Verdict | None:
 @check(
     "crio-hooks-mode",
     "crio",
-    title="GPUs don't hang on an OCI hook in CRI-O",
+    title="CRI-O doesn't need an OCI hook for GPUs",
     looks_at=(
-        f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, "
-        "where GPUs don't come by CDI."
+        f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, if "
+        "containers don't get GPUs through CDI."
     ),
     remedy=CONFIGURE,
     blocked_by=("pci-no-gpu", "toolkit-missing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
 )
 def crio_hooks_mode(node: Node) -> Verdict:
-    """The hook is the toolkit's oldest way, which it has marked as going away, and it only works in a
-    directory that CRI-O looks into.
+    """The hook is the toolkit's oldest method and is deprecated. It works only in a directory that CRI-O's
+    hooks_dir names.
     """
     role = crio_role(node)
     if node.crio is None or not role.used:
         return skip(role.reason)
     hooks = nvidia_hooks(node.host, SYSTEM_DIRECTORIES)
     if not hooks:
-        return ok("no OCI hook of NVIDIA's is here")
+        return ok("no OCI hook of NVIDIA is installed")
     try:
         directories = hook_directories(running_runtime(node))
     except DaemonError as error:
-        return skip(f"CRI-O doesn't say what it runs with: {error.message}")
+        return skip(f"CRI-O doesn't report its configuration: {error.message}")
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
     if any(spec.serves_gpus for spec in node.cdi_specs):
-        return ok("GPUs come by CDI; whether a hook stands in the way is hook-conflict's to tell", *evidence)
+        return ok("containers get GPUs through CDI; see hook-conflict for hooks that interfere", *evidence)
     if any(hook.path.rpartition("/")[0] in directories for hook in hooks):
         fix = Fix("gpunode configure-runtime --runtime crio", disruptive="restart")
         return note(
-            "GPUs come by an OCI hook, which the toolkit gives up in favour of CDI", *evidence, fix=fix
+            "an OCI hook adds GPUs to containers, which the toolkit deprecates in favour of CDI",
+            *evidence,
+            fix=fix,
         )
     if nvidia_handlers(running_runtime(node)):
-        return ok("CRI-O has the nvidia handler, and doesn't look for hooks where NVIDIA's is", *evidence)
+        return ok("CRI-O has the nvidia handler and doesn't read the directory of NVIDIA's hook", *evidence)
     way = taken_way(node, cdi=True)
     if way is not None:
         return ok(f"no hook is needed: {way.summary}", seen(way.source, way.value), *evidence)
     answer = seen(f"{node.crio.socket} /config", f"hooks_dir {', '.join(directories)}")
-    return fail("CRI-O doesn't look for hooks where NVIDIA's is", *evidence, answer)
+    return fail("CRI-O doesn't read the directory of NVIDIA's hook", *evidence, answer)
 
 
 @check(
     "crio-not-selected",
     "crio",
-    title="A CRI-O that runs is the one that the kubelet uses",
+    title="The kubelet uses the CRI-O that is running",
     severity="info",
-    looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is only installed is fine.",
+    looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is installed but not running is fine.",
     remedy=RESTART,
     blocked_by=("pci-no-gpu",),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/",),
 )
 def crio_not_selected(node: Node) -> Verdict:
-    """Two engines on one node are easily mixed up: only the kubelet's own gives pods their GPUs."""
+    """With two engines on one node it is easy to configure the wrong one: pods get GPUs only from the engine
+    that the kubelet uses.
+    """
     crio = node.crio
     if crio is None or crio.process is None:
-        return skip("CRI-O doesn't run here")
+        return skip("CRI-O isn't running on this node")
     role = crio_role(node)
     if role.used or node.kubelet is None or not node.kubelet.joined:
         return ok(role.reason)
     return note(
-        f"CRI-O runs, but {role.reason}: what is set up in CRI-O reaches no pod",
+        f"CRI-O is running, but {role.reason}: settings in CRI-O affect no pod",
         seen(f"/proc/{crio.process.pid}", " ".join(shown_arguments(crio.process.argv))),
         seen(node.kubelet.endpoint_source, node.kubelet.endpoint),
         fix=Fix("systemctl disable --now crio", disruptive="restart"),

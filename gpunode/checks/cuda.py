@@ -73,7 +73,7 @@ def _branch_above(node: Node, wanted: tuple[int, int] | None) -> int:
     return next((one for one in fitting if not last or one <= last), 0)
 
 
-_NOBODY = "nobody asked: --image REF compares what an image requires with this node"
+_NOBODY = "not requested: --image REF compares an image's requirements with this node"
 _SHOWN = 200  # characters of a requirement; those of NVIDIA's images run to thousands
 _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the others
 
@@ -81,10 +81,10 @@ _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the oth
 @check(
     "image-needs-newer-driver",
     "cuda",
-    title="The driver has what the image requires",
+    title="The driver meets the image's requirements",
     looks_at=(
-        "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, asked of the engines that hold it "
-        "(none is pulled), against the driver, its CUDA and the GPUs."
+        "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, as reported by the engines "
+        "that hold it (none is pulled), against the driver, its CUDA version and the GPUs."
     ),
     remedy=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
@@ -95,8 +95,8 @@ _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the oth
     table=releases.DRIVERS,
 )
 def image_needs_newer_driver(node: Node) -> Verdict:
-    """The runtime refuses such a container: 'requirement error: unsatisfied condition: cuda>=...'. Where it
-    doesn't look, CUDA fails inside with error 35.
+    """The runtime refuses such a container: 'requirement error: unsatisfied condition: cuda>=...'. If the
+    runtime doesn't check, CUDA fails in the container with error 35.
     """
     reference = node.questions.image
     if not reference:
@@ -110,7 +110,7 @@ def image_needs_newer_driver(node: Node) -> Verdict:
         judged = judge_requirements(node, image.requirements)
     except ValueError as error:
         return fail(
-            f"{reference} has a requirement that the runtime refuses: {error}",
+            f"{reference} has a requirement that the runtime rejects: {error}",
             *(seen(f"{name} of {reference}", value[:_SHOWN]) for name, value in image.requirements.items()),
             fix=Fix(f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {_quoted(reference)}", False),
         )
@@ -123,17 +123,19 @@ def _told(node: Node, judged: tuple[Judged, ...]) -> Verdict:
     if not wrong:
         unsure = [one for one in judged if one.holds is None]
         if unsure:
-            return skip(f"{unsure[0].name} of {reference} can't be compared with what is known of the GPUs")
-        return ok(f"this node has what {reference} requires", *_here(node))
+            return skip(
+                f"{unsure[0].name} of {reference} can't be compared: facts about the GPUs are missing"
+            )
+        return ok(f"this node meets the requirements of {reference}", *_here(node))
     first = wrong[0]
     evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_here(node))
     asked = first.text.split(" ")[0].replace(",", " and ")
     wanted = wanted_release(node)
     fix = newer_driver(node, wanted.release if wanted else None, other_image)
     if len(wrong) == len(judged) or first.gpu is None:
-        return fail(f"{reference} requires {asked}, which this node does not meet", *evidence, fix=fix)
+        return fail(f"{reference} requires {asked}, which this node doesn't meet", *evidence, fix=fix)
     name = f"GPU {first.gpu.index} ({first.gpu.name})"
-    return warn(f"{reference} requires {asked}, which {name} hasn't", *evidence, fix=fix)
+    return warn(f"{reference} requires {asked}, which {name} doesn't meet", *evidence, fix=fix)
 
 
 def _here(node: Node) -> tuple[Evidence, ...]:
@@ -151,14 +153,16 @@ def _by_release(node: Node, image: Image) -> Verdict:
     reference, driver = node.questions.image, driver_version(node)
     built = releases.release_of(image.cuda)
     if built is None or not driver:
-        return ok(f"{reference} requires nothing of the driver", seen(image.engine, "no NVIDIA_REQUIRE_*"))
+        return ok(
+            f"{reference} has no requirements for the driver", seen(image.engine, "no NVIDIA_REQUIRE_*")
+        )
     answer, needed = releases.runs(built, driver, driver_cuda(node))
     evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_here(node))
     if answer is None:
-        return skip(f"no table knows which driver CUDA {image.cuda} of {reference} needs")
+        return skip(f"the driver that CUDA {image.cuda} of {reference} needs is unknown")
     if answer:
-        return ok(f"driver {driver} runs CUDA {image.cuda} of {reference}", *evidence)
-    what = f"{reference} is of CUDA {image.cuda}, which needs {needed}"
+        return ok(f"driver {driver} supports CUDA {image.cuda} of {reference}", *evidence)
+    what = f"{reference} uses CUDA {image.cuda}, which needs {needed}"
     return fail(what, *evidence, fix=newer_driver(node, built, other_image))
 
 
@@ -167,12 +171,12 @@ def _nobody_holds_it(reference: str, search: Search) -> Verdict:
     if search.held_not:
         engine = search.held_not[0]
         where = " and ".join(search.held_not)
-        what = f"{reference} is not on this node, so what it requires isn't known"
+        what = f"{reference} is not on this node, so its requirements are unknown"
         pull = f"{_PULL.get(engine, 'crictl pull')} {_quoted(reference)}"
         return warn(what, seen(where, "no such image"), fix=Fix(pull))
     if search.silent:
-        return skip(f"no engine could be asked for {reference}: {'; '.join(search.silent)}")
-    return skip(f"there is no container engine to ask for {reference}")
+        return skip(f"no engine answered a query for {reference}: {'; '.join(search.silent)}")
+    return skip(f"this node has no container engine to query for {reference}")
 
 
 def _quoted(reference: str) -> str:
@@ -182,9 +186,9 @@ def _quoted(reference: str) -> str:
 @check(
     "vectoradd-image-arch",
     "cuda",
-    title="The sample's image knows these GPUs",
+    title="The CUDA sample image supports these GPUs",
     severity="warning",
-    looks_at="with --image REF of a CUDA sample: the CUDA it was built with against each GPU.",
+    looks_at="with --image REF of a CUDA sample: its CUDA version against each GPU.",
     remedy=fixes.everywhere("gpunode verify"),
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
@@ -192,24 +196,25 @@ def _quoted(reference: str) -> str:
     table=images.TABLE,
 )
 def vectoradd_image_arch(node: Node) -> Verdict:
-    """Old samples hold no code for newer GPUs: they compile for minutes or fail with error 209, and a node
-    that is fine looks broken. gpunode verify brings PTX that any GPU takes.
+    """Old sample images contain no code for newer GPUs: they compile for minutes or fail with error 209, so a
+    working node looks broken. gpunode verify uses PTX that runs on any GPU.
     """
     cuda = images.sample_cuda(node.questions.image)
     release, known = releases.release_of(cuda), inventory(node)
     if release is None or known is None:
-        return skip("--image names no image of CUDA's samples" if release is None else "NVML lists no GPUs")
+        return skip("--image doesn't name a CUDA sample image" if release is None else "NVML lists no GPUs")
     late = {
         gpu.name: gpu.compute_capability
         for gpu in known.gpus
         if not gpu.error and releases.makes_code_for(release, gpu.compute_capability) == "too-early"
     }
     if not late:
-        return ok(f"{node.questions.image} has code for the GPUs of this node")
+        return ok(f"{node.questions.image} has code for this node's GPUs")
     return warn(
-        f"{node.questions.image} is older than {', '.join(late)}: its failure says nothing about this node",
+        f"{node.questions.image} is older than {', '.join(late)}: its failure doesn't mean that this "
+        "node is broken",
         *(
-            seen(name, f"compute capability {one}, known since CUDA {releases.first_for(one)}")
+            seen(name, f"compute capability {one}, supported since CUDA {releases.first_for(one)}")
             for name, one in late.items()
         ),
         seen(node.questions.image, f"built with CUDA {cuda}"),
@@ -225,15 +230,15 @@ IMAGES_CHECKS = (
 
 # A CUDA release that is asked for (--cuda), against the driver and the GPUs of this node.
 
-_RELEASES_NOBODY = "nobody asked: --cuda X.Y compares a CUDA release with this node"
-_NO_RELEASE = "nobody asked: --cuda X.Y, or --image REF of an image that names its CUDA_VERSION"
+_RELEASES_NOBODY = "not requested: --cuda X.Y compares a CUDA release with this node"
+_NO_RELEASE = "not requested: --cuda X.Y, or --image REF of an image that sets CUDA_VERSION"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 
 
 @check(
     "cuda-driver-version",
     "cuda",
-    title="The driver is new enough for the CUDA asked for",
+    title="The driver is new enough for the requested CUDA release",
     looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
     remedy=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
@@ -242,32 +247,32 @@ _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
     table=releases.DRIVERS,
 )
 def cuda_driver_version(node: Node) -> Verdict:
-    """A program of a newer CUDA on an older driver fails with error 35, 'CUDA driver version is insufficient
-    for CUDA runtime version'. Within one major release any driver of it will do.
+    """A program that uses a newer CUDA than the driver supports fails with error 35, 'CUDA driver version is
+    insufficient for CUDA runtime version'. Within one major release, any driver of that release works.
     """
     asked = releases.release_of(node.questions.cuda)
     if asked is None:
         given = node.questions.cuda
-        return skip(f"--cuda {given}: no CUDA release, such as 12.8" if given else _RELEASES_NOBODY)
+        return skip(f"--cuda {given}: not a CUDA release, such as 12.8" if given else _RELEASES_NOBODY)
     driver, name = driver_version(node), f"{asked[0]}.{asked[1]}"
     if not driver:
-        return skip("the driver doesn't tell its version")
+        return skip("the driver doesn't report its version")
     answer, needed = releases.runs(asked, driver, driver_cuda(node))
     evidence = seen("the loaded driver", driver)
     if answer is None:
-        return skip(f"no table knows which driver CUDA {name} needs")
+        return skip(f"the driver that CUDA {name} needs is unknown")
     if not answer:
-        what = f"CUDA {name} needs {needed}, this is {driver}"
+        what = f"CUDA {name} needs {needed}, but the driver is {driver}"
         return fail(what, evidence, fix=newer_driver(node, asked))
-    return ok(f"driver {driver} runs programs of CUDA {name}", evidence)
+    return ok(f"driver {driver} runs CUDA {name} programs", evidence)
 
 
 @check(
     "ptx-unsupported-toolchain",
     "cuda",
-    title="The driver compiles the PTX of the CUDA asked for",
+    title="The driver can compile the PTX of the requested CUDA release",
     severity="warning",
-    looks_at="the driver's own CUDA release against --cuda X.Y, or CUDA_VERSION of --image REF.",
+    looks_at="the driver's own CUDA release against --cuda X.Y or CUDA_VERSION of --image REF.",
     remedy=fixes.UPGRADE_DRIVER,
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
@@ -275,21 +280,21 @@ def cuda_driver_version(node: Node) -> Verdict:
     table=releases.DRIVERS,
 )
 def ptx_unsupported_toolchain(node: Node) -> Verdict:
-    """Compatibility within a major release covers finished code only. PTX of a newer CUDA is refused with
-    error 222, 'the provided PTX was compiled with an unsupported toolchain': JIT compilers and libraries
-    without code for this GPU fail, everything else runs.
+    """Compatibility within a major release covers compiled code only. The driver rejects PTX of a newer CUDA
+    with error 222, 'the provided PTX was compiled with an unsupported toolchain': JIT compilers and libraries
+    without code for this GPU fail, other programs run.
     """
     wanted, here = wanted_release(node), driver_cuda(node)
     if wanted is None or here is None:
-        return skip(_NO_RELEASE if wanted is None else "the driver doesn't tell its CUDA")
+        return skip(_NO_RELEASE if wanted is None else "the driver doesn't report its CUDA version")
     known = releases.release(wanted.release)
     offers = f"{here[0]}.{here[1]}"
     if wanted.release <= here:
-        return ok(f"the driver is of CUDA {offers} and compiles the PTX of {wanted}")
+        return ok(f"the driver supports CUDA {offers} and can compile the PTX of {wanted}")
     if known is None or wanted.release[0] != here[0]:
-        return skip(f"CUDA {wanted} is of another major release than the driver's {offers}")
+        return skip(f"CUDA {wanted} has a different major release than the driver's {offers}")
     return warn(
-        f"the driver is of CUDA {offers}: programs of {wanted} that bring PTX alone won't start",
+        f"the driver supports CUDA {offers}: programs of CUDA {wanted} that contain only PTX don't start",
         seen("cuDriverGetVersion", offers),
         seen(wanted.source, str(wanted)),
         fix=newer_driver(node, wanted.release),
@@ -299,10 +304,10 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
 @check(
     "no-kernel-image",
     "cuda",
-    title="The CUDA asked for knows these GPUs",
+    title="The requested CUDA release supports these GPUs",
     looks_at=(
-        "each GPU's compute capability against the CUDA releases that make code for it; the release is "
-        "--cuda X.Y, or CUDA_VERSION of --image REF."
+        "each GPU's compute capability against the CUDA releases that can compile for it. The release "
+        "is --cuda X.Y or CUDA_VERSION of --image REF."
     ),
     remedy=OTHER_RELEASE,
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
@@ -311,14 +316,15 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
     table=releases.CAPABILITIES,
 )
 def no_kernel_image(node: Node) -> Verdict:
-    """A program holds code for the GPUs that its CUDA knew. Without it CUDA fails with error 209, 'no kernel
-    image is available for execution on the device', or compiles PTX for minutes at each start.
+    """A program contains code for the GPUs that its CUDA release supports. On other GPUs CUDA fails with
+    error 209, 'no kernel image is available for execution on the device', or compiles PTX for minutes at each
+    start.
     """
     wanted, known = wanted_release(node), inventory(node)
     if wanted is None or known is None:
         return skip(_NO_RELEASE if wanted is None else "NVML lists no GPUs")
     if not node.questions.cuda and sample_cuda(node.questions.image):
-        return skip("vectoradd-image-arch judges this image")
+        return skip("see vectoradd-image-arch for this image")
     found = {
         gpu.name: (gpu.compute_capability, releases.makes_code_for(wanted.release, gpu.compute_capability))
         for gpu in known.gpus
@@ -332,13 +338,13 @@ def no_kernel_image(node: Node) -> Verdict:
     )
     if dropped:
         last = releases.last_for(next(iter(dropped.values())))
-        what = f"CUDA {wanted} has no code for {', '.join(dropped)}"
+        what = f"CUDA {wanted} no longer supports {', '.join(dropped)}"
         return fail(what, *evidence, fix=other_release(last))
     if early:
         first = releases.first_for(next(iter(early.values())))
-        what = f"CUDA {wanted} is older than {', '.join(early)}: only programs that bring PTX run there"
+        what = f"CUDA {wanted} is older than {', '.join(early)}: only programs that contain PTX run there"
         return warn(what, *evidence, fix=other_release(first))
-    return ok(f"CUDA {wanted} makes code for every GPU of this node")
+    return ok(f"CUDA {wanted} supports every GPU of this node")
 
 
 def _last(capability: str) -> str:
@@ -360,8 +366,10 @@ _LINKER_FILES = "/etc/ld.so.conf.d"
 @check(
     "forward-compat-803-804",
     "cuda",
-    title="No forward compatibility library is in the way",
-    looks_at="whether /etc/ld.so.cache leads libcuda.so.1 to cuda-compat, and the version there.",
+    title="No unsuitable forward compatibility library is active",
+    looks_at=(
+        "whether /etc/ld.so.cache resolves libcuda.so.1 to cuda-compat, and the version of that library."
+    ),
     remedy=fixes.everywhere(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", needs_root=False),
     blocked_by=("module-not-loaded", "libcuda-missing"),
     preflight=(),
@@ -369,25 +377,27 @@ _LINKER_FILES = "/etc/ld.so.conf.d"
     refs=("https://docs.nvidia.com/deploy/cuda-compatibility/",),
 )
 def forward_compat_803_804(node: Node) -> Verdict:
-    """cuda-compat brings a newer libcuda for an older driver of a data centre GPU. Older than the driver, it
-    fails with error 803 (system has unsupported display driver / cuda driver combination), on a GeForce with
-    804.
+    """cuda-compat provides a newer libcuda for an older driver of a data centre GPU. If it is older than the
+    driver, it fails with error 803 (system has unsupported display driver / cuda driver combination); on a
+    GeForce, with error 804.
     """
     library, driver = node.cuda_library, node.module
     if library is None or not is_compat(library.path):
-        return ok("programs get the driver's own libcuda")
+        return ok("programs load the driver's own libcuda")
     here, loaded = version_numbers(library.version or ""), version_numbers(driver.version if driver else "")
     if driver is None or not here or not loaded:
-        return skip(f"{library.path} or the driver doesn't tell its version")
+        return skip(f"{library.path} or the driver doesn't report its version")
     evidence = (seen("/etc/ld.so.cache", library.path), seen("the loaded driver", driver.version))
     if here == loaded:
-        return ok(f"libcuda of cuda-compat is the driver's own version, {library.version}", *evidence)
+        return ok(f"libcuda of cuda-compat has the driver's version, {library.version}", *evidence)
     if here < loaded:
-        what = f"programs get libcuda {library.version} of cuda-compat, which is older than the driver"
+        what = f"programs load libcuda {library.version} of cuda-compat, which is older than the driver"
         return fail(f"{what}: error 803", *evidence, fix=_without(node, library))
     game = next((gpu.model for gpu in node.driver_gpus if "geforce" in gpu.model.lower()), "")
     if game:
-        what = f"programs get libcuda {library.version} of cuda-compat, which {game} can't use: error 804"
+        what = (
+            f"programs load libcuda {library.version} of cuda-compat, which {game} doesn't support: error 804"
+        )
         return fail(what, *evidence, fix=_without(node, library))
     return ok(f"libcuda {library.version} of cuda-compat is newer than the driver", *evidence)
 
@@ -427,15 +437,16 @@ def _without(node: Node, library: Library) -> Fix:
     refs=("https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",),
 )
 def cuda_uninitialised(node: Node) -> Verdict:
-    """NVML can list GPUs that CUDA can't use: a fabric that isn't ready (802), a mixture of drivers (803,
-    804), no unified memory (999), a GPU held exclusively (46). No container will fare better.
+    """NVML may list GPUs that CUDA can't use: the fabric isn't ready (802), driver versions are mixed (803,
+    804), unified memory is missing (999), or a process uses the GPU exclusively (46). CUDA fails in
+    containers too.
     """
     answer = run_cuda(node.host)
     if answer is None:
-        return skip("CUDA was not tried on this machine")
+        return skip("the CUDA test can't run on this machine")
     source = "vector-add in a child process"
     if answer.error:
-        return fail("CUDA doesn't start on this node", seen(source, answer.error))
+        return fail("CUDA doesn't initialise on this node", seen(source, answer.error))
     broken = [device for device in answer.devices if device.status == "fail"]
     if broken:
         evidence = (seen(f"{source}, {one.name or one.uuid}", one.message or "fail") for one in broken)

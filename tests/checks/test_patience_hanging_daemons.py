@@ -84,7 +84,7 @@ def test_a_crio_that_never_answers_is_one_finding(tmp_path, monkeypatch):
         verdict = BY_ID["crio-not-running"].run(node)
         assert BY_ID["crio-cgroup-manager"].run(node).status is FindingStatus.SKIP
         assert time.monotonic() - started < 10.0
-    assert (verdict.status, verdict.summary) == (FindingStatus.FAIL, "CRI-O runs, but doesn't answer")
+    assert (verdict.status, verdict.summary) == (FindingStatus.FAIL, "CRI-O is running, but doesn't answer")
     assert verdict.evidence[0].source == address
 
 

@@ -56,7 +56,7 @@ def test_the_beginning_of_an_id_names_the_check_that_begins_so():
             2,
             "--preflight docker has none of these checks: driver-cve, cdi-spec-stale",
         ),
-        (["--only", "pci-no-gpu,nonsense"], 2, "there is no check 'nonsense'"),
+        (["--only", "pci-no-gpu,nonsense"], 2, "unknown check 'nonsense'"),
     ],
 )
 def test_what_makes_no_sense_together_is_refused(argv, code, message, tmp_path):
