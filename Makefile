@@ -2,7 +2,7 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: demo test test-all bench bench-plugin lint format corpus docs clean help
+.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots clean help
 
 demo: ## run the whole program on a simulated node; changes nothing on this machine
 	@scripts/make-venv
@@ -40,9 +40,13 @@ corpus: ## record what configure-runtime does with each file of the corpus on th
 	@scripts/install-engines
 	PATH="$$PATH:/usr/sbin:/sbin" GPUNODE_RECORD_CORPUS=1 $(VENV)/bin/python -m pytest -q -k corpus tests/integration
 
-docs: ## write the generated pages and README's transcripts
+docs: ## write the generated pages and the transcripts of docs/
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/generate_docs.py
+
+screenshots: ## make the pictures of docs/images again (needs Chromium)
+	@scripts/make-venv dev
+	$(VENV)/bin/python scripts/take_screenshots.py
 
 clean: ## remove the virtual environment, build output and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Writes the pages that show what the program prints: checks, environment variables, README's transcripts.
+"""Writes the pages that show what the program prints: checks, environment variables, transcripts.
 
 ``python scripts/generate_docs.py`` writes; ``--check`` only says what is out of date (exit 1). Numbers that
 differ from run to run (times, temporary names) don't count as a difference.
@@ -248,18 +248,6 @@ def setup_transcript() -> str:
     return recorded_transcript("fresh-node-with-driver", "setup", "--kubernetes")
 
 
-def driver_transcript() -> str:
-    return recorded_transcript("driver-not-installed", "driver", "plan")
-
-
-def toolkit_transcript() -> str:
-    return recorded_transcript("toolkit-missing", "toolkit", "install", "--dry-run")
-
-
-def labels_transcript() -> str:
-    return recorded_transcript("healthy-mig-h100", "labels")
-
-
 TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "demo": demo_transcript,
     "doctor": doctor_transcript,
@@ -268,9 +256,6 @@ TRANSCRIPTS: dict[str, Callable[[], str]] = {
     "dry-run": dry_run_transcript,
     "status": status_transcript,
     "setup": setup_transcript,
-    "driver": driver_transcript,
-    "toolkit": toolkit_transcript,
-    "labels": labels_transcript,
 }
 PAGES: dict[str, Callable[[], str]] = {
     "docs/checks.md": checks_page,
@@ -280,7 +265,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/environment.md": environment_page,
     "docs/doctor.md": lambda: page_with_transcripts("docs/doctor.md"),
     "docs/setup.md": lambda: page_with_transcripts("docs/setup.md"),
-    "README.md": lambda: page_with_transcripts("README.md"),
+    "docs/demo.md": lambda: page_with_transcripts("docs/demo.md"),
+    "docs/runtimes.md": lambda: page_with_transcripts("docs/runtimes.md"),
 }
 
 

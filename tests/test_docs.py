@@ -46,7 +46,8 @@ def test_named_source_files_exist(page: Path) -> None:
 
 def test_the_index_lists_every_page() -> None:
     index = (REPOSITORY / "docs/README.md").read_text()
-    pages = [path.name for path in (REPOSITORY / "docs").iterdir() if path.name != "README.md"]
+    files = [path for path in (REPOSITORY / "docs").iterdir() if path.is_file()]
+    pages = [path.name for path in files if path.name != "README.md"]
     assert [name for name in pages if f"]({name})" not in index] == []
     assert "(docs/README.md)" in (REPOSITORY / "README.md").read_text()
 
