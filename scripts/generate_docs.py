@@ -161,7 +161,7 @@ def page_with_options(page: str, options: Any, theirs_of: str) -> str:
         theirs = " ".join(f"`{name}`" for name in option.variables)
         key = f"`{option.key}`" if option.key else ""
         default = f"`{default_text(option)}`" if default_text(option) else ""
-        restart = "" if option.live else " Takes a restart."
+        restart = "" if option.live else " Needs a restart."
         rows.append(f"| {flags} {words} | {theirs} | {key} | {default} | {option.help}{restart} |")
     text = (REPOSITORY / page).read_text()
     before, mark, rest = text.partition("<!-- options -->\n")
