@@ -22,7 +22,7 @@ COMMANDS = {
     "setup": ("setup:setup_app", "Run every step up to a proof."),
     "configure-runtime": ("configure_runtime:runtime_app", "Register the nvidia runtime with the engine."),
     "verify": ("verify:verify_app", "Prove it: compute on every GPU."),
-    "unconfigure-runtime": ("configure_runtime:runtime_app", "Take the nvidia runtime out again."),
+    "unconfigure-runtime": ("unconfigure_runtime:unconfigure_app", "Take the nvidia runtime out again."),
     "rollback": ("journal:rollback_app", "Restore the files of a journal entry."),
     "journal": ("journal:journal_app", "What gpunode changed on this node."),
     "gpus": ("gpus:gpus_app", "List the GPUs and MIG devices."),

@@ -11,9 +11,7 @@ from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal, digest, state_of
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.find import name_of
-
-OPERATION = "configure-runtime"
-REMOVAL = "unconfigure-runtime"
+from gpunode.runtime.workflow import OPERATION, REMOVAL
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ from gpunode.runtime.apply import (
 from gpunode.runtime.engine import Active, Engine, Plan, Request, Wanted, refuse
 from gpunode.runtime.restart import Restarter
 
+OPERATION = "configure-runtime"
+REMOVAL = "unconfigure-runtime"
+"""The names of the two operations in the journal."""
+
 # What a change of an engine's configuration came to, for programs and for people.
 
 

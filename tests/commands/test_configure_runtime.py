@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.commands import configure_runtime, journal, toolkit_config
+from gpunode.commands import configure_runtime, journal, toolkit_config, unconfigure_runtime
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.journal import KEEP, Journal
@@ -111,7 +111,7 @@ def test_default_and_cdi_only_when_asked(root: Path, configure: Configure) -> No
     configure("docker", set_as_default=True)
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "nvidia"
     host = Host(root, environ={})
-    configure_runtime.unconfigure(host, Request(("docker",)), SilentProgress())
+    unconfigure_runtime.unconfigure(host, Request(("docker",)), SilentProgress())
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
 
 
@@ -126,7 +126,7 @@ def test_previous_default_comes_back_although_the_file_was_edited_since(
     with (root / CONTAINERD).open("a") as stream:
         stream.write("\n[grpc]\nuid = 1\n")
     host = Host(root, environ={})
-    configure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress())
+    unconfigure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress())
     tree = tomllib.loads((root / CONTAINERD).read_text())
     containerd = tree["plugins"][P2]["containerd"]
     assert containerd["default_runtime_name"] == "crun" and set(containerd["runtimes"]) == {"crun"}
@@ -183,7 +183,7 @@ def test_containerd_2_gets_a_drop_in_of_the_main_files_version(
     ]
     assert data(configure("containerd")).changes[0].action == "unchanged"
     host = Host(root, environ={})
-    configure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress())
+    unconfigure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress())
     assert (root / CONTAINERD).read_text() == before
     assert not (root / "etc/containerd/conf.d/99-nvidia.toml").exists()
 
@@ -274,7 +274,7 @@ def test_directories_that_were_made_go_again_unless_something_lies_in_them(
     directory = root / "etc/containerd/conf.d"
     for undo in (
         lambda: journal.roll_back(host, SilentProgress()),
-        lambda: configure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress()),
+        lambda: unconfigure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress()),
     ):
         configure("containerd")
         assert directory.is_dir()
@@ -293,9 +293,9 @@ def test_cdi_switched_on_after_an_undone_run_is_nobody_elses_to_remove(
     manifest = root / f"var/lib/gpunode/journal/{entry}/manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "switchedCdi": True}))
     request = Request(("docker",))
-    configure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
+    unconfigure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
     (root / DOCKER).write_text('{"features": {"cdi": true}, "runtimes": {"nvidia": {"path": "x"}}}')
-    configure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
+    unconfigure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
     assert json.loads((root / DOCKER).read_text()) == {"features": {"cdi": True}}
 
 
@@ -308,7 +308,7 @@ def test_previous_default_outlives_many_other_changes(root: Path, configure: Con
         toolkit_config.run_set(host, SilentProgress(), settings, create=True)
     assert len(Journal.of(host).entries()) == KEEP
     request = Request(("docker",))
-    configure_runtime.unconfigure(host, request, SilentProgress())
+    unconfigure_runtime.unconfigure(host, request, SilentProgress())
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "other"
 
 
@@ -467,7 +467,7 @@ def test_the_name_of_the_engines_own_runtime_is_refused(
         configure(runtime, name=name)
     host, request = Host(root, environ={}), Request((runtime,))
     with pytest.raises(UsageError, match="low-level runtime"):
-        configure_runtime.unconfigure(host, request, SilentProgress(), name=name)
+        unconfigure_runtime.unconfigure(host, request, SilentProgress(), name=name)
     assert snapshot(root) == before
 
 
@@ -497,7 +497,7 @@ def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Co
     before = tomllib.loads(file.read_text())
     configure("containerd", set_as_default=True)
     file.write_text("# edited since\n" + file.read_text())
-    configure_runtime.unconfigure(
+    unconfigure_runtime.unconfigure(
         Host(root, environ={}),
         Request(("containerd",)),
         SilentProgress(),

@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.crio import case_names, make_node
 from fixtures.crio_stub import effective
-from gpunode.commands import configure_runtime
+from gpunode.commands import configure_runtime, unconfigure_runtime
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
@@ -43,7 +43,7 @@ def configure(root: Path, **options: Any) -> Result:
 
 def unconfigure(root: Path) -> Result:
     request = Request(("crio",))
-    return configure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
+    return unconfigure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
 
 
 def meaning(root: Path) -> dict[str, Any]:

@@ -1,0 +1,220 @@
+"""`gpunode unconfigure-runtime`: take the nvidia runtime out and restore the previous default."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from gpunode.cdi import refresh
+from gpunode.cdi.engines import kept_elsewhere
+from gpunode.cdi.locations import STANDARD
+from gpunode.cdi.spec import made_by_gpunode
+from gpunode.commands.configure_runtime import check_name
+from gpunode.commands.options import (
+    ConfigOption,
+    DropInOption,
+    DryRunOption,
+    NameOption,
+    NoRestartOption,
+    RestartCommandOption,
+    RuntimesOption,
+    SocketOption,
+    YesOption,
+)
+from gpunode.commands.session import Session, verb
+from gpunode.errors import ValidationError
+from gpunode.host import Host
+from gpunode.host.journal import FileEdit, Journal
+from gpunode.output.result import Progress, Result
+from gpunode.runtime.engine import Active, Engine, Plan, Request, Unwanted
+from gpunode.runtime.find import name_of_daemon
+from gpunode.runtime.removal import (
+    Original,
+    cdi_users,
+    original_files,
+    previous_default,
+    switched_cdi,
+)
+from gpunode.runtime.workflow import REMOVAL, Intent, change
+
+REMOVAL_VARIANTS = ("nvidia-cdi", "nvidia-legacy")
+_UNIT_FILES = (refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE)
+
+
+def unconfigure(
+    host: Host, request: Request, progress: Progress, *, name: str = "nvidia", cdi: bool = False
+) -> Result:
+    """Unconfigure the engines; kind RuntimeConfiguration, RuntimeConfigurations for several.
+
+    Files that hold exactly what gpunode wrote become what they were, byte for byte; in others only the
+    runtimes are taken out, whoever wrote them: with ``nvidia`` go the variants that NVIDIA's own tools add.
+    With `cdi` the CDI switch goes as well, whoever set it, and the specification and units that gpunode made.
+    """
+    check_name(name)
+    names = (name, *REMOVAL_VARIANTS) if name == "nvidia" else (name,)
+
+    def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
+        past = {
+            engine.daemon.config_path: functools.cache(
+                functools.partial(original_files, engine, journal, names)
+            )
+            for engine in engines
+        }
+        # one journal entry has the files that all share
+        shared = functools.cache(
+            lambda: _shared(host, journal, engines, [known() for known in past.values()], cdi)
+        )
+        return tuple(
+            _removal(
+                engine,
+                journal,
+                names,
+                cdi,
+                past[engine.daemon.config_path],
+                shared if engine is engines[0] else lambda: NOTHING_SHARED,
+            )
+            for engine in engines
+        )
+
+    return change(host, request, prepare, progress)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What becomes of the specification and its units, which all engines share."""
+
+    edits: tuple[FileEdit, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+NOTHING_SHARED = Shared()
+
+
+def _shared(
+    host: Host, journal: Journal, engines: tuple[Engine, ...], past: Sequence[Original], cdi: bool
+) -> Shared:
+    """Removed on request, else put back as they were before these engines, unless another one needs them."""
+    back = {edit.path: edit for original in past for edit in original.edits if edit.path in _cdi_paths(host)}
+    ours = {edit.path: edit for edit in _cdi_files(host)}
+    if cdi:
+        return Shared(tuple({**ours, **back}.values()))
+    leaving = {name_of_daemon(engine.daemon) for engine in engines}
+    users = [name for name in cdi_users(journal) if name not in leaving]
+    if back and not users:
+        return Shared(tuple(back.values()))
+    if not ours:
+        return NOTHING_SHARED
+    whom = f" for {', '.join(users)}" if users else ""
+    command = f"gpunode unconfigure-runtime --cdi --runtime {name_of_daemon(engines[0].daemon)}"
+    return Shared(notes=(f"{next(iter(ours))} stays{whom}; to take it and its units away: {command}",))
+
+
+def _removal(
+    engine: Engine,
+    journal: Journal,
+    names: tuple[str, ...],
+    cdi: bool,
+    known: Callable[[], Original],
+    shared: Callable[[], Shared],
+) -> Intent:
+    def plan(active: Active | None) -> Plan:
+        own, beside = _own(engine, journal, names, cdi, known(), active), shared()
+        full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
+        return replace(full, notes=(*full.notes, *beside.notes))
+
+    def gone(active: Active) -> bool:
+        return not any(name in active.handlers for name in names)
+
+    def done() -> None:
+        for entry in known().entries:
+            journal.tidy(entry)
+
+    return Intent(REMOVAL, names, plan, gone, done=done)
+
+
+def _own(
+    engine: Engine,
+    journal: Journal,
+    names: tuple[str, ...],
+    cdi: bool,
+    known: Original,
+    active: Active | None,
+) -> Plan:
+    """The plan for the engine's files: as they were before, or without the runtimes."""
+    ours = switched_cdi(engine, journal, names)
+    edits = tuple(edit for edit in known.edits if edit.path not in _cdi_paths(engine.host))
+    if edits and (ours or not cdi):  # what was there before may have somebody else's switch
+        restored = replace(known, edits=edits, units=()).plan(engine, names, active)
+        if _loads(engine, restored):
+            return restored
+    previous = previous_default(engine, journal, names)
+    return engine.plan_removal(Unwanted(names, previous, cdi or ours), active)
+
+
+def _cdi_paths(host: Host) -> tuple[str, ...]:
+    """Every file that gpunode writes for CDI."""
+    return (STANDARD, *kept_elsewhere(host), *_UNIT_FILES)
+
+
+def _cdi_files(host: Host) -> tuple[FileEdit, ...]:
+    """What gpunode itself made for CDI and is still there, to be removed."""
+    ours: list[FileEdit] = []
+    for path in _cdi_paths(host):
+        content = host.read_bytes(path)
+        specification = path not in _UNIT_FILES
+        if made_by_gpunode(content) if specification else refresh.MARKER.encode() in (content or b""):
+            ours.append(FileEdit(path, content, None, generated=specification, beside=True))
+    return tuple(ours)
+
+
+def _loads(engine: Engine, plan: Plan) -> bool:
+    """Whether the engine takes the files of before: a run may have mended what it refused."""
+    try:
+        engine.validate(plan.own, None)
+    except ValidationError:
+        return False
+    return True
+
+
+unconfigure_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(unconfigure_app, "unconfigure-runtime", "RuntimeConfiguration")
+def unconfigure_runtime(
+    session: Session,
+    runtime: RuntimesOption = None,
+    config: ConfigOption = "",
+    drop_in_config: DropInOption = "",
+    nvidia_runtime_name: NameOption = "nvidia",
+    cdi: Annotated[
+        bool,
+        typer.Option(
+            "--cdi",
+            help="Take CDI out as well: the engine's switch, whoever set it, and the files of ours.",
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+    no_restart: NoRestartOption = False,
+    restart_command: RestartCommandOption = "",
+    socket: SocketOption = "",
+    yes: YesOption = False,
+) -> Result:
+    """Take the nvidia runtime out again. The previous default runtime is put back.
+
+    gpunode unconfigure-runtime --runtime docker
+    """
+    request = Request(
+        runtimes=tuple(runtime or ("auto",)),
+        config=config,
+        drop_in_config=drop_in_config,
+        socket=socket,
+        restart_command=restart_command,
+        dry_run=dry_run,
+        no_restart=no_restart,
+        yes=yes,
+    )
+    return unconfigure(session.host, request, session.progress, name=nvidia_runtime_name, cdi=cdi)
