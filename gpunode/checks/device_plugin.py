@@ -60,11 +60,11 @@ def _starting(node: Node) -> str:
     """Why it is too early to judge what is offered; empty if it isn't."""
     process = node.kubelet.process if node.kubelet else None
     if process is not None and _young(node, process.started):
-        return "the kubelet has just started, and plugins are about to register"
+        return "the kubelet has just started; device plugins have not registered yet"
     if any(_young(node, one.process.started) for one in node.plugin_processes):
-        return "a device plugin has just started, and is about to register"
+        return "a device plugin has just started and has not registered yet"
     stage = busy_stage(node)
-    return f"the GPU operator is still busy here: its validator is at {stage}" if stage else ""
+    return f"the GPU operator is still starting: its validator is at {stage}" if stage else ""
 
 
 def _young(node: Node, started: float) -> bool:
@@ -91,7 +91,8 @@ def _without_plugin(node: Node) -> Verdict | None:
     names = ", ".join(f"{one.namespace}/{one.pod}" for one in pods[:4])
     where = node.kubelet.endpoint if node.kubelet else "the CRI"
     return note(
-        "pods use GPUs here without a device plugin, so Kubernetes doesn't count them", seen(where, names)
+        "pods use GPUs without a device plugin on this node, so Kubernetes doesn't count their GPUs",
+        seen(where, names),
     )
 
 
@@ -101,9 +102,9 @@ def _kept_free(node: Node) -> Verdict | None:
     if not pods or node.plugin_processes or not all(pod.startswith(_OF_THE_CLUSTER) for pod in pods):
         return None
     return note(
-        "no device plugin is on this node of the control plane, which runs no ordinary pods",
-        seen(_API_SERVER, "the control plane is here"),
-        seen(POD_LOGS, f"{len(pods)} pods, all of the cluster's own"),
+        "no device plugin runs on this control plane node, which runs no ordinary pods",
+        seen(_API_SERVER, "control plane components run on this node"),
+        seen(POD_LOGS, f"{len(pods)} pods, all of them cluster components"),
     )
 
 
@@ -115,10 +116,10 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
 @check(
     "plugin-not-registered",
     "kubelet",
-    title="A device plugin has offered the GPUs",
+    title="A device plugin has registered the GPUs",
     looks_at=(
-        "the resources nvidia.com/... that the running kubelet knows (PodResources), else those in its "
-        "checkpoint. Where NVIDIA's DRA driver hands out GPUs none is needed."
+        "the resources nvidia.com/... that the running kubelet reports (PodResources), else those in "
+        "its checkpoint. No plugin is needed if NVIDIA's DRA driver allocates the GPUs."
     ),
     remedy=_DEPLOY,
     classes=CLUSTER_NODES,
@@ -136,35 +137,39 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
     refs=_REFS,
 )
 def plugin_not_registered(node: Node) -> Verdict:
-    """Kubernetes knows no GPUs by itself: 'Insufficient nvidia.com/gpu' until a plugin offers them."""
+    """Kubernetes doesn't detect GPUs itself: pods get 'Insufficient nvidia.com/gpu' until a device plugin
+    registers them.
+    """
     allocatable = node.allocatable
     if allocatable is None:
-        return skip("the kubelet doesn't tell which devices were offered to it")
+        return skip("the kubelet doesn't report which devices are registered")
     if allocatable.nvidia:
-        return ok(f"offered to the kubelet: {', '.join(sorted(allocatable.nvidia))}")
+        return ok(f"registered with the kubelet: {', '.join(sorted(allocatable.nvidia))}")
     if dra_directory(node):
-        return skip("GPUs are handed out by NVIDIA's DRA driver here, which needs no device plugin")
+        return skip("NVIDIA's DRA driver allocates the GPUs on this node and needs no device plugin")
     early = _starting(node)
     if early:
         return skip(early)
     names = sorted(allocatable.resources)
     shared = [name for name in names if any(word in name.lower() for word in _GPU_WORDS)]
     if shared:
-        return ok(f"GPUs are offered under another name: {', '.join(shared)}")
+        return ok(f"GPUs are registered under another name: {', '.join(shared)}")
     plain = _without_plugin(node) or _kept_free(node)
     if plain is not None:
         return plain
-    others = ", ".join(sorted(allocatable.resources)) or "none at all"
-    evidence = [seen(allocatable.source, f"no resource nvidia.com/...; it knows {others}")]
+    others = ", ".join(sorted(allocatable.resources)) or "none"
+    evidence = [seen(allocatable.source, f"no resource nvidia.com/...; the kubelet reports {others}")]
     failed = _last_failure(node)
     if failed is not None:
         return _failing(*failed, *evidence)
     for plugin in node.plugin_processes:
-        evidence.append(seen(f"/proc/{plugin.process.pid}", f"{plugin.name} runs, but has not registered"))
+        evidence.append(
+            seen(f"/proc/{plugin.process.pid}", f"{plugin.name} is running, but has not registered")
+        )
     fix = restart_plugin(node) if node.plugin_processes or has_own_plugin(node) else None
     if fix is None and node.operator.pods:  # it deploys a plugin by itself; a second one would get in its way
         fix = _ASK_OPERATOR
-    return fail("no device plugin has offered GPUs to the kubelet", *evidence, fix=fix)
+    return fail("no device plugin has registered GPUs with the kubelet", *evidence, fix=fix)
 
 
 def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
@@ -201,11 +206,12 @@ _RESTART_POD = everywhere(fixes.RESTART_PLUGIN_POD.command, "restart")
 @check(
     "allocatable-zero",
     "kubelet",
-    title="The kubelet can hand out every GPU",
+    title="The kubelet can allocate every GPU",
     looks_at=(
-        "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else its "
-        "checkpoint) against the GPUs on the bus, and whether their ids are those of this node's GPUs "
-        "(NVML). Shares and MIG devices may be more; a plugin that was given some of the GPUs only is fine."
+        "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
+        "its checkpoint) against the GPUs on the bus, and whether the device ids belong to this node's "
+        "GPUs (NVML). Shares and MIG devices may exceed the number of GPUs; a plugin that is "
+        "configured to register only some of the GPUs is fine."
     ),
     remedy=_RESTART_POD,
     classes=CLUSTER_NODES,
@@ -223,12 +229,12 @@ _RESTART_POD = everywhere(fixes.RESTART_PLUGIN_POD.command, "restart")
     refs=_REFS,
 )
 def allocatable_zero(node: Node) -> Verdict:
-    """Pods that ask for GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin calls a GPU unhealthy
-    after an XID error and reports it as healthy only after a restart.
+    """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. After an XID error a plugin marks
+    the GPU unhealthy, and marks it healthy again only after a restart of the plugin.
     """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
-        return skip("no device plugin has offered GPUs to the kubelet")
+        return skip("no device plugin has registered GPUs with the kubelet")
     counts = {name: len(ids) for name, ids in sorted(allocatable.nvidia.items())}
     answer = seen(allocatable.source, ", ".join(f"{name}: {count}" for name, count in counts.items()))
     early = _starting(node)
@@ -240,16 +246,16 @@ def allocatable_zero(node: Node) -> Verdict:
     fallen = _fallen(node)
     fix = fixes.REBOOT.other if fallen else restart_plugin(node)
     if not any(counts.values()):
-        summary = "the kubelet can hand out none of this node's GPUs"
+        summary = "the kubelet can allocate none of this node's GPUs"
         return fail(summary, answer, *fallen, *_last_words(node), fix=fix)
     usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
     # one that is divided or shared has ids of its own: UUID::3 is the fourth share of one GPU
     ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
     parts = any("mig" in name.lower() for name in (*ids, *counts))
     if parts or len(ids) >= usual or _chosen(node):
-        return ok(f"{len(ids)} devices can be handed out", answer)
+        return ok(f"the kubelet can allocate {len(ids)} devices", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
-    summary = f"the kubelet can hand out {len(ids)} of {usual} GPUs"
+    summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs"
     return warn(summary, answer, here, *fallen, *_last_words(node), fix=fix)
 
 
@@ -276,7 +282,7 @@ def _foreign(node: Node) -> Verdict | None:
             continue  # this user may not see MIG devices by NVML
         if all_foreign(ids, gpus):
             return fail(
-                f"the kubelet offers {name} for devices that are not this node's GPUs",
+                f"the kubelet counts devices of {name} that are not this node's GPUs",
                 seen(allocatable.source, f"{name}: {', '.join(ids[:4])}"),
                 seen("NVML", ", ".join(gpu.uuid for gpu in inventory.gpus[:4])),
                 fix=Fix("gpunode plugin status"),
@@ -302,10 +308,10 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
 @check(
     "plugin-cannot-see-nvml",
     "kubelet",
-    title="The device plugin finds the GPUs",
+    title="The device plugin can access the GPUs",
     looks_at=(
-        "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler of "
-        "its pod (CRI). A log that tells of a registration after the error is fine."
+        "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
+        "of its pod (CRI). A registration that the log shows after the error makes it fine."
     ),
     remedy=_RESTART_POD,
     classes=CLUSTER_NODES,
@@ -314,19 +320,19 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
     refs=_REFS,
 )
 def plugin_cannot_see_nvml(node: Node) -> Verdict:
-    """The plugin's pod gets the driver's libraries from the nvidia runtime. Under another one it can't load
-    NVML, offers no GPUs and only asks whether the toolkit is set up.
+    """The plugin's pod gets the driver's libraries from the nvidia runtime. Under another runtime it can't
+    load NVML and registers no GPUs; its log only suggests to check the toolkit's setup.
     """
     if not node.plugin_logs:
-        return skip("no pod of NVIDIA's device plugin has a log here")
+        return skip("no pod of NVIDIA's device plugin has a log on this node")
     if node.allocatable is not None and any(node.allocatable.nvidia.values()):
-        return ok("a device plugin has offered GPUs")  # logs of pods that have ended stay for a while
+        return ok("a device plugin has registered GPUs")  # logs of pods that have ended stay for a while
     for log in node.plugin_logs:
         line = _blind_line(log)
         if line is not None:
             evidence, fix = _handler(node, log)
             return fail("the device plugin finds no GPUs", seen(log.path, shown(line)), *evidence, fix=fix)
-    return ok("the device plugin's log tells of no trouble with NVML")
+    return ok("the device plugin's log shows no NVML errors")
 
 
 def _blind_line(log: PluginLog) -> str | None:
@@ -346,7 +352,7 @@ def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | No
     named = [one for one in pods if _PLUGIN in one.name or _PLUGIN in one.pod]
     if not named or named[0].handler.startswith("nvidia"):
         return (), None
-    shown = named[0].handler or "the default one"
+    shown = named[0].handler or "the default handler"
     where = node.kubelet.endpoint if node.kubelet else "the CRI"
     owner = log.pod.rpartition("-")[0]
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
@@ -391,8 +397,8 @@ _ONE_DRA = Fix(
     False,
     "restart",
 )
-_NONE = "no device plugin for NVIDIA GPUs runs here"
-_HIDDEN = "needs root to see the device plugin's settings"
+_NONE = "no device plugin for NVIDIA GPUs runs on this node"
+_HIDDEN = "needs root to read the device plugin's settings"
 
 
 def _strategies(node: Node, plugin: PluginProcess) -> tuple[str, ...]:
@@ -421,11 +427,11 @@ _PLUGIN_SETTINGS_REFS = (
 @check(
     "plugin-strategy-mismatch",
     "kubelet",
-    title="The engine acts on the device plugin's strategy",
+    title="The engine supports the device plugin's device list strategy",
     looks_at=(
         "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
         f"(containerd's release and CRI Status), the kubelet's release, and {_BY_ENVVAR} and "
-        f"{_BY_MOUNTS} of the toolkit's config.toml."
+        f"{_BY_MOUNTS} in the toolkit's config.toml."
     ),
     remedy=everywhere("gpunode configure-runtime --runtime containerd --cdi", "restart"),
     classes=CLUSTER_NODES,
@@ -440,8 +446,8 @@ _PLUGIN_SETTINGS_REFS = (
     refs=_PLUGIN_SETTINGS_REFS,
 )
 def plugin_strategy_mismatch(node: Node) -> Verdict:
-    """The plugin names GPUs by variable, mount or CDI name, and somebody has to act on that. If nobody does,
-    pods start and see no GPU.
+    """The plugin passes GPUs by variable, mount or CDI name, and the engine or the toolkit must support that
+    strategy. If neither does, pods start without GPUs.
     """
     if not node.plugin_processes:
         return skip(_NONE)
@@ -453,9 +459,11 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
         if wrong is not None:
             answer = seen(_source(plugin), f"device list strategy {','.join(strategies)}")
             evidence, command = wrong
-            summary = f"nobody acts on the device plugin's strategy {strategies[0]}"
+            summary = (
+                f"neither the engine nor the toolkit supports the device plugin's strategy {strategies[0]}"
+            )
             return fail(summary, answer, evidence, fix=Fix(command, True, "restart"))
-    return ok("the engine acts on the device plugin's strategy")
+    return ok("the engine supports the device plugin's device list strategy")
 
 
 def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | None:
@@ -499,17 +507,19 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
     if tables.can("kubelet", "cdi-devices", node.kubelet_version) is not False:
         return None
     release = ".".join(map(str, node.kubelet_version))
-    return seen("kubelet", f"{release}, which passes on no CDI names"), tell_plugin(f"{_STRATEGY}={_ENVVAR}")
+    return seen("kubelet", f"{release}, which doesn't pass CDI names to the engine"), tell_plugin(
+        f"{_STRATEGY}={_ENVVAR}"
+    )
 
 
 @check(
     "plugin-device-specs",
     "kubelet",
-    title="The device plugin suits a static CPU manager",
+    title="The device plugin works with the static CPU manager",
     severity="warning",
     looks_at=(
-        "policyName in the kubelet's cpu_manager_state, and the plugin's PASS_DEVICE_SPECS, where the nvidia "
-        "runtime is in mode legacy and GPUs don't come by CDI."
+        "policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
+        "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
     ),
     remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
     classes=CLUSTER_NODES,
@@ -518,8 +528,8 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
     refs=("https://github.com/NVIDIA/k8s-device-plugin#setting-other-helm-chart-values",),
 )
 def plugin_device_specs(node: Node) -> Verdict:
-    """A static CPU manager updates running containers. Device files that the kubelet wasn't told of are lost
-    by it: 'Failed to initialize NVML: Unknown Error'.
+    """The static CPU manager updates running containers. Such an update removes device files that the plugin
+    didn't report to the kubelet: 'Failed to initialize NVML: Unknown Error'.
     """
     if not node.plugin_processes:
         return skip(_NONE)
@@ -530,11 +540,11 @@ def plugin_device_specs(node: Node) -> Verdict:
     except ValueError:
         policy = None
     if policy != "static":
-        return ok("the kubelet's CPU manager leaves running containers alone")
+        return ok("the kubelet's CPU manager doesn't update running containers")
     if not all(one.environment for one in node.plugin_processes):
         return skip(_HIDDEN, "unreadable")
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
-        return ok("the toolkit puts device files into what the CPU manager updates")
+        return ok("the toolkit adds device files in a way that survives the CPU manager's updates")
     for plugin in node.plugin_processes:
         on = plugin.switched("--pass-device-specs", "PASS_DEVICE_SPECS")
         by_cdi = any(one.startswith("cdi-") for one in _strategies(node, plugin))
@@ -544,11 +554,12 @@ def plugin_device_specs(node: Node) -> Verdict:
             and not re.search(r"passDeviceSpecs:\s*true", configuration(node.host, plugin))
         ):
             return warn(
-                "the device plugin doesn't tell the kubelet of device files, under a static CPU manager",
+                "the device plugin doesn't report device files to the kubelet, which uses the static CPU "
+                "manager",
                 seen(path, "policyName static"),
                 seen(_source(plugin), "PASS_DEVICE_SPECS isn't set"),
             )
-    return ok("the device plugin tells the kubelet of device files")
+    return ok("the device plugin reports device files to the kubelet")
 
 
 _SHOW_PLUGINS = everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin")
@@ -557,9 +568,9 @@ _SHOW_PLUGINS = everywhere("kubectl get daemonsets --all-namespaces | grep --ign
 @check(
     "plugin-multiple",
     "kubelet",
-    title="One device plugin runs",
+    title="Only one device plugin runs",
     severity="warning",
-    looks_at="running programs that are device plugins for NVIDIA GPUs, each container counted once.",
+    looks_at="running device plugins for NVIDIA GPUs, each container counted once.",
     remedy=_SHOW_PLUGINS,
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
@@ -567,30 +578,30 @@ _SHOW_PLUGINS = everywhere("kubectl get daemonsets --all-namespaces | grep --ign
     refs=_PLUGIN_SETTINGS_REFS,
 )
 def plugin_multiple(node: Node) -> Verdict:
-    """Two plugins that offer the same resource take it from each other whenever one of them starts, and the
-    kubelet may hand out a GPU twice.
+    """Two plugins that register the same resource replace each other each time one of them starts, and the
+    kubelet may allocate a GPU twice.
     """
     now = node.host.now()
     # while a pod is being replaced, the old one and the new one both run
     settled = [one for one in node.plugin_processes if now - one.process.started > _SETTLED_SECONDS]
     plugins = {one.container or str(one.process.pid): one for one in settled}
     if len(plugins) < 2:
-        return ok("one device plugin runs here") if plugins else skip(_NONE)
+        return ok("one device plugin runs on this node") if plugins else skip(_NONE)
     names = {one.id: f", pod {one.namespace}/{one.pod}" for one in node.cri_containers}
     evidence = [
         seen(f"/proc/{one.process.pid}", f"{one.name}{names.get(one.container, '')}")
         for one in plugins.values()
     ]
-    return warn(f"{len(plugins)} device plugins for NVIDIA GPUs run here", *evidence)
+    return warn(f"{len(plugins)} device plugins for NVIDIA GPUs run on this node", *evidence)
 
 
 @check(
     "gpus-offered-twice",
     "kubelet",
-    title="GPUs are offered to Kubernetes once",
+    title="GPUs are advertised to Kubernetes only once",
     looks_at=(
         "NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
-        "beside a device plugin, and resources of other vendors' plugins for NVIDIA GPUs beside "
+        "beside a device plugin, and NVIDIA GPUs registered by other vendors' plugins beside "
         "nvidia.com/... (PodResources)."
     ),
     remedy=_SHOW_PLUGINS,
@@ -600,11 +611,11 @@ def plugin_multiple(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/k8s-dra-driver-gpu",),
 )
 def gpus_offered_twice(node: Node) -> Verdict:
-    """Each of the two counts every GPU as its own and neither sees the other's pods, so that Kubernetes hands
-    one GPU to two pods.
+    """Both count every GPU and don't know of each other's pods, so Kubernetes may allocate one GPU to two
+    pods.
     """
     twice = _beside_dra(node) or _under_two_names(node)
-    return twice or ok("GPUs are offered to Kubernetes once")
+    return twice or ok("GPUs are advertised to Kubernetes only once")
 
 
 def _beside_dra(node: Node) -> Verdict | None:
@@ -622,7 +633,7 @@ def _beside_dra(node: Node) -> Verdict | None:
     evidence = [dra, *plugins]
     if node.allocatable is not None and offered:
         evidence.append(seen(node.allocatable.source, ", ".join(offered)))
-    return fail("NVIDIA's DRA driver and a device plugin hand out the same GPUs", *evidence, fix=_ONE_DRA)
+    return fail("NVIDIA's DRA driver and a device plugin allocate the same GPUs", *evidence, fix=_ONE_DRA)
 
 
 def _under_two_names(node: Node) -> Verdict | None:
@@ -637,15 +648,15 @@ def _under_two_names(node: Node) -> Verdict | None:
         return None
     names = ", ".join((*sorted(allocatable.nvidia), *others))
     return fail(
-        "two device plugins hand out the same GPUs under different names", seen(allocatable.source, names)
+        "two device plugins allocate the same GPUs under different names", seen(allocatable.source, names)
     )
 
 
 @check(
     "plugin-mount-mismatch",
     "kubelet",
-    title="The device plugin sees the kubelet's directory",
-    looks_at=f"whether {DEVICE_PLUGINS} inside the plugin's container is the node's own.",
+    title="The device plugin mounts the kubelet's directory",
+    looks_at=f"whether {DEVICE_PLUGINS} in the plugin's container is the node's directory.",
     remedy=everywhere(
         "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins"
     ),
@@ -655,27 +666,27 @@ def _under_two_names(node: Node) -> Verdict | None:
     refs=_PLUGIN_SETTINGS_REFS,
 )
 def plugin_mount_mismatch(node: Node) -> Verdict:
-    """The kubelet looks for plugins in this directory alone, whatever its --root-dir is. A plugin whose
-    hostPath names another one never registers.
+    """The kubelet finds plugins only in this directory, whatever its --root-dir is. A plugin with another
+    hostPath never registers.
     """
     inside = [one for one in node.plugin_processes if one.container]
     if not inside:
-        return skip("no device plugin runs in a container here")
+        return skip("no device plugin runs in a container on this node")
     here = node.host.stat(DEVICE_PLUGINS)
     if here is None:
-        return skip(f"there is no {DEVICE_PLUGINS}")
+        return skip(f"{DEVICE_PLUGINS} doesn't exist")
     for plugin in inside:
         path = f"/proc/{plugin.process.pid}/root{DEVICE_PLUGINS}"
         try:
             there = node.host.stat(path)
         except GpunodeError:
-            return skip("needs root to see what the device plugin sees", "unreadable")
+            return skip("needs root to read the device plugin's mounts", "unreadable")
         if there is not None and (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
             return fail(
-                "the device plugin looks for the kubelet in another directory",
+                "the device plugin uses another directory than the kubelet's",
                 seen(path, f"not the node's {DEVICE_PLUGINS}{_mounted(node, plugin)}"),
             )
-    return ok(f"the device plugin sees the node's {DEVICE_PLUGINS}")
+    return ok(f"the device plugin mounts the node's {DEVICE_PLUGINS}")
 
 
 def _mounted(node: Node, plugin: PluginProcess) -> str:

@@ -35,7 +35,7 @@ from gpunode.output.result import Evidence, Fix, Step
 # Device files: there, with the numbers that the kernel uses now, and unified memory among them.
 
 _OPERATOR_DEV = f"{DRIVER_ROOT}/dev"  # a driver container keeps its device files where it is mounted
-_GONE = "the GPU operator's driver container, which has the device files, is not running"
+_GONE = "the GPU operator's driver container, which provides the device files, is not running"
 _NODES_SHOWN = 6
 _CONTROL_MINOR = 255  # NV_CONTROL_DEVICE_MINOR in the driver's nv.h: /dev/nvidiactl
 _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
@@ -54,8 +54,8 @@ _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
 )
 def dev_nodes_missing(node: Node) -> Verdict:
-    """The kernel doesn't make these files: the first root process that uses a GPU does. Containers that start
-    before it fail, which is why the first GPU pod after a boot may fail and later ones work.
+    """The kernel doesn't create these files: the first root process that uses a GPU does. Containers that
+    start earlier fail, so the first GPU pod after a boot may fail while later ones work.
     """
     there = {device.path for device in node.device_nodes}
     # a GPU that the driver is configured to leave alone is listed with a number and needs no file
@@ -63,7 +63,7 @@ def dev_nodes_missing(node: Node) -> Verdict:
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
     missing = [path for path in wanted if path not in there]
     if missing and any(node.host.devices(_OPERATOR_DEV)):
-        return skip(f"the device files are the GPU operator's, in {_OPERATOR_DEV}")
+        return skip(f"the GPU operator provides the device files in {_OPERATOR_DEV}")
     if missing and _container_is_gone(node):
         return skip(_GONE)
     if missing:
@@ -72,7 +72,7 @@ def dev_nodes_missing(node: Node) -> Verdict:
             *(seen(path, "absent") for path in missing),
             fix=fixes.make_nodes(tuple(_minor(path) for path in missing)),
         )
-    return ok(f"/dev/nvidiactl and {len(minors)} GPU device files are there")
+    return ok(f"/dev/nvidiactl and {len(minors)} GPU device files exist")
 
 
 def _container_is_gone(node: Node) -> bool:
@@ -93,12 +93,12 @@ def _container_is_gone(node: Node) -> bool:
     refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
 )
 def mig_caps_missing(node: Node) -> Verdict:
-    """A program opens a MIG device through these files. Without them a container with a MIG device doesn't
-    start, or finds no GPU.
+    """A program opens a MIG device through these files. Without them, a container with a MIG device doesn't
+    start or finds no GPU.
     """
     wanted = mig_capability_nodes(node.host)
     if not wanted:
-        return skip("the driver has no MIG instance")
+        return skip("the driver reports no MIG instance")
     there = {device.path for device in node.device_nodes}
     operators = node.host.devices(f"{_OPERATOR_DEV}/nvidia-caps")
     there |= {device.path.removeprefix(DRIVER_ROOT) for device in operators}
@@ -108,7 +108,7 @@ def mig_caps_missing(node: Node) -> Verdict:
             f"{len(missing)} of {len(wanted)} device files of MIG instances are missing",
             *(seen(path, "absent") for path in missing[:_NODES_SHOWN]),
         )
-    return ok(f"the {len(wanted)} device files of the MIG instances are there")
+    return ok(f"the {len(wanted)} device files of the MIG instances exist")
 
 
 def _minor(path: str) -> int:
@@ -119,7 +119,7 @@ def _minor(path: str) -> int:
 @check(
     "dev-node-major-stale",
     "devices",
-    title="Device files have the right numbers",
+    title="Device files have the right major numbers",
     looks_at="the major number of every /dev/nvidia* and /dev/nvidia-caps/* against /proc/devices.",
     remedy=fixes.MAKE_NODES,
     blocked_by=("module-not-loaded",),
@@ -127,8 +127,8 @@ def _minor(path: str) -> int:
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1934",),
 )
 def dev_node_major_stale(node: Node) -> Verdict:
-    """Majors of nvidia-uvm and nvidia-caps change from boot to boot. A file left over with the old number
-    leads to another driver or to none: CUDA fails with error 999 or 100 although the file is there.
+    """The major numbers of nvidia-uvm and nvidia-caps change from boot to boot. A file with an old number
+    refers to another driver or to none: CUDA fails with error 999 or 100 although the file exists.
     """
     stale = []
     for device in node.device_nodes:
@@ -137,7 +137,9 @@ def dev_node_major_stale(node: Node) -> Verdict:
             stale.append((device, expected))
     if not stale:
         return ok("device files have the kernel's major numbers")
-    evidence = (seen(device.path, f"major {device.major}, the kernel uses {now}") for device, now in stale)
+    evidence = (
+        seen(device.path, f"major {device.major}, but the kernel uses {now}") for device, now in stale
+    )
     paths = " ".join(device.path for device, _ in stale)
     return fail(
         f"{len(stale)} device files have a major number that the kernel doesn't use",
@@ -149,7 +151,7 @@ def dev_node_major_stale(node: Node) -> Verdict:
 @check(
     "uvm-not-loaded",
     "devices",
-    title="Unified memory is loaded",
+    title="The unified memory module is loaded",
     looks_at="/sys/module/nvidia_uvm and /dev/nvidia-uvm.",
     remedy=fixes.LOAD_UVM,
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
@@ -157,18 +159,18 @@ def dev_node_major_stale(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/689",),
 )
 def uvm_not_loaded(node: Node) -> Verdict:
-    """CUDA needs nvidia-uvm, nvidia-smi doesn't: the GPUs look healthy and every CUDA program fails with
-    error 999. It is loaded on demand by a root process, which a container's process is not.
+    """CUDA needs nvidia-uvm, nvidia-smi doesn't: the GPUs look healthy, but every CUDA program fails with
+    error 999. A root process on the host loads the module on demand; a process in a container can't.
     """
     if not any(module_loaded(node.host, name) for name in _UVM):
         return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
     if any(device.path == f"{_OPERATOR_DEV}/nvidia-uvm" for device in node.host.devices(_OPERATOR_DEV)):
-        return ok("nvidia-uvm is loaded and has its device file", seen(_OPERATOR_DEV, "nvidia-uvm"))
+        return ok("nvidia-uvm is loaded and its device file exists", seen(_OPERATOR_DEV, "nvidia-uvm"))
     if _container_is_gone(node):
         return skip(_GONE)
     if node.kind != CONTAINER and all(device.path != "/dev/nvidia-uvm" for device in node.device_nodes):
         return fail("nvidia-uvm is loaded but /dev/nvidia-uvm is missing", seen("/dev/nvidia-uvm", "absent"))
-    return ok("nvidia-uvm is loaded and has its device file")
+    return ok("nvidia-uvm is loaded and its device file exists")
 
 
 NODES_CHECKS = (
@@ -263,31 +265,31 @@ _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
 @check(
     "dev-perms",
     "devices",
-    title="Containers' users may open the device files",
+    title="Users in containers can open the device files",
     severity="warning",
     looks_at=(
         "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
-        f"{_PARAMS}. Files in /dev/nvidia-caps are root's on purpose."
+        f"{_PARAMS}. Files in /dev/nvidia-caps are restricted to root by design."
     ),
     remedy=OPEN_DEVICES,
     blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
 )
 def dev_perms(node: Node) -> Verdict:
-    """Where only root or a group may open them, a container that runs as another user ends with 'Insufficient
-    Permissions', and the same container works as root.
+    """If only root or a group can open these files, a container that runs as another user fails with
+    'Insufficient Permissions', while the same container works as root.
     """
     nodes = _used_by_cuda(node)
     closed = tuple(one for one in nodes if one.mode & _RW != _RW)
     if not nodes:
-        return skip("there are no device files")
+        return skip("no NVIDIA device files exist")
     if not closed:
-        return ok(f"everybody may open the {len(nodes)} device files")
+        return ok(f"all users can open the {len(nodes)} device files")
     evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
     wanted = devices.device_file_mode(node.host)
     if wanted is not None and wanted & _RW != _RW:
         evidence.append(seen(_PARAMS, f"DeviceFileMode {wanted} ({wanted:04o})"))
-        words = f"the driver gives {len(closed)} device files to their group alone"
+        words = f"the driver restricts {len(closed)} device files to their group"
         if node.distribution.family == "suse":
             return note(words, *evidence)  # its packages' way: group video, which the toolkit joins
         option = node.module_options.option("nvidia", "NVreg_DeviceFileMode")
@@ -296,7 +298,7 @@ def dev_perms(node: Node) -> Verdict:
         evidence.append(seen(option.source, f"{option.name}={option.value}", option.line))
         return warn(words, *evidence, fix=change_mode(option.source))
     fix = open_files(tuple(one.path for one in closed))
-    return warn(f"not everybody may open {len(closed)} device files", *evidence, fix=fix)
+    return warn(f"not all users can open {len(closed)} device files", *evidence, fix=fix)
 
 
 def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
@@ -307,11 +309,11 @@ def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
 @check(
     "dev-char-symlinks",
     "devices",
-    title="GPU containers survive a reload of systemd",
+    title="GPU containers keep their GPUs after a systemd reload",
     severity="warning",
     looks_at=(
-        "engines that have systemd make control groups: whether their GPUs come by a hook that runc doesn't "
-        "know of (the toolkit's legacy mode), or by a runc from 1.1.3 to before 1.1.7, which passes over "
+        "engines with the systemd cgroup driver: whether containers get GPUs through a hook that runc "
+        "doesn't know about (the toolkit's legacy mode), or from runc 1.1.3 to 1.1.6, which ignores "
         "devices without a link in /dev/char."
     ),
     remedy=MAKE_LINKS,
@@ -323,26 +325,28 @@ def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
     ),
 )
 def dev_char_symlinks(node: Node) -> Verdict:
-    """'systemctl daemon-reload', which any package's installation may call, lets systemd enforce its own list
-    of devices. GPUs that aren't on it are gone from running containers: 'Failed to initialize NVML: Unknown
+    """'systemctl daemon-reload', which any package installation may run, makes systemd apply its own device
+    list again. Running containers lose GPUs that aren't on the list: 'Failed to initialize NVML: Unknown
     Error'.
     """
     # A missing link alone is no fault: most nodes have none, and a runc that takes numbers needs none.
     engines = systemd_engines(node)
     if not engines:
-        return skip("no engine here has systemd make its containers' control groups, or none says so")
+        return skip(
+            "no engine on this node uses the systemd cgroup driver, or none reports its cgroup driver"
+        )
     losing = [one for one in engines if one.forgets]
     nodes = _used_by_cuda(node)
     missing = tuple(one for one in nodes if not node.host.exists(f"/dev/char/{one.major}:{one.minor}"))
     if not losing:
-        return ok(f"systemd is told which devices the containers of {engines[0].name} use")
+        return ok(f"systemd knows the devices of {engines[0].name}'s containers")
     evidence: list[Evidence] = [seen(one.source, one.forgets) for one in losing]
     by_hook = [one for one in losing if one.by_hook]
     if by_hook:
         words = f"GPU containers of {by_hook[0].name} lose their GPUs when systemd is reloaded"
         return warn(words, *evidence, fix=by_cdi(by_hook[0].old_toolkit))
     if not missing:
-        return ok("the links in /dev/char that this runc needs are there", *evidence)
+        return ok("the links in /dev/char that this runc needs exist", *evidence)
     evidence += [seen(f"/dev/char/{one.major}:{one.minor}", "absent") for one in missing[:4]]
     words = f"GPU containers of {losing[0].name} lose their GPUs when systemd is reloaded"
     return warn(words, *evidence, fix=make_links(missing))
@@ -351,24 +355,27 @@ def dev_char_symlinks(node: Node) -> Verdict:
 @check(
     "imex-channels",
     "devices",
-    title="IMEX channels are there",
+    title="IMEX channels exist",
     severity="warning",
-    looks_at=(f"{devices.IMEX_CHANNELS} and {_IMEX}, where GPUs are in an NVLink domain that spans nodes."),
+    looks_at=(
+        f"{devices.IMEX_CHANNELS} and {_IMEX}, if the GPUs belong to an NVLink domain that spans "
+        "several nodes."
+    ),
     remedy=MAKE_CHANNEL,
     blocked_by=("nvml-hang",),
     refs=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
 )
 def imex_channels(node: Node) -> Verdict:
-    """Programs share GPU memory with other nodes through an IMEX channel. Without one, or without its daemon,
-    they work on this node only.
+    """Programs share GPU memory with other nodes through an IMEX channel. Without a channel or its daemon,
+    they work only within this node.
     """
     joined = [
         gpu for gpu in node.conditions if gpu.fabric.state == "completed" and _clustered(gpu.fabric.cluster)
     ]
     if not joined:
-        return skip("the GPUs are in no NVLink domain that spans nodes")
+        return skip("the GPUs belong to no NVLink domain that spans several nodes")
     if any(one.name in _DRA for one in node.processes):
-        return ok("pods get IMEX channels from their DRA driver")
+        return ok("the DRA driver provides IMEX channels to pods")
     state = node.units.get(_IMEX)
     domain = seen(f"NVML, GPU {joined[0].index}", f"NVLink domain {joined[0].fabric.cluster}")
     if state is not None and state.active == "failed":
@@ -377,12 +384,12 @@ def imex_channels(node: Node) -> Verdict:
     closed = [one for one in channels if one.mode & _RW != _RW]
     if closed:
         evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
-        return note(f"{len(closed)} of {len(channels)} IMEX channels are open to some users only", *evidence)
+        return note(f"only some users can open {len(closed)} of {len(channels)} IMEX channels", *evidence)
     if channels:
-        return ok(f"{len(channels)} IMEX channels are there")
+        return ok(f"{len(channels)} IMEX channels exist")
     if node.kubelet is not None and node.kubelet.joined:
-        return ok("pods get IMEX channels from their DRA driver")
-    return note("no IMEX channel is there", seen(devices.IMEX_CHANNELS, "no channel"), domain)
+        return ok("the DRA driver provides IMEX channels to pods")
+    return note("no IMEX channel exists", seen(devices.IMEX_CHANNELS, "no channel"), domain)
 
 
 def _clustered(cluster: str | None) -> bool:
@@ -413,12 +420,13 @@ _STARTED_BY = {
 @check(
     "cgroup-device-revoked",
     "devices",
-    title="Running containers still have their GPUs",
+    title="Running containers still have access to their GPUs",
     looks_at=(
-        "every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): the "
-        "numbers of its files against /proc/devices, what its control group lets it open (devices.list of "
-        "cgroup v1), and in cgroup v2, whose own filter no file shows, systemd's list for its scope where "
-        "systemd was reloaded after the container had started. Nothing is run in a container."
+        "every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): "
+        "their major numbers against /proc/devices, and the devices that its cgroup allows "
+        "(devices.list of cgroup v1). No file shows the filter of cgroup v2, so there it is systemd's "
+        "device list for the scope, if systemd was reloaded after the container started. gpunode runs "
+        "nothing in a container."
     ),
     remedy=RESTART_CONTAINERS,
     blocked_by=("pci-no-gpu", "module-not-loaded"),
@@ -428,17 +436,17 @@ _STARTED_BY = {
     ),
 )
 def cgroup_device_revoked(node: Node) -> Verdict:
-    """When systemd is reloaded it enforces its own list of devices, and GPUs that the toolkit's hook added
-    aren't on it: 'Failed to initialize NVML: Unknown Error' in a container that worked before. Only starting
-    the container again gives them back.
+    """When systemd is reloaded, it applies its own device list, which doesn't include GPUs that the toolkit's
+    hook added: 'Failed to initialize NVML: Unknown Error' in a container that worked before. The container
+    must be restarted to get its GPUs again.
     """
     containers = node.gpu_containers
     if not containers:
-        return skip("no container with GPU device files runs now")
+        return skip("no running container has GPU device files")
     judged = [(one, _lost(node, one)) for one in containers]
     lost = [(one, what) for one, what in judged if what is not None]
     if not lost:
-        return ok(f"{_count(len(containers))} with GPUs: nothing shows that one of them lost its devices")
+        return ok(f"{_count(len(containers))} with GPUs: none shows signs of lost devices")
     evidence = [
         seen(what.source, f"{_name(node, one)}: {what.value}", what.line) for one, what in lost[:_SHOWN]
     ]
@@ -456,13 +464,13 @@ def _lost(node: Node, container: Container) -> Evidence | None:
         usual = f"/dev/{file.path.rpartition('/')[2]}"
         now = expected_major(usual, majors)
         if now is not None and now != file.major:
-            return seen(file.path, f"{usual} has major number {file.major}, the driver's is {now} since")
+            return seen(file.path, f"{usual} has major number {file.major}, but the driver now uses {now}")
     allowed = v1_allows(node.host, container)
     if allowed is not None:
         for file in container.nodes:
             if not any(major in (-1, file.major) and minor in (-1, file.minor) for major, minor in allowed):
                 path = f"/sys/fs/cgroup/devices{container.devices_group}/devices.list"
-                return seen(path, f"lacks {file.major}:{file.minor} ({file.path.rpartition('/')[2]})")
+                return seen(path, f"missing {file.major}:{file.minor} ({file.path.rpartition('/')[2]})")
         return None
     return _taken_by_systemd(node, container)
 
@@ -477,7 +485,7 @@ def _taken_by_systemd(node: Node, container: Container) -> Evidence | None:
             name = file.path.rpartition("/")[2]
             return seen(
                 f"systemctl show --property=DeviceAllow {container.scope}",
-                f"lacks {file.major}:{file.minor} ({name}), and systemd was reloaded since it started",
+                f"missing {file.major}:{file.minor} ({name}); systemd was reloaded after it had started",
             )
     return None
 
@@ -534,28 +542,28 @@ _SOCKET = "/run/nvidia-persistenced/socket"
     refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
 )
 def persistence_off(node: Node) -> Verdict:
-    """Without persistence the driver shuts a GPU down with its last user: the next container waits seconds
-    for it, eight GPUs for more than ten ('driver rpc error: timed out'), and settings such as clocks are
-    lost.
+    """Without persistence mode, the driver shuts a GPU down when its last user exits: the next container
+    waits seconds for it, with eight GPUs more than ten seconds ('driver rpc error: timed out'), and settings
+    such as clocks are lost.
     """
     reported = [gpu for gpu in node.conditions if gpu.persistence is not None]
     if not reported:
-        return skip("NVML doesn't tell the persistence mode")
+        return skip("NVML doesn't report the persistence mode")
     if any(gpu.persistence for gpu in reported):
         return ok("the driver keeps the GPUs initialised")
     if any(gpu.display_active or any(one.graphics for one in gpu.processes or ()) for gpu in reported):
         return ok("a desktop keeps the GPUs initialised")
     if (node.host.read_text(_CHASSIS) or "").strip() in _PORTABLE:
-        return ok("a portable computer lets its GPU sleep")
+        return ok("on a portable computer an idle GPU may power down")
     if _trouble(node):
-        return skip("the persistence daemon is broken, which persistenced-broken tells")
+        return skip("the persistence daemon is broken: see persistenced-broken")
     off = seen("NVML", f"persistence mode is off on all {len(reported)} GPUs")
     state = node.units.get(_UNIT)
     if (state is not None and state.runs) or any(one.name == _PROGRAM for one in node.processes):
-        return note("the persistence daemon runs, told to leave persistence mode off", off)
+        return note("the persistence daemon is running, but is configured to leave persistence mode off", off)
     if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
-        return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, state or "doesn't run"))
-    return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, "isn't installed"), fix=_install(node))
+        return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, state or "not running"))
+    return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, "not installed"), fix=_install(node))
 
 
 def keep_initialised(node: Node) -> Fix | None:
@@ -590,29 +598,29 @@ def _install(node: Node) -> Fix:
     "devices",
     title="The persistence daemon works",
     severity="warning",
-    looks_at=f"{_UNIT} as systemd has it, {_SOCKET}, and the user that the unit names.",
+    looks_at=f"{_UNIT} as systemd reports it, {_SOCKET}, and the user that the unit names.",
     remedy=RESTART_PERSISTENCED,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing"),
     unless=("vgpu-guest",),
     refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
 )
 def persistenced_broken(node: Node) -> Verdict:
-    """The toolkit puts the daemon's socket into containers: one that nobody listens at stops them with 'no
-    such device or address'. Without the daemon each first use of a GPU takes seconds.
+    """The toolkit mounts the daemon's socket into containers. If no process listens on it, they fail with 'no
+    such device or address'. Without the daemon, each first use of a GPU takes seconds.
     """
     unit = read_unit(node.host, _UNIT)
     trouble = _trouble(node)
     if trouble is None:
-        return ok("the persistence daemon is fine") if unit else skip("nvidia-persistenced isn't installed")
+        return ok("the persistence daemon works") if unit else skip("nvidia-persistenced isn't installed")
     evidence = [*seen_unit(node, _UNIT)] if trouble[0] == _UNIT else [seen(*trouble)]
     fix = keep_initialised(node) if unit is None else None
     user = _missing_user(node, unit.argv if unit else ())
     if user:
-        evidence.append(seen("/etc/passwd", f"no user {user}, which the unit wants"))
+        evidence.append(seen("/etc/passwd", f"user {user}, which the unit needs, doesn't exist"))
         fix = make_user(user)
     if node.host.which("nvidia-modprobe") is None:
         unsafe = node.host.unsafe_program("nvidia-modprobe")
-        absent = ("nvidia-modprobe", "isn't installed; the daemon makes device files with it")
+        absent = ("nvidia-modprobe", "not installed; the daemon creates device files with it")
         evidence.append(seen(*(unsafe or absent)))
     return warn("the persistence daemon is broken", *evidence, fix=fix)
 
@@ -623,7 +631,7 @@ def _trouble(node: Node) -> tuple[str, str] | None:
     if state is not None and state.active == "failed":
         return _UNIT, str(state)
     if node.host.socket_state(_SOCKET) == "refused":
-        return _SOCKET, "nobody listens"
+        return _SOCKET, "no process listens on it"
     return None
 
 

@@ -37,10 +37,11 @@ from gpunode.output.result import Evidence, Fix
 @check(
     "docker-gpus-run-probe",
     "docker",
-    title="A container of Docker computes on a GPU",
+    title="A Docker container can compute on a GPU",
     looks_at=(
-        "a container that adds two vectors on one GPU, as gpunode verify --on docker does on all. Its image "
-        "is made from this node's own Python: nothing is pulled, and image and container are removed again."
+        "a container that adds two vectors on one GPU; gpunode verify --on docker does the same on all "
+        "GPUs. Its image is built from this node's own Python: nothing is pulled, and image and "
+        "container are removed afterwards."
     ),
     remedy=everywhere("gpunode verify --on docker"),
     blocked_by=(
@@ -65,23 +66,25 @@ from gpunode.output.result import Evidence, Fix
     refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
 )
 def docker_gpus_run_probe(node: Node) -> Verdict:
-    """Every part looks right, and still no GPU arrives in a container: the message names what lacks."""
+    """Each component may look right while containers still get no GPU. The error message names what is
+    missing.
+    """
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)
     start = node.trials.get("docker")
     if start is None:
-        return skip("no container can be started from here")
+        return skip("gpunode can't start a container on this node")
     uuids = plan(node.nvml.inventory).uuids
     if not uuids:
-        return skip("NVML lists no GPU that could be tried")
+        return skip("NVML lists no GPU to test")
     trial = start(node.host, uuids[0])
     if trial.passed is None:
-        return skip(f"couldn't be tried: {trial.text}")
+        return skip(f"the test didn't run: {trial.text}")
     tried = seen("gpunode verify --on docker", trial.text)
     if trial.passed:
-        return ok("a container of Docker computes on a GPU", tried)
-    return fail("a container of Docker can't compute on a GPU", tried)
+        return ok("a Docker container computes on a GPU", tried)
+    return fail("a Docker container can't compute on a GPU", tried)
 
 
 PROBE_CHECKS = (docker_gpus_run_probe,)
@@ -157,17 +160,17 @@ def beside_desktop(node: Node, user: str) -> Fix:
 
 # Docker's file: it can be parsed, and nothing in it is given as a flag as well.
 
-UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
+UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-invalid-json"
 
 
 @check(
     "docker-config-invalid-json",
     "docker",
-    title="Docker's file can be parsed",
+    title="Docker's configuration file can be parsed",
     looks_at=(
-        "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A key "
-        "that stands twice is a warning, an empty file or a byte order mark an error before Docker 23. Where "
-        "the kubelet uses another engine this is a warning."
+        "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A "
+        "duplicate key is a warning; an empty file or a byte order mark is an error before Docker 23. "
+        "If the kubelet uses another engine, all of this is a warning."
     ),
     remedy=fixes.EDIT_DAEMON_JSON,
     classes=ENGINE_NODES,
@@ -181,8 +184,8 @@ UNPARSABLE = "Docker's file can't be parsed: see docker-config-invalid-json"
     ),
 )
 def docker_config_invalid_json(node: Node) -> Verdict:
-    """A running Docker lives on with what it read before; at its next start it refuses the file and every
-    container on this node stays down.
+    """A running Docker keeps the configuration that it loaded earlier. At its next start it refuses the file,
+    and every container on this node stays down.
     """
     if node.docker is None:
         return skip(docker_role(node).reason)
@@ -194,7 +197,7 @@ def docker_config_invalid_json(node: Node) -> Verdict:
         where = _position(error.message, path)
         return judge(f"{path} can't be parsed", where, fix=_look(path, where))
     return _odd(node, node.docker) or ok(
-        f"{path} can be parsed" if config else f"{path} is absent or empty, which is fine"
+        f"{path} can be parsed" if config else f"{path} doesn't exist or is empty, which is valid"
     )
 
 
@@ -215,13 +218,13 @@ def _odd(node: Node, docker: Daemon) -> Verdict | None:
             return judge(f"Docker {release} refuses an empty file", seen(path, "empty"), fix=fix)
         if text.startswith("\ufeff"):
             fix = Fix(f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}")
-            answer = seen(path, "begins with a byte order mark", 1)
+            answer = seen(path, "starts with a byte order mark", 1)
             return judge(f"Docker {release} can't read a byte order mark", answer, fix=fix)
     try:
         parse_daemon_json(text, path)
     except ConfigError as error:
         where = _position(error.message, path)
-        return warn(f"{path} has a key twice: what stands last counts", where, fix=_look(path, where))
+        return warn(f"{path} has a duplicate key: the last value takes effect", where, fix=_look(path, where))
     return None
 
 
@@ -246,10 +249,10 @@ def _position(message: str, path: str) -> Evidence:
 @check(
     "docker-flag-file-conflict",
     "docker",
-    title="Docker's flags and file agree",
+    title="Docker's flags and file don't conflict",
     looks_at=(
-        "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys of "
-        "daemon.json. Only runtimes may stand in both."
+        "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys "
+        "of daemon.json. Only runtimes may be set in both."
     ),
     remedy=fixes.EDIT_DAEMON_JSON,
     classes=ENGINE_NODES,
@@ -260,8 +263,8 @@ def _position(message: str, path: str) -> Evidence:
     refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
 )
 def docker_flag_file_conflict(node: Node) -> Verdict:
-    """dockerd refuses to start when a setting is given both as a flag and in the file, even with equal
-    values: delete one of the two. A common pair is -H fd:// in the unit and hosts in the file.
+    """dockerd refuses to start if a setting is given both as a flag and in the file, even with equal values:
+    delete one of the two. A common conflict is -H fd:// in the unit and hosts in the file.
     """
     if node.docker is None:
         return skip(docker_role(node).reason)
@@ -277,7 +280,7 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     evidence = (seen(path, f'"{key}" is also a flag', line_of(text, f'"{key}"')) for key in keys)
     judge = fail if docker_role(node).used else warn
     fix = edit(node.docker, line_of(text, f'"{keys[0]}"'))
-    return judge(f"{', '.join(keys)}: given both as a flag and in {path}", *evidence, flags, fix=fix)
+    return judge(f"{', '.join(keys)}: set both as a flag and in {path}", *evidence, flags, fix=fix)
 
 
 def line_of(text: str, needle: str) -> int | None:
@@ -295,12 +298,11 @@ FILE_CHECKS = (
 @check(
     "docker-not-running",
     "docker",
-    title="Docker runs",
+    title="Docker is running",
     looks_at=(
-        "Docker's socket and whether the daemon answers within 3 seconds, where Docker is this node's "
-        "engine. A stopped Docker beside a kubelet that uses another engine is fine, and one whose unit is "
-        "masked; a docker.socket of systemd is left asleep, and docker.service must not have failed behind "
-        "it."
+        "Docker's socket and whether the daemon answers within 3 seconds, if Docker is this node's "
+        "engine. A stopped Docker is fine if the kubelet uses another engine or its unit is masked. A "
+        "docker.socket of systemd isn't woken up, but docker.service behind it must not have failed."
     ),
     remedy=fixes.START_DOCKER,
     classes=ENGINE_NODES,
@@ -324,21 +326,23 @@ def docker_not_running(node: Node) -> Verdict:
         node.host, node.docker.argv, node.docker.config_path
     ):
         return ok(
-            "Docker runs, and listens on TCP alone",
+            "Docker is running and listens only on TCP",
             seen("dockerd", " ".join(shown_arguments(node.docker.argv))),
         )
     if node.docker.process is None and _activated_by_systemd(node, socket):
         unit = _system_unit(node, node.docker)
         if unit is not None and unit.has_failed:
-            summary = "Docker failed; docker.socket still listens and starts it again for its next user"
+            summary = (
+                "Docker failed; docker.socket is still active and starts it again on the next connection"
+            )
             fix = after_reading_log(unit.name, _restart(node).command, "restart")
             return fail(summary, *seen_unit(node, unit.name), fix=fix)
-        return skip("Docker is started by its first user (docker.socket listens); not started for this check")
+        return skip("docker.socket starts Docker on the first connection; this check doesn't start it")
     state = node.host.socket_state(socket)
     if state == "listening":
-        return _hanging(node) or ok("Docker runs", seen(socket, "listening"))
+        return _hanging(node) or ok("Docker is running", seen(socket, "listening"))
     if state == "denied":
-        return skip(f"needs root, or the group docker, to talk to {socket}")
+        return skip(f"needs root or membership in the group docker to connect to {socket}")
     return _stopped(node, node.docker, seen(socket, state))
 
 
@@ -350,7 +354,7 @@ def _system_unit(node: Node, docker: Daemon) -> UnitState | None:
 def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
     unit = _system_unit(node, docker)
     if unit is not None and unit.load == "masked":
-        return skip("Docker is switched off on purpose: docker.service is masked")
+        return skip("Docker is disabled on purpose: docker.service is masked")
     if unit is None or not unit.installed:
         return fail("Docker isn't running", evidence, fix=_restart(node))
     # the next boot wouldn't start it either
@@ -365,7 +369,9 @@ def _hanging(node: Node) -> Verdict | None:
     except DaemonError as error:
         if error.code == "timeout":
             return fail(
-                "Docker runs, but doesn't answer", seen(_socket(node), error.message), fix=_restart(node)
+                "Docker is running, but doesn't answer",
+                seen(_socket(node), error.message),
+                fix=_restart(node),
             )
     return None
 
@@ -402,10 +408,10 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
 @check(
     "docker-not-restarted",
     "docker",
-    title="The running Docker has what its file says",
+    title="The running Docker has loaded its configuration file",
     looks_at=(
-        "runtimes and default-runtime of daemon.json against what the running daemon says (/info). Where the "
-        "kubelet uses another engine this is a warning."
+        "runtimes and default-runtime in daemon.json against what the running daemon reports (/info). "
+        "If the kubelet uses another engine, a difference is a warning."
     ),
     remedy=fixes.RELOAD_DOCKER,
     classes=ENGINE_NODES,
@@ -424,7 +430,7 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
     ),
 )
 def docker_not_restarted(node: Node) -> Verdict:
-    """Docker reads its file when it starts or is told to reload. Until then the nvidia runtime exists only on
+    """Docker reads its file only when it starts or reloads. Until then the nvidia runtime exists only on
     disk: unknown or invalid runtime name.
     """
     if node.docker is None or (node.docker.process is None and not docker_role(node).used):
@@ -436,7 +442,7 @@ def docker_not_restarted(node: Node) -> Verdict:
     try:
         info = node.docker_info
     except DaemonError as error:
-        return skip(f"Docker doesn't say what it runs with: {error.message}")
+        return skip(f"Docker doesn't report its configuration: {error.message}")
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
     missing = sorted(set(wanted) - set(_table(info, "Runtimes")))
@@ -445,11 +451,11 @@ def docker_not_restarted(node: Node) -> Verdict:
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
         evidence.append(seen(path, f'default-runtime "{default}"', line_of(text, '"default-runtime"')))
     if not evidence:
-        return ok("the running Docker has what its file says")
+        return ok("the running Docker has loaded its configuration file")
     active = ", ".join(sorted(_table(info, "Runtimes"))) or "none"
-    answer = seen(f"{node.docker.socket} /info", f"runtimes {active}; default {info.get('DefaultRuntime')}")
+    answer = seen(f"{node.docker.socket} /info", f"runtimes: {active}; default: {info.get('DefaultRuntime')}")
     judge = fail if docker_role(node).used else warn
-    summary = "in the file, not in the running daemon: Docker wasn't restarted"
+    summary = "configured in the file, but the running Docker has not loaded it: restart it"
     return judge(summary, *evidence, answer, fix=_reload(node))
 
 
@@ -458,9 +464,9 @@ def docker_not_restarted(node: Node) -> Verdict:
     "docker",
     title="Docker has the nvidia runtime",
     looks_at=(
-        "the runtimes of the running daemon (/info), and whether their program exists. Judged where Docker "
-        "is this node's engine; a warning where only --runtime=nvidia is affected, because docker run --gpus "
-        "uses the toolkit's hook, and no fault where Docker injects GPUs by CDI."
+        "the runtimes of the running daemon (/info), and whether their binaries exist, if Docker is "
+        "this node's engine. It is a warning if only --runtime=nvidia is affected, because docker run "
+        "--gpus uses the toolkit's hook, and no fault if Docker adds GPUs through CDI."
     ),
     remedy=fixes.CONFIGURE_DOCKER,
     classes=ENGINE_NODES,
@@ -479,7 +485,7 @@ def docker_not_restarted(node: Node) -> Verdict:
 )
 def docker_runtime_missing(node: Node) -> Verdict:
     """Without the runtime, --runtime=nvidia and compose files that name it fail with 'unknown or invalid
-    runtime name', and pods that the kubelet starts through Docker see no GPU.
+    runtime name', and pods that the kubelet starts through Docker get no GPU.
     """
     role = docker_role(node)
     if node.docker is None or not role.used:
@@ -487,16 +493,16 @@ def docker_runtime_missing(node: Node) -> Verdict:
     try:
         info = node.docker_info
     except DaemonError as error:
-        return skip(f"Docker doesn't say what it runs with: {error.message}")
+        return skip(f"Docker doesn't report its configuration: {error.message}")
     active = programs(info, "Runtimes")
     answer = f"{node.docker.socket} /info"
     nvidia = nvidia_programs(info, "Runtimes")
     if not nvidia:
-        return _not_registered(node, info, seen(answer, f"runtimes {', '.join(sorted(active)) or 'none'}"))
+        return _not_registered(node, info, seen(answer, f"runtimes: {', '.join(sorted(active)) or 'none'}"))
     for name, path in nvidia.items():
         if path and not node.host.which(path):
             return _left_behind(node, node.docker, info, seen(answer, f"{name}: {path}"))
-    return ok(f"Docker runs with the runtime {', '.join(nvidia)}", seen(answer, ", ".join(sorted(active))))
+    return ok(f"Docker has loaded the runtime {', '.join(nvidia)}", seen(answer, ", ".join(sorted(active))))
 
 
 def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:
@@ -505,7 +511,7 @@ def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evi
     text = node.host.read_text(docker.config_path) or ""
     fix = edit(docker, line_of(text, '"nvidia-container-runtime"')) if by_cdi else None
     name = evidence.value.partition(":")[0]
-    return (warn if by_cdi else fail)(f'the program of the runtime "{name}" is missing', evidence, fix=fix)
+    return (warn if by_cdi else fail)(f'the binary of the runtime "{name}" is missing', evidence, fix=fix)
 
 
 def _by_cdi(node: Node, info: dict[str, Any]) -> bool:
@@ -517,18 +523,18 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
     """``--gpus`` needs no runtime: from 19.03 Docker calls the toolkit's hook, later it injects by CDI."""
     kubelet = node.kubelet
     if kubelet is not None and kubelet.engine == "docker":
-        return fail("the nvidia runtime isn't registered, and the kubelet's pods need it", evidence)
+        return fail("the nvidia runtime isn't configured, and the kubelet's pods need it", evidence)
     if _by_cdi(node, info):
-        return ok("Docker injects GPUs by CDI; the nvidia runtime isn't registered", evidence)
+        return ok("Docker adds GPUs to containers through CDI; the nvidia runtime isn't configured", evidence)
     # on a Jetson --gpus alone isn't enough: the files that a container needs come with the runtime
     hook = node.toolkit.programs.get("nvidia-container-runtime-hook")
     if hook and node.kind != TEGRA:
         late = _started_before(node, hook)
         if late is not None:
-            what = "Docker started before the toolkit was installed: --gpus doesn't work until it restarts"
+            what = "Docker started before the toolkit was installed: --gpus works after a restart of Docker"
             return fail(what, *late, evidence, fix=_restart(node))
-        return warn("the nvidia runtime isn't registered: --gpus works, --runtime=nvidia doesn't", evidence)
-    return fail("the nvidia runtime isn't registered", evidence)
+        return warn("the nvidia runtime isn't configured: --gpus works, --runtime=nvidia doesn't", evidence)
+    return fail("the nvidia runtime isn't configured", evidence)
 
 
 def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
@@ -562,10 +568,10 @@ DAEMON_CHECKS = (
 @check(
     "docker-unknown-key",
     "docker",
-    title="Docker knows every setting in its file",
+    title="Docker supports every setting in its file",
     looks_at=(
-        "the keys of daemon.json. One that isn't in our list is put to dockerd --validate, which only reads "
-        "the file. Where the kubelet uses another engine this is a warning."
+        "the keys of daemon.json. A key that gpunode doesn't know is checked with dockerd --validate, "
+        "which only reads the file. If the kubelet uses another engine, an unknown key is a warning."
     ),
     remedy=fixes.EDIT_DAEMON_JSON,
     classes=ENGINE_NODES,
@@ -577,35 +583,34 @@ DAEMON_CHECKS = (
     table=TABLE,
 )
 def docker_unknown_key(node: Node) -> Verdict:
-    """dockerd refuses to start with a setting that it doesn't know, such as default_runtime or runtime for
-    default-runtime and runtimes; a running one lives on with what it read before.
+    """dockerd refuses to start with an unknown setting, such as default_runtime or runtime instead of
+    default-runtime and runtimes. A running dockerd keeps the configuration that it loaded earlier.
     """
     if node.docker is None:
         return skip(docker_role(node).reason)
     try:
         config = node.docker_config
     except ConfigError:
-        return skip("Docker's file can't be parsed: see docker-config-invalid-json")
+        return skip("Docker's configuration file can't be parsed: see docker-config-invalid-json")
     keys = unknown_keys(node.host, node.docker, config)
     if keys is None:
-        return skip("dockerd couldn't be asked about a setting that isn't in our list")
+        return skip("gpunode doesn't know a setting and couldn't run dockerd --validate")
     if not keys:
-        return ok("Docker knows every setting in its file")
+        return ok("Docker supports every setting in its file")
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
     places = [seen(path, f'"{key}"', line_of(text, f'"{key}"')) for key in keys]
     judge = fail if docker_role(node).used else warn
     fix = edit(node.docker, places[0].line)
-    return judge(f"Docker has no setting {', '.join(keys)}", *places, fix=fix)
+    return judge(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix)
 
 
 @check(
     "docker-default-runtime",
     "docker",
-    title="Docker's default runtime is there",
+    title="The binary of Docker's default runtime exists",
     looks_at=(
-        "the default runtime of the running daemon (/info) and its program, where Docker is this node's "
-        "engine."
+        "the default runtime of the running daemon (/info) and its binary, if Docker is this node's engine."
     ),
     remedy=CONFIGURE_DEFAULT,
     classes=ENGINE_NODES,
@@ -620,8 +625,8 @@ def docker_unknown_key(node: Node) -> Verdict:
     refs=("https://docs.docker.com/reference/cli/dockerd/#default-runtime",),
 )
 def docker_default_runtime(node: Node) -> Verdict:
-    """A default runtime that was left behind when its program went keeps every container from starting, with
-    or without GPUs: exec: "nvidia-container-runtime": executable file not found.
+    """If the binary of the default runtime is missing, no container starts, with or without GPUs: exec:
+    "nvidia-container-runtime": executable file not found.
     """
     role = docker_role(node)
     if node.docker is None or not role.used:
@@ -629,19 +634,19 @@ def docker_default_runtime(node: Node) -> Verdict:
     try:
         info = node.docker_info
     except DaemonError as error:
-        return skip(f"Docker doesn't say what it runs with: {error.message}")
+        return skip(f"Docker doesn't report its configuration: {error.message}")
     name = str(info.get("DefaultRuntime") or "")
     program = programs(info, "Runtimes").get(name, "")
     judged = name in nvidia_programs(info, "Runtimes") or program.startswith("/")
     if not judged or not program or node.host.which(program):
-        return ok(f"the default runtime is {name or 'not told'}")
+        return ok(f"the default runtime is {name or 'unknown'}")
     path = node.docker.config_path
     line = line_of(node.host.read_text(path) or "", '"default-runtime"')
     answer = seen(f"{node.docker.socket} /info", f"DefaultRuntime {name}: {program}")
     evidence = [seen(path, f'"default-runtime": "{name}"', line)] if line else []
     elsewhere = "nvidia-container-runtime" in node.toolkit.programs
     return fail(
-        f"the program of Docker's default runtime {name} is missing, so that no container starts at all",
+        f"the binary of Docker's default runtime {name} is missing, so no container can start",
         *evidence,
         answer,
         fix=None if elsewhere else edit(node.docker, line),
@@ -660,23 +665,23 @@ def docker_default_runtime(node: Node) -> Verdict:
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
 )
 def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
-    """The kubelet refuses to start, or its pods are killed, when Docker keeps cgroups in another way: kubelet
+    """If Docker uses another cgroup driver, the kubelet refuses to start or its pods are killed: kubelet
     cgroup driver: "systemd" is different from docker cgroup driver: "cgroupfs".
     """
     kubelet = node.kubelet
     if node.docker is None or kubelet is None or not kubelet.joined or kubelet.engine != "docker":
-        return skip("no kubelet uses Docker here")
+        return skip("no kubelet uses Docker on this node")
     try:
         docker = node.docker_info.get("CgroupDriver")
     except DaemonError as error:
-        return skip(f"Docker doesn't say what it runs with: {error.message}")
+        return skip(f"Docker doesn't report its configuration: {error.message}")
     if kubelet.cgroup_driver is None or docker not in ("systemd", "cgroupfs"):
-        return skip("the cgroup driver of Docker or of the kubelet can't be told")
+        return skip("the cgroup driver of Docker or of the kubelet is unknown")
     answer = seen(f"{node.docker.socket} /info", f"CgroupDriver {docker}")
     if docker == kubelet.cgroup_driver:
         return ok(f"Docker and the kubelet use the cgroup driver {docker}", answer)
     return fail(
-        "Docker and the kubelet don't use the same cgroup driver: its exec-opts need "
+        "Docker and the kubelet use different cgroup drivers: Docker's exec-opts need "
         f"native.cgroupdriver={kubelet.cgroup_driver}",
         answer,
         seen("KubeletConfiguration cgroupDriver", kubelet.cgroup_driver),

@@ -19,10 +19,10 @@ from gpunode.output.result import Fix
 @check(
     "docker-snap",
     "docker",
-    title="Docker isn't confined in a snap",
+    title="Docker isn't installed as a snap",
     looks_at=(
-        "whether the dockerd that runs is the docker snap's, which runtimes it has, and whether another "
-        "Docker runs beside it. Not judged where the kubelet uses another engine."
+        "whether the running dockerd belongs to the docker snap, its runtimes, and whether another "
+        "Docker runs beside it. Skipped if the kubelet uses another engine."
     ),
     remedy=docker.REPLACE_SNAP,
     blocked_by=("pci-no-gpu", "driver-not-installed", "module-not-loaded"),
@@ -31,33 +31,36 @@ from gpunode.output.result import Fix
     table=tables.TABLE,
 )
 def docker_snap(node: Node) -> Verdict:
-    """The snap sees no program of the node: it has an NVIDIA runtime of its own, which it registers only
-    where it finds the driver, and a toolkit that is installed beside it has no effect or breaks it ('could
-    not select device driver', 'libnvidia-ml.so.1').
+    """The snap can't access the node's programs. It includes its own NVIDIA runtime and registers it only if
+    it finds the driver. A toolkit that is installed on the node has no effect on it or breaks it ('could not
+    select device driver', 'libnvidia-ml.so.1').
     """
     snap = node.docker_snap
     if snap is None:
-        return ok("Docker isn't the snap") if node.docker else skip(docker_role(node).reason)
+        return ok("Docker isn't a snap") if node.docker else skip(docker_role(node).reason)
     where = seen(snap.unit or "snap", f"Docker {_dotted(snap)} as a snap")
     if node.docker is None or node.docker.manager != "snap":
         if node.docker and node.docker.process and snap.process:
             system = seen(node.docker.config_source, f"Docker {_dotted(node.docker)} as a package")
-            text = "two Dockers run here, a package's and a snap's: it is chance which one docker talks to"
+            text = (
+                "two Dockers run on this node, one from a package and one from a snap: either may answer the "
+                "docker command"
+            )
             return warn(text, where, system)
-        return ok("the docker snap is here, but isn't the Docker that runs")
+        return ok("the docker snap is installed, but another Docker is running")
     role = docker_role(node)
     if not role.used:
         return skip(role.reason)
     try:
         own = nvidia_programs(node.docker_info, "Runtimes") | nvidia_programs(node.docker_config)
     except (ConfigError, DaemonError):
-        return skip("the docker snap doesn't say which runtimes it has")
+        return skip("the docker snap doesn't report its runtimes")
     if not own:
-        text = "Docker is a snap without its NVIDIA runtime, and the node's toolkit doesn't reach into it"
+        text = "Docker is a snap without its NVIDIA runtime, and can't access the node's toolkit"
         return fail(text, where, seen(f"{snap.socket} /info", "no nvidia runtime"))
     host_toolkit = node.toolkit.programs.get("nvidia-container-runtime-hook")
     if host_toolkit and tables.can("docker", "gpus-by-cdi", snap.version):
-        text = "Docker is a snap, and the toolkit of the node stands in the way of its own"
+        text = "Docker is a snap, and the node's toolkit interferes with the snap's own toolkit"
         return warn(text, where, seen("PATH", host_toolkit))
     return note("Docker is a snap: containers get GPUs with --runtime=nvidia, not with --gpus", where)
 
@@ -65,10 +68,10 @@ def docker_snap(node: Node) -> Verdict:
 @check(
     "docker-desktop",
     "docker",
-    title="The docker command doesn't talk to Docker Desktop",
+    title="The docker command doesn't use Docker Desktop",
     looks_at=(
-        "users whose Docker Desktop runs, and the context in their ~/.docker/config.json. Not judged where "
-        "the kubelet uses another engine."
+        "users who run Docker Desktop, and the context in their ~/.docker/config.json. Skipped if the "
+        "kubelet uses another engine."
     ),
     remedy=docker.INSTALL,
     blocked_by=("pci-no-gpu",),
@@ -76,34 +79,35 @@ def docker_snap(node: Node) -> Verdict:
     refs=("https://docs.docker.com/desktop/features/gpu/",),
 )
 def docker_desktop(node: Node) -> Verdict:
-    """Docker Desktop for Linux runs containers in a virtual machine that has none of the node's GPUs: --gpus
-    fails there whatever is installed on the node.
+    """Docker Desktop for Linux runs containers in a virtual machine without access to the node's GPUs: --gpus
+    fails there, whatever is installed on the node.
     """
     kubelet = node.kubelet
     if kubelet is not None and kubelet.joined and kubelet.engine != "docker":
         return skip(f"the kubelet uses {kubelet.engine}, not Docker")
     if not node.docker_desktop:
-        return ok("no Docker Desktop runs here")
+        return ok("Docker Desktop isn't running on this node")
     for desktop in node.docker_desktop:
         if desktop.context != CONTEXT:
             continue
         return fail(
-            f"the docker command of {desktop.user} talks to Docker Desktop, whose virtual machine has no GPU",
+            f"the docker command of {desktop.user} uses Docker Desktop, which runs in a virtual machine "
+            "without GPUs",
             seen(desktop.config, f"currentContext {desktop.context}"),
             seen("com.docker.backend", f"process {desktop.pid}"),
             fix=docker.beside_desktop(node, desktop.user),
         )
-    return ok("Docker Desktop runs, and nobody's docker command talks to it")
+    return ok("Docker Desktop is running, but no user's docker command uses it")
 
 
 @check(
     "docker-rootless",
     "docker",
-    title="Rootless Docker can give GPUs",
+    title="Rootless Docker can give GPUs to containers",
     severity="warning",
     looks_at=(
-        "every dockerd that an ordinary user runs: its own daemon.json, and the toolkit's configuration that "
-        "counts for it. One without GPUs is only a finding where no other engine runs."
+        "every dockerd that an ordinary user runs: its own daemon.json and the toolkit configuration "
+        "that applies to it. A rootless Docker without GPUs is a finding only if no other engine runs."
     ),
     remedy=docker.INSTALL,
     blocked_by=("pci-no-gpu", "driver-not-installed", "toolkit-missing"),
@@ -111,16 +115,16 @@ def docker_desktop(node: Node) -> Verdict:
     table=tables.TABLE,
 )
 def docker_rootless(node: Node) -> Verdict:
-    """A rootless Docker reads another daemon.json than the system's, and the toolkit's hook fails in it
-    unless no-cgroups is set for that user alone, or GPUs come by CDI.
+    """A rootless Docker reads another daemon.json than the system's. The toolkit's hook fails in it unless
+    no-cgroups is set for that user, or containers get GPUs through CDI.
     """
     if not node.docker_rootless:
-        return skip("nobody runs a rootless Docker here")
+        return skip("no rootless Docker runs on this node")
     for daemon in node.docker_rootless:
         verdict = _hook_without_cgroups(node, daemon) or _unprepared(node, daemon)
         if verdict is not None:
             return verdict
-    return ok("rootless Docker gives no GPUs, or gives them in a way that it may")
+    return ok("rootless Docker gives containers no GPUs, or uses a permitted method")
 
 
 def _hook_without_cgroups(node: Node, daemon: Daemon) -> Verdict | None:
@@ -131,7 +135,8 @@ def _hook_without_cgroups(node: Node, daemon: Daemon) -> Verdict | None:
     if not hook_injects(node.host, daemon, tuple(programs.values())):
         return None
     return warn(
-        f"the NVIDIA hook in {daemon.user}'s rootless Docker writes device cgroups, which it may not",
+        f"the NVIDIA hook in {daemon.user}'s rootless Docker tries to write device cgroups without "
+        "permission",
         seen(daemon.config_path, f"runtime {', '.join(programs)}"),
         seen("nvidia-container-cli.no-cgroups", "not true for this user"),
         fix=_prepare(node, daemon),
@@ -150,8 +155,8 @@ def _unprepared(node: Node, daemon: Daemon) -> Verdict | None:
     if by_cdi or state.problem or any(_nvidia(name, path) for name, path in state.paths.items()):
         return None
     return warn(
-        f"{daemon.user}'s rootless Docker knows no nvidia runtime and gets no GPUs by CDI",
-        seen(daemon.config_path, f"runtimes {', '.join(state.paths) or 'none'}"),
+        f"{daemon.user}'s rootless Docker has no nvidia runtime and doesn't use CDI for GPUs",
+        seen(daemon.config_path, f"runtimes: {', '.join(state.paths) or 'none'}"),
         fix=_prepare(node, daemon),
     )
 
@@ -169,7 +174,7 @@ def _prepare(node: Node, daemon: Daemon) -> Fix:
     "docker-version-old",
     "docker",
     title="Docker is new enough for GPUs",
-    looks_at="the running dockerd's version, where Docker is this node's engine; 19.03 is the least.",
+    looks_at="the running dockerd's version, if Docker is this node's engine. The minimum is 19.03.",
     remedy=docker.UPGRADE,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
@@ -179,17 +184,17 @@ def _prepare(node: Node, daemon: Daemon) -> Fix:
     table=tables.TABLE,
 )
 def docker_version_old(node: Node) -> Verdict:
-    """An older Docker refuses --gpus as an unknown flag and calls no toolkit for it."""
+    """An older Docker rejects --gpus as an unknown flag and doesn't call the toolkit."""
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)
     version = node.docker.version
     if not version or not version[0]:
-        return skip("Docker's version can't be told")
+        return skip("Docker's version is unknown")
     if tables.can("docker", "gpus", version):
-        return ok(f"Docker {_dotted(node.docker)} knows --gpus")
+        return ok(f"Docker {_dotted(node.docker)} supports --gpus")
     return fail(
-        f"Docker {_dotted(node.docker)} doesn't know --gpus, which came with 19.03",
+        f"Docker {_dotted(node.docker)} doesn't support --gpus, which was added in 19.03",
         seen(node.docker.binary or "dockerd", _dotted(node.docker)),
         fix=docker.newer(node),
     )

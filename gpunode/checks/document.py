@@ -18,8 +18,10 @@ def markdown() -> str:
 def _lines() -> Iterator[str]:
     yield "# What `gpunode doctor` checks"
     yield ""
-    yield "Made from the checks by `python -m gpunode.checks.document`; don't edit this page. A failed check"
-    yield "explains those that wait for it: they are skipped and name it."
+    yield (
+        "Generated from the checks by `python -m gpunode.checks.document`; don't edit this page. When a check"
+    )
+    yield "fails, checks that depend on it are skipped and name it as the cause."
     yield "See [adding a check](adding-a-check.md)."
     for layer in LAYERS:
         here = [check for check in ALL_CHECKS if check.layer == layer]
@@ -35,7 +37,11 @@ def _check(check: Check) -> Iterator[str]:
     yield f"\nLooks at {check.looks_at}"
     yield f"\n{check.why}"
     if check.blocked_by:
-        yield "\nWaits for " + ", ".join(f"[{name}](#{name})" for name in check.blocked_by) + "."
+        yield (
+            "\nSkipped if one of these fails: "
+            + ", ".join(f"[{name}](#{name})" for name in check.blocked_by)
+            + "."
+        )
     yield "\n```sh"
     fixes = {family: check.remedy.for_family(family).command for family in FAMILIES}
     for family, command in fixes.items():

@@ -39,7 +39,7 @@ _RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required repor
 @check(
     "libnvidia-ml-missing",
     "driver",
-    title="libnvidia-ml.so.1 is there",
+    title="libnvidia-ml.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libnvidia-ml.so.1, 64-bit.",
     remedy=fixes.INSTALL_LIBRARIES,
     preflight=ANY_ENGINE,
@@ -48,8 +48,8 @@ _RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required repor
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",),
 )
 def libnvidia_ml_missing(node: Node) -> Verdict:
-    """Everything that lists GPUs loads this library: nvidia-smi, the container toolkit, device plugins. It
-    belongs to the driver, in a package of its own.
+    """Every program that lists GPUs loads this library: nvidia-smi, the container toolkit, device plugins.
+    The driver provides it in a separate package.
     """
     return _library(node, node.nvml_library, libraries.NVML)
 
@@ -57,7 +57,7 @@ def libnvidia_ml_missing(node: Node) -> Verdict:
 @check(
     "libcuda-missing",
     "driver",
-    title="libcuda.so.1 is there",
+    title="libcuda.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libcuda.so.1, 64-bit.",
     remedy=fixes.INSTALL_LIBRARIES,
     preflight=ANY_ENGINE,
@@ -66,8 +66,8 @@ def libnvidia_ml_missing(node: Node) -> Verdict:
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def libcuda_missing(node: Node) -> Verdict:
-    """CUDA programs load libcuda.so.1 of the host, also in containers. A display-only or headless driver
-    install lacks it: nvidia-smi works and CUDA doesn't.
+    """CUDA programs load the host's libcuda.so.1, also in containers. A display-only or headless driver
+    installation doesn't include it: nvidia-smi works, but CUDA doesn't.
     """
     return _library(node, node.cuda_library, libraries.CUDA)
 
@@ -75,55 +75,55 @@ def libcuda_missing(node: Node) -> Verdict:
 def _library(node: Node, library: libraries.Library | None, soname: str) -> Verdict:
     if library is None and TRAITS["operator-driver"].holds(node):
         if node.host.is_dir(OPERATOR_DRIVER):
-            return skip(f"the libraries are the GPU operator's, in its driver container at {DRIVER_ROOT}")
+            return skip(f"the GPU operator's driver container provides the libraries at {DRIVER_ROOT}")
         if node.module is None:
-            return skip("the GPU operator's driver container, which has the libraries, is not running")
+            return skip("the GPU operator's driver container, which provides the libraries, is not running")
         logs, fix = operator_driver(node)
         absent = seen(DRIVER_ROOT, f"no {soname}")
         return fail("the GPU operator's driver container is not running", absent, *logs, fix=fix)
     if library is None:
         return fail(
-            f"{soname} is not on this node",
-            seen("/etc/ld.so.cache", f"no existing {soname} for 64-bit programs"),
+            f"{soname} is not installed on this node",
+            seen("/etc/ld.so.cache", f"no existing 64-bit {soname}"),
             fix=driver_packages.install_libraries(node),
         )
     if not library.linked:
         evidence = seen(library.path, "on disk, but not in /etc/ld.so.cache")
-        return fail(f"the linker doesn't know {soname}", evidence, fix=Fix("ldconfig"))
-    return ok(f"{soname} is {library.version or 'there'}", seen(library.path, library.real))
+        return fail(f"{soname} is not in the linker's cache", evidence, fix=Fix("ldconfig"))
+    return ok(f"{soname} is {library.version or 'installed'}", seen(library.path, library.real))
 
 
 @check(
     "libcuda-stub",
     "driver",
-    title="libcuda.so.1 is the real one",
+    title="libcuda.so.1 is the driver's library",
     severity="warning",
-    looks_at="whether libcuda.so.1 leads into a directory stubs/ of a CUDA toolkit.",
+    looks_at="whether libcuda.so.1 resolves to a file in the directory stubs/ of a CUDA toolkit.",
     remedy=driver_packages.DROP_STUBS,
     blocked_by=("libcuda-missing",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/",),
 )
 def libcuda_stub(node: Node) -> Verdict:
-    """The stub is for linking on machines without a driver. Programs of this node that load it get CUDA error
+    """The stub is only for linking on machines without a driver. Programs that load it fail with CUDA error
     34: stub library.
     """
     library = node.cuda_library
     if library is None:
-        return skip("there is no libcuda.so.1")
+        return skip("libcuda.so.1 doesn't exist")
     if "/stubs/" not in library.real and "/stubs/" not in library.path:
-        return ok("libcuda.so.1 is the driver's", seen(library.path, library.real))
+        return ok("libcuda.so.1 is the driver's library", seen(library.path, library.real))
     return warn(
-        "libcuda.so.1 is the CUDA toolkit's stub, which drives nothing", seen(library.path, library.real)
+        "libcuda.so.1 is the CUDA toolkit's stub, which can't access GPUs", seen(library.path, library.real)
     )
 
 
 @check(
     "nvidia-smi-missing",
     "driver",
-    title="nvidia-smi is there",
+    title="nvidia-smi is installed",
     severity="warning",
-    looks_at="an executable nvidia-smi in PATH and where systems keep the driver's programs.",
+    looks_at="an executable nvidia-smi in PATH and in the usual directories of the driver's programs.",
     remedy=fixes.INSTALL_LIBRARIES,
     blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
     classes=(*HOST, WSL2),
@@ -131,26 +131,26 @@ def libcuda_stub(node: Node) -> Verdict:
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
 )
 def nvidia_smi_missing(node: Node) -> Verdict:
-    """NVIDIA's CDI refresh service starts only beside it, and the GPU operator takes a node without it for
-    one without a driver and installs a second one.
+    """NVIDIA's CDI refresh service starts only if nvidia-smi exists, and the GPU operator treats a node
+    without it as a node without a driver and installs a second driver.
     """
     for directory in PROGRAM_DIRECTORIES:
         if node.host.executable(f"{directory}/nvidia-smi"):
-            return ok("nvidia-smi is there", seen(f"{directory}/nvidia-smi", "executable"))
+            return ok("nvidia-smi is installed", seen(f"{directory}/nvidia-smi", "executable"))
     elsewhere = node.host.which("nvidia-smi")
     if elsewhere:
-        return ok("nvidia-smi is there", seen(elsewhere, "executable"))
+        return ok("nvidia-smi is installed", seen(elsewhere, "executable"))
     unsafe = node.host.unsafe_program("nvidia-smi")
     if unsafe is not None:
         return warn(
-            "nvidia-smi can be written by other users",
+            "other users can write to nvidia-smi",
             seen(*unsafe),
             fix=Fix(f"namei -l {unsafe[0]}", needs_root=False),
         )
     broken = [f"{one}/nvidia-smi" for one in PROGRAM_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
     evidence = [seen(path, "empty or not executable") for path in broken]
     return warn(
-        "nvidia-smi is not on this node",
+        "nvidia-smi is not installed on this node",
         *(evidence or [seen(", ".join(PROGRAM_DIRECTORIES[:4]), "no nvidia-smi")]),
         fix=driver_packages.install_libraries(node),
     )
@@ -161,8 +161,8 @@ def nvidia_smi_missing(node: Node) -> Verdict:
     "devices",
     title="NVML answers",
     looks_at=(
-        "NVML's initialisation and its list of GPUs, asked in a child process with a limit of 15 seconds (20 "
-        "for more than four GPUs)."
+        "NVML's initialisation and its list of GPUs, queried in a child process with a limit of 15 "
+        "seconds (20 for more than four GPUs)."
     ),
     remedy=fixes.READ_KERNEL_LOG,
     preflight=ANY_ENGINE,
@@ -185,8 +185,8 @@ def nvidia_smi_missing(node: Node) -> Verdict:
     ),
 )
 def nvml_hang(node: Node) -> Verdict:
-    """A sick GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins and the
-    start of every GPU container.
+    """An unhealthy GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins and
+    the start of every GPU container.
     """
     probe = node.nvml
     source = "nvmlInit in a child process"
@@ -194,7 +194,7 @@ def nvml_hang(node: Node) -> Verdict:
         evidence = (seen(source, probe.message), *_from_the_log(node))
         return fail("NVML does not answer", *evidence, fix=fixes.REBOOT.other)
     if probe.code == _NO_PERMISSION and not node.host.is_root:
-        return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
+        return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     if not probe.asked:
         return skip(probe.message)
     if probe.inventory is None:
@@ -206,7 +206,7 @@ def nvml_hang(node: Node) -> Verdict:
         errors += _from_the_log(node, *(gpu.pci for gpu in broken if gpu.pci))
         return fail(f"{len(broken)} of {len(probe.inventory.gpus)} GPUs don't answer NVML", *errors)
     if probe.untold:
-        return note("NVML lists the GPUs and stops when it is asked how they are", seen(source, probe.untold))
+        return note("NVML lists the GPUs, but fails when it reads their state", seen(source, probe.untold))
     return ok(f"NVML lists {len(probe.inventory.gpus)} GPUs", seen(source, f"{probe.seconds:.1f} s"))
 
 
@@ -230,7 +230,7 @@ LIBRARIES_CHECKS = (
 @check(
     "driver-libs-mixed",
     "driver",
-    title="The libraries are of one driver",
+    title="All libraries come from one driver version",
     looks_at="the versions in the real file names of libnvidia-ml.so.1 and libcuda.so.1.",
     remedy=fixes.INSTALL_LIBRARIES,
     blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
@@ -239,28 +239,29 @@ LIBRARIES_CHECKS = (
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def driver_libs_mixed(node: Node) -> Verdict:
-    """CUDA and NVML come from one driver. Of two versions at least one doesn't fit the kernel module: left
-    over from a .run installer, or from an upgrade that stopped half way.
+    """CUDA and NVML belong to one driver. If their versions differ, at least one doesn't match the kernel
+    module: it is left over from a .run installer or from an interrupted upgrade.
     """
     nvml, cuda = node.nvml_library, node.cuda_library
     if nvml is None or cuda is None or not nvml.version or not cuda.version:
-        return skip("the libraries don't tell their version")
+        return skip("the libraries' versions are unknown")
     evidence = [seen(one.real, f"{one.version} ({one.soname})") for one in (nvml, cuda)]
     if nvml.version == cuda.version:
-        return ok(f"the libraries are both {nvml.version}", *evidence)
+        return ok(f"both libraries have version {nvml.version}", *evidence)
     if is_compat(cuda.real):
-        return ok("libcuda.so.1 is cuda-compat's, which forward-compat-803-804 judges", *evidence)
-    summary = f"two drivers' libraries are mixed: {nvml.version} and {cuda.version}"
+        return ok("libcuda.so.1 is cuda-compat's: see forward-compat-803-804", *evidence)
+    summary = f"libraries of two driver versions are mixed: {nvml.version} and {cuda.version}"
     return fail(summary, *evidence, fix=driver_packages.reinstall_libraries(node))
 
 
 @check(
     "driver-lib-mismatch",
     "driver",
-    title="Module and libraries are one version",
+    title="The kernel module and the libraries have the same version",
     looks_at=(
-        "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 and "
-        "libcuda.so.1, the module on disk, and the package manager's log for who brought the libraries."
+        "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 "
+        "and libcuda.so.1, the module on disk, and the package manager's log for what installed the "
+        "libraries."
     ),
     remedy=fixes.REBOOT,
     blocked_by=("module-not-loaded", "libnvidia-ml-missing", "driver-libs-mixed"),
@@ -278,12 +279,12 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     """
     module, found = node.module, _libraries(node)
     if module is None or not module.version or not found:
-        return skip("the module or its libraries don't tell their version")
+        return skip("the version of the module or of its libraries is unknown")
     evidence = [seen(f"/sys/module/{module.name}/version", f"{module.version} (loaded module)")]
     evidence += [seen(library.real, f"{library.version} ({library.soname})") for library in found]
     wrong = next((library.version for library in found if library.version != module.version), None)
     if wrong is None:
-        return ok(f"module and libraries are both {module.version}", *evidence)
+        return ok(f"module and libraries both have version {module.version}", *evidence)
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
     evidence += _who(node, wrong)
     if TRAITS["lxc"].holds(node):  # the host has loaded its module; the libraries in here must follow
@@ -327,11 +328,11 @@ def _rebuild(node: Node, version: str) -> Fix:
 @check(
     "driver-upgrade-pending",
     "driver",
-    title="No driver upgrade waits for a reboot",
+    title="No driver upgrade is waiting for a reboot",
     severity="warning",
     looks_at=(
-        "modinfo -F version nvidia for the kernel that boots next, against /sys/module/nvidia/version and "
-        "the libraries."
+        "modinfo -F version nvidia for the kernel of the next boot, against /sys/module/nvidia/version "
+        "and the libraries."
     ),
     remedy=fixes.REBOOT,
     blocked_by=("module-not-loaded", "driver-lib-mismatch"),
@@ -340,24 +341,24 @@ def _rebuild(node: Node, version: str) -> Fix:
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def driver_upgrade_pending(node: Node) -> Verdict:
-    """The GPUs work now, but anything that reloads the module or refreshes the libraries changes the driver
-    under running work. Reboot at a time of your choosing.
+    """The GPUs work now, but reloading the module or refreshing the libraries changes the driver under
+    running workloads. Schedule a reboot.
     """
     module, upcoming = node.module, node.next_version
     if module is None or not module.version or not upcoming:
-        return skip("modinfo tells no version of the module on disk")
+        return skip("modinfo reports no version of the module on disk")
     if upcoming == module.version:
-        return ok(f"the module on disk is the loaded one, {module.version}")
+        return ok(f"the loaded module is the one on disk, {module.version}")
     evidence = (
         seen("modinfo -F version nvidia", f"{upcoming} (for kernel {node.next_kernel})"),
         seen(f"/sys/module/{module.name}/version", module.version),
     )
     stays = next((one for one in _libraries(node) if one.version == module.version), None)
     if stays is None:
-        summary = f"driver {upcoming} is installed, {module.version} runs until the next reboot"
+        summary = f"driver {upcoming} is installed; {module.version} stays loaded until the next reboot"
         return warn(summary, *evidence, fix=fixes.REBOOT.other)
     return warn(
-        f"the next reboot breaks the GPUs: it loads module {upcoming}, and the libraries are {stays.version}",
+        f"the next reboot breaks the GPUs: it loads module {upcoming}, but the libraries are {stays.version}",
         *evidence,
         seen(stays.real, f"{stays.version} ({stays.soname})"),
         fix=driver_packages.reinstall_libraries(node),
@@ -381,8 +382,7 @@ MINIMUM = (384, 81)
     "driver",
     title="The driver is new enough",
     looks_at=(
-        "/sys/module/nvidia/version; 384.81 is the least, and GPUs that nobody drives may need a newer "
-        "branch."
+        "/sys/module/nvidia/version. The minimum is 384.81; GPUs without a driver may need a newer branch."
     ),
     remedy=fixes.UPGRADE_DRIVER,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
@@ -392,13 +392,13 @@ MINIMUM = (384, 81)
     table=driver.TABLE,
 )
 def driver_too_old(node: Node) -> Verdict:
-    """CUDA 9, the container toolkit and device plugins need at least driver 384.81, and a driver knows no GPU
-    that is newer than itself.
+    """CUDA 9, the container toolkit and device plugins need driver 384.81 or newer, and a driver doesn't
+    support GPUs that are newer than itself.
     """
     version = node.driver_version
     numbers = driver.version_numbers(version)
     if not numbers:
-        return skip("the module doesn't tell its version")
+        return skip("the module's version is unknown")
     evidence = _version(node)
     if node.module is not None and numbers < MINIMUM:
         return fail(
@@ -411,10 +411,10 @@ def driver_too_old(node: Node) -> Verdict:
 @check(
     "gpu-arch-dropped",
     "driver",
-    title="The driver still knows these GPUs",
+    title="The driver still supports these GPUs",
     looks_at=(
-        "PCI device ids of GPUs that nobody drives against the driver's branch; for GPUs whose last branch "
-        "is known, whether the package cuda-drivers would leave it."
+        "PCI device ids of GPUs without a driver against the driver's branch. For GPUs with a known "
+        "last supported branch, also whether the package cuda-drivers would upgrade past it."
     ),
     remedy=driver_packages.HOLD_BRANCH,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
@@ -424,23 +424,24 @@ def driver_too_old(node: Node) -> Verdict:
     refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
 )
 def gpu_arch_dropped(node: Node) -> Verdict:
-    """Branch 580 is the last for Maxwell, Pascal and Volta. A newer driver loads and doesn't take them: No
-    devices were found.
+    """Branch 580 is the last one that supports Maxwell, Pascal and Volta. A newer driver loads but ignores
+    these GPUs: No devices were found.
     """
     if not node.driver_version:
-        return skip("the module doesn't tell its version")
+        return skip("the module's version is unknown")
     found = _judge(node, driver.DROPPED, "a driver of branch {0.max} or older")
     if found is not None:
         return found
     rows = (driver.supports(gpu.device_id) for gpu in node.gpus if _could_have(node, gpu))
     last = next((row for row in rows if row and row.max), None)
     if last is None:
-        return ok("no GPU here is left behind by newer drivers")
+        return ok("newer drivers still support every GPU on this node")
     followed = node.packages.installed.get("cuda-drivers")
     if followed is None or _stays(node, followed):
-        return ok(f"the driver stays within branch {last.max}, which a GPU here ({last.name}) needs")
+        return ok(f"the driver stays on branch {last.max}, which a GPU on this node ({last.name}) needs")
     return warn(
-        f"the next upgrade of cuda-drivers leaves branch {last.max}, the last for a GPU here ({last.name})",
+        f"the next upgrade of cuda-drivers leaves branch {last.max}, the last one for a GPU on this "
+        f"node ({last.name})",
         seen("package database", f"cuda-drivers {followed.version}, which follows the newest branch"),
         fix=driver_packages.HOLD_BRANCH.for_family(node.distribution.family),
     )
@@ -461,10 +462,10 @@ def _stays(node: Node, package: Package) -> bool:
 @check(
     "kmod-flavour",
     "driver",
-    title="Open or proprietary: the module fits the GPUs",
+    title="The kernel module type (open or proprietary) supports the GPUs",
     looks_at=(
-        "PCI device ids of GPUs that nobody drives, and whether the module is the open one: "
-        "/proc/driver/nvidia/version, or its license where it isn't loaded."
+        "PCI device ids of GPUs without a driver, and whether the module is the open one: "
+        "/proc/driver/nvidia/version, or the module's license if it isn't loaded."
     ),
     remedy=fixes.INSTALL_DRIVER,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
@@ -474,14 +475,14 @@ def _stays(node: Node, package: Package) -> bool:
     table=driver.TABLE,
 )
 def kmod_flavour(node: Node) -> Verdict:
-    """GPUs before Turing are driven by the proprietary module alone, Blackwell and Grace Hopper by the open
-    one alone. The other module doesn't take them: No devices were found, with a card that lspci shows.
+    """GPUs before Turing work only with the proprietary module; Blackwell and Grace Hopper only with the open
+    one. The wrong module ignores the GPU: No devices were found, although lspci lists the card.
     """
     if node.module_open is None:
-        return skip("neither the module nor modinfo tells whether it is the open one")
+        return skip("neither the module nor modinfo reports whether it is the open one")
     kind = "open" if node.module_open else "proprietary"
     found = _judge(node, driver.FLAVOUR, "the {0.module} kernel module")
-    return found or ok(f"the {kind} kernel module drives these GPUs")
+    return found or ok(f"the {kind} kernel module supports these GPUs")
 
 
 def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
@@ -504,10 +505,14 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
     summary = f"{count} {verb} {what}"
     driven = any(gpu.driver == "nvidia" and gpu.address not in _refused(node) for gpu in node.gpus)
     if driven and all(one.supports.max and one.gpu.display for one in found):
-        return note(f"{summary}, which only matters if it is to compute", *evidence)
+        return note(f"{summary}; this matters only if the GPU is for computing", *evidence)
     if driven and not driver_packages.spares(node, first.supports):
         moved = Fix(f"lspci -nnks {first.gpu.address}", needs_root=False)
-        return warn(f"{summary}, which doesn't drive the others: no driver drives all", *evidence, fix=moved)
+        return warn(
+            f"{summary}, which doesn't support the others: no driver supports all of them",
+            *evidence,
+            fix=moved,
+        )
     return (warn if driven else fail)(summary, *evidence, fix=driver_packages.install_driver(node))
 
 
@@ -524,9 +529,9 @@ def _version(node: Node, flavour: str = "") -> Evidence:
 @check(
     "driver-eol",
     "driver",
-    title="The driver's branch still gets fixes",
+    title="The driver's branch still gets security fixes",
     severity="warning",
-    looks_at="the driver's branch against those that NVIDIA's last security bulletin has a fix for.",
+    looks_at="the driver's branch against the branches that NVIDIA's last security bulletin has fixes for.",
     remedy=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-too-old"),
     unless=("operator-driver", "vgpu-guest"),
@@ -534,18 +539,18 @@ def _version(node: Node, flavour: str = "") -> Evidence:
     table="driver_cves",
 )
 def driver_eol(node: Node) -> Verdict:
-    """NVIDIA fixes a few branches and no others. What is found from now on in this one stays: plan the change
-    to a branch that is kept for the next maintenance window.
+    """NVIDIA fixes only a few branches. New vulnerabilities in this branch stay open: plan the change to a
+    supported branch for the next maintenance window.
     """
     number = driver.branch(node.driver_version)
     if not number:
-        return skip("the module doesn't tell its version")
+        return skip("the module's version is unknown")
     bulletin = driver.ended(number)
     if bulletin is None:
-        return ok(f"branch {number} still gets fixes", _version(node))
+        return ok(f"branch {number} still gets security fixes", _version(node))
     last = driver_packages.last_branch(node)
     if last and last <= number:
-        summary = f"driver branch {number} gets no more fixes, and is the last for GPUs like these"
+        summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))
     kept = ", ".join(str(one) for one in bulletin.branches)
     return warn(

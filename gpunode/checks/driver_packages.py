@@ -186,7 +186,7 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
 
 def newer_run_file() -> Fix:
     """For a driver that came with NVIDIA's .run installer: packages would overwrite its files."""
-    return Fix(f"follow {_DOWNLOADS} to a newer .run installer, which is how this driver came")
+    return Fix(f"follow {_DOWNLOADS} to a newer .run installer: this driver was installed with one")
 
 
 _AGAIN = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
@@ -383,11 +383,11 @@ _WIDE = ("nvidia", "*", "developer.download")
 @check(
     "unattended-upgrades-driver",
     "driver",
-    title="Nothing upgrades the driver by itself",
+    title="Automatic upgrades don't replace the driver",
     severity="warning",
     looks_at=(
-        "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins or "
-        "their own lists keep the driver's libraries from them."
+        "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins "
+        "or their own exclusion lists keep them from upgrading the driver's libraries."
     ),
     remedy=KEEP_DRIVER,
     blocked_by=("driver-not-installed",),
@@ -395,23 +395,24 @@ _WIDE = ("nvidia", "*", "developer.download")
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def unattended_upgrades_driver(node: Node) -> Verdict:
-    """Such an upgrade replaces the libraries under the module that runs: from that minute on every new GPU
-    container fails with Driver/library version mismatch, until the node is rebooted.
+    """Such an upgrade replaces the libraries while the old module is loaded: from then on every new GPU
+    container fails with Driver/library version mismatch until the node is rebooted.
     """
     upgrades = node.automatic_upgrades
     if upgrades is None:
-        return ok("nothing upgrades packages by itself")
+        return ok("automatic upgrades are disabled")
     timer = node.units.get(_APT_TIMER) if upgrades.tool == "unattended-upgrades" else None
     if timer is not None and timer.installed and not (timer.runs or timer.at_boot):
-        return ok("the timer of unattended-upgrades is off", seen(_APT_TIMER, timer))
+        return ok("the timer of unattended-upgrades is disabled", seen(_APT_TIMER, timer))
     exposed = [one for one in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, one)]
     if not exposed:
         return ok(
-            f"{upgrades.tool} leaves the driver alone", seen(upgrades.source, upgrades.value, upgrades.line)
+            f"{upgrades.tool} doesn't upgrade the driver",
+            seen(upgrades.source, upgrades.value, upgrades.line),
         )
     named = ", ".join(f"{one.name} {one.upstream}" for one in exposed[:3])
     return warn(
-        f"{upgrades.tool} may replace the driver while it runs",
+        f"{upgrades.tool} may replace the driver while GPUs are in use",
         seen(upgrades.source, upgrades.value, upgrades.line),
         seen("package database", f"{named}: not held, locked or excluded"),
     )
@@ -432,11 +433,11 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
 @check(
     "driver-two-installs",
     "driver",
-    title="The driver is installed once",
+    title="Only one driver installation exists",
     severity="warning",
     looks_at=(
-        "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver beside the "
-        "host's, and copies of libcuda.so.1 of several versions in the linker's cache."
+        "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver "
+        "beside the host's, and several versions of libcuda.so.1 in the linker's cache."
     ),
     remedy=REMOVE_RUN_INSTALL,
     blocked_by=(
@@ -448,8 +449,8 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def driver_two_installs(node: Node) -> Verdict:
-    """Two installations overwrite each other's files: an upgrade of one leaves libraries of the other behind,
-    and module and libraries part ways.
+    """Two installations overwrite each other's files. An upgrade of one leaves libraries of the other behind,
+    and the versions of module and libraries diverge.
     """
     if node.host.is_dir(OPERATOR_DRIVER):
         return _beside_operator(node)
@@ -458,22 +459,22 @@ def driver_two_installs(node: Node) -> Verdict:
         if packaged:
             named = ", ".join(f"{one.name} {one.upstream}" for one in packaged[:3])
             return warn(
-                "the driver was installed twice: by a .run installer and from packages",
-                seen(_RUN_INSTALLER, "left by the .run installer"),
+                "the driver was installed both by a .run installer and from packages",
+                seen(_RUN_INSTALLER, "left over from the .run installer"),
                 seen("package database", named),
                 fix=_remove(node, packaged),
             )
     copies = tuple(_copies(node))
     if len({one.value for one in copies}) > 1:
-        return warn("libraries of two drivers are known to the linker", *copies)
-    return ok("the driver is installed once")
+        return warn("the linker's cache has libraries of two driver versions", *copies)
+    return ok("only one driver installation exists")
 
 
 def _beside_operator(node: Node) -> Verdict:
     if not node.dkms:
         return ok("the GPU operator's driver is the only one")
     return warn(
-        "the GPU operator brings a driver, and this node has one of its own",
+        "the GPU operator installs a driver, but this node has its own driver",
         seen(OPERATOR_DRIVER, "the GPU operator's driver"),
         *(seen("/var/lib/dkms", f"source of {version}") for version in node.dkms),
         fix=NO_OPERATOR_DRIVER.other,

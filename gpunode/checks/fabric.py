@@ -41,11 +41,11 @@ _RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
 @check(
     "peermem",
     "fabric",
-    title="Network cards reach GPU memory",
+    title="Network cards can access GPU memory directly",
     severity="warning",
     looks_at=(
-        f"cards in {fabric.INFINIBAND} driven by mlx5_core, the module nvidia_peermem, modules-load.d "
-        "and the kernel's log."
+        f"cards in {fabric.INFINIBAND} that use the driver mlx5_core, the module nvidia_peermem, "
+        "modules-load.d and the kernel's log."
     ),
     remedy=fixes.everywhere("modprobe nvidia-peermem"),
     blocked_by=("module-not-loaded",),
@@ -53,12 +53,12 @@ _RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
     refs=(_RDMA_GUIDE,),
 )
 def peermem(node: Node) -> Verdict:
-    """GPUDirect RDMA takes nvidia_peermem, or open modules and a kernel from 5.12 on (DMA-BUF). Without it
-    NCCL copies through the processor's memory, at a fraction of the speed.
+    """GPUDirect RDMA needs nvidia_peermem, or the open modules with kernel 5.12 or newer (DMA-BUF). Without
+    it, NCCL copies through host memory, at a fraction of the speed.
     """
     cards = fabric.infiniband_cards(node.host)
     if not cards:
-        return skip("there is no InfiniBand or RoCE card of NVIDIA's on this node")
+        return skip("this node has no NVIDIA InfiniBand or RoCE card")
     now = uptime(node.host)
     found = matching(node.kernel_log, _INVALID)
     invalid = [(line, match) for line, match in found if not now or now - line.seconds < _RECENT_SECONDS]
@@ -68,41 +68,42 @@ def peermem(node: Node) -> Verdict:
         return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *shown, fix=again)
     if fabric.loaded(node.host, "nvidia_peermem"):
         return ok("nvidia_peermem is loaded")
-    evidence = (seen("/proc/modules", "no nvidia_peermem"), seen(fabric.INFINIBAND, ", ".join(cards[:4])))
+    evidence = (
+        seen("/proc/modules", "nvidia_peermem is not loaded"),
+        seen(fabric.INFINIBAND, ", ".join(cards[:4])),
+    )
     listed = fabric.wanted_at_boot(node.host, "nvidia-peermem")
     shared = fabric.by_dmabuf(node.module.open if node.module else None, node.kernel)
     # a package may list it for kernels that need it; a line in /etc is an administrator's wish
     if listed and (not shared or listed[0].startswith("/etc/")):
         path, line = listed
         wanted = seen(path, "nvidia-peermem", line)
-        summary = "nvidia_peermem is to be loaded at boot and isn't there"
+        summary = "nvidia_peermem is configured to load at boot, but is not loaded"
         loader = node.units.get(_LOADER)
         if loader is None or not loader.has_failed:
             return warn(summary, wanted, *evidence)
         fix = after_reading_log(_LOADER, "modprobe nvidia-peermem")
         return warn(summary, wanted, *evidence, *seen_unit(node, _LOADER), fix=fix)
     if shared:
-        return ok("the open modules and this kernel share GPU memory by DMA-BUF")
+        return ok("the open modules and this kernel share GPU memory through DMA-BUF")
     if not fabric.infiniband_ports(node.host, cards):
-        return ok("no InfiniBand port is up, so nobody needs nvidia_peermem")
-    return note("network cards can't reach GPU memory: nvidia_peermem isn't loaded", *evidence)
+        return ok("no InfiniBand port is up, so nvidia_peermem isn't needed")
+    return note("network cards can't access GPU memory directly: nvidia_peermem isn't loaded", *evidence)
 
 
 @check(
     "gds-gdrcopy",
     "fabric",
-    title="Modules of GPUDirect Storage and GDRCopy are loaded",
+    title="The modules of GPUDirect Storage and GDRCopy are loaded",
     severity="info",
-    looks_at="nvidia_fs and gdrdrv: built for the running kernel, and loaded.",
+    looks_at="whether nvidia_fs and gdrdrv are built for the running kernel, and loaded.",
     remedy=fixes.everywhere("modprobe nvidia_fs; modprobe gdrdrv"),
     blocked_by=("module-not-loaded",),
     classes=HOST,
     refs=("https://docs.nvidia.com/gpudirect-storage/", "https://github.com/NVIDIA/gdrcopy"),
 )
 def gds_gdrcopy(node: Node) -> Verdict:
-    """Programs that use cuFile or GDRCopy fall back to copies through the processor's memory where their
-    module isn't loaded.
-    """
+    """Without their module, programs that use cuFile or GDRCopy copy through host memory instead."""
     wanted = tuple(fabric.installed_extras(node.host, node.kernel))
     if not wanted:
         return skip("neither GPUDirect Storage nor GDRCopy is installed")
@@ -111,8 +112,8 @@ def gds_gdrcopy(node: Node) -> Verdict:
         return ok(f"{' and '.join(name for name, _, _ in wanted)}: the module is loaded")
     command = " && ".join(f"modprobe {module}" for _, module, _ in missing)
     return note(
-        f"{' and '.join(name for name, _, _ in missing)}: the kernel module is there and isn't loaded",
-        *(seen(path, f"has {module}, /proc/modules hasn't") for _, module, path in missing),
+        f"{' and '.join(name for name, _, _ in missing)}: the kernel module is installed but not loaded",
+        *(seen(path, f"{module} exists, but is not in /proc/modules") for _, module, path in missing),
         fix=Fix(command),
     )
 
@@ -228,8 +229,8 @@ _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
 @check(
     "fabricmanager-version",
     "fabric",
-    title="The fabric manager is the driver's own version",
-    looks_at=f"the fabric manager's package, or its complaint in {manager.LOG}, and the loaded driver.",
+    title="The fabric manager has the driver's version",
+    looks_at=f"the fabric manager's package, or its error in {manager.LOG}, and the loaded driver.",
     remedy=MATCHING_MANAGER,
     blocked_by=("module-not-loaded",),
     classes=HOST,
@@ -239,8 +240,8 @@ _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
     preflight=ANY_ENGINE,
 )
 def fabricmanager_version(node: Node) -> Verdict:
-    """The fabric manager refuses a driver of another version. The NVSwitches then stay as they are and CUDA
-    fails with error 802, system not yet initialized.
+    """The fabric manager refuses to run with a driver of another version. The NVSwitches are then not
+    configured, and CUDA fails with error 802, system not yet initialized.
     """
     loaded = node.module.version if node.module else ""
     package = manager.package_version(node.packages)
@@ -249,15 +250,15 @@ def fabricmanager_version(node: Node) -> Verdict:
     name, version = package
     evidence = (seen(name, version), seen("/sys/module/nvidia/version", loaded))
     if version == loaded:
-        return ok(f"the fabric manager is {version}, as the driver", *evidence)
+        return ok(f"fabric manager and driver both have version {version}", *evidence)
     on_disk = node.module_file.version if node.module_file else ""
-    what = f"the fabric manager is {version}, the loaded driver {loaded}"
+    what = f"the fabric manager is {version}, but the loaded driver is {loaded}"
     if _runs(node):
         if version == on_disk:
-            return skip("the fabric manager is that of the driver which waits for a reboot")
-        return warn(f"{what}: it won't start again", *evidence, fix=matching_manager(node, loaded))
+            return skip("the fabric manager matches the driver that becomes active after a reboot")
+        return warn(f"{what}: it can't start again", *evidence, fix=matching_manager(node, loaded))
     fix = fixes.REBOOT.other if version == on_disk else matching_manager(node, loaded)
-    return fail(f"{what}: it doesn't start", *evidence, fix=fix)
+    return fail(f"{what}: it can't start", *evidence, fix=fix)
 
 
 def _by_log(node: Node, loaded: str) -> Verdict:
@@ -266,11 +267,11 @@ def _by_log(node: Node, loaded: str) -> Verdict:
         versions = manager.versions_in(finding.text) if finding.kind == "version" else None
         if versions and versions[1] == loaded and versions[0] != loaded and not _runs(node):
             return fail(
-                f"the fabric manager is {versions[0]}, the loaded driver {loaded}: it doesn't start",
+                f"the fabric manager is {versions[0]}, but the loaded driver is {loaded}: it can't start",
                 seen(manager.LOG, finding.text, finding.line),
                 fix=matching_manager(node, loaded),
             )
-    return skip("no package tells the fabric manager's version")
+    return skip("the fabric manager's version is unknown")
 
 
 def _runs(node: Node) -> bool:
@@ -282,7 +283,7 @@ def _runs(node: Node) -> bool:
 @check(
     "fabricmanager-missing",
     "fabric",
-    title="The fabric manager runs",
+    title="The fabric manager is running",
     looks_at=(
         "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
         f"{manager.UNIT} and processes {manager.PROGRAM}."
@@ -295,39 +296,41 @@ def _runs(node: Node) -> bool:
     preflight=ANY_ENGINE,
 )
 def fabricmanager_missing(node: Node) -> Verdict:
-    """Nobody else sets the NVSwitches up. nvidia-smi looks fine without it, and every CUDA program fails with
-    error 802, system not yet initialized.
+    """Only the fabric manager configures the NVSwitches. nvidia-smi works without it, but every CUDA program
+    fails with error 802, system not yet initialized.
     """
     if _runs(node):
-        return ok("the fabric manager runs")
+        return ok("the fabric manager is running")
     states = {one.fabric.state for one in node.conditions if not one.error}
     if states == {"completed"}:
         return ok("every GPU is registered with its fabric", seen("NVML", "fabric state completed"))
     unit = node.units.get(manager.UNIT)
     if unit is None:
-        return skip("systemd doesn't tell whether the fabric manager runs")
+        return skip("systemd doesn't report whether the fabric manager is running")
     switches = f"{len(node.switches)} NVSwitches"
     if not unit.installed:
         fix = missing_manager(node)
         evidence = (seen(manager.UNIT, "not installed"), seen("NVSwitch", switches))
-        return fail("this node has NVSwitches and no fabric manager", *evidence, fix=fix)
+        return fail("this node has NVSwitches, but no fabric manager is installed", *evidence, fix=fix)
     evidence = (seen(manager.UNIT, str(unit)), seen("NVSwitch", switches))
     blackwell = any(switch.driver == "mlx5_core" for switch in node.switches)
     lacking = manager.lacking(node.host) if blackwell else ()
     if lacking:
         parts = (seen(place, what) for place, what, _ in lacking)
         fix = complete_manager(node, tuple(need for _, _, need in lacking))
-        return fail("the fabric manager doesn't run and lacks what it needs", *evidence, *parts, fix=fix)
-    return fail("the fabric manager doesn't run", *evidence, fix=START_MANAGER.other)
+        return fail(
+            "the fabric manager isn't running, and its prerequisites are missing", *evidence, *parts, fix=fix
+        )
+    return fail("the fabric manager isn't running", *evidence, fix=START_MANAGER.other)
 
 
 @check(
     "fabric-topology",
     "fabric",
-    title="The NVSwitches are all there and free of errors",
+    title="All NVSwitches are present and report no errors",
     looks_at=(
-        "SXid lines of the kernel's log (the last day of those that aren't fatal), and "
-        f"{manager.LOG} since the fabric manager's last start."
+        f"SXid lines in the kernel's log (non-fatal ones of the last day only), and {manager.LOG} "
+        "since the fabric manager's last start."
     ),
     remedy=READ_MANAGER_LOG,
     blocked_by=("module-not-loaded", "fabricmanager-version"),
@@ -337,14 +340,14 @@ def fabricmanager_missing(node: Node) -> Verdict:
     preflight=ANY_ENGINE,
 )
 def fabric_topology(node: Node) -> Verdict:
-    """With a switch missing or in a fatal state the fabric manager gives up, and CUDA fails with error 802 on
-    every GPU behind it. Some of these go away when the node is without power for a minute; the others are
+    """With a missing or failed switch the fabric manager exits, and CUDA fails with error 802 on every GPU
+    behind that switch. Disconnecting power for a minute clears some of these faults; the others need new
     hardware.
     """
     lines = {finding.kind: finding for finding in node.fabric_log if _of_this_boot(node)}
     logged = {kind: seen(manager.LOG, one.text, one.line) for kind, one in lines.items()}
     if "topology" in logged and not _runs(node):
-        return fail("the fabric manager misses NVSwitches", logged["topology"])
+        return fail("the fabric manager reports missing NVSwitches", logged["topology"])
     reported = _switch_errors(node)
     fatal = [seen(SOURCE, line.text) for line, kind in reported if kind == "Fatal"]
     mild = [seen(SOURCE, line.text) for line, kind in reported if kind != "Fatal" and _recent(node, line)]
@@ -378,8 +381,8 @@ def _recent(node: Node, line: KernelLine) -> bool:
 @check(
     "fabric-training",
     "fabric",
-    title="The GPUs are part of their NVLink fabric",
-    looks_at="what NVML says of each GPU's fabric: its state, the outcome of the training, its health.",
+    title="All GPUs have joined their NVLink fabric",
+    looks_at="each GPU's fabric as NVML reports it: its state, the result of the training, its health.",
     remedy=READ_MANAGER_LOG,
     blocked_by=(
         "module-not-loaded",
@@ -392,29 +395,29 @@ def _recent(node: Node, line: KernelLine) -> bool:
     refs=(_GUIDE,),
 )
 def fabric_training(node: Node) -> Verdict:
-    """A GPU that its fabric hasn't taken in can't start CUDA (error 802); one with a degraded link is slow in
-    everything that several GPUs do together.
+    """A GPU that hasn't joined its fabric can't start CUDA (error 802). A GPU with a degraded link slows all
+    multi-GPU work down.
     """
     if "NvLinkDisable: 1" in (node.host.read_text("/proc/driver/nvidia/params") or ""):
-        return skip("NVLink is switched off (NVreg_NvLinkDisable=1)")
+        return skip("NVLink is disabled (NVreg_NvLinkDisable=1)")
     # a GPU that is partitioned computes without its fabric
     known = [one for one in node.conditions if one.fabric.state is not None and not one.mig_mode]
     if not known:
-        return skip("NVML tells of no fabric on this node")
+        return skip("NVML reports no fabric on this node")
     waiting = [one for one in known if one.fabric.state != "completed"]
     if waiting and 0 < node.host.now() - boot_time(node.host) < _TRAINING_SECONDS:
-        return skip("the node has just booted, its fabric is being trained")
+        return skip("the node has just booted and its fabric is still in training")
     wrong = [one for one in known if one.fabric.state == "completed" and one.fabric.status not in (None, 0)]
     if waiting or wrong:
         evidence = tuple(seen(_gpu(one), _fabric(one)) for one in (*waiting, *wrong)[:8])
-        return fail(f"{len(evidence)} of {len(known)} GPUs aren't part of their NVLink fabric", *evidence)
+        return fail(f"{len(evidence)} of {len(known)} GPUs haven't joined their NVLink fabric", *evidence)
     ill = [(one, problem) for one in known if (problem := _health(one.fabric.health))]
     if ill:
         whose = "one GPU" if len(ill) == 1 else f"{len(ill)} GPUs"
         return warn(
-            f"the NVLink fabric of {whose} is impaired", *(seen(_gpu(one), what) for one, what in ill)
+            f"the NVLink fabric of {whose} is degraded", *(seen(_gpu(one), what) for one, what in ill)
         )
-    return ok(f"{len(known)} GPUs are part of their NVLink fabric")
+    return ok(f"{len(known)} GPUs have joined their NVLink fabric")
 
 
 def _gpu(one: Condition) -> str:
@@ -462,7 +465,7 @@ _REFUSED = (
     "fabric",
     title="Virtual GPUs have a licence",
     severity="warning",
-    looks_at=f"what NVML says of licences, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
+    looks_at=f"the licences that NVML reports, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
     remedy=fixes.everywhere(f"journalctl -b -u {_UNIT} -n 30; timedatectl"),
     blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
     classes=HOST,
@@ -470,18 +473,17 @@ _REFUSED = (
     needs=("vgpu-guest",),
 )
 def vgpu_license(node: Node) -> Verdict:
-    """A virtual GPU without a licence works at first and is slowed down after some minutes; some profiles
-    lose CUDA. The usual causes are a missing token, a clock that is wrong, and a licence service that can't
-    be reached.
+    """A virtual GPU without a licence works at first and is throttled after some minutes; some profiles lose
+    CUDA. Common causes are a missing token, a wrong clock and an unreachable licence server.
     """
     asked = [one for one in node.conditions if one.licence.supported]
     if not asked:
-        return skip("NVML tells of no virtual GPU that needs a licence")
+        return skip("NVML reports no virtual GPU that needs a licence")
     without = [one for one in asked if one.licence.licensed is False]
     if not without:
         return ok("the virtual GPUs have a licence")
     if 0 < node.host.now() - boot_time(node.host) < _LICENCE_SECONDS:
-        return skip("the node has just booted, nvidia-gridd still asks for a licence")
+        return skip("the node has just booted and nvidia-gridd is still requesting a licence")
     evidence = [
         seen(f"NVML, GPU {one.index} ({one.pci})", f"no licence{_products(one.licence.products)}")
         for one in without[:8]
@@ -490,12 +492,17 @@ def vgpu_license(node: Node) -> Verdict:
     if unit is not None and not unit.runs:
         fix = Fix(f"systemctl enable --now {_UNIT}", True, "none")
         return warn(
-            "the virtual GPUs have no licence: nobody asks for one", *evidence, seen(_UNIT, unit), fix=fix
+            "the virtual GPUs have no licence: nvidia-gridd isn't running",
+            *evidence,
+            seen(_UNIT, unit),
+            fix=fix,
         )
     if not _configured(node):
         fix = Fix(f"install -m 744 {_TOKEN} {_TOKENS}/ && systemctl restart nvidia-gridd")
         nothing = seen(_TOKENS, "no client configuration token")
-        return warn("the virtual GPUs have no licence: no token says where from", *evidence, nothing, fix=fix)
+        return warn(
+            "the virtual GPUs have no licence: no token names a licence server", *evidence, nothing, fix=fix
+        )
     return warn("the virtual GPUs have no licence", *evidence)
 
 
@@ -515,8 +522,8 @@ def _configured(node: Node) -> bool:
 @check(
     "vgpu-driver-mismatch",
     "fabric",
-    title="The guest's driver fits the host's vGPU manager",
-    looks_at="what the guest's driver says of the host's vGPU manager in the kernel's log.",
+    title="The guest driver is compatible with the host's vGPU manager",
+    looks_at="messages of the guest driver about the host's vGPU manager in the kernel's log.",
     remedy=GUEST_DRIVER,
     blocked_by=("module-not-loaded",),
     classes=(VM,),
@@ -524,45 +531,45 @@ def _configured(node: Node) -> bool:
     preflight=ANY_ENGINE,
 )
 def vgpu_driver_mismatch(node: Node) -> Verdict:
-    """Guest and host have to be of one vGPU release, or of releases that know each other. Otherwise the
-    virtual GPU is switched off: it is on the bus and nothing can use it.
+    """Guest driver and host must have the same vGPU release or compatible ones. Otherwise the virtual GPU is
+    disabled: it is on the bus, but no program can use it.
     """
     since = last_load(node.kernel_log)  # guest or host may have been upgraded since
     found = [(line, match) for line, match in matching(node.kernel_log, _REFUSED) if line.seconds >= since]
     if not found:
-        return ok("the driver hasn't refused the host's vGPU manager")
+        return ok("the driver hasn't rejected the host's vGPU manager")
     line, match = found[-1]
     host = f" {match[1]}" if match[1] else ""
     loaded = node.module.version if node.module else ""
     evidence: list[Evidence] = [seen(SOURCE, line.text)]
     evidence += [seen("/sys/module/nvidia/version", loaded)] if loaded else []
-    return fail(f"the host's vGPU manager{host} doesn't fit driver {loaded}".rstrip(), *evidence)
+    return fail(f"the host's vGPU manager{host} is incompatible with driver {loaded}".rstrip(), *evidence)
 
 
 @check(
     "cc-mode",
     "fabric",
-    title="GPUs that compute in confidence take work",
+    title="GPUs with confidential computing accept work",
     severity="warning",
-    looks_at="NVML's state of confidential computing, and whether the GPUs are declared ready.",
+    looks_at="the state of confidential computing in NVML, and whether the GPUs are set to ready.",
     remedy=fixes.everywhere("nvidia-smi conf-compute -srs 1"),
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=HOST,
     refs=("https://docs.nvidia.com/confidential-computing/",),
 )
 def cc_mode(node: Node) -> Verdict:
-    """With confidential computing on, GPUs refuse all work until somebody has attested them and says that
-    they are ready. Until then CUDA fails in every container.
+    """With confidential computing on, GPUs refuse all work until they are attested and set to ready. Until
+    then CUDA fails in every container.
     """
     answer = next((one for one in node.conditions if one.cc_enabled is not None), None)
     if answer is None or not answer.cc_enabled:
         return (
-            ok("confidential computing is off") if answer else skip("NVML tells of no confidential computing")
+            ok("confidential computing is off") if answer else skip("NVML reports no confidential computing")
         )
     if answer.cc_ready is not False:
-        return ok("the GPUs compute in confidence and take work")
+        return ok("confidential computing is on and the GPUs accept work")
     return warn(
-        "the GPUs compute in confidence and wait to be declared ready",
+        "confidential computing is on, but the GPUs are not set to ready",
         seen("NVML, confidential computing", "on, GPUs not ready"),
     )
 

@@ -26,10 +26,10 @@ _REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/tr
 @check(
     "operator-validations",
     "kubelet",
-    title="The GPU operator has found everything in order",
+    title="The GPU operator's validator has passed all stages",
     looks_at=(
-        "the marks of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin; the first "
-        "that is missing) and its log, once it has tried for 20 minutes."
+        "the status files of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin: "
+        "the first missing one) and, after 20 minutes, its log."
     ),
     remedy=everywhere("kubectl get pods --namespace gpu-operator"),
     blocked_by=(*_BELOW, "operator-host-driver-conflict"),
@@ -37,8 +37,8 @@ _REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/tr
     refs=_REFS,
 )
 def operator_validations(node: Node) -> Verdict:
-    """Every other pod of the operator waits for these stages in an init container (Init:0/1), the device
-    plugin among them. What the stage's log says last is the reason.
+    """All other pods of the operator, including the device plugin, wait for these stages in an init container
+    (Init:0/1). The last lines of the stage's log give the reason.
     """
     operator = node.operator
     if not operator.validators:
@@ -47,25 +47,25 @@ def operator_validations(node: Node) -> Verdict:
     if not stage:
         return ok("the GPU operator's validator has passed every stage")
     if stage == "plugin" and not (node.allocatable and node.allocatable.nvidia):
-        return skip("the GPU operator's validator waits for a device plugin")
+        return skip("the GPU operator's validator is waiting for a device plugin")
     log = stage_log(node.host, operator, stage)
     if log is None:
-        return skip(f"the GPU operator's validator hasn't begun with {stage}")
+        return skip(f"the GPU operator's validator hasn't started {stage}")
     path, lines, since = log
     if node.host.now() - since < PATIENCE:
-        return skip(f"the GPU operator's validator is busy with {stage}")
-    answer = seen(f"{VALIDATIONS}/{stage}-ready", "isn't there")
+        return skip(f"the GPU operator's validator is running {stage}")
+    answer = seen(f"{VALIDATIONS}/{stage}-ready", "missing")
     last = [seen(path, shown(line)) for line in lines[-1:]]
     judge = fail if stage in ("driver", "toolkit") else warn
-    summary = f"the GPU operator's validator doesn't get past {stage}"
+    summary = f"the GPU operator's validator is stuck at {stage}"
     return judge(summary, answer, *last, fix=Fix(f"tail -n 50 {path}"))
 
 
 @check(
     "operator-host-driver-conflict",
     "kubelet",
-    title="The GPU operator's driver is the one that is loaded",
-    looks_at=f"the version of the loaded module against that of the libraries in {OPERATOR_DRIVER}.",
+    title="The loaded driver is the GPU operator's",
+    looks_at=f"the version of the loaded module against the version of the libraries in {OPERATOR_DRIVER}.",
     remedy=everywhere(
         # of this node alone: driver.enabled=false takes the driver from every other node as well
         'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
@@ -77,18 +77,18 @@ def operator_validations(node: Node) -> Verdict:
     refs=_REFS,
 )
 def operator_host_driver_conflict(node: Node) -> Verdict:
-    """The operator gives pods its own driver's libraries. With the module of a driver that this node has
-    loaded itself they fail with Driver/library version mismatch.
+    """The operator gives pods its own driver's libraries. With the module of another driver that the node
+    loaded, they fail with Driver/library version mismatch.
     """
     theirs = _container_driver(node)
     if not theirs:
-        return skip("the version of the GPU operator's driver can't be told")
+        return skip("the version of the GPU operator's driver is unknown")
     loaded = node.module.version if node.module else None
     if not loaded or loaded in theirs:
         return ok(f"the GPU operator's driver is {', '.join(theirs)}")
     version, path = next(iter(theirs.items()))
     return fail(
-        f"the module of another driver is loaded than the GPU operator's: {loaded}, not {version}",
+        f"the loaded module isn't the GPU operator's: {loaded}, not {version}",
         seen("/sys/module/nvidia/version", loaded),
         seen(path, version),
     )
@@ -113,11 +113,11 @@ _AGAIN = "gpunode configure-runtime --runtime containerd"
 @check(
     "operator-leftovers",
     "kubelet",
-    title="Nothing uses what a GPU operator left behind",
+    title="No engine uses files of a removed GPU operator",
     severity="warning",
     looks_at=(
-        "/usr/local/nvidia/toolkit and containerd's files that name it, where no pod of the operator is on "
-        "this node."
+        "/usr/local/nvidia/toolkit and containerd's files that name it, if no pod of the operator is "
+        "on this node."
     ),
     remedy=everywhere(
         f"{_AGAIN} && {_ASIDE}",
@@ -128,13 +128,13 @@ _AGAIN = "gpunode configure-runtime --runtime containerd"
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
 )
 def operator_leftovers(node: Node) -> Verdict:
-    """The operator's toolkit stays on the node after the operator is removed, and nothing updates it. Whoever
-    deletes the directory stops every pod that uses the nvidia runtime.
+    """The operator's toolkit stays on the node after the operator is removed, and is no longer updated.
+    Deleting the directory breaks every pod that uses the nvidia runtime.
     """
     if not node.host.is_dir(TOOLKIT):
-        return ok(f"there is no {TOOLKIT}")
+        return ok(f"{TOOLKIT} doesn't exist")
     if node.kubelet is None or node.kubelet.process is None or not node.host.is_dir(POD_LOGS):
-        return skip("which pods are on this node can't be told")
+        return skip("it is unknown which pods are on this node")
     if node.operator.pods:
         return ok("the GPU operator is on this node")
     try:
@@ -147,12 +147,12 @@ def operator_leftovers(node: Node) -> Verdict:
             if f'"{TOOLKIT}/' in line or f"'{TOOLKIT}/" in line:
                 gone = seen(POD_LOGS, "no pod of the GPU operator")
                 return warn(
-                    "containerd still uses the toolkit that the GPU operator left",
+                    "containerd still uses the toolkit of a removed GPU operator",
                     seen(path, line.strip(), number),
                     gone,
                     fix=_configure_again(node),
                 )
-    return ok(f"nothing refers to {TOOLKIT}")
+    return ok(f"no configuration refers to {TOOLKIT}")
 
 
 def _configure_again(node: Node) -> Fix:

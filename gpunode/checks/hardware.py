@@ -45,16 +45,16 @@ _NVIDIA = "nvidia"
     "pci-no-gpu",
     "hardware",
     title="An NVIDIA GPU is on the PCI bus",
-    looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of everything in /sys/bus/pci/devices.",
+    looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of all devices in /sys/bus/pci/devices.",
     remedy=fixes.RESCAN_PCI,
     preflight=ANY_ENGINE,
     classes=HOST_OR_CONTAINER,
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
 def pci_no_gpu(node: Node) -> Verdict:
-    """A GPU that the bus doesn't show can't be reached by any driver: it is absent, unpowered, badly seated,
-    switched off in the firmware, or not passed through to this virtual machine. Of a node that is to have
-    none, --expect-gpus 0 says so.
+    """No driver can access a GPU that isn't on the bus: it is absent, unpowered, not fully seated, disabled
+    in the firmware, or not passed through to this virtual machine. For a node without GPUs, use --expect-gpus
+    0.
     """
     if node.gpus:
         drivers = ", ".join(sorted({gpu.driver or "nobody" for gpu in node.gpus}))
@@ -64,28 +64,29 @@ def pci_no_gpu(node: Node) -> Verdict:
         seen(DEVICES, f"{len(functions)} functions, none with vendor 0x10de and class 0x0300 or 0x0302")
     ]
     if node.questions.expect_gpus == 0:
-        return note("no NVIDIA GPU, and none is meant to be here", *evidence)
-    evidence += [seen(f"{DEVICES}/{address}", "a GPU's audio function") for address in lone_audio(node.host)]
+        return note("no NVIDIA GPU, as expected", *evidence)
+    evidence += [
+        seen(f"{DEVICES}/{address}", "the audio function of a GPU") for address in lone_audio(node.host)
+    ]
     return fail("no NVIDIA GPU on the PCI bus", *evidence)
 
 
 @check(
     "pci-gpu-count-mismatch",
     "hardware",
-    title="Every GPU is listed",
+    title="All GPUs are listed",
     looks_at=(
-        "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those that nvidia owns against what "
-        "NVML lists, with the driver's failures for the others in the kernel's log. An error if NVML lists "
-        "none."
+        "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those bound to nvidia against "
+        "NVML's list, with the driver's errors for the missing ones in the kernel's log. An error if "
+        "NVML lists none."
     ),
     remedy=fixes.READ_KERNEL_LOG,
     blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch", "kmod-flavour"),
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
 def pci_gpu_count_mismatch(node: Node) -> Verdict:
-    """A GPU that the bus or NVML doesn't list is handed to no container: the node offers fewer GPUs than it
-    has. A GPU that failed to start often needs the power to be off for a moment, which a warm reboot doesn't
-    do.
+    """Containers can't get a GPU that the bus or NVML doesn't list: the node offers fewer GPUs than it has. A
+    GPU that failed to start often needs a power cycle; a warm reboot isn't enough.
     """
     expected, there = node.questions.expect_gpus, len(node.gpus)
     if expected is not None and there != expected:
@@ -98,18 +99,22 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     left_out = {gpu.address for gpu in node.driver_gpus if gpu.excluded}
     ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA} - left_out
     if node.module is None or node.nvml.inventory is None:
-        return ok(f"{count(there)} on the PCI bus") if expected is not None else skip("NVML tells no number")
+        return (
+            ok(f"{count(there)} on the PCI bus")
+            if expected is not None
+            else skip("NVML doesn't report the number of GPUs")
+        )
     listed = {_short(gpu.pci) for gpu in node.nvml.inventory.gpus}
     missing = sorted(address for address in ours if _short(address) not in listed)
     if missing and len(listed) < len(ours):
         judge = warn if listed else fail  # without any GPU no container can have one
         return judge(
-            f"NVML lists {len(listed)} of the {count(len(ours))} that the driver owns",
-            *(seen(f"{DEVICES}/{address}", "owned by nvidia, not listed by NVML") for address in missing),
+            f"NVML lists {len(listed)} of the {count(len(ours))} that the driver controls",
+            *(seen(f"{DEVICES}/{address}", "bound to nvidia, but not listed by NVML") for address in missing),
             *failures(node, *missing),
             fix=Fix(f"dmesg | grep -i -e {' -e '.join(missing)} -e RmInitAdapter"),
         )
-    return ok(f"bus and NVML agree on {count(len(ours))}")
+    return ok(f"PCI bus and NVML both list {count(len(ours))}")
 
 
 def _short(address: str) -> str:
@@ -121,11 +126,11 @@ def _short(address: str) -> str:
 @check(
     "gpu-bound-other-driver",
     "hardware",
-    title="No foreign driver owns the GPUs",
+    title="No other driver controls the GPUs",
     looks_at=(
-        "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. GPUs "
-        "that vfio-pci keeps for virtual machines beside others that nvidia owns are fine, and a host that "
-        "keeps all of them and has neither driver nor toolkit is a note."
+        "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
+        "GPUs on vfio-pci for virtual machines beside others on nvidia are fine. A host that reserves "
+        "all GPUs for virtual machines and has neither driver nor toolkit gets a note."
     ),
     # the check knows the addresses and says how to rebind them; a made-up one may be a disk's
     remedy=fixes.everywhere("gpunode doctor gpu-bound-other-driver"),
@@ -135,8 +140,8 @@ def _short(address: str) -> str:
     refs=("https://docs.kernel.org/driver-api/vfio.html",),
 )
 def gpu_bound_other_driver(node: Node) -> Verdict:
-    """One driver at a time owns a PCI function. While vfio-pci or another driver holds it, nvidia.ko can't
-    use it and NVML doesn't list it.
+    """Only one driver can control a PCI function. While vfio-pci or another driver is bound to the GPU,
+    nvidia.ko can't use it and NVML doesn't list it.
     """
     others = tuple(
         gpu for gpu in node.gpus if gpu.driver not in (_NVIDIA, "nouveau", None) and not is_nova(gpu)
@@ -144,21 +149,21 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     orphans = _orphans(node)
     ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
-        return ok("no foreign driver owns a GPU")
+        return ok("no other driver controls a GPU")
     if ours and all(gpu.for_vms for gpu in (*others, *orphans)):
-        return ok(f"{of(others, node)} kept for virtual machines", *owners(others))
+        return ok(f"{of(others, node)} reserved for virtual machines", *owners(others))
     if TRAITS["vm-host"].holds(node):
-        return note("every GPU is kept for virtual machines", *owners(others))
+        return note("all GPUs are reserved for virtual machines", *owners(others))
     names = ", ".join(sorted({gpu.driver or "no driver" for gpu in (*others, *orphans)}))
     if not others:
-        summary = f"the driver is loaded, but has not taken {of(orphans, node)}"
+        summary = f"the driver is loaded, but not bound to {of(orphans, node)}"
         evidence = (*owners(orphans), *failures(node, *(gpu.address for gpu in orphans)))
         return (warn if ours else fail)(summary, *evidence, fix=fixes.READ_KERNEL_LOG.other)
     bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
     held = [*owners((*others, *orphans))]
     held += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
     fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
-    summary = f"{of((*others, *orphans), node)} held by {names}, not by nvidia"
+    summary = f"{of((*others, *orphans), node)} bound to {names}, not to nvidia"
     return (warn if ours else fail)(summary, *held, fix=fix)
 
 
@@ -186,9 +191,7 @@ def is_nova(gpu: PciGpu) -> bool:
 
 
 def owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:
-    return tuple(
-        seen(f"{DEVICES}/{gpu.address}/driver", gpu.driver or "no link: nobody owns it") for gpu in gpus
-    )
+    return tuple(seen(f"{DEVICES}/{gpu.address}/driver", gpu.driver or "no driver link") for gpu in gpus)
 
 
 BUS_CHECKS = (
@@ -298,8 +301,8 @@ _HMM_OFF = "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
 @check(
     "aux-power",
     "hardware",
-    title="The GPUs have their power cables",
-    looks_at="the driver's words and XID 54 in the kernel's log.",
+    title="The GPUs' power cables are connected",
+    looks_at="the driver's power errors and XID 54 in the kernel's log.",
     remedy=POWER_OFF,
     blocked_by=("pci-no-gpu",),
     classes=HOST,
@@ -308,8 +311,8 @@ _HMM_OFF = "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
 def aux_power(node: Node) -> Verdict:
-    """A card that draws more than the slot gives needs its own cables. Without them the driver refuses it, or
-    it stops under load.
+    """A card that needs more power than the slot supplies needs its own power cables. Without them the driver
+    refuses the card, or the card fails under load.
     """
     try:
         lines = matching(node.kernel_log, _CABLES)
@@ -317,18 +320,18 @@ def aux_power(node: Node) -> Verdict:
         lines = ()
     evidence = [seen(SOURCE, line.text) for line, _ in lines[:3]]
     if not evidence:
-        return ok("no GPU asks for power cables")
-    return fail("a GPU lacks external power", *evidence)
+        return ok("no GPU reports missing power cables")
+    return fail("a GPU has no external power", *evidence)
 
 
 @check(
     "coherent-memory-mode",
     "hardware",
-    title="The GPUs' memory is no memory of the machine",
+    title="GPU memory isn't part of the node's system memory",
     severity="warning",
     looks_at=(
-        "CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes that have memory and no "
-        "processor, on Kubernetes nodes whose GPUs share their processor's memory (GH200, GB200)."
+        "CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes with memory but no "
+        "processor, on Kubernetes nodes with GPUs that share the processor's memory (GH200, GB200)."
     ),
     remedy=COHERENT_BY_DRIVER,
     blocked_by=("module-not-loaded",),
@@ -337,28 +340,29 @@ def aux_power(node: Node) -> Verdict:
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/release-notes.html",),
 )
 def coherent_memory_mode(node: Node) -> Verdict:
-    """The kernel hands such memory to anybody: pods are counted and placed on GPU memory, and it is lost to
-    CUDA. With the mode 'driver' the driver alone gives it out; MIG and GDS don't work then.
+    """The kernel gives such memory to any process: it counts as memory for pods, pods may be placed on it,
+    and CUDA can't use it. With the mode 'driver', only the driver allocates it; MIG and GDS don't work in
+    that mode.
     """
     module = node.module
     if module is None or not can("driver", "coherent-memory-mode", version_numbers(module.version)):
-        return skip("this driver knows no mode in which it keeps the GPUs' memory to itself")
+        return skip("this driver has no mode that reserves the GPUs' memory for itself")
     nodes = pci.memory_only_nodes(node.host)
     mode = parameters(node.host).get("CoherentGPUMemoryMode")
     if not nodes or mode is None or mode == "driver":
-        return ok("the GPUs' memory is the driver's alone")
+        return ok("only the driver allocates the GPUs' memory")
     return warn(
         f"the GPUs' memory appears as NUMA nodes {', '.join(map(str, nodes))} of a Kubernetes node",
         seen(PARAMETERS, f"CoherentGPUMemoryMode: {mode or '(not set)'}"),
-        seen(f"{pci.NODES}/has_memory", f"nodes {', '.join(map(str, nodes))} have memory and no processor"),
+        seen(f"{pci.NODES}/has_memory", f"nodes {', '.join(map(str, nodes))} have memory but no processor"),
     )
 
 
 @check(
     "uvm-hmm-kaslr",
     "hardware",
-    title="Unified memory found its place",
-    looks_at="the words of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
+    title="The unified memory module has an address range for GPU memory",
+    looks_at="messages of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
     remedy=DISABLE_HMM,
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     needs=("gpu",),
@@ -366,12 +370,12 @@ def coherent_memory_mode(node: Node) -> Verdict:
     refs=("https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/",),
 )
 def uvm_hmm_kaslr(node: Node) -> Verdict:
-    """Where the kernel lies at a random address, there may be no room left above it for the GPUs' memory:
-    nvidia-smi works and every CUDA program fails to initialise.
+    """With kernel address randomisation (KASLR), the address space above the kernel may be too small for the
+    GPUs' memory: nvidia-smi works, but every CUDA program fails to initialise.
     """
     lines = matching(node.kernel_log, _HMM)
     if not lines:
-        return ok("nvidia-uvm found room for its memory")
+        return ok("nvidia-uvm has an address range for GPU memory")
     off = (node.host.read_text(_HMM_OFF) or "").strip()
     if off == "Y":
         return ok("nvidia-uvm runs without HMM", seen(_HMM_OFF, off))
@@ -379,9 +383,9 @@ def uvm_hmm_kaslr(node: Node) -> Verdict:
     evidence = [seen(SOURCE, lines[-1][0].text)]
     evidence += [seen(_HMM_OFF, off)] if off else []
     evidence += (
-        [seen(set_.source, f"uvm_disable_hmm={set_.value}, not in force yet", set_.line)] if set_ else []
+        [seen(set_.source, f"uvm_disable_hmm={set_.value}, not active yet", set_.line)] if set_ else []
     )
-    return fail("nvidia-uvm found no room for the GPUs' memory, and CUDA can't start", *evidence)
+    return fail("nvidia-uvm found no address range for the GPUs' memory, so CUDA can't start", *evidence)
 
 
 MEMORY_CHECKS = (
@@ -399,11 +403,11 @@ _OLDER_SECONDS = 60  # an initramfs that was written this much before the blackl
 @check(
     "nouveau-loaded",
     "hardware",
-    title="nouveau leaves the GPUs alone",
+    title="nouveau doesn't control the GPUs",
     looks_at=(
-        "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if it only "
-        "holds some GPUs or is merely loaded; a card that this driver wouldn't drive is left to it, and a "
-        "display card beside GPUs without outputs is a note."
+        "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if "
+        "nouveau controls only some GPUs or is only loaded. A card that this driver doesn't support "
+        "isn't a finding; a display card beside GPUs without outputs is a note."
     ),
     remedy=fixes.BLACKLIST_NOUVEAU,
     blocked_by=("pci-no-gpu", "driver-not-installed"),
@@ -411,23 +415,23 @@ _OLDER_SECONDS = 60  # an initramfs that was written this much before the blackl
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def nouveau_loaded(node: Node) -> Verdict:
-    """nouveau, the kernel's own driver, takes the GPUs at boot, and nvidia.ko then finds none. Driver
-    packages blacklist it; the initramfs must be built again for that to count.
+    """nouveau, the kernel's own driver, binds to the GPUs at boot, and nvidia.ko then finds none. Driver
+    packages blacklist nouveau, but this takes effect only after the initramfs is rebuilt.
     """
     held = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
     if held:
-        return _held(node, held, "nouveau owns")
+        return _held(node, held, "nouveau controls")
     if module_loaded(node.host, "nouveau") and node.module is None and _free(node):
         return warn("nouveau is loaded and nvidia is not", seen("/sys/module/nouveau", "loaded"))
     if not node.gpus:
-        return skip("there is no GPU that nouveau could take")
-    return ok("nouveau owns no GPU")
+        return skip("this node has no GPU that nouveau could control")
+    return ok("nouveau controls no GPU")
 
 
 @check(
     "nova-core-loaded",
     "hardware",
-    title="nova leaves the GPUs alone",
+    title="nova doesn't control the GPUs",
     looks_at="the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nova_core.",
     remedy=fixes.BLACKLIST_NOVA,
     blocked_by=("pci-no-gpu", "driver-not-installed"),
@@ -435,15 +439,15 @@ def nouveau_loaded(node: Node) -> Verdict:
     refs=("https://docs.kernel.org/gpu/nova/index.html",),
 )
 def nova_core_loaded(node: Node) -> Verdict:
-    """nova_core, the kernel's new driver, takes the GPUs at boot, and nvidia.ko then finds none. A blacklist
-    of nouveau alone doesn't keep it out.
+    """nova_core, the kernel's new driver, binds to the GPUs at boot, and nvidia.ko then finds none.
+    Blacklisting only nouveau doesn't stop it.
     """
     held = tuple(gpu for gpu in node.gpus if is_nova(gpu))
     if held:
-        return _held(node, held, "nova, the kernel's own driver, owns")
+        return _held(node, held, "nova, the kernel's own driver, controls")
     if module_loaded(node.host, "nova_core") and node.module is None and _free(node):
         return warn("nova_core is loaded and nvidia is not", seen("/sys/module/nova_core", "loaded"))
-    return ok("nova owns no GPU")
+    return ok("nova controls no GPU")
 
 
 def _free(node: Node) -> bool:
@@ -456,9 +460,9 @@ def _held(node: Node, held: tuple[PciGpu, ...], who: str) -> Verdict:
     summary = f"{who} {of(held, node)}"
     others = len(held) < len(node.gpus)
     if others and all(_not_for_us(node, gpu) for gpu in held):
-        return ok(f"{summary}, which this driver wouldn't drive", *owners(held))
+        return ok(f"{summary}, which this driver doesn't support", *owners(held))
     if others and display_cards(held, node.gpus):
-        return note(f"{summary}, for a screen", *owners(held))
+        return note(f"{summary}, which drives a display", *owners(held))
     return (warn if ours else fail)(summary, *owners(held))
 
 
@@ -471,11 +475,11 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
 @check(
     "nouveau-not-blacklisted",
     "hardware",
-    title="nouveau stays away at the next boot",
+    title="nouveau won't load at the next boot",
     severity="warning",
     looks_at=(
-        "whether modules.dep of the running kernel has nouveau.ko, and what refuses it: modprobe.d, the "
-        "kernel's command line, and whether the initramfs is as new as that file. The initramfs isn't "
+        "whether modules.dep of the running kernel has nouveau.ko, and what blocks it: modprobe.d, the "
+        "kernel's command line, and whether the initramfs is newer than that file. The initramfs isn't "
         "opened."
     ),
     remedy=fixes.BLACKLIST_NOUVEAU,
@@ -486,30 +490,33 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def nouveau_not_blacklisted(node: Node) -> Verdict:
-    """A nouveau that nothing refuses is loaded for the GPUs during the boot, often from the initramfs, before
-    nvidia gets a chance.
+    """If nothing blocks nouveau, it binds to the GPUs during the boot, often from the initramfs, before
+    nvidia is loaded.
     """
     if any(gpu.driver == "nouveau" for gpu in node.gpus):
-        return skip("nouveau holds a GPU already")  # nouveau-loaded judges that
+        return skip("nouveau already controls a GPU")  # nouveau-loaded judges that
     if not has_module_file(node.host, node.kernel, "nouveau"):
-        return ok("this kernel has no nouveau")
+        return ok("this kernel has no nouveau module")
     refusals = node.module_options.refused("nouveau")
     if refusals:
         shown = seen(refusals[0].source, refusals[0].kind, refusals[0].line)
         if node.module is None and _older_initramfs(node):
-            return warn("the initramfs is older than the file that keeps nouveau out", shown)
-        return ok("nouveau is kept out", shown)
+            return warn("the initramfs is older than the file that blacklists nouveau", shown)
+        return ok("nouveau is blacklisted", shown)
     fix = KEEP_NOUVEAU_OUT.for_family(node.distribution.family)
-    lies = seen(f"/lib/modules/{node.kernel}/modules.dep", "nouveau.ko, and nothing refuses it")
+    lies = seen(f"/lib/modules/{node.kernel}/modules.dep", "nouveau.ko exists and is not blacklisted")
     if node.module is None:
-        return warn("nothing keeps nouveau from taking the GPUs at the next boot", lies, fix=fix)
+        return warn("nothing keeps nouveau from binding to the GPUs at the next boot", lies, fix=fix)
     before = _was_here(node)
     if before is not None:
         held = seen(SOURCE, before)
         return warn(
-            "nouveau had a GPU earlier in this boot and takes it again at the next", held, lies, fix=fix
+            "nouveau controlled a GPU earlier in this boot and will bind to it again at the next",
+            held,
+            lies,
+            fix=fix,
         )
-    return note("nvidia has the GPUs, though nothing keeps nouveau out", lies, fix=fix)
+    return note("nvidia controls the GPUs, but nouveau is not blacklisted", lies, fix=fix)
 
 
 def _was_here(node: Node) -> str | None:

@@ -60,7 +60,7 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
 
 # Helpers of all checks here: which GPUs NVML reports, and how evidence names them.
 
-SILENT = "NVML doesn't tell how the GPUs are"
+SILENT = "NVML doesn't report the GPUs' condition"
 
 
 def said(gpu: Condition | Gpu, value: object) -> Evidence:
@@ -75,7 +75,11 @@ def untold(node: Node, tells: Callable[[Condition], bool]) -> Verdict | None:
     """A skip where no GPU says anything of the matter."""
     if not node.conditions:
         return skip(SILENT)
-    return None if any(tells(gpu) for gpu in node.conditions) else skip("neither GPU nor driver tells")
+    return (
+        None
+        if any(tells(gpu) for gpu in node.conditions)
+        else skip("neither the GPUs nor the driver report it")
+    )
 
 
 def how_many(gpus: tuple[Condition, ...], node: Node) -> str:
@@ -102,7 +106,7 @@ _NVML = (
     "health",
     title="No GPU has fallen off the bus",
     looks_at=(
-        "NVML's answer of each GPU (15, lost), and XID 79 in the kernel's log of GPUs that don't answer."
+        "NVML's result for each GPU (15, lost), and XID 79 in the kernel's log for GPUs that don't answer."
     ),
     remedy=fixes.REBOOT,
     blocked_by=_NVML,
@@ -111,13 +115,13 @@ _NVML = (
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
 def gpu_lost(node: Node) -> Verdict:
-    """A GPU that the bus has lost doesn't come back by itself, and what ran on it has ended. A reboot brings
-    it back, or else a power cycle. If it is lost again, look at power, heat, the riser and the board.
+    """A GPU that fell off the bus doesn't come back by itself, and its work has ended. A reboot restores it,
+    or else a power cycle. If it happens again, check power, temperature, the riser and the board.
     """
     # What NVML says counts; the log only for GPUs that don't answer it (any more).
     probe = node.nvml
     if probe.code == NO_PERMISSION:
-        return skip("needs root, or read and write access to /dev/nvidia*, to ask NVML")
+        return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     gpus = probe.inventory.gpus if probe.inventory is not None else ()
     lost = [said(gpu, gpu.error) for gpu in gpus if _LOST in gpu.error]
     if probe.code == GPU_IS_LOST:
@@ -152,7 +156,7 @@ _WORDS = {
     "bus-reset": "a reset of the bus",
     "drain-and-reset": "a reset once its work is drained",
     "reset": "a reset",
-    "drain-p2p": "work that uses peer access to be drained",
+    "drain-p2p": "draining of work that uses peer access",
     "recover-imex": "a recovery of the IMEX domain",
 }
 _FIRST = tuple(_WORDS)
@@ -161,8 +165,8 @@ _FIRST = tuple(_WORDS)
 @check(
     "gpu-reset-required",
     "health",
-    title="No GPU asks for a reset",
-    looks_at="the recovery action that the driver reports of each GPU, and NVML's answer 16.",
+    title="No GPU needs a reset",
+    looks_at="the recovery action that the driver reports for each GPU, and NVML's result 16.",
     remedy=RESET,
     blocked_by=("gpu-lost", *_NVML),
     classes=HOST_OR_CONTAINER,
@@ -170,17 +174,17 @@ _FIRST = tuple(_WORDS)
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
 def gpu_reset_required(node: Node) -> Verdict:
-    """The driver has met an error that it can't get over: until the GPU is reset, or the node rebooted,
-    programs fail on it or are refused. What runs on a GPU has to end before its reset.
+    """The driver has found an error that it can't recover from: until the GPU is reset or the node rebooted,
+    programs on it fail or are refused. All work on a GPU must end before its reset.
     """
     wanting = those(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
     if not wanting:
-        return untold(node, lambda gpu: not gpu.error) or ok("no GPU asks to be reset")
+        return untold(node, lambda gpu: not gpu.error) or ok("no GPU needs a reset")
     asked = {_action(gpu) for gpu in wanting}
     most = next((one for one in _FIRST if one in asked), "reset")
     evidence = [said(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
     return fail(
-        f"the driver asks for {_WORDS[most]} ({how_many(wanting, node)})",
+        f"the driver requests {_WORDS[most]} ({how_many(wanting, node)})",
         *evidence,
         fix=_ACTIONS.get(most) or reset_gpus(node, wanting),
     )
@@ -202,8 +206,8 @@ def _action(gpu: Condition) -> str:
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
 def inforom_corrupt(node: Node) -> Verdict:
-    """The infoROM holds what a GPU remembers of itself: ECC mode, retired pages, power limits. The GPU
-    computes without it, but forgets settings and bad memory; the vendor can write it again.
+    """The infoROM stores the GPU's own settings: ECC mode, retired pages, power limits. The GPU can compute
+    without it, but loses settings and its record of bad memory. The vendor can rewrite the infoROM.
     """
     skipped = untold(node, lambda gpu: gpu.inforom_valid is not None)
     if skipped:
@@ -232,7 +236,7 @@ _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 @check(
     "ecc-uncorrectable",
     "health",
-    title="No uncorrectable memory errors",
+    title="No GPU has uncorrectable memory errors",
     looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
     remedy=RESET,
     classes=HOST_OR_CONTAINER,
@@ -240,8 +244,8 @@ _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
     refs=(_GUIDE,),
 )
 def ecc_uncorrectable(node: Node) -> Verdict:
-    """An uncorrectable error has destroyed data of a program. Until the GPU is reset, the bad memory can be
-    handed to the next one.
+    """An uncorrectable error has destroyed a program's data. Until the GPU is reset, another program may get
+    the bad memory.
     """
     worn = those(node, lambda gpu: bool(gpu.sram_threshold_exceeded))
     if worn:
@@ -250,7 +254,7 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     now = those(node, lambda gpu: bool(gpu.reading.ecc_volatile))
     if now:
         evidence = [said(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
-        words = f"{how_many(now, node)} had uncorrectable memory errors and weren't reset since"
+        words = f"{how_many(now, node)} had uncorrectable memory errors and haven't been reset since"
         # a driver that reports its recovery action (from 570 on) has seen these errors and lets the GPU go on
         judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
         return judge(words, *evidence, fix=reset_gpus(node, now))
@@ -259,9 +263,7 @@ def ecc_uncorrectable(node: Node) -> Verdict:
         return skipped
     before = those(node, lambda gpu: bool(gpu.reading.ecc_aggregate))
     if before:
-        evidence = [
-            said(gpu, f"{gpu.reading.ecc_aggregate} in its life, 0 since the reset") for gpu in before
-        ]
+        evidence = [said(gpu, f"{gpu.reading.ecc_aggregate} in total, 0 since the reset") for gpu in before]
         return note(f"{how_many(before, node)} had uncorrectable memory errors before", *evidence)
     return ok("no uncorrectable memory error")
 
@@ -269,16 +271,16 @@ def ecc_uncorrectable(node: Node) -> Verdict:
 @check(
     "row-remap-pending",
     "health",
-    title="No bad memory waits for a reset",
-    looks_at="NVML's remapped rows (Ampere and newer) or retired pages (before it), pending and failed.",
+    title="No bad memory is waiting for a reset",
+    looks_at="NVML's remapped rows (Ampere and newer) or retired pages (older GPUs), pending and failed.",
     remedy=RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     refs=(_GUIDE,),
 )
 def row_remap_pending(node: Node) -> Verdict:
-    """The GPU has found bad memory and replaces it at the next reset; until then a program that is given that
-    memory is killed or computes wrongly, while the node looks healthy.
+    """The GPU has detected bad memory and replaces it at the next reset. Until then a program that uses that
+    memory is killed or computes wrong results, while the node looks healthy.
     """
     broken = those(node, _beyond_repair)
     if broken:
@@ -289,12 +291,12 @@ def row_remap_pending(node: Node) -> Verdict:
     waiting = those(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
     if waiting:
         evidence = [said(gpu, _state(gpu)) for gpu in waiting]
-        words = f"bad memory of {how_many(waiting, node)} is in use until a reset takes it out"
+        words = f"bad memory of {how_many(waiting, node)} stays in use until a reset"
         return fail(words, *evidence, fix=reset_gpus(node, waiting))
     skipped = untold(
         node, lambda gpu: gpu.reading.remap_pending is not None or gpu.reading.retired_pending is not None
     )
-    return skipped or ok("no memory waits to be remapped or retired")
+    return skipped or ok("no memory is waiting to be remapped or retired")
 
 
 def _beyond_repair(gpu: Condition) -> bool:
@@ -316,7 +318,7 @@ def _state(gpu: Condition) -> str:
 @check(
     "channel-repair-pending",
     "health",
-    title="No repair waits for a reset",
+    title="No repair is waiting for a reset",
     looks_at="NVML's repair status (Blackwell and newer).",
     remedy=RESET,
     classes=HOST_OR_CONTAINER,
@@ -324,12 +326,12 @@ def _state(gpu: Condition) -> str:
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
 )
 def channel_repair_pending(node: Node) -> Verdict:
-    """The GPU can take a broken part of itself out of use, which it does at the next reset."""
+    """At the next reset the GPU disables a defective part of itself."""
     waiting = those(node, lambda gpu: bool(gpu.channel_repair_pending or gpu.tpc_repair_pending))
     if waiting:
         evidence = [said(gpu, _repair(gpu)) for gpu in waiting]
         return fail(
-            f"a repair of {how_many(waiting, node)} waits for a reset",
+            f"a repair of {how_many(waiting, node)} is waiting for a reset",
             *evidence,
             fix=reset_gpus(node, waiting),
         )
@@ -339,13 +341,13 @@ def channel_repair_pending(node: Node) -> Verdict:
 
 def _repair(gpu: Condition) -> str:
     words = {"a memory channel": gpu.channel_repair_pending, "a processing cluster": gpu.tpc_repair_pending}
-    return " and ".join(word for word, holds in words.items() if holds) + " is to be repaired"
+    return " and ".join(word for word, holds in words.items() if holds) + " will be repaired"
 
 
 @check(
     "ecc-mode-pending",
     "health",
-    title="No change of ECC waits for a reset",
+    title="No ECC mode change is waiting for a reset",
     severity="warning",
     looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
     remedy=RESET,
@@ -355,8 +357,8 @@ def _repair(gpu: Condition) -> str:
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
 )
 def ecc_mode_pending(node: Node) -> Verdict:
-    """Somebody has switched ECC and the GPU still runs without the change. It comes with the next reset or
-    reboot, and changes how much memory there is.
+    """The ECC mode was changed, but the change takes effect only at the next reset or reboot. It also changes
+    the amount of GPU memory.
     """
     changed = those(
         node, lambda gpu: None not in (gpu.ecc_mode, gpu.ecc_mode_next) and gpu.ecc_mode != gpu.ecc_mode_next
@@ -367,7 +369,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
             for gpu in changed
         ]
         return warn(
-            f"a change of ECC waits for a reset of {how_many(changed, node)}",
+            f"an ECC mode change of {how_many(changed, node)} is waiting for a reset",
             *evidence,
             fix=reset_gpus(node, changed),
         )
@@ -375,8 +377,8 @@ def ecc_mode_pending(node: Node) -> Verdict:
     if len(answer) > 1:
         off = those(node, lambda gpu: gpu.ecc_mode is False)
         evidence = [said(gpu, "ECC is off") for gpu in off]
-        return note(f"ECC is off on {how_many(off, node)} and on on the others", *evidence)
-    return untold(node, lambda gpu: gpu.ecc_mode is not None) or ok("no change of ECC is pending")
+        return note(f"ECC is off on {how_many(off, node)} and on for the others", *evidence)
+    return untold(node, lambda gpu: gpu.ecc_mode is not None) or ok("no ECC mode change is pending")
 
 
 def _on(mode: bool | None) -> str:
@@ -395,9 +397,9 @@ MEMORY_CHECKS = (
 
 _SPEED_WORDS = {
     "hw-slowdown": "the hardware halves the clocks",
-    "sw-thermal": "the driver lowers the clocks for the temperature",
-    "hw-thermal": "the hardware lowers the clocks for the temperature",
-    "hw-power-brake": "the power supply asks for lower clocks",
+    "sw-thermal": "the driver lowers the clocks because of the temperature",
+    "hw-thermal": "the hardware lowers the clocks because of the temperature",
+    "hw-power-brake": "the power supply requests lower clocks",
 }
 _CREDIBLE = range(50, 151)  # °C; newer GPUs report how far they are from a limit instead, as a small number
 _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
@@ -406,10 +408,10 @@ _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
 @check(
     "thermal-power-throttle",
     "health",
-    title="Nothing slows the GPUs down",
+    title="The GPUs aren't throttled",
     severity="warning",
     looks_at=(
-        "NVML's reasons for lower clocks, in two looks 0.1 s apart (slowdown by the hardware, heat, power "
+        "NVML's reasons for lower clocks, sampled twice 0.1 s apart (hardware slowdown, heat, power "
         "brake), and each GPU's temperature."
     ),
     remedy=CLOCKS,
@@ -418,15 +420,15 @@ _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
 )
 def thermal_power_throttle(node: Node) -> Verdict:
-    """A GPU that is too hot, or gets too little power, computes at a fraction of its speed, and what runs
-    over several GPUs waits for the slowest. Look at fans, air flow and power supplies.
+    """A GPU that is too hot or gets too little power runs at a fraction of its speed, and multi-GPU work
+    waits for the slowest GPU. Check fans, air flow and power supplies.
     """
     slowed = those(node, lambda gpu: bool(gpu.slowdowns) or _hot(gpu))
     if slowed:
         evidence = [said(gpu, _held_back(gpu)) for gpu in slowed]
-        return warn(f"{how_many(slowed, node)} are slowed down for heat or power", *evidence)
+        return warn(f"heat or power throttles {how_many(slowed, node)}", *evidence)
     skipped = untold(node, lambda gpu: gpu.slowdowns is not None or gpu.temperature is not None)
-    return skipped or ok("neither heat nor power slows a GPU down")
+    return skipped or ok("neither heat nor power throttles a GPU")
 
 
 def _hot(gpu: Condition) -> bool:
@@ -441,7 +443,7 @@ def _limit(gpu: Condition) -> int | None:
 def _held_back(gpu: Condition) -> str:
     answer = [_SPEED_WORDS.get(one, one) for one in gpu.slowdowns or ()]
     if gpu.temperature is not None:
-        limit = f", {_limit(gpu)} °C is where it slows down" if _limit(gpu) else ""
+        limit = f", throttled from {_limit(gpu)} °C" if _limit(gpu) else ""
         answer.append(f"{gpu.temperature} °C{limit}")
     return "; ".join(answer)
 
@@ -449,7 +451,7 @@ def _held_back(gpu: Condition) -> str:
 @check(
     "power-cap-low",
     "health",
-    title="Power limits are the GPUs' own",
+    title="The GPUs have their default power limits",
     severity="info",
     looks_at="NVML's enforced power limit of each GPU against its default.",
     remedy=DEFAULT_POWER,
@@ -458,14 +460,14 @@ def _held_back(gpu: Condition) -> str:
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
 )
 def power_cap_low(node: Node) -> Verdict:
-    """Somebody has set a lower limit, which saves power and costs speed under load."""
+    """The power limit was lowered, which saves power but costs speed under load."""
     capped = those(node, _capped)
     if capped:
         evidence = [
             said(gpu, f"limit {_watts(gpu.power_limit)}, default {_watts(gpu.power_limit_default)}")
             for gpu in capped
         ]
-        return note(f"{how_many(capped, node)} have a lower power limit than they came with", *evidence)
+        return note(f"{how_many(capped, node)} have a lower power limit than the default", *evidence)
     return untold(node, lambda gpu: gpu.power_limit is not None) or ok("the power limits are the defaults")
 
 
@@ -482,24 +484,24 @@ def _watts(milliwatts: int | None) -> str:
 @check(
     "nvlink-down",
     "health",
-    title="NVLinks are up",
+    title="All NVLinks are up",
     severity="warning",
-    looks_at="NVML's state of every NVLink, compared among GPUs of one model.",
+    looks_at="NVML's state of every NVLink, compared between GPUs of one model.",
     remedy=NVLINKS,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
     refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
 )
 def nvlink_down(node: Node) -> Verdict:
-    """A GPU with fewer links than its peers exchanges data slowly, or is left out of the fabric. A reset
-    trains the links again; one that stays down is a matter for the board or the bridge.
+    """A GPU with fewer links than its peers exchanges data slowly or can't join the fabric. A reset retrains
+    the links. If a link stays down, check the board or the bridge.
     """
     # Only GPUs that are alike are compared. A card without its bridge has no link up, which is no fault
     # unless NVSwitches connect all GPUs; with MIG on, a GPU has none either.
     names = {gpu.uuid: gpu.name for gpu in node.nvml.inventory.gpus} if node.nvml.inventory else {}
     linked = [gpu for gpu in node.conditions if gpu.nvlinks and not gpu.mig_mode]
     if not any(any(gpu.nvlinks or ()) for gpu in linked):
-        return skip("no GPU has an NVLink that is up")
+        return skip("no GPU has an active NVLink")
     down = []
     for gpu in linked:
         peers = [one for one in linked if _kind(one, names) == _kind(gpu, names)]
@@ -507,7 +509,7 @@ def nvlink_down(node: Node) -> Verdict:
         if _up(gpu) < most and (_up(gpu) or node.switches):
             down.append((gpu, most))
     if not down:
-        return ok("the NVLinks that GPUs have in common are up")
+        return ok("all NVLinks that the GPUs have in common are up")
     evidence = [
         said(gpu, f"{_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_which(gpu)}")
         for gpu, most in down
@@ -545,8 +547,8 @@ _ORPHANED = _GIB  # above it memory isn't what a driver keeps for itself
 @check(
     "compute-mode",
     "health",
-    title="The GPUs take CUDA programs",
-    looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets one itself.",
+    title="The GPUs accept CUDA programs",
+    looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets the mode itself.",
     remedy=SHARED_MODE,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang",),
@@ -554,8 +556,8 @@ _ORPHANED = _GIB  # above it memory isn't what a driver keeps for itself
     refs=("https://docs.nvidia.com/deploy/mps/",),
 )
 def compute_mode(node: Node) -> Verdict:
-    """Prohibited refuses every CUDA program; exclusive lets in one process at a time: a second container ends
-    with error 46, 'all CUDA-capable devices are busy or unavailable'.
+    """In mode prohibited a GPU refuses every CUDA program; in an exclusive mode it accepts one process at a
+    time: a second container fails with error 46, 'all CUDA-capable devices are busy or unavailable'.
     """
     skipped = untold(node, lambda gpu: gpu.compute_mode is not None)
     if skipped:
@@ -564,15 +566,15 @@ def compute_mode(node: Node) -> Verdict:
     if closed:
         judge = fail if len(closed) == len(node.conditions) else warn
         evidence = [said(gpu, "compute mode prohibited") for gpu in closed]
-        return judge(f"{how_many(closed, node)} take no CUDA program", *evidence, fix=_shared(closed))
+        return judge(f"{how_many(closed, node)} accept no CUDA programs", *evidence, fix=_shared(closed))
     alone = those(node, lambda gpu: gpu.compute_mode in ("exclusive-process", "exclusive-thread"))
     if alone and any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
-        return ok("the GPUs are the MPS daemon's, which shares them")
+        return ok("the MPS daemon shares the GPUs")
     if alone:
         evidence = [said(gpu, f"compute mode {gpu.compute_mode}") for gpu in alone]
-        words = f"{how_many(alone, node)} take one program at a time"
+        words = f"{how_many(alone, node)} accept only one program at a time"
         return warn(words, *evidence, fix=_shared(alone))
-    return ok("the GPUs are open to every program")
+    return ok("the GPUs accept every program")
 
 
 def _shared(gpus: tuple[Condition, ...]) -> Fix:
@@ -582,7 +584,7 @@ def _shared(gpus: tuple[Condition, ...]) -> Fix:
 @check(
     "gpu-used-by-desktop",
     "health",
-    title="No desktop on the GPUs",
+    title="No desktop uses the GPUs",
     severity="info",
     looks_at="the graphics processes that NVML lists.",
     remedy=NO_DESKTOP,
@@ -590,8 +592,8 @@ def _shared(gpus: tuple[Condition, ...]) -> Fix:
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
 )
 def gpu_used_by_desktop(node: Node) -> Verdict:
-    """A desktop takes memory of the GPU, and the display's watchdog may end kernels that run for seconds. On
-    a server nobody looks at it.
+    """A desktop uses GPU memory, and the display's watchdog may kill kernels that run for seconds. A server
+    usually needs no desktop.
     """
     names = {one.pid: one.name for one in node.processes}
     shown = [
@@ -604,39 +606,39 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
         return untold(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
     served = node.kubelet is not None and node.kubelet.joined
     if len(node.conditions) == 1 and node.conditions[0].display_active and not served:
-        return ok("the node's only GPU has a display attached, and draws its desktop")
-    evidence = [said(gpu, f"{name} draws on it") for gpu, name in shown]
+        return ok("the node's only GPU has a display attached and runs its desktop")
+    evidence = [said(gpu, f"{name} uses it for graphics") for gpu, name in shown]
     gpus = tuple({gpu.index: gpu for gpu, _ in shown}.values())
-    return note(f"{how_many(gpus, node)} draw a desktop as well", *evidence)
+    return note(f"{how_many(gpus, node)} also run a desktop", *evidence)
 
 
 @check(
     "zombie-gpu-memory",
     "health",
-    title="GPU memory in use belongs to a process",
+    title="All GPU memory in use belongs to a process",
     severity="warning",
-    looks_at="the memory in use of each GPU, less what the driver keeps, where NVML lists no process.",
+    looks_at="the memory in use of each GPU, minus what the driver reserves, if NVML lists no process.",
     remedy=HOLDERS,
     blocked_by=("nvml-hang",),
     unless=("coherent-gpu",),
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
 def zombie_gpu_memory(node: Node) -> Verdict:
-    """A program that has ended, or is stuck in the kernel, still holds the memory, and the next one doesn't
-    get it. Ending whoever has the device files open frees it, or else a reset.
+    """A program that has exited or is stuck in the kernel still holds the memory, and other programs can't
+    get it. Kill the processes that have the device files open, or reset the GPU.
     """
     if any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
-        return skip("MPS is in use, whose clients NVML doesn't list as processes")
+        return skip("MPS is in use, and NVML doesn't list its clients as processes")
     if not node.conditions:
-        return skip("NVML doesn't tell how the GPUs are")
+        return skip("NVML doesn't report the GPUs' condition")
     judged = [gpu for gpu in node.conditions if _owned(gpu) is not None]
     if not judged:
-        return skip("NVML doesn't tell whose memory is in use")
+        return skip("NVML doesn't report which processes use GPU memory")
     orphaned = tuple(gpu for gpu in judged if (_owned(gpu) or 0) > _ORPHANED)
     if not orphaned:
-        return ok("no GPU memory is in use without a process")
+        return ok("all GPU memory in use belongs to a process")
     evidence = [said(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
-    return warn(f"memory of {how_many(orphaned, node)} is in use, and by no process", *evidence)
+    return warn(f"memory of {how_many(orphaned, node)} is in use, but by no process", *evidence)
 
 
 def _owned(gpu: Condition) -> int | None:
@@ -653,11 +655,11 @@ def _owned(gpu: Condition) -> int | None:
 @check(
     "bad-cuda-env",
     "health",
-    title="No variable changes CUDA for all",
+    title="No environment variable affects CUDA on the whole node",
     severity="warning",
     looks_at=(
-        "debuggers', profilers' and GPU-hiding variables in /etc/environment, systemd's DefaultEnvironment, "
-        "the units of container daemons, and gpunode's own environment."
+        "variables of debuggers and profilers, and variables that hide GPUs, in /etc/environment, "
+        "systemd's DefaultEnvironment, the units of container daemons, and gpunode's own environment."
     ),
     remedy=ENVIRONMENT,
     blocked_by=("pci-no-gpu",),
@@ -667,14 +669,14 @@ def _owned(gpu: Condition) -> int | None:
     ),
 )
 def bad_cuda_env(node: Node) -> Verdict:
-    """Set for the whole node, such a variable slows every CUDA program down, makes it wait for a debugger, or
-    hides GPUs from it.
+    """If it is set for the whole node, such a variable slows every CUDA program down, makes it wait for a
+    debugger, or hides GPUs from it.
     """
     found = settings(node.host, {one.name for one in node.processes})
     if not found:
-        return ok("no variable changes CUDA for the whole node")
+        return ok("no environment variable affects CUDA on the whole node")
     names = ", ".join(dict.fromkeys(one.name for one in found))
-    what = "hides GPUs" if all(one.name in HIDING for one in found) else "changes every CUDA program"
+    what = "hides GPUs" if all(one.name in HIDING for one in found) else "affects every CUDA program"
     evidence = (seen(one.source, f"{one.name}={one.value}", one.line) for one in found)
     places = [one.source for one in found if one.source.startswith("/")]
     units = [one.source for one in found if one.source.endswith(".service")]

@@ -40,8 +40,8 @@ from gpunode.output.result import Evidence, FindingStatus, Fix
     "driver",
     title="The NVIDIA driver is installed",
     looks_at=(
-        "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU operator's "
-        "driver (/run/nvidia/driver, its pods' logs) and the package database."
+        "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
+        "operator's driver (/run/nvidia/driver and its pods' logs) and the package database."
     ),
     remedy=fixes.INSTALL_DRIVER,
     blocked_by=("pci-no-gpu",),
@@ -49,7 +49,7 @@ from gpunode.output.result import Evidence, FindingStatus, Fix
     preflight=ANY_ENGINE,
 )
 def driver_not_installed(node: Node) -> Verdict:
-    """Without the kernel module nothing on this node can talk to the GPUs; the CUDA toolkit or the libraries
+    """Without the kernel module no program on this node can use the GPUs. The CUDA toolkit or the libraries
     alone are not the driver.
     """
     if node.module is not None:
@@ -58,9 +58,7 @@ def driver_not_installed(node: Node) -> Verdict:
             seen(f"/sys/module/{node.module.name}/version", node.module.version),
         )
     if node.module_built:
-        return ok(
-            "an NVIDIA module lies on disk", seen(f"/lib/modules/{node.kernel}/modules.dep", "nvidia.ko")
-        )
+        return ok("an NVIDIA module is on disk", seen(f"/lib/modules/{node.kernel}/modules.dep", "nvidia.ko"))
     other = next((kernel.release for kernel in node.kernels if kernel.has_module), None)
     if other or node.dkms or TRAITS["operator-driver"].holds(node):
         return ok("the driver is installed")
@@ -81,11 +79,11 @@ def driver_not_installed(node: Node) -> Verdict:
 @check(
     "dkms-not-built",
     "driver",
-    title="The module is built for this kernel and the next",
+    title="The module is built for the running and the next kernel",
     looks_at=(
         "modules.dep of the running kernel and of the newest installed one of the same flavour, and "
-        "/var/lib/dkms or /var/cache/akmods with the log of the last build. Only a next kernel without it is "
-        "a warning."
+        "/var/lib/dkms or /var/cache/akmods with the log of the last build. If only the next kernel "
+        "has no module, this is a warning."
     ),
     remedy=fixes.BUILD_MODULE,
     blocked_by=("driver-not-installed", "kernel-unsupported"),
@@ -94,8 +92,8 @@ def driver_not_installed(node: Node) -> Verdict:
     refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
 )
 def dkms_not_built(node: Node) -> Verdict:
-    """A kernel module fits one kernel. After a kernel upgrade without headers DKMS builds nothing, and the
-    GPUs are gone after the next boot.
+    """A kernel module works with one kernel only. After a kernel upgrade without headers DKMS can't build it,
+    and the GPUs don't work after the next boot.
     """
     running, upcoming = node.kernel, node.next_kernel
     if node.module is None and TRAITS["operator-driver"].holds(node) and not node.dkms:
@@ -111,15 +109,15 @@ def dkms_not_built(node: Node) -> Verdict:
             fix=fixes.REBOOT.other if upcoming in with_module else _build(node, running),
         )
     if node.host.stat("/usr/sbin/akmods") or not node.module_built:
-        return ok("the running kernel has its NVIDIA module")  # akmods builds for a new kernel while it boots
+        return ok("the running kernel has an NVIDIA module")  # akmods builds for a new kernel while it boots
     if upcoming != running and upcoming not in with_module:
         return warn(
             f"the next reboot breaks the GPUs: kernel {upcoming} has no NVIDIA module",
             *_lacking(node, upcoming),
-            seen("/proc/sys/kernel/osrelease", f"{running} (running) has one"),
+            seen("/proc/sys/kernel/osrelease", f"{running} (running) has a module"),
             fix=_for_next(node, upcoming),
         )
-    return ok("the kernel that boots next has its NVIDIA module")
+    return ok("the kernel of the next boot has an NVIDIA module")
 
 
 def _lacking(node: Node, release: str) -> Iterator[Evidence]:
@@ -127,7 +125,7 @@ def _lacking(node: Node, release: str) -> Iterator[Evidence]:
     yield seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko")
     yield from (seen("/var/lib/dkms", f"source of {version}") for version in node.dkms)
     if node.dkms and not driver.has_headers(node.host, release):
-        yield seen(f"/lib/modules/{release}/build", "no kernel headers to build with")
+        yield seen(f"/lib/modules/{release}/build", "no kernel headers for the build")
     failed = failed_build(node.host, release)
     if failed is not None:
         yield seen(failed.path, failed.text, failed.line)
@@ -150,20 +148,20 @@ def _build(node: Node, release: str) -> Fix | None:
 @check(
     "kernel-headers-missing",
     "driver",
-    title="DKMS can build the next driver",
+    title="DKMS can build the module for the next driver",
     severity="warning",
-    looks_at="/lib/modules/KERNEL/build/include/generated/autoconf.h, where DKMS has the driver's source.",
+    looks_at="/lib/modules/KERNEL/build/include/generated/autoconf.h, if DKMS has the driver's source.",
     remedy=driver_packages.install_headers("$(uname -r)"),
     blocked_by=("driver-not-installed", "dkms-not-built"),
     unless=("operator-driver", "immutable"),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def kernel_headers_missing(node: Node) -> Verdict:
-    """DKMS builds the module against the kernel's headers. Without them the next driver upgrade replaces the
-    libraries and leaves the module behind.
+    """DKMS builds the module with the kernel's headers. Without them, the next driver upgrade replaces the
+    libraries but not the module.
     """
     if not node.dkms:
-        return skip("no driver's source waits in /var/lib/dkms")
+        return skip("/var/lib/dkms has no driver source")
     release = node.next_kernel  # what is built for a kernel that the next boot leaves matters no more
     if not any(kernel.release == release and kernel.has_module for kernel in node.kernels):
         return skip(f"kernel {release} has no NVIDIA module yet")
@@ -173,7 +171,7 @@ def kernel_headers_missing(node: Node) -> Verdict:
     build = f"/lib/modules/{release}/build"
     state = "no include/generated/autoconf.h" if node.host.is_dir(build) else "absent"
     fix = driver_packages.install_headers(release).for_family(node.distribution.family)
-    return warn(f"there are no headers of kernel {release}", seen(build, state), fix=fix)
+    return warn(f"the headers of kernel {release} are not installed", seen(build, state), fix=fix)
 
 
 BUILD_CHECKS = (
@@ -197,8 +195,8 @@ _DISTRIBUTION_SIGNERS = (
     "driver",
     title="Secure Boot accepts the module",
     looks_at=(
-        "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A loaded "
-        "module was accepted."
+        "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A "
+        "module that is loaded was accepted."
     ),
     remedy=fixes.ENROL_KEY,
     blocked_by=("driver-not-installed", "dkms-not-built"),
@@ -210,8 +208,8 @@ _DISTRIBUTION_SIGNERS = (
     ),
 )
 def secureboot_unsigned(node: Node) -> Verdict:
-    """With Secure Boot the kernel refuses a module whose signature it can't trace to an enrolled key: Key was
-    rejected by service. Enrolling asks for a password at the console during the next boot.
+    """With Secure Boot the kernel rejects a module that isn't signed with an enrolled key: Key was rejected
+    by service. Enrolling a key requires its password at the console during the next boot.
     """
     if not node.secure_boot:
         return ok("Secure Boot is off")
@@ -219,7 +217,7 @@ def secureboot_unsigned(node: Node) -> Verdict:
         return ok("Secure Boot is on and the kernel accepted the module")
     file = node.module_file
     if file is None:
-        return skip("modinfo tells nothing of the module's signature")
+        return skip("modinfo doesn't report the module's signature")
     state = seen("/sys/firmware/efi/efivars/SecureBoot-*", "1 (on)")
     if not file.signer:
         signature = seen("modinfo -F signer nvidia", "(not signed)")
@@ -230,12 +228,12 @@ def secureboot_unsigned(node: Node) -> Verdict:
         return ok("Secure Boot is on and the distribution signed the module", signed)
     enrolled = driver.enrolled_keys(node.host)
     if enrolled is None:
-        return skip("mokutil can't tell whether the module's key is enrolled")
+        return skip("mokutil doesn't report whether the module's key is enrolled")
     if file.signer in enrolled:
         return ok("Secure Boot is on and the module's key is enrolled", signed)
     if file.signer.encode() in (driver.waiting_keys(node.host) or b""):
         return fail(
-            "the key that signed the NVIDIA module waits to be confirmed at the console during the next boot",
+            "the NVIDIA module's key must be confirmed at the console during the next boot",
             state,
             signed,
             fix=Fix("mokutil --list-new && reboot", True, "reboot"),
@@ -251,9 +249,11 @@ def secureboot_unsigned(node: Node) -> Verdict:
 @check(
     "mok-pending",
     "driver",
-    title="No key waits for the next boot",
+    title="No key is waiting to be enrolled at the next boot",
     severity="warning",
-    looks_at="the efivar MokNew, where mokutil --import leaves a key for MokManager, on a Secure Boot node.",
+    looks_at=(
+        "the efivar MokNew, where mokutil --import stores a key for MokManager, on a node with Secure Boot."
+    ),
     remedy=driver_packages.LIST_NEW_KEYS,
     blocked_by=("driver-not-installed", "secureboot-unsigned"),
     unless=("operator-driver",),
@@ -261,22 +261,22 @@ def secureboot_unsigned(node: Node) -> Verdict:
     refs=("https://wiki.debian.org/SecureBoot",),
 )
 def mok_pending(node: Node) -> Verdict:
-    """MokManager asks for the key's password at the console (or the BMC's) and gives up after ten seconds. If
-    nobody answers, the key is dropped and the kernel refuses what it signed. Have the console open before you
-    reboot, and choose Enroll MOK.
+    """MokManager prompts for the key's password at the console (or the BMC's) and times out after ten
+    seconds. Without an answer the key is dropped, and the kernel rejects modules signed with it. Open the
+    console before you reboot, and choose Enroll MOK.
     """
     if not node.secure_boot:
         return ok("Secure Boot is off")
     waiting = driver.waiting_keys(node.host)
     if not waiting:
-        return ok("no key waits to be enrolled")
+        return ok("no key is waiting to be enrolled")
     signer = node.module_file.signer if node.module_file else ""
     if not signer:
-        return skip("modinfo doesn't tell who signed the module")
+        return skip("modinfo doesn't report who signed the module")
     if signer.encode() not in waiting:
-        return ok("a key waits to be enrolled, and it isn't the NVIDIA module's")
+        return ok("a key is waiting to be enrolled, but it isn't the NVIDIA module's")
     return warn(
-        "the NVIDIA module's key waits to be confirmed at the console during the next boot",
+        "the NVIDIA module's key must be confirmed at the console during the next boot",
         seen("/sys/firmware/efi/efivars/MokNew-*", f"a certificate of {len(waiting)} bytes"),
         seen("modinfo -F signer nvidia", signer),
     )
@@ -299,11 +299,11 @@ _LINKS = ("create-dev-char-symlinks",)
 @check(
     "uvm-lost-at-reboot",
     "devices",
-    title="Unified memory comes with the next boot",
+    title="The unified memory module is loaded at the next boot",
     severity="warning",
     looks_at=(
-        "where containers get GPUs by CDI alone: modules-load.d, modprobe.d, udev's rules, units and scripts "
-        "that load nvidia_uvm."
+        "modules-load.d, modprobe.d, udev rules, units and scripts that load nvidia_uvm, if containers "
+        "get GPUs only through CDI."
     ),
     remedy=driver_packages.LOAD_AT_BOOT,
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
@@ -312,11 +312,11 @@ _LINKS = ("create-dev-char-symlinks",)
     refs=("https://www.freedesktop.org/software/systemd/man/latest/modules-load.d.html",),
 )
 def uvm_lost_at_reboot(node: Node) -> Verdict:
-    """The kernel doesn't load nvidia_uvm by itself. Without the toolkit's hook nobody does it for a
-    container: after the reboot CUDA fails with error 999 in the first ones.
+    """The kernel doesn't load nvidia_uvm itself. Without the toolkit's hook, nothing loads it for a
+    container: after a reboot the first containers fail with CUDA error 999.
     """
     if not driver.module_loaded(node.host, _UVM):
-        return skip(f"{_UVM} isn't loaded now")
+        return skip(f"{_UVM} isn't loaded")
     cdi_alone = [one.name for one in readers(node) if one.needs]
     if not cdi_alone and _mode(node) != "cdi":
         return ok("the toolkit loads it for the first container that needs it")
@@ -326,14 +326,14 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
             return ok(f"{name} loads it at boot")
     loader = _operator(node) or loaded(node.host, "nvidia-uvm")
     if loader:
-        return ok(f"{_UVM} comes with the next boot", seen(loader, "has it loaded"))
+        return ok(f"{_UVM} is loaded at the next boot", seen(loader, "loads it"))
     if not node.units:
-        return skip("systemd doesn't tell what it starts at boot")
+        return skip("systemd doesn't report which units start at boot")
     if cdi_lost_at_reboot.run(node).status is FindingStatus.WARN:
-        return skip("who writes the specification again loads it too")
+        return skip("the service that writes the CDI specification also loads it")
     return warn(
-        f"nothing loads {_UVM} after the next reboot, and GPUs come by CDI alone here",
-        seen(f"/sys/module/{_UVM}", "loaded now"),
+        f"nothing loads {_UVM} after the next reboot, and containers get GPUs only through CDI",
+        seen(f"/sys/module/{_UVM}", "loaded"),
         seen("/etc/modules-load.d", f"no {_UVM}"),
     )
 
@@ -352,11 +352,11 @@ def _operator(node: Node) -> str:
 @check(
     "dev-char-lost-at-reboot",
     "devices",
-    title="The links in /dev/char come with the next boot",
+    title="The links in /dev/char are created at the next boot",
     severity="warning",
     looks_at=(
-        "links in /dev/char to NVIDIA's device files, where a runc from 1.1.3 to 1.1.6 needs them, and what "
-        "makes them at boot: a rule of udev, a unit or script of this node, the GPU operator."
+        "links in /dev/char to NVIDIA's device files, if runc 1.1.3 to 1.1.6 needs them, and what "
+        "creates them at boot: a udev rule, a unit or script of this node, the GPU operator."
     ),
     remedy=driver_packages.LINK_AT_BOOT,
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
@@ -365,8 +365,8 @@ def _operator(node: Node) -> str:
     reboot=True,
 )
 def dev_char_lost_at_reboot(node: Node) -> Verdict:
-    """This runc tells systemd of a container's device files by these links. They are there now and lie in
-    memory: after the reboot each daemon-reload takes the GPUs from running containers.
+    """This runc reports a container's device files to systemd through these links. They exist now, but only
+    in memory: after a reboot, each daemon-reload removes the GPUs from running containers.
     """
     links = (f"/dev/char/{one.major}:{one.minor}" for one in node.device_nodes)
     here = [link for link in links if node.host.is_symlink(link)]
@@ -377,9 +377,9 @@ def dev_char_lost_at_reboot(node: Node) -> Verdict:
         return ok("no engine here needs the links in /dev/char")
     maker = _operator(node) or started(node.host, _LINKS, rules=True)
     if maker:
-        return ok("the links come back with the next boot", seen(maker, "makes them"))
+        return ok("the links are created again at the next boot", seen(maker, "creates them"))
     return warn(
-        f"nothing makes the {len(here)} links of NVIDIA's device files again after a reboot",
+        f"nothing creates the {len(here)} links to NVIDIA's device files after a reboot",
         seen(here[0], node.host.readlink(here[0]) or ""),
         seen(needing[0].source, needing[0].forgets),
         seen("/etc/udev/rules.d", f"no rule with {_LINKS[0]}"),
@@ -465,7 +465,7 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     """The last failure in the logs of the GPU operator's driver pod, and the command that shows more."""
     found = driver_failure(node.host, node.operator)
     if found is None:
-        return (seen(DRIVER_ROOT, "no log of the driver's pod"),), Fix(
+        return (seen(DRIVER_ROOT, "the driver's pod has no log"),), Fix(
             "crictl ps --all --name nvidia-driver-ctr"
         )
     path, line = found
@@ -476,7 +476,7 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     "module-not-loaded",
     "driver",
     title="The NVIDIA module is loaded",
-    looks_at="/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what kept it out.",
+    looks_at="/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what blocked it.",
     remedy=fixes.LOAD_MODULE,
     blocked_by=(
         "driver-not-installed",
@@ -493,8 +493,8 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1269",),
 )
 def module_not_loaded(node: Node) -> Verdict:
-    """Until the module is loaded there are no device files, NVML answers 'driver not loaded' and every GPU
-    container fails to start.
+    """Until the module is loaded, no device files exist, NVML fails with 'driver not loaded', and GPU
+    containers don't start.
     """
     module = node.module
     if module is None and not node.module_built and TRAITS["operator-driver"].holds(node):
@@ -535,7 +535,9 @@ def _obstacles(node: Node) -> Iterator[Evidence]:
     for one in _refused(node, "nvidia"):
         yield seen(one.source, _shown(one), one.line)
     if (node.host.read_text("/proc/sys/kernel/modules_disabled") or "").strip() == "1":
-        yield seen("/proc/sys/kernel/modules_disabled", "1 (no module can be loaded until the next boot)")
+        yield seen(
+            "/proc/sys/kernel/modules_disabled", "1 (the kernel accepts no modules until the next boot)"
+        )
     yield from failures(node)
 
 
@@ -565,7 +567,7 @@ def _after_failure(node: Node) -> Fix | None:
 @check(
     "module-disabled-next-boot",
     "driver",
-    title="The next boot may load the module",
+    title="The module can be loaded at the next boot",
     severity="warning",
     looks_at="install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d.",
     remedy=driver_packages.SHOW_MODPROBE,
@@ -575,27 +577,27 @@ def _after_failure(node: Node) -> Fix | None:
     refs=("https://man7.org/linux/man-pages/man5/modprobe.d.5.html",),
 )
 def module_disabled_next_boot(node: Node) -> Verdict:
-    """modprobe obeys these lines also when somebody asks for the module by its name. It is loaded now; after
-    the next boot the GPUs are without a driver.
+    """modprobe applies these lines even if the module is requested by name. The module is loaded now, but
+    won't be after the next boot.
     """
     refused = _refused(node, "nvidia", "nvidia_uvm")
     # what is blacklisted can still be loaded by its name, as nvidia-modprobe and persistenced do
     hard = [one for one in refused if one.kind in ("install", "alias")]
     if not hard:
-        return ok("nothing keeps the NVIDIA module from being loaded")
+        return ok("nothing blocks the NVIDIA module")
     evidence = [seen(one.source, _shown(one), one.line) for one in hard]
     return warn(
-        "the next reboot breaks the GPUs: the module may not be loaded again", *evidence, fix=_allow(node, "")
+        "the next reboot breaks the GPUs: modprobe.d blocks the module", *evidence, fix=_allow(node, "")
     )
 
 
 @check(
     "gsp-firmware",
     "driver",
-    title="The GPUs' firmware fits the driver",
+    title="The GPU firmware matches the driver",
     looks_at=(
-        "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware loads in "
-        "its log; the open modules always need it, the proprietary one from Turing on."
+        "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
+        "loads in its log. The open modules always need it, the proprietary one from Turing on."
     ),
     remedy=driver_packages.REINSTALL_FIRMWARE,
     blocked_by=("module-not-loaded",),
@@ -604,19 +606,19 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446",),
 )
 def gsp_firmware(node: Node) -> Verdict:
-    """The driver runs most of itself on the GPU's own processor and loads this firmware whenever a GPU
-    starts. Without the file of exactly its version the GPU stays down: RmInitAdapter failed.
+    """Most of the driver runs on the GPU's own processor, and it loads this firmware each time a GPU starts.
+    Without a file of exactly the driver's version the GPU doesn't start: RmInitAdapter failed.
     """
     module = node.module
     if module is None or not module.version:
-        return skip("the module doesn't tell its version")
+        return skip("the module's version is unknown")
     if not module.open and not driver.wants_firmware(node.host):
         return ok("this module runs without GSP firmware")
     there = driver.firmware(node.host, module.version, node.kernel)
     if there:
-        return ok(f"the GSP firmware of {module.version} is there", seen(there[0], ", ".join(there[1:])))
+        return ok(f"the GSP firmware of {module.version} is installed", seen(there[0], ", ".join(there[1:])))
     if node.next_version not in ("", module.version):
-        return skip("the firmware is that of the driver which waits for a reboot")
+        return skip("the firmware matches the driver that becomes active after a reboot")
     place = f"/lib/firmware/nvidia/{module.version}"
     failed = logged(node, r"firmware load for nvidia/\S*gsp\S* failed with error -2")
     fix = driver_packages.reinstall_firmware(node)
@@ -629,11 +631,11 @@ def gsp_firmware(node: Node) -> Verdict:
         )
     others = driver.firmware_versions(node.host)
     if not others:
-        return skip("no driver's firmware lies in /lib/firmware/nvidia")
+        return skip("/lib/firmware/nvidia has no driver firmware")
     return warn(
-        f"the GSP firmware of {module.version} is gone: a GPU fails at its next start",
+        f"the GSP firmware of {module.version} was removed: a GPU fails at its next start",
         seen(place, "no gsp_*.bin"),
-        seen("/lib/firmware/nvidia", f"that of {', '.join(others)}"),
+        seen("/lib/firmware/nvidia", f"firmware of {', '.join(others)}"),
         fix=fix,
     )
 
@@ -641,7 +643,7 @@ def gsp_firmware(node: Node) -> Verdict:
 @check(
     "driver-persist-modprobe-conf",
     "driver",
-    title="The module has its usual parameters",
+    title="The module has its default parameters",
     severity="info",
     looks_at="ModifyDeviceFiles and EnableGpuFirmware in /proc/driver/nvidia/params.",
     remedy=driver_packages.SHOW_MODPROBE,
@@ -649,12 +651,12 @@ def gsp_firmware(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
 )
 def driver_persist_modprobe_conf(node: Node) -> Verdict:
-    """Somebody switched these off with an options line in modprobe.d. They decide who makes the device files,
-    and whether the driver runs on the GPU's own processor.
+    """An options line in modprobe.d disables these parameters. They determine what creates the device files,
+    and whether the driver uses the GPU's own processor.
     """
     odd = driver.switched_off(node.host)
     if not odd:
-        return ok("the module runs with its usual parameters")
+        return ok("the module runs with its default parameters")
     evidence = [seen("/proc/driver/nvidia/params", f"{name}: 0") for name in odd]
     names = ", ".join(f"NVreg_{name}=0" for name in odd)
     return note(f"the module was loaded with {names}", *evidence)
@@ -665,20 +667,20 @@ def driver_persist_modprobe_conf(node: Node) -> Verdict:
     "driver",
     title="The module has not crashed",
     severity="warning",
-    looks_at="BUG, Oops and general protection faults of this boot that happened inside the NVIDIA modules.",
+    looks_at="BUG, Oops and general protection faults in the NVIDIA modules during this boot.",
     remedy=fixes.REBOOT,
     blocked_by=("module-not-loaded",),
     refs=("https://docs.kernel.org/admin-guide/tainted-kernels.html",),
 )
 def driver_oops(node: Node) -> Verdict:
-    """After a crash the kernel goes on with whatever the module left behind: locks that are never given back,
-    processes that can't be ended. Only a reboot starts it clean.
+    """After a crash the kernel continues in a damaged state: locks stay held and processes can't be killed.
+    Only a reboot clears it.
     """
     found = driver.crash(node.kernel_log)
     if not found:
-        return ok("the kernel's log knows no crash in the NVIDIA module")
+        return ok("the kernel's log reports no crash in the NVIDIA module")
     evidence = [seen("dmesg", f"[{line.seconds:.6f}] {line.text}") for line in found]
-    return warn("the NVIDIA module has crashed inside the kernel", *evidence)
+    return warn("the NVIDIA module has crashed in the kernel", *evidence)
 
 
 MODULE_CHECKS = (

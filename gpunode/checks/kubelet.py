@@ -34,7 +34,7 @@ from gpunode.facts.systemd import read_unit
 from gpunode.facts.toolkit import runtime_mode
 from gpunode.output.result import Evidence, Fix
 
-_ABSENT = "there is no kubelet on this node"
+_ABSENT = "no kubelet is installed on this node"
 _PLUGINS = ("nvidia", "gpunode")
 _OUR_UNIT = "gpunode-device-plugin.service"
 
@@ -42,11 +42,11 @@ _OUR_UNIT = "gpunode-device-plugin.service"
 @check(
     "kubelet-not-running",
     "kubelet",
-    title="The kubelet runs",
+    title="The kubelet is running",
     looks_at=(
-        "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. None at all, "
-        "or one that no cluster has taken yet, is fine. A running one has 3 seconds to answer what it can "
-        "hand out (PodResources)."
+        "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. A node "
+        "without a kubelet, or with one that hasn't joined a cluster, is fine. A running kubelet has 3 "
+        "seconds to report what it can allocate (PodResources)."
     ),
     remedy=fixes.START_KUBELET,
     classes=CLUSTER_NODES,
@@ -64,17 +64,19 @@ _OUR_UNIT = "gpunode-device-plugin.service"
     refs=("https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",),
 )
 def kubelet_not_running(node: Node) -> Verdict:
-    """Without the kubelet this node runs no pods and no device plugin can offer its GPUs."""
+    """Without the kubelet this node runs no pods, and device plugins can't register its GPUs."""
     kubelet = node.kubelet
     if kubelet is None:
         return skip(_ABSENT)
     if kubelet.process is not None:
         if node.kubelet_silence:
             answer = seen(f"/proc/{kubelet.process.pid}", node.kubelet_silence)
-            return warn("the kubelet runs, but doesn't answer", answer, fix=_restart(kubelet))
-        return ok("the kubelet runs", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name))
+            return warn("the kubelet is running, but doesn't answer", answer, fix=_restart(kubelet))
+        return ok(
+            "the kubelet is running", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name)
+        )
     if not kubelet.joined:
-        return skip("the kubelet is installed, but no cluster has taken this node yet")
+        return skip("the kubelet is installed, but this node hasn't joined a cluster")
     evidence = seen(kubelet.unit or "/proc", "no such process")
     unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
     return fail("the kubelet isn't running", evidence, *unit, fix=_restart(kubelet))
@@ -89,7 +91,7 @@ def _restart(kubelet: Kubelet) -> Fix | None:
 @check(
     "kubelet-device-plugin-dir",
     "kubelet",
-    title="The kubelet listens for device plugins",
+    title="The kubelet accepts device plugins",
     looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
     remedy=fixes.START_KUBELET,
     classes=CLUSTER_NODES,
@@ -98,12 +100,12 @@ def _restart(kubelet: Kubelet) -> Fix | None:
     refs=("https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",),
 )
 def kubelet_device_plugin_dir(node: Node) -> Verdict:
-    """Device plugins register at this socket. While it doesn't answer, no plugin can offer GPUs: 'connect: no
-    such file or directory'.
+    """Device plugins register at this socket. While it doesn't answer, no plugin can register GPUs: 'connect:
+    no such file or directory'.
     """
     kubelet = node.kubelet
     if kubelet is None or not kubelet.joined:
-        return skip(_ABSENT if kubelet is None else "no cluster has taken this node yet")
+        return skip(_ABSENT if kubelet is None else "this node hasn't joined a cluster")
     path = f"{DEVICE_PLUGINS}/kubelet.sock"
     state = node.host.socket_state(path)
     if state == "denied":
@@ -112,7 +114,7 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
         return fail(
             "the kubelet's device plugin socket doesn't answer", seen(path, state), fix=_restart(kubelet)
         )
-    return ok("the kubelet listens for device plugins", seen(path, "listening"))
+    return ok("the kubelet accepts device plugins", seen(path, "listening"))
 
 
 @check(
@@ -120,8 +122,8 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     "kubelet",
     title="The device plugin's socket answers",
     looks_at=(
-        f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}; one that refuses connections is dead. With "
-        "--deep also whether the plugin answers GetDevicePluginOptions within 2 seconds."
+        f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}: a socket that refuses connections is "
+        "dead. With --deep, also whether the plugin answers GetDevicePluginOptions within 2 seconds."
     ),
     remedy=fixes.RESTART_PLUGIN,
     classes=CLUSTER_NODES,
@@ -141,24 +143,28 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     ),
 )
 def plugin_socket_dead(node: Node) -> Verdict:
-    """The kubelet keeps the resource of a dead plugin at capacity N and allocatable 0: pods that ask for GPUs
-    stay pending until the plugin runs again.
+    """The kubelet keeps the resource of a dead plugin with capacity N and allocatable 0: pods that request
+    GPUs stay pending until the plugin runs again.
     """
     if node.kubelet is None or not node.kubelet.joined:
-        return skip(_ABSENT if node.kubelet is None else "no cluster has taken this node yet")
+        return skip(_ABSENT if node.kubelet is None else "this node hasn't joined a cluster")
     names = [name for name in sockets_in(node.host, DEVICE_PLUGINS) if name.startswith(_PLUGINS)]
     if not names:
-        return skip("no device plugin for NVIDIA GPUs has a socket here")
+        return skip("no device plugin for NVIDIA GPUs has a socket on this node")
     dead = [name for name in names if node.host.socket_state(f"{DEVICE_PLUGINS}/{name}") == "refused"]
     if dead:
-        evidence = (seen(f"{DEVICE_PLUGINS}/{name}", "nobody listens behind it") for name in dead)
+        evidence = (seen(f"{DEVICE_PLUGINS}/{name}", "no process listens on it") for name in dead)
         if len(dead) < len(names):
             paths = " ".join(f"{DEVICE_PLUGINS}/{name}" for name in dead)
-            summary = "a device plugin left its socket, another one answers"
+            summary = "a dead device plugin left its socket behind, but another plugin answers"
             return note(summary, *evidence, fix=Fix(f"rm {paths}"))
         if node.allocatable is not None and node.allocatable.live and any(node.allocatable.nvidia.values()):
-            return note("a device plugin left its socket, and GPUs are offered without it", *evidence)
-        return fail("a device plugin died and left its socket", *evidence, fix=restart_plugin(node))
+            return note(
+                "a dead device plugin left its socket behind; the GPUs are allocated without it", *evidence
+            )
+        return fail(
+            "a device plugin has exited and left its socket behind", *evidence, fix=restart_plugin(node)
+        )
     return _silent(node, names) or ok(
         f"{len(names)} device plugin socket{'s' if len(names) > 1 else ''} answer"
     )
@@ -170,7 +176,7 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
         path = f"{DEVICE_PLUGINS}/{name}"
         if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
             answer = seen(path, "no answer to GetDevicePluginOptions within 2 seconds")
-            return fail("a device plugin listens, but doesn't answer", answer, fix=restart_plugin(node))
+            return fail("a device plugin is running, but doesn't answer", answer, fix=restart_plugin(node))
     return None
 
 
@@ -208,10 +214,11 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
 @check(
     "disk-pressure",
     "kubelet",
-    title="There is room for images and pods",
+    title="The disks have space for images and pods",
     looks_at=(
-        "what is left, in bytes and inodes, where the kubelet and the engines keep their data (statvfs(3)), "
-        "against the kubelet's evictionHard; without a kubelet, a full disk, and 10 GiB for the next image."
+        "the free bytes and inodes of the file systems that hold the data of the kubelet and the "
+        "engines (statvfs(3)), against the kubelet's evictionHard; without a kubelet, a full disk, and "
+        "10 GiB for the next image."
     ),
     remedy=everywhere("crictl rmi --prune"),
     classes=HOST_OR_CONTAINER,
@@ -220,12 +227,12 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
     refs=("https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",),
 )
 def disk_pressure(node: Node) -> Verdict:
-    """Below its limits a kubelet evicts pods, deletes images and takes no new pods (DiskPressure). CUDA
-    images take 5 to 25 GB: 'no space left on device' while one is unpacked.
+    """Below its limits the kubelet evicts pods, deletes images and accepts no new pods (DiskPressure). CUDA
+    images take 5 to 25 GB: unpacking one fails with 'no space left on device'.
     """
     places = disk.places(node.host, dict.fromkeys(_wanted(node)))
     if not places:
-        return skip("no directory of an engine or a kubelet can be looked at")
+        return skip("no data directory of an engine or a kubelet can be read")
     limits = _limits(node)
     evicting = [evidence for place in places for evidence in _below(place, limits)]
     if evicting:
@@ -235,8 +242,8 @@ def disk_pressure(node: Node) -> Verdict:
         return fail("a disk is full", *map(_shown, full), fix=_prune(node))
     tight = [one for one in places if one.signal == "imagefs" and one.room.left < _LARGE_IMAGE]
     if tight:
-        return warn("there is no room for another CUDA image", *map(_shown, tight), fix=_prune(node))
-    return ok("there is room for images and pods", *map(_shown, places))
+        return warn("not enough space for another CUDA image", *map(_shown, tight), fix=_prune(node))
+    return ok("the disks have space for images and pods", *map(_shown, places))
 
 
 def _wanted(node: Node) -> Iterator[tuple[str, str]]:
@@ -290,16 +297,16 @@ def _below(place: Place, limits: Mapping[str, str]) -> Iterator[Evidence]:
     least = disk.amount(limit, room.size)
     if least is not None and room.left < least:
         yield seen(
-            place.path, f"{_size(room.left)} of {_size(room.size)} left, the kubelet's limit is {limit}"
+            place.path, f"{_size(room.left)} of {_size(room.size)} free; the kubelet's limit is {limit}"
         )
     limit = limits.get(f"{place.signal}.inodesFree", "")
     least = disk.amount(limit, room.inodes)
     if least is not None and room.inodes and room.inodes_left < least:
-        yield seen(place.path, f"{room.inodes_left} of {room.inodes} inodes left, the limit is {limit}")
+        yield seen(place.path, f"{room.inodes_left} of {room.inodes} inodes free; the limit is {limit}")
 
 
 def _shown(place: Place) -> Evidence:
-    return seen(place.path, f"{_size(place.room.left)} of {_size(place.room.size)} left")
+    return seen(place.path, f"{_size(place.room.left)} of {_size(place.room.size)} free")
 
 
 def _size(number: int) -> str:
@@ -319,8 +326,8 @@ def _prune(node: Node) -> Fix | None:
 @check(
     "kubelet-swap-memlock-hugepages",
     "kubelet",
-    title="Swap doesn't keep the kubelet from starting",
-    looks_at="/proc/swaps and failSwapOn, where a kubelet should run and doesn't.",
+    title="Swap doesn't prevent the kubelet from starting",
+    looks_at="/proc/swaps and failSwapOn, if a kubelet should be running but isn't.",
     remedy=everywhere("swapoff --all && systemctl restart kubelet", "restart"),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu",),
@@ -328,24 +335,24 @@ def _prune(node: Node) -> Fix | None:
     refs=("https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/",),
 )
 def kubelet_swap(node: Node) -> Verdict:
-    """A kubelet stops at once where swap is on, unless failSwapOn is false: 'running with swap on is not
-    supported'. Swap that /etc/fstab names comes back at the next boot.
+    """The kubelet exits at once if swap is on, unless failSwapOn is false: 'running with swap on is not
+    supported'. Swap in /etc/fstab is enabled again at the next boot.
     """
     known = node.kubelet
     if known is None or known.unit != "kubelet.service" or not known.joined:
-        return skip("no kubelet of the system's is here")
+        return skip("the system has no kubelet of its own")
     lines = (node.host.read_text("/proc/swaps") or "").splitlines()[1:]
     if known.process is not None or not lines:
-        return ok("swap keeps no kubelet from running")
+        return ok("swap doesn't prevent the kubelet from starting")
     try:
         config = node.host.read_text(kubelet.CONFIG) or ""
         flags = node.host.read_text(kubelet.FLAGS) or ""
     except GpunodeError:
         return skip(f"needs root to read {kubelet.CONFIG}", "unreadable")
     if kubelet.setting(config, "failSwapOn") == "false" or "--fail-swap-on=false" in flags:
-        return ok("the kubelet was told to run with swap")
+        return ok("the kubelet is configured to run with swap")
     evidence = [seen("/proc/swaps", line.split()[0]) for line in lines if line.split()]
-    return fail("swap is on, and this kubelet refuses to start with it", *evidence)
+    return fail("swap is on, and this kubelet refuses to start with swap", *evidence)
 
 
 RESOURCES_CHECKS = (
@@ -362,11 +369,11 @@ _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 @check(
     "runtimeclass-missing",
     "kubelet",
-    title="Pods that hold GPUs run under the nvidia runtime",
+    title="Pods with allocated GPUs run under the nvidia runtime",
     severity="warning",
     looks_at=(
-        "the containers that hold nvidia.com/... (PodResources), their runtime handlers (CRI) and whether "
-        "NVIDIA's files are in their /dev (/proc/PID/root/dev)."
+        "the containers with allocated nvidia.com/... devices (PodResources), their runtime handlers "
+        "(CRI) and whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
     ),
     remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
     classes=CLUSTER_NODES,
@@ -375,16 +382,16 @@ _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
     refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
 )
 def runtimeclass_missing(node: Node) -> Verdict:
-    """Under the default handler a pod gets GPUs on paper only. CUDA programs then say 'CUDA driver version is
-    insufficient for CUDA runtime version', which is no matter of versions. Their pods need runtimeClassName:
-    nvidia.
+    """Under the default handler Kubernetes allocates a GPU to a pod, but the container can't access it. CUDA
+    programs then fail with the misleading error 'CUDA driver version is insufficient for CUDA runtime
+    version'. These pods need runtimeClassName: nvidia.
     """
     found = holders(node)
     if not found:
-        return skip("no running container is known to hold a GPU")
+        return skip("no running container is known to have an allocated GPU")
     without = [one for one in found if not one.container.nodes]
     if not without:
-        return ok(f"all {len(found)} containers that hold GPUs have device files for them")
+        return ok(f"all {len(found)} containers with allocated GPUs have device files for them")
     evidence = [
         seen(
             f"/proc/{one.container.pid}/root/dev",
@@ -394,15 +401,15 @@ def runtimeclass_missing(node: Node) -> Verdict:
     ]
     named = [one.name for one in without if one.handler.startswith("nvidia")]
     fix = Fix("gpunode verify --runtime containerd") if named else None
-    return warn(f"{len(without)} containers hold GPUs and see none of them", *evidence[:8], fix=fix)
+    return warn(f"{len(without)} containers with allocated GPUs can't access them", *evidence[:8], fix=fix)
 
 
 @check(
     "pod-driver-capabilities",
     "kubelet",
-    title="Pods that hold GPUs asked for CUDA",
+    title="Pods with allocated GPUs request CUDA",
     severity="info",
-    looks_at=f"{_CAPABILITIES} in the environment of containers that hold GPUs.",
+    looks_at=f"{_CAPABILITIES} in the environment of containers with allocated GPUs.",
     remedy=everywhere(
         f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
         needs_root=False,
@@ -416,28 +423,28 @@ def runtimeclass_missing(node: Node) -> Verdict:
     ),
 )
 def pod_driver_capabilities(node: Node) -> Verdict:
-    """The toolkit mounts what this variable names. Without compute (or all) libcuda.so.1 isn't in the
-    container; programs that only draw or encode don't need it.
+    """The toolkit mounts the libraries that this variable names. Without compute (or all), libcuda.so.1 isn't
+    in the container. Programs that only use graphics or video don't need it.
     """
     held = holders(node)
     if not held:
-        return skip("no running container is known to hold a GPU")
+        return skip("no running container is known to have an allocated GPU")
     found = []
     for one in held:
         value = environment(node.host, one.container.pid).get(_CAPABILITIES, "")
         if value and not {"all", "compute"} & set(value.split(",")):
             found.append(seen(f"/proc/{one.container.pid}/environ", f"{one.name}: {_CAPABILITIES}={value}"))
     if found:
-        return note(f"{len(found)} containers that hold GPUs asked for no CUDA libraries", *found[:8])
-    return ok("whoever holds GPUs has CUDA's libraries")
+        return note(f"{len(found)} containers with allocated GPUs don't request CUDA libraries", *found[:8])
+    return ok("all containers with allocated GPUs request CUDA libraries")
 
 
 @check(
     "hostusers-false",
     "kubelet",
-    title="Pods with a user namespace can have GPUs",
+    title="Pods with a user namespace can use GPUs",
     severity="info",
-    looks_at="pods with a user namespace (/proc/PID/uid_map) where the nvidia runtime is in mode legacy.",
+    looks_at="pods with a user namespace (/proc/PID/uid_map), if the nvidia runtime is in legacy mode.",
     remedy=everywhere("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
@@ -445,8 +452,8 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     refs=("https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/",),
 )
 def hostusers_false(node: Node) -> Verdict:
-    """With hostUsers: false a pod's processes are nobody on the node, and the hook of mode legacy fails:
-    'read status from sync socket'. In mode cdi there is no such hook.
+    """With hostUsers: false a pod's processes run as the user nobody on the node, and the hook of legacy mode
+    fails: 'read status from sync socket'. Mode cdi doesn't use this hook.
     """
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
         return ok("the nvidia runtime works in pods with a user namespace")
@@ -459,8 +466,10 @@ def hostusers_false(node: Node) -> Verdict:
         if pod is not None and first != ["0", "0"]:
             found.append(seen(path, f"pod {pod.namespace}/{pod.pod} has user ids from {first[1]} on"))
     if found:
-        return note("pods have user namespaces here, which the toolkit's hook can't give GPUs", *found[:4])
-    return ok("no pod here has a user namespace")
+        return note(
+            "pods on this node use user namespaces, where the toolkit's hook can't add GPUs", *found[:4]
+        )
+    return ok("no pod on this node uses a user namespace")
 
 
 PODS_CHECKS = (

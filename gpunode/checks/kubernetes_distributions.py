@@ -21,8 +21,10 @@ _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 @check(
     "microk8s-paths",
     "kubelet",
-    title="Device plugins find microk8s' kubelet",
-    looks_at=f"where microk8s' kubelet listens for device plugins, and whether {ROOT} leads there.",
+    title="Device plugins find the microk8s kubelet",
+    looks_at=(
+        f"the directory where the microk8s kubelet accepts device plugins, and whether {ROOT} leads to it."
+    ),
     remedy=everywhere(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
     preflight=("kubernetes",),
     blocked_by=("pci-no-gpu", "kubelet-not-running"),
@@ -30,24 +32,24 @@ _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
     refs=("https://microk8s.io/docs/addon-gpu",),
 )
 def microk8s_paths(node: Node) -> Verdict:
-    """Device plugins mount /var/lib/kubelet/device-plugins. microk8s links it to its own directory only if
-    nothing was there when it was installed, such as what an earlier kubelet left.
+    """Device plugins mount /var/lib/kubelet/device-plugins. microk8s links this path to its own directory
+    only if it doesn't exist at installation; an earlier kubelet may have left it.
     """
     kubelet = node.kubelet
     if kubelet is None or kubelet.process is None or kubelet.process.name != "kubelite":
-        return skip("this node's kubelet isn't microk8s'")
+        return skip("this node's kubelet isn't the microk8s kubelet")
     listens = f"{SNAP_ROOT}/device-plugins/kubelet.sock"
     if node.host.socket_state(listens) != "listening":
-        return ok("microk8s' kubelet has its sockets where everybody looks")
+        return ok("the microk8s kubelet has its sockets in the usual directory")
     if node.host.realpath(ROOT) == node.host.realpath(SNAP_ROOT):
-        return ok(f"{ROOT} leads to microk8s' directory")
+        return ok(f"{ROOT} leads to the microk8s directory")
     state = node.host.socket_state(f"{DEVICE_PLUGINS}/kubelet.sock")
     if state in ("listening", "denied"):
         return ok(f"a kubelet listens in {DEVICE_PLUGINS}")
-    there = "another directory" if node.host.is_dir(ROOT) else "not there"
+    there = "another directory" if node.host.is_dir(ROOT) else "doesn't exist"
     aside = f"mv {ROOT} {ROOT}.old && " if node.host.is_dir(ROOT) else ""
     return fail(
-        f"{ROOT} doesn't lead to the directory of microk8s' kubelet",
+        f"{ROOT} doesn't lead to the directory of the microk8s kubelet",
         seen(listens, "the kubelet listens here"),
         seen(ROOT, there),
         fix=Fix(f"{aside}ln -s {SNAP_ROOT} {ROOT}"),
@@ -58,7 +60,7 @@ def microk8s_paths(node: Node) -> Verdict:
     "k0s-dropin",
     "kubelet",
     title="k0s reads its drop-in files",
-    looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether /etc/k0s/containerd.toml is k0s' own.",
+    looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether k0s generated /etc/k0s/containerd.toml.",
     remedy=everywhere(
         "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start", "restart"
     ),
@@ -67,15 +69,15 @@ def microk8s_paths(node: Node) -> Verdict:
     refs=("https://docs.k0sproject.io/stable/runtime/",),
 )
 def k0s_dropin(node: Node) -> Verdict:
-    """k0s imports the drop-in files only into a containerd.toml that it writes itself, which the mark in the
-    first line tells. In anybody else's they are never read.
+    """k0s imports the drop-in files only into a containerd.toml that it generated itself, which a comment in
+    the first line marks. With any other containerd.toml, containerd doesn't read them.
     """
     daemon = node.containerd
     if daemon is None or daemon.manager != "k0s":
-        return skip("this node's containerd isn't k0s'")
+        return skip("this node's containerd isn't the k0s one")
     dropins = [path for path in node.host.glob(K0S_DROP_INS, "*.toml") if "nvidia" in _text(node, path)]
     if not dropins:
-        return ok(f"nothing for GPUs is in {K0S_DROP_INS}")
+        return ok(f"{K0S_DROP_INS} has no files for GPUs")
     try:
         config = node.containerd_config
     except ConfigError:
@@ -100,8 +102,8 @@ def _text(node: Node, path: str) -> str:
     title="Pods under cri-dockerd get the nvidia runtime",
     severity="warning",
     looks_at=(
-        "Docker's default runtime (/info) where the kubelet's endpoint is cri-dockerd, no device plugin has "
-        "offered GPUs and no container with GPUs runs."
+        "Docker's default runtime (/info), if the kubelet's endpoint is cri-dockerd, no device plugin "
+        "has registered GPUs and no container with GPUs runs."
     ),
     remedy=everywhere("gpunode configure-runtime --runtime docker --set-as-default", "restart"),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "docker-not-running", "docker-runtime-missing"),
@@ -110,21 +112,21 @@ def _text(node: Node, path: str) -> str:
 )
 def cri_dockerd(node: Node) -> Verdict:
     """cri-dockerd starts pods under Docker's default runtime unless they name another one. Under runc they
-    see no GPU, whatever the device plugin gave them.
+    can't access GPUs, even if the device plugin allocated them.
     """
     kubelet = node.kubelet
     if node.docker is None or kubelet is None or kubelet.engine != "docker":
-        return skip("no kubelet uses Docker here")
+        return skip("no kubelet uses Docker on this node")
     try:
         default = node.docker_info.get("DefaultRuntime")
     except DaemonError as error:
-        return skip(f"Docker doesn't say what it runs with: {error.message}")
+        return skip(f"Docker doesn't report its configuration: {error.message}")
     if not isinstance(default, str) or default.startswith("nvidia"):
         return ok(f"Docker's default runtime is {default}")
     if (node.allocatable and node.allocatable.nvidia) or node.gpu_containers:
-        return ok("pods have got GPUs here all the same")
+        return ok("pods use GPUs on this node without it")
     return warn(
-        f"the kubelet uses Docker, whose default runtime is {default}",
+        f"the kubelet uses Docker, and its default runtime is {default}",
         seen(f"{kubelet.endpoint_source}", kubelet.endpoint),
         seen(f"{node.docker.socket} /info", f"DefaultRuntime {default}"),
     )
@@ -133,11 +135,11 @@ def cri_dockerd(node: Node) -> Verdict:
 @check(
     "kind-nested",
     "kubelet",
-    title="Nodes of a kind cluster can have GPUs",
+    title="Nodes of a kind cluster can use GPUs",
     severity="info",
     looks_at=(
-        "running containers of kindest/node (Docker) where a device plugin runs, whether they have GPUs, "
-        f"and {_BY_MOUNTS} of the toolkit's config.toml."
+        "running containers of kindest/node (Docker) with a device plugin, whether they have GPUs, and "
+        f"{_BY_MOUNTS} of the toolkit's config.toml."
     ),
     remedy=everywhere(f"gpunode toolkit config set {_BY_MOUNTS}=true"),
     blocked_by=("pci-no-gpu", "docker-not-running", "toolkit-missing", "toolkit-config-invalid"),
@@ -145,23 +147,23 @@ def cri_dockerd(node: Node) -> Verdict:
     refs=("https://kind.sigs.k8s.io/",),
 )
 def kind_nested(node: Node) -> Verdict:
-    """A kind node is a container and gets GPUs only by a mount that names them, which the toolkit has to be
-    told to look at.
+    """A kind node is a container and gets GPUs only through a mount that names them. The toolkit must be
+    configured to accept such mounts.
     """
     if node.docker is None:
         return skip("Docker isn't installed on this node")
     nodes = [(one, name) for one, name, image in node.docker_containers if image.startswith("kindest/node")]
     if not nodes:
-        return ok("no node of a kind cluster runs here")
+        return ok("no node of a kind cluster runs on this node")
     if not node.plugin_processes:
         return ok("no device plugin runs in the kind cluster")
     seeing = {one.id for one in node.gpu_containers}
     blind = [name for one, name in nodes if one not in seeing]
     settings = node.toolkit_settings
     if len(blind) < len(nodes) or settings.value(_BY_MOUNTS) is True:
-        return ok("nodes of a kind cluster can get GPUs here")
+        return ok("nodes of a kind cluster on this node can use GPUs")
     return note(
-        f"{len(blind)} nodes of a kind cluster run here without GPUs",
+        f"{len(blind)} nodes of a kind cluster on this node have no GPUs",
         seen(f"{node.docker.socket} /containers", ", ".join(blind[:8])),
         seen(settings.path, f"{_BY_MOUNTS} isn't true"),
     )
@@ -184,8 +186,8 @@ _OLD, _NEW = "config.toml.tmpl", "config-v3.toml.tmpl"
 _MARK = "DO NOT EDIT"
 _BASE = 'template "base"'
 _SYSTEM = "/etc/containerd"
-_OTHER_WAY = "GPUs take another way than the nvidia runtime here"
-_OTHERS = "this node's containerd isn't k3s' or rke2's"
+_OTHER_WAY = "containers on this node get GPUs without the nvidia runtime"
+_OTHERS = "this node's containerd isn't the k3s or rke2 one"
 
 
 def _daemon(node: Node) -> Daemon | None:
@@ -227,10 +229,10 @@ _DOCS = "https://docs.k3s.io/advanced"
 @check(
     "k3s-nvidia-not-detected",
     "kubelet",
-    title="k3s or rke2 has found the nvidia runtime",
+    title="k3s or rke2 has detected the nvidia runtime",
     looks_at=(
-        f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it came there and when containerd was started, "
-        "and the handlers that containerd names (CRI Status). A template of one's own is left alone."
+        f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it was installed and when containerd started, "
+        "and the handlers that containerd reports (CRI Status). A custom template is not checked."
     ),
     remedy=everywhere("systemctl restart k3s", "restart"),
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
@@ -238,31 +240,31 @@ _DOCS = "https://docs.k3s.io/advanced"
     refs=(f"{_DOCS}#nvidia-container-runtime",),
 )
 def k3s_nvidia_not_detected(node: Node) -> Verdict:
-    """k3s and rke2 look for the runtime once, when they start. Installed later it is unknown: 'no runtime for
-    "nvidia" is configured'.
+    """k3s and rke2 look for the runtime only when they start. They don't detect a runtime that is installed
+    later: 'no runtime for "nvidia" is configured'.
     """
     daemon = _daemon(node)
     if daemon is None or daemon.process is None:
         return skip(_OTHERS)
     handlers = _handlers(node)
     if handlers is None:
-        return skip("the running containerd doesn't tell its handlers")
+        return skip("the running containerd doesn't report its handlers")
     if any(name.startswith("nvidia") for name in handlers):
-        return ok(f"{daemon.manager} has found the nvidia runtime")
+        return ok(f"{daemon.manager} has detected the nvidia runtime")
     if not _blind(node, handlers):
         return skip(_OTHER_WAY)
     places = (f"{place}/{_RUNTIME}" for place in _SEARCHED)
     path = next((one for one in places if node.host.executable(one)), None)
     if path is None or any(_BASE not in text for text in _templates(node, daemon).values()):
-        return skip("nothing that it looks for by itself is here")
+        return skip("no runtime that it detects is installed")
     # when it came here: a package keeps the time at which its file was built as the other one
     found = node.host.stat(path)
     if found is None or (node.host.live and found.st_ctime < daemon.process.started):
-        return skip(f"{path} was there before {daemon.manager} started")
+        return skip(f"{path} existed before {daemon.manager} started")
     return fail(
-        f"{daemon.manager} was started before the nvidia runtime was installed",
-        seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
-        seen(path, f"came after {daemon.manager} was started" if node.host.live else "is there now"),
+        f"{daemon.manager} started before the nvidia runtime was installed",
+        seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
+        seen(path, f"installed after {daemon.manager} started" if node.host.live else "exists now"),
         fix=_restart(daemon),
     )
 
@@ -273,10 +275,10 @@ _CONFIGURE_K3S = everywhere("gpunode configure-runtime --runtime k3s", "restart"
 @check(
     "k3s-wrong-template",
     "kubelet",
-    title="k3s or rke2 reads the template that is here",
+    title="k3s or rke2 reads the existing template",
     looks_at=(
-        f"{_OLD} and {_NEW} beside the generated file: containerd 1.x only has the first, 2.x takes the "
-        "second before the first. One that is read must include the base or have the runtime itself."
+        f"{_OLD} and {_NEW} beside the generated file: containerd 1.x reads only the first, 2.x "
+        "prefers the second. The effective template must include the base or define the runtime itself."
     ),
     remedy=_CONFIGURE_K3S,
     blocked_by=_BELOW,
@@ -284,8 +286,8 @@ _CONFIGURE_K3S = everywhere("gpunode configure-runtime --runtime k3s", "restart"
     refs=(f"{_DOCS}#configuring-containerd",),
 )
 def k3s_wrong_template(node: Node) -> Verdict:
-    """A template that isn't read does nothing, without a word. One copied from an old release keeps what k3s
-    finds by itself, the nvidia runtime too, out of containerd's file.
+    """k3s and rke2 silently ignore a template for the other containerd version. A template that was copied
+    from an old release leaves out what k3s detects, including the nvidia runtime.
     """
     daemon = _daemon(node)
     if daemon is None:
@@ -303,23 +305,23 @@ def k3s_wrong_template(node: Node) -> Verdict:
     blind = _blind(node, handlers)
     if blind and _BASE not in text and "nvidia" not in text:
         return fail(
-            f"{daemon.manager}'s template leaves out the nvidia runtime",
+            f"{daemon.manager}'s template doesn't include the nvidia runtime",
             seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
-            seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers or ())}"),
+            seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers or ())}"),
             fix=Fix(f"${{EDITOR:-vi}} {directory}/{used} && {_restart(daemon).command}", True, "restart"),
         )
     unread = templates.get(_OLD, "") if used == _NEW else ""
     if "nvidia" in unread and "nvidia" not in text and _BASE not in text:
         return _unread(node, f"{directory}/{_OLD}", f"containerd {version}, beside {_NEW}", daemon)
-    return ok(f"{daemon.manager} renders {used}")
+    return ok(f"{daemon.manager} uses {used}")
 
 
 def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
     handlers = _handlers(node)
     judge = fail if _blind(node, handlers) and "nvidia" in (node.host.read_text(path) or "") else warn
-    summary = f"{daemon.manager} doesn't read the template that is here"
+    summary = f"{daemon.manager} doesn't read the existing template"
     fix = _configure(daemon) if judge is fail else Fix(f"mv {path} {path}.old")
-    return judge(summary, seen(path, f"unread with {why}"), fix=fix)
+    return judge(summary, seen(path, f"not read by {why}"), fix=fix)
 
 
 def _configure(daemon: Daemon) -> Fix:
@@ -329,10 +331,10 @@ def _configure(daemon: Daemon) -> Fix:
 @check(
     "k3s-edited-generated",
     "kubelet",
-    title="The file that k3s or rke2 generates is as they wrote it",
+    title="The generated file of k3s or rke2 was not edited",
     looks_at=(
-        "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 write "
-        "the file before they start containerd, so somebody added them since."
+        "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 "
+        "write the file before they start containerd, so these were added later."
     ),
     remedy=_CONFIGURE_K3S,
     blocked_by=_BELOW,
@@ -340,8 +342,8 @@ def _configure(daemon: Daemon) -> Fix:
     refs=(f"{_DOCS}#configuring-containerd",),
 )
 def k3s_edited_generated(node: Node) -> Verdict:
-    """k3s and rke2 rewrite this file at each start. Whatever was added is gone then, before containerd has
-    read it once. A template beside it stays.
+    """k3s and rke2 rewrite this file at each start, before containerd reads it, so edits never take effect.
+    Use a template beside it instead.
     """
     daemon = _daemon(node)
     if daemon is None or daemon.process is None:
@@ -355,15 +357,15 @@ def k3s_edited_generated(node: Node) -> Verdict:
     except ConfigError:
         config = None
     if handlers is None or config is None:
-        return skip("what runs and what is in the file can't be compared")
+        return skip("the running configuration and the file can't be compared")
     # what was rendered at the start runs; only runtimes in this very file are judged
     added = [name for name in sorted(config.runtimes) if name not in handlers and f".{name}" in text]
     if not added:
-        return ok(f"{daemon.config_path} is as {daemon.manager} wrote it")
+        return ok(f"{daemon.config_path} is unchanged since {daemon.manager} wrote it")
     return fail(
-        f"{daemon.config_path} was edited, and {daemon.manager} rewrites it at each start",
-        seen(daemon.config_path, f"runtime {', '.join(added)}, which {daemon.manager} doesn't run with"),
-        seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
+        f"{daemon.config_path} was edited, but {daemon.manager} rewrites it at each start",
+        seen(daemon.config_path, f"runtime {', '.join(added)}, which {daemon.manager} has not loaded"),
+        seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
         fix=_configure(daemon),
     )
 
@@ -371,10 +373,11 @@ def k3s_edited_generated(node: Node) -> Verdict:
 @check(
     "k3s-nvidia-wrong-root",
     "kubelet",
-    title="The nvidia runtime was set up for the containerd that k3s or rke2 runs",
+    title="The nvidia runtime is configured for the containerd that k3s or rke2 runs",
     looks_at=(
-        "/etc/containerd/config.toml and conf.d on a node whose kubelet uses k3s' or rke2's containerd, "
-        "where that one has no nvidia handler (CRI Status) and no other containerd runs."
+        "/etc/containerd/config.toml and conf.d on a node with a kubelet that uses the containerd of "
+        "k3s or rke2, if that containerd has no nvidia handler (CRI Status) and no other containerd "
+        "runs."
     ),
     remedy=_CONFIGURE_K3S,
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
@@ -385,15 +388,15 @@ def k3s_edited_generated(node: Node) -> Verdict:
     ),
 )
 def k3s_nvidia_wrong_root(node: Node) -> Verdict:
-    """k3s and rke2 never read /etc/containerd. The GPU operator and nvidia-ctk write there unless they are
-    told CONTAINERD_CONFIG and CONTAINERD_SOCKET.
+    """k3s and rke2 never read /etc/containerd. The GPU operator and nvidia-ctk write there unless
+    CONTAINERD_CONFIG and CONTAINERD_SOCKET are set.
     """
     daemon = _daemon(node)
     if daemon is None:
         return skip(_OTHERS)
     handlers = _handlers(node)
     if handlers is None:
-        return skip("the running containerd doesn't tell its handlers")
+        return skip("the running containerd doesn't report its handlers")
     if any(name.startswith("nvidia") for name in handlers):
         return ok(f"{daemon.manager} has the nvidia runtime")
     if not _blind(node, handlers):
@@ -406,12 +409,12 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
         for number, line in enumerate(lines, 1):
             if f"/{_RUNTIME}" in line and not line.lstrip().startswith("#"):
                 return fail(
-                    f"the nvidia runtime was set up for another containerd than {daemon.manager}'s",
+                    f"the nvidia runtime is configured for another containerd than {daemon.manager}'s",
                     seen(path, line.strip(), number),
-                    seen(f"CRI Status at {daemon.socket}", f"handlers {', '.join(handlers) or 'none'}"),
+                    seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
                     fix=_configure(daemon),
                 )
-    return ok(f"nothing is set up for a containerd other than {daemon.manager}'s")
+    return ok(f"no other containerd than {daemon.manager}'s is configured")
 
 
 RANCHER_CHECKS = (

@@ -15,16 +15,16 @@ from gpunode.output.result import Evidence, Fix
 
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _PARTED = "https://github.com/NVIDIA/mig-parted"
-_UNTOLD = "NVML doesn't tell the MIG mode of these GPUs"
+_UNTOLD = "NVML doesn't report the MIG mode of these GPUs"
 _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
 
 
 @check(
     "mig-mode-pending",
     "fabric",
-    title="The MIG mode is what it was set to",
+    title="No MIG mode change is waiting for a reset",
     severity="warning",
-    looks_at="each GPU's MIG mode as NVML tells it: now, and after the next reset.",
+    looks_at="each GPU's MIG mode as NVML reports it: now, and after the next reset.",
     remedy=fabric.RESET,
     blocked_by=_ASKED,
     classes=HOST,
@@ -32,22 +32,22 @@ _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
     reboot=True,
 )
 def mig_mode_pending(node: Node) -> Verdict:
-    """A GPU that is in use keeps its old mode until it is reset: partitions can't be made before that, and a
-    reboot changes what the node offers.
+    """A GPU in use keeps its old mode until it is reset: MIG devices can't be created before that, and a
+    reboot changes the devices of the node.
     """
     known = [one for one in node.conditions if None not in (one.mig_mode, one.mig_mode_next)]
     if not known:
         return skip(_UNTOLD)
     waiting = [one for one in known if one.mig_mode != one.mig_mode_next]
     if not waiting:
-        return ok("no GPU waits for a change of its MIG mode")
+        return ok("no MIG mode change is pending")
     words = {True: "on", False: "off"}
     return warn(
-        f"the MIG mode of {_gpus(len(waiting))} changes with the next reset",
+        f"the MIG mode of {_gpus(len(waiting))} changes at the next reset",
         *(
             seen(
                 f"NVML, GPU {one.index} ({one.pci})",
-                f"MIG is {words[bool(one.mig_mode)]}, to be {words[bool(one.mig_mode_next)]}",
+                f"MIG is {words[bool(one.mig_mode)]}, will be {words[bool(one.mig_mode_next)]}",
             )
             for one in waiting[:8]
         ),
@@ -58,8 +58,8 @@ def mig_mode_pending(node: Node) -> Verdict:
 @check(
     "mig-enabled-no-instances",
     "fabric",
-    title="GPUs with MIG on have MIG devices",
-    looks_at="the MIG devices that NVML lists on each GPU with MIG on.",
+    title="GPUs with MIG enabled have MIG devices",
+    looks_at="the MIG devices that NVML lists for each GPU with MIG enabled.",
     remedy=fixes.everywhere("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
     blocked_by=(*_ASKED, "mig-mode-pending"),
     classes=HOST,
@@ -67,19 +67,19 @@ def mig_mode_pending(node: Node) -> Verdict:
     needs=("mig",),
 )
 def mig_enabled_no_instances(node: Node) -> Verdict:
-    """Such a GPU computes through its MIG devices only. Without any, CUDA finds no device there and NVIDIA's
-    device plugin stops with 'has no MIG devices configured'. Instances don't survive a reboot.
+    """Programs can use such a GPU only through its MIG devices. Without any, CUDA finds no device, and
+    NVIDIA's device plugin exits with 'has no MIG devices configured'. A reboot deletes the instances.
     """
     gpus = mig.partitioned(node)
     empty = [gpu for gpu in gpus if not gpu.mig]
     if not empty:
-        return ok(f"{sum(len(gpu.mig) for gpu in gpus)} MIG devices are on {_gpus(len(gpus))}")
+        return ok(f"{_gpus(len(gpus))} have {sum(len(gpu.mig) for gpu in gpus)} MIG devices")
     evidence = [_nvml(gpu, "MIG is on, no MIG device") for gpu in empty[:8]]
     unit = node.units.get(mig.UNIT)
     if unit is not None and unit.installed:
         evidence.append(seen(mig.UNIT, unit))
     fix = _instances(node, empty)
-    what = f"no MIG device is on {_gpus(len(empty))} with MIG on, so nobody can compute there"
+    what = f"{_gpus(len(empty))} with MIG enabled have no MIG devices, so no program can use them"
     every = node.nvml.inventory.gpus if node.nvml.inventory else ()
     # NVIDIA's device plugin gives up altogether over one such GPU
     if len(empty) == len(every) or any(one.name != "gpunode" for one in node.plugin_processes):
@@ -111,11 +111,11 @@ def _finest(name: str) -> str:
 @check(
     "mig-config-lost",
     "fabric",
-    title="The MIG layout comes back after a reboot",
+    title="The MIG layout is restored after a reboot",
     severity="warning",
     looks_at=(
-        f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and "
-        "start scripts that make MIG devices."
+        f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and start "
+        "scripts that create MIG devices."
     ),
     remedy=fabric.KEEP_LAYOUT,
     blocked_by=(*_ASKED, "mig-enabled-no-instances"),
@@ -125,20 +125,20 @@ def _finest(name: str) -> str:
     reboot=True,
 )
 def mig_config_lost(node: Node) -> Verdict:
-    """The driver forgets the instances with every boot, on newer GPUs the MIG mode as well: the node comes
-    back with other devices than it had, or with none, and the next layout has other UUIDs.
+    """The driver loses the instances at every reboot, on newer GPUs the MIG mode too: the node boots with
+    other devices or none, and the next layout has other UUIDs.
     """
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
     if not gpus:
-        return skip("there are no MIG devices")
+        return skip("this node has no MIG devices")
     keeper = mig.keeper(node)
     if keeper:
-        return ok("the MIG layout comes back after a reboot", seen(keeper, "makes MIG devices"))
+        return ok("the MIG layout is restored after a reboot", seen(keeper, "creates MIG devices"))
     if mig.UNIT not in node.units:
-        return skip(f"systemd doesn't tell of {mig.UNIT}")
+        return skip(f"systemd doesn't report the state of {mig.UNIT}")
     count = sum(len(gpu.mig) for gpu in gpus)
     return warn(
-        f"nothing makes the {count} MIG devices of this node again after a reboot",
+        f"nothing restores the {count} MIG devices of this node after a reboot",
         *(_nvml(gpu, ", ".join(sorted({one.profile for one in gpu.mig}))) for gpu in gpus[:8]),
         seen(mig.UNIT, node.units[mig.UNIT]),
         fix=_keep(node),
@@ -153,7 +153,7 @@ def _keep(node: Node) -> Fix | None:
 @check(
     "mig-cdi-stale",
     "fabric",
-    title="CDI specifications have the MIG devices of now",
+    title="CDI specifications match the current MIG devices",
     looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
     remedy=fixes.REFRESH_CDI,
     blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
@@ -162,13 +162,13 @@ def _keep(node: Node) -> Fix | None:
     needs=("mig",),
 )
 def mig_cdi_stale(node: Node) -> Verdict:
-    """Each change of the layout gives MIG devices new UUIDs, and nothing makes the specification anew by
-    itself. Engines answer 'unresolvable CDI devices', or give a container a partition that is gone.
+    """Each change of the layout gives MIG devices new UUIDs, but doesn't update the specification. Engines
+    then report 'unresolvable CDI devices', or give a container a MIG device that no longer exists.
     """
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
     if not specs or not gpus:
-        return skip("there is no CDI specification for GPUs" if not specs else "there are no MIG devices")
+        return skip("no CDI specification for GPUs exists" if not specs else "this node has no MIG devices")
     named = {name for spec in specs for name in spec.names}
     if any(name.startswith("MIG-") for name in named):
         wanted = {one.uuid: gpu for gpu in gpus for one in gpu.mig}
@@ -176,14 +176,14 @@ def mig_cdi_stale(node: Node) -> Verdict:
         wanted = {f"{gpu.index}:{one.index}": gpu for gpu in gpus for one in gpu.mig}
     missing = [name for name in wanted if name not in named]
     if not missing:
-        return ok(f"{specs[0].path} has every MIG device")
+        return ok(f"{specs[0].path} includes every MIG device")
     known = {str(gpu.uuid) for gpu in gpus}
     gone = [name for name in named if name.startswith("MIG-") and name not in wanted]
     gone += [name for name in named if name in known]
-    shown = [seen(specs[0].path, f"lacks {name}") for name in missing[:3]]
-    shown += [seen(specs[0].path, f"has {name}: no such device now") for name in sorted(gone)[:3]]
+    shown = [seen(specs[0].path, f"{name} is missing") for name in missing[:3]]
+    shown += [seen(specs[0].path, f"lists {name}, which doesn't exist") for name in sorted(gone)[:3]]
     return fail(
-        f"{specs[0].path} is of another MIG layout: it lacks {len(missing)} of {len(wanted)} MIG devices",
+        f"{specs[0].path} is for another MIG layout: {len(missing)} of {len(wanted)} MIG devices are missing",
         *shown,
         fix=fixes.rewrite_cdi(specs[0].path, specs[0].kind),
     )
@@ -192,9 +192,9 @@ def mig_cdi_stale(node: Node) -> Verdict:
 @check(
     "mig-nvml-regression",
     "fabric",
-    title="The driver counts partitioned and whole GPUs correctly",
+    title="The driver counts MIG and whole GPUs correctly",
     severity="warning",
-    looks_at="the driver's version on a Kubernetes node where some GPUs have MIG on and others don't.",
+    looks_at="the driver's version on a Kubernetes node with MIG enabled on only some GPUs.",
     remedy=fixes.UPGRADE_DRIVER,
     blocked_by=_ASKED,
     classes=HOST,
@@ -203,20 +203,20 @@ def mig_cdi_stale(node: Node) -> Verdict:
     table=mig.FAULTS,
 )
 def mig_nvml_regression(node: Node) -> Verdict:
-    """Some releases of 570 tell the device plugin of too few GPUs in such a mixture: pods that ask for a
-    whole GPU wait for ever beside a free one.
+    """Some releases of driver branch 570 report too few GPUs to the device plugin if MIG is enabled on only
+    some of them: pods that request a whole GPU stay pending beside a free one.
     """
     inventory = node.nvml.inventory
     gpus = [gpu for gpu in inventory.gpus if not gpu.error] if inventory else []
     whole = [gpu for gpu in gpus if not gpu.mig_enabled]
     if not whole:
-        return ok("every GPU is partitioned")
+        return ok("all GPUs have MIG enabled")
     driver = node.module.version if node.module else ""
     fault = mig.known_fault(driver)
     if fault is None:
-        return ok(f"driver {driver} has no known fault with such a mixture")
+        return ok(f"driver {driver} has no known fault with MIG on only some GPUs")
     return warn(
-        f"driver {driver} miscounts GPUs where only some of them have MIG on",
+        f"driver {driver} miscounts GPUs if only some of them have MIG enabled",
         seen("the loaded driver", driver),
         *(_nvml(gpu, "MIG on" if gpu.mig_enabled else "MIG off") for gpu in gpus[:8]),
         seen(f"table {mig.FAULTS}", f"fixed in {fault}"),
@@ -243,7 +243,7 @@ CHECKS = (
 
 # MIG layouts against the device plugin's strategy for them.
 
-_NONE = "no device plugin for NVIDIA GPUs runs here"
+_NONE = "no device plugin for NVIDIA GPUs runs on this node"
 _README = "https://github.com/NVIDIA/k8s-device-plugin#as-a-configuration-file"
 # NVIDIA's plugin, when it gives up over a layout that its strategy can't name
 _REFUSALS = ("must be configured with the same migEnabled value", "more than one MIG device type present")
@@ -254,10 +254,10 @@ _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own knows MIG
 @check(
     "mig-strategy-mismatch",
     "fabric",
-    title="The device plugin can name this MIG layout",
+    title="The device plugin supports this MIG layout",
     looks_at=(
         "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
-        "flags, environment and file, or what its log says."
+        "flags, environment and file, or its log."
     ),
     remedy=fabric.MIXED_STRATEGY,
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
@@ -266,33 +266,34 @@ _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own knows MIG
     needs=("mig", "kubelet"),
 )
 def mig_strategy_mismatch(node: Node) -> Verdict:
-    """With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be cut alike. Else
-    NVIDIA's device plugin gives up and the node offers no GPU; mixed has a name for each profile.
+    """With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be partitioned
+    alike. Otherwise NVIDIA's device plugin fails and the node offers no GPUs. With mixed, each profile has
+    its own name.
     """
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     known = [gpu for gpu in gpus if not gpu.error]
     profiles = sorted({one.profile for gpu in known for one in gpu.mig})
     whole = [gpu for gpu in known if not gpu.mig_enabled]
     if len(profiles) < 2 and not whole:
-        return ok("every GPU is partitioned alike")
+        return ok("all GPUs are partitioned alike")
     if any(not one.environment for one in node.plugin_processes):
-        return skip("needs root to see the device plugin's settings", "unreadable")
+        return skip("needs root to read the device plugin's settings", "unreadable")
     single = tuple(_single(node))
     if not single:
-        return ok("no device plugin with the strategy single runs here")
+        return ok("no device plugin with the strategy single runs on this node")
     what = (
         f"MIG is on for {len(known) - len(whole)} of {len(known)} GPUs"
         if whole
-        else f"there are MIG devices {', '.join(profiles)}"
+        else f"MIG devices have different profiles ({', '.join(profiles)})"
     )
     layout = tuple(
         seen(f"NVML, GPU {gpu.index} ({gpu.pci})", _cut(gpu.mig) if gpu.mig_enabled else "MIG is off")
         for gpu in known[:8]
     )
-    summary = f"{what}, and the device plugin's MIG strategy is single"
+    summary = f"{what}, but the device plugin's MIG strategy is single"
     if all(one.source.startswith("gpunode") for one in single):
         edit = Fix("systemctl edit gpunode-device-plugin.service", True, "restart")
-        return warn(f"{summary}: it offers one kind only", *single, *layout, fix=edit)
+        return warn(f"{summary}: it offers only one kind", *single, *layout, fix=edit)
     return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
 
 
@@ -319,9 +320,9 @@ def _single(node: Node) -> Iterator[Evidence]:
 @check(
     "mps-mig-mixed",
     "fabric",
-    title="GPUs are shared by MIG or by MPS",
+    title="GPUs are shared with MIG or MPS, not both",
     severity="warning",
-    looks_at="the device plugin's sharing by MPS (its file, daemon and log) on a node with MIG on.",
+    looks_at="the device plugin's MPS sharing (its file, daemon and log) on a node with MIG enabled.",
     remedy=fixes.everywhere("kubectl get configmap --all-namespaces | grep -i device-plugin"),
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=HOST,
@@ -329,12 +330,12 @@ def _single(node: Node) -> Iterator[Evidence]:
     needs=("mig", "kubelet"),
 )
 def mps_mig_mixed(node: Node) -> Verdict:
-    """The device plugin's MPS serves whole GPUs. It refuses MIG devices, and pods then wait for GPUs that
-    nobody offers.
+    """The device plugin's MPS supports only whole GPUs. It refuses MIG devices, and pods that request them
+    stay pending.
     """
     for plugin in node.plugin_processes:
         if shares_by_mps(node.host, plugin):
-            return _mixed(node, seen(f"{plugin.name}, process {plugin.process.pid}", "shares GPUs by MPS"))
+            return _mixed(node, seen(f"{plugin.name}, process {plugin.process.pid}", "shares GPUs with MPS"))
     for process in node.processes:
         if process.name == _MPS_DAEMON:
             return _mixed(node, seen(f"/proc/{process.pid}", _MPS_DAEMON))
@@ -342,13 +343,13 @@ def mps_mig_mixed(node: Node) -> Verdict:
         for number, line in enumerate(log.lines, 1):
             if _MPS_REFUSAL in line:
                 return _mixed(node, seen(log.path, line[-300:], number))
-    return ok("no device plugin shares GPUs by MPS here")
+    return ok("no device plugin on this node shares GPUs with MPS")
 
 
 def _mixed(node: Node, answer: Evidence) -> Verdict:
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     on = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", "MIG is on") for gpu in gpus if gpu.mig_enabled]
-    return warn("the device plugin shares GPUs by MPS, which it can't where MIG is on", answer, *on[:8])
+    return warn("the device plugin shares GPUs with MPS, which doesn't work with MIG", answer, *on[:8])
 
 
 MIG_PLUGINS_CHECKS = (

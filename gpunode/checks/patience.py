@@ -53,8 +53,8 @@ class Patience:
         except Empty:
             self._dismiss()
             self._seconds = min(self._seconds, _AFTER_ONE_SECONDS)
-            doing = self._host.asked.get(thread, "it is not known what it waits for")
-            raise Stuck(f"gave no answer within {seconds:g} s: {doing}", first=True) from None
+            doing = self._host.asked.get(thread, "the check that it waits for is unknown")
+            raise Stuck(f"no answer within {seconds:g} s: {doing}", first=True) from None
         self._host.asked.pop(thread, None)
         if error is not None:
             raise error

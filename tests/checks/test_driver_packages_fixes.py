@@ -131,7 +131,7 @@ def test_a_card_for_a_screen_beside_gpus_that_compute(device, driver, identifier
 def test_gpus_that_compute_keep_their_driver_when_an_old_one_has_none(tmp_path):
     old = {f"/sys/bus/pci/devices/0000:03:00.0/{name}": value for name, value in V100.items()}
     finding = findings(on("healthy-b200-nvlsm", tmp_path, files=old), "kmod-flavour")
-    assert finding.status == "warn" and "doesn't drive the others" in finding.summary
+    assert finding.status == "warn" and "doesn't support the others" in finding.summary
     assert finding.fix[0].command == "lspci -nnks 0000:03:00.0"
 
 

@@ -112,7 +112,7 @@ def test_how_many_gpus_are_enough(resources, status, tmp_path):
 
 def test_devices_of_another_node_are_named(tmp_path):
     found = judge("allocatable-zero", offered({"nvidia.com/gpu": ["GPU-x::0", "GPU-x::1"]}), tmp_path)
-    assert "nvidia.com/gpu for devices that are not this node's GPUs" in found.summary
+    assert "devices of nvidia.com/gpu that are not this node's GPUs" in found.summary
     assert found.fix[0].command == "gpunode plugin status"
     assert ["GPU-x::0" in one.value for one in found.evidence] == [True, False]
 

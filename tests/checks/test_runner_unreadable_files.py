@@ -55,5 +55,5 @@ def test_a_socket_that_denies_us_is_a_skip(tmp_path):
     del spec["recording"]["daemons"]["/run/docker.sock"]
     findings = {one.id: one for one in run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))}
     assert findings["docker-not-running"].status is FindingStatus.SKIP
-    assert "needs root, or the group docker" in findings["docker-not-running"].summary
+    assert "needs root or membership in the group docker" in findings["docker-not-running"].summary
     assert findings["docker-runtime-missing"].status is FindingStatus.SKIP
