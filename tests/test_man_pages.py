@@ -1,0 +1,42 @@
+"""Manual pages: one for each command, with all its options, in roff that groff accepts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from gpunode.cli import COMMANDS
+from scripts.man_pages import pages
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages()
+
+
+def test_every_command_has_a_page_and_is_listed(made: dict[str, str]) -> None:
+    assert set(made) == {"gpunode.1", *(f"gpunode-{name}.1" for name in COMMANDS)}
+    listed = made["gpunode.1"].replace("\\-", "-")
+    assert [name for name in COMMANDS if f"gpunode-{name} (1)" not in listed] == []
+
+
+def test_options_arguments_and_examples_are_shown(made: dict[str, str]) -> None:
+    doctor, cdi = made["gpunode-doctor.1"], made["gpunode-cdi.1"]
+    assert r"\fB\-\-preflight\fR" in doctor and r"\fB\-\-root\fR" not in doctor
+    assert ".SH EXAMPLES" in doctor and r"gpunode doctor \-\-fix" in doctor
+    assert ".SS gpunode cdi refresh" in cdi
+    assert r"\fB\-\-root\fR" in made["gpunode.1"]
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_groff_warns_of_nothing(made: dict[str, str]) -> None:
+    warnings = {}
+    for name, text in made.items():
+        done = subprocess.run(
+            ["groff", "-man", "-Tutf8", "-ww"], input=text, capture_output=True, text=True, check=True
+        )
+        if done.stderr:
+            warnings[name] = done.stderr
+    assert warnings == {}
