@@ -55,10 +55,16 @@ class ValidationError(GpunodeError):
 
 
 class RolledBackError(GpunodeError):
-    """Applied, failed and put back: the node is as it was."""
+    """Applied, failed and rolled back: the node is as it was."""
 
     default_exit_code = ExitCode.ROLLED_BACK
     default_code = "rolled-back"
+
+
+class NotRestoredError(GpunodeError):
+    """Applied, failed and rolled back, but something is not as it was; the message names it."""
+
+    default_code = "not-restored"
 
 
 class Unreadable(GpunodeError):

@@ -9,7 +9,7 @@ from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.child import module_argv
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal, lock_path
-from gpunode.host.transaction import LOCK_SECONDS, BringBack, attempt, change_files
+from gpunode.host.transaction import LOCK_SECONDS, Restart, attempt, change_files
 from gpunode.output.result import Change, Progress, Step
 
 _OPERATION = "doctor-fix"
@@ -28,11 +28,11 @@ class CarriedOut:
 
 
 def carry_out(
-    host: Host, check: str, steps: Sequence[Step], bring_back: BringBack, progress: Progress
+    host: Host, check: str, steps: Sequence[Step], restart: Restart, progress: Progress
 ) -> CarriedOut:
     """Files first, then links and programs in their order. What fails takes files and links back.
 
-    `bring_back` is for what a killed run of another command left; see `host.transaction.begin`.
+    `restart` is for what a killed run of another command left; see `host.transaction.begin`.
     `DaemonError` for a program that fails, or `RolledBackError` if files were taken back for it.
     `PreconditionError` if this user may not.
     """
@@ -53,7 +53,7 @@ def carry_out(
         _note(host, check, shown)
         return CarriedOut((), shown)
     context = {"check": check, "commands": list(shown)}
-    done = change_files(host, _OPERATION, plan, bring_back, context=context, activate=activate)
+    done = change_files(host, _OPERATION, plan, restart, context=context, activate=activate)
     if not done.journal:  # the files were as they should be already
         activate()
     return CarriedOut(tuple(edit.change() for edit in done.edits), shown, done.journal, done.notes)

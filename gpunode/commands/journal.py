@@ -80,7 +80,7 @@ def rollback(
     )
 
 
-# `gpunode journal list`: what gpunode changed on this node, and what of it can be taken back now.
+# `gpunode journal list`: what gpunode changed on this node, and which changes can be rolled back now.
 
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z-")
 
@@ -161,11 +161,11 @@ def when(name: str) -> str:
 def obstacle(journal: Journal, entry: Entry) -> str:
     """Why `gpunode rollback` would refuse this entry now; empty if it wouldn't."""
     if entry.of_packages:
-        return "it changed packages: their own command takes it back"
+        return "it changed packages: it is undone by the command that made it"
     if not entry.undoable:
         return "a rollback is not rolled back"
     if entry.state in OPEN_STATES:
-        return "it runs now, or was killed half-way: the next run takes it back"
+        return "it runs now, or was killed half-way: the next run rolls it back"
     if entry.state != "committed":
         return "it is rolled back already" if entry.state == "rolled-back" else f"it is {entry.state}"
     try:
@@ -438,7 +438,7 @@ def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> boo
 def _also(back: Past) -> tuple[str, ...]:
     """Says which later changes of the same files go as well."""
     later = [entry.id for entry in back.entries if entry is not back.entry]
-    return (f"this takes back what came later as well: {', '.join(later)}",) if later else ()
+    return (f"this rolls back later changes as well: {', '.join(later)}",) if later else ()
 
 
 def _bereft(back: Past, journal: Journal) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from gpunode.facts.packages import locked
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, Entry, Journal, state_of
-from gpunode.host.transaction import half_done
+from gpunode.host.transaction import unfinished_notes
 from gpunode.output.result import Block, Cell, Change, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.packages import toolkit
 from gpunode.packages.apply import CarriedOut, Job, Run, carry_out, edits_of, file_blocks, require_live
@@ -206,7 +206,7 @@ def install(
     if dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
-        notes = half_done(host, Journal.of(host))
+        notes = unfinished_notes(host, Journal.of(host))
         if intent.steps.install and not all(intent.steps.versions.values()):
             notes = (*notes, _UNREAD)
         return _report(intent, CarriedOut(changes, commands, "", notes), intent.steps.versions, dry_run=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.errors import ConfigError, UsageError
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.output.result import Change
 
@@ -145,7 +145,7 @@ class Entry:
 
     @property
     def of_packages(self) -> bool:
-        """Whether it installed or removed packages; its own command takes it back."""
+        """Whether it installed or removed packages; the command that made the change undoes it."""
         return bool(self.manifest.get("packages"))
 
     @property
@@ -278,7 +278,7 @@ class Journal:
                 return entry
         listed = ", ".join(entry.id for entry in known)
         states = {entry.id: entry.state for entry in self.entries()}
-        none = "every change has been taken back" if states else f"{self.directory} has no entries"
+        none = "every change has been rolled back" if states else f"{self.directory} has no entries"
         problem = f"no such journal entry: {name}" if name else f"nothing to roll back: {none}"
         if name in states:
             of_packages = any(entry.id == name and entry.of_packages for entry in self.entries())
@@ -310,33 +310,63 @@ class Journal:
         return data
 
     def foreign(self, entry: Entry) -> tuple[str, ...]:
-        """Files that someone else changed since: they hold neither the old content nor ours."""
+        """Files that another program changed since: they hold neither the old content nor gpunode's."""
         return tuple(file["path"] for file in entry.files if self._state_of(file) == "foreign")
 
     def _state_of(self, file: Mapping[str, Any]) -> str:
         try:
             return state_of(file, self.host.read_bytes(file["path"]))
         except ConfigError:
-            return "foreign"  # a directory, a pipe or a circle of links lies there now: not by us
+            return "foreign"  # now a directory, a pipe or a circle of links, which gpunode never makes
+
+    def originals(self, entry: Entry) -> Mapping[str, tuple[bytes | None, bytes | None]]:
+        """Present and original content of every file that still holds what gpunode wrote, by path.
+
+        `ConfigError` if the copy of any of them is damaged.
+        """
+        contents: dict[str, tuple[bytes | None, bytes | None]] = {}
+        for file in entry.files:
+            try:
+                present = self.host.read_bytes(file["path"])
+            except ConfigError:
+                continue  # see `_state_of`
+            if state_of(file, present) == "ours":
+                contents[file["path"]] = present, self.original(entry, file)
+        return contents
 
     def restore(self, entry: Entry) -> tuple[Change, ...]:
-        """Put back every file that still holds what we wrote; files changed by others are left alone."""
+        """Restore every file that still holds what gpunode wrote; files that others changed stay as they are.
+
+        No file is written if the copy of any is damaged.
+        """
+        contents = self.originals(entry)
         changes = []
-        ours = [file for file in entry.files if self._state_of(file) == "ours"]
-        originals = {file["path"]: self.original(entry, file) for file in ours}  # all, or none is restored
         for file in entry.files:
             path = file["path"]
-            if path not in originals:
-                changes.append(Change(path, "unchanged"))
-                continue
-            data = originals[path]
-            if data is None:
-                self.host.remove(path)
-            else:
-                self._put_back(file, data)
-            changes.append(Change(path, "removed" if data is None else "restored"))
+            action = self._restore_file(file, *contents[path]) if path in contents else "unchanged"
+            changes.append(Change(path, action))
         self.tidy(entry)
         return tuple(changes)
+
+    def _restore_file(self, file: Mapping[str, Any], present: bytes | None, original: bytes | None) -> str:
+        """The action; unchanged if the file no longer holds `present`."""
+        path = file["path"]
+        try:
+            if original is not None:
+                self._write_original(file, original, expect=present or b"")
+                return "restored"
+            if self.host.read_bytes(path) == present:
+                self.host.remove(path)
+                return "removed"
+        except PreconditionError as error:
+            if error.code != "planted-link" or original is None:
+                raise
+            self._write_original(file, original)  # replaces another user's symlink, so there is no content
+            return "restored"
+        except GpunodeError:
+            if self._state_of(file) != "foreign":
+                raise
+        return "unchanged"
 
     def own(self, entry: Entry) -> None:
         """Give restored files the owner and mode they had."""
@@ -349,11 +379,11 @@ class Journal:
                 continue
             data = self.host.read_bytes(file["path"])
             if data is not None and digest(data) == file["before"]:
-                self._put_back(file, data, expect=data)
+                self._write_original(file, data, expect=data)
             else:
                 self.host.set_owner(file["path"], *then)
 
-    def _put_back(self, file: Mapping[str, Any], data: bytes, expect: bytes | None = None) -> None:
+    def _write_original(self, file: Mapping[str, Any], data: bytes, expect: bytes | None = None) -> None:
         """Write the original content with the owner and mode that it had."""
         owner = (file["uid"], file["gid"])
         self.host.write_atomic(file["path"], data, mode=file["mode"], expect=expect, above=True, owner=owner)

@@ -1,7 +1,7 @@
 """A change of files as a transaction: lock, recover, journal, write, act, commit; or everything as before.
 
-Whoever changes files plans them as `FileEdit`s, and gives what else belongs to the change as functions: what
-acts on the new files, and what brings a daemon back to the old ones.
+The caller plans the files as `FileEdit`s and passes two functions: one acts on the new files, the other
+restarts a daemon with the old ones.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gpunode.errors import (
     ConfigError,
     DaemonError,
     GpunodeError,
+    NotRestoredError,
     PreconditionError,
     RolledBackError,
     Unreadable,
 )
 from gpunode.host import Host
-from gpunode.host.journal import Entry, FileEdit, Journal, lock_path
+from gpunode.host.journal import OPEN_STATES, Entry, FileEdit, Journal, lock_path
 
 LOCK_SECONDS = 30.0
 _SYSTEMCTL_SECONDS = 60.0
@@ -29,8 +30,8 @@ _SYSTEMCTL_SECONDS = 60.0
 _NOT_NOW = frozenset({"gpunode-mig.service"})
 
 _Outcome = TypeVar("_Outcome")
-BringBack = Callable[[Entry], str | None]
-"""Lets a daemon read an entry's files once they are restored; gives what is wrong with it then."""
+Restart = Callable[[Entry], None]
+"""Lets the daemon of an entry read its restored files; `GpunodeError` if the daemon doesn't run with them."""
 
 
 @contextmanager
@@ -139,36 +140,75 @@ def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | Non
 
 @dataclass(frozen=True)
 class Restored:
-    """What came of restoring an entry: what is wrong with the daemon and with systemd's units, in words, and
-    the files that somebody else had changed, which were left alone."""
+    """Result of restoring an entry: an error for each file that another program changed, which stays as it
+    is, by path; and what systemd's units and the daemon failed with."""
 
-    daemon: str
-    units: str
-    foreign: tuple[str, ...]
+    foreign: Mapping[str, ConfigError]
+    units: GpunodeError | None
+    daemon: GpunodeError | None
+
+    @property
+    def problems(self) -> tuple[GpunodeError, ...]:
+        """Everything that is not as it was."""
+        return (*self.foreign.values(), *filter(None, (self.daemon, self.units)))
 
 
-def restore(journal: Journal, entry: Entry, bring_back: BringBack, state: str = "rolled-back") -> Restored:
-    """Put an entry's files and units back, then its daemon; the entry has this `state` from then on."""
-    host, trouble = journal.host, ""
+def restore(journal: Journal, entry: Entry, restart: Restart, state: str = "rolled-back") -> Restored:
+    """Restore an entry's files and units, then restart its daemon; `state` is the entry's state afterwards.
+
+    `ConfigError`, before anything is changed, if a copy is damaged.
+    """
+    host = journal.host
+    journal.originals(entry)
     with uninterrupted():
-        foreign = journal.foreign(entry)
+        if entry.state not in OPEN_STATES:
+            entry = journal.mark(entry, "applied")  # if this run is killed, the next one continues
         units = UnitChanges.of_restoring(entry)
         units.before_files(host)
         journal.restore(entry)
-        daemon = bring_back(entry) or ""
-        try:
-            units.after_files(host)
-        except DaemonError as error:
-            trouble = error.message
+        foreign = {path: _changed(entry, path) for path in journal.foreign(entry)}
+        daemon = _error_of(lambda: restart(entry))
+        restored = Restored(foreign, _error_of(lambda: units.after_files(host)), daemon)
         journal.mark(entry, state)
-    return Restored(daemon, trouble, foreign)
+    return restored
+
+
+def _error_of(do: Callable[[], None]) -> GpunodeError | None:
+    try:
+        do()
+    except GpunodeError as error:
+        return error
+    return None
+
+
+def _changed(entry: Entry, path: str) -> ConfigError:
+    backup = next(file["backup"] for file in entry.files if file["path"] == path)
+    look = f"diff {entry.directory}/{backup} {path}" if backup else f"ls -l {path}"
+    return ConfigError(
+        f"{path} was changed by another program since and was left alone", hint=f"look at it: {look}"
+    )
+
+
+def not_restored(error: BaseException, problems: Sequence[GpunodeError]) -> NotRestoredError:
+    """The error of a change that failed with `error` and was rolled back, except for these problems."""
+    if isinstance(error, RolledBackError) and error.__cause__ is not None:
+        error = error.__cause__  # says itself that the node is as it was
+    if isinstance(error, GpunodeError):
+        message = error.message
+    elif isinstance(error, Exception):
+        message = f"{type(error).__name__}: {error}"
+    else:
+        message = "interrupted"
+    rest = "; ".join(problem.message.removesuffix(f": {message}") for problem in problems)
+    but = "" if isinstance(error, NotRestoredError) else "rolled back, but "
+    return NotRestoredError(f"{message}; {but}{rest}", hint=problems[0].hint)
 
 
 class Transaction:
     """One change and its journal entry, under the lock that `begin` has taken.
 
-    A change without files has no entry before `open`. `restored` is what came of going back, None unless it
-    did. With `stays` the entry counts as committed even then, because something else than files is left.
+    A change without files has no entry before `open`. `rolled_back` is whether the files were restored. With
+    `stays` the entry counts as committed even then, because packages are left.
     """
 
     def __init__(
@@ -177,14 +217,15 @@ class Transaction:
         operation: str,
         edits: Sequence[FileEdit],
         context: Mapping[str, Any],
-        bring_back: BringBack = lambda _entry: None,
+        restart: Restart = lambda _entry: None,
     ) -> None:
         self.journal, self.operation, self.edits, self.context = journal, operation, edits, context
         self.entry: Entry | None = None
-        self.restored: Restored | None = None
+        self.rolled_back = False
         self.stays = False
+        self._written: list[str] = []
         self._acted = False
-        self._bring_back = bring_back
+        self._restart = restart
 
     def open(self) -> Entry:
         """The entry, which is on disk from then on."""
@@ -193,8 +234,11 @@ class Transaction:
         return self.entry
 
     def run(self, act: Callable[[], _Outcome]) -> _Outcome:
-        """Write the files, `act` on them, commit. What fails, or an interruption, restores the files."""
-        return attempt(lambda: self._forward(act), self._back)
+        """Write the files, `act` on them, commit. A failure or an interruption restores the files.
+
+        `NotRestoredError` if something is not as it was then.
+        """
+        return attempt(lambda: self._forward(act), self._roll_back)
 
     def _forward(self, act: Callable[[], _Outcome]) -> _Outcome:
         host = self.journal.host
@@ -202,60 +246,70 @@ class Transaction:
             units = UnitChanges.of_edits(self.open().units, self.edits)
             units.before_files(host)
             for edit in self.edits:
-                write(host, edit, edit.after if edit.interim is None else edit.interim, edit.before)
+                self._write(edit, edit.after if edit.interim is None else edit.interim, edit.before)
             self.entry = self.journal.mark(self.open(), "applied")
             units.after_files(host)
         outcome = act()
         self._acted = True
         for edit in self.edits:
             if edit.interim is not None:
-                write(host, edit, edit.after, edit.interim)
+                self._write(edit, edit.after, edit.interim)
         if self.entry is not None:
             with uninterrupted():  # from here on it is done, and what says 130 has been rolled back
                 self.journal.mark(self.entry, "committed")
                 self.journal.prune()
         return outcome
 
-    def _back(self, _error: BaseException) -> None:
+    def _write(self, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
+        write(self.journal.host, edit, content, expect)
+        self._written.append(edit.path)
+
+    def _roll_back(self, error: BaseException) -> None:
         if self._acted and self.context.get("stays"):
             return  # the packages are installed: the next run finds the open entry and commits it
-        if self.entry is not None:
-            state = "committed" if self.stays else "rolled-back"
-            self.restored = restore(self.journal, self.entry, self._bring_back, state)
+        if self.entry is None:
+            return
+        restored = restore(
+            self.journal, self.entry, self._restart, "committed" if self.stays else "rolled-back"
+        )
+        self.rolled_back = True
+        written = {path: one for path, one in restored.foreign.items() if path in self._written}
+        problems = replace(restored, foreign=written).problems
+        if problems:
+            raise not_restored(error, problems) from error
 
 
-# Before a change: the lock, and what a run that was killed has left.
+# Before a change: the lock, and the recovery of a run that was killed.
 
 
 @contextmanager
 def begin(
-    host: Host, bring_back: BringBack, *, dry_run: bool = False
+    host: Host, restart: Restart, *, dry_run: bool = False
 ) -> Iterator[tuple[Journal, tuple[str, ...]]]:
-    """The journal, under the lock, once what a killed run left is taken back; with notes for a person.
+    """The journal, under the lock, once killed runs are rolled back; with notes for a person.
 
     A dry run takes no lock and only has the notes.
     """
     journal = Journal.of(host)
     if dry_run:
-        yield journal, half_done(host, journal)
+        yield journal, unfinished_notes(host, journal)
         return
     with host.lock(lock_path(host), LOCK_SECONDS):
-        yield journal, recover(host, journal, bring_back)
+        yield journal, recover(host, journal, restart)
 
 
-def recover(host: Host, journal: Journal, bring_back: BringBack) -> tuple[str, ...]:
-    """Undo what a killed process left half done; gives what a person should know. Needs the lock."""
+def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
+    """Roll back killed runs; returns notes for a person. Needs the lock."""
     notes = _without_leftovers(host, journal)
-    for entry in journal.unfinished():
+    for entry in reversed(journal.unfinished()):
         killed = f"an earlier run was killed half-way ({entry.id})"
         if entry.stays:
             journal.mark(entry, "committed")
             notes.append(f"{killed}; {_packages_stay(entry)}")
             continue
-        restored = restore(journal, entry, bring_back)
-        notes.append(f"{killed}; what it had written was taken back")
-        notes += [restored.units] if restored.units else []
-        notes += [f"{path} was changed since and was left alone" for path in restored.foreign]
+        restored = restore(journal, entry, restart)
+        notes.append(f"{killed}; its files were rolled back")
+        notes += [f"{problem.message}; {problem.hint}" for problem in restored.problems]
     return tuple(notes)
 
 
@@ -269,27 +323,27 @@ def _without_leftovers(host: Host, journal: Journal) -> list[str]:
     return [f"{path}, the temporary file of a killed run, was removed" for path in removed]
 
 
-def half_done(host: Host, journal: Journal) -> tuple[str, ...]:
-    """What a dry run says of an operation that has begun and not ended; nothing if it may not look."""
+def unfinished_notes(host: Host, journal: Journal) -> tuple[str, ...]:
+    """Notes of a dry run about unfinished operations; none if this user may not read the journal."""
     try:
-        found = journal.unfinished()
+        entries = journal.unfinished()
     except Unreadable:
         return ()
     return tuple(
         f"{entry.id} runs now or was killed half-way; if so, "
-        + (_packages_stay(entry) if entry.stays else f"the next run first takes back {_written(entry)}")
-        for entry in found
+        + (_packages_stay(entry) if entry.stays else f"the next run first rolls back {_paths(entry)}")
+        for entry in entries
     )
 
 
 def _packages_stay(entry: Entry) -> str:
-    """What a person does about packages of a run that was killed."""
+    """What happens to packages of a run that was killed."""
     verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
     return f"what it installed stays, and gpunode {verb} goes on from there"
 
 
-def _written(entry: Entry) -> str:
-    return "what it wrote to " + ", ".join(str(file["path"]) for file in entry.files)
+def _paths(entry: Entry) -> str:
+    return ", ".join(str(file["path"]) for file in entry.files)
 
 
 # A whole change of files that no daemon has to read.
@@ -308,7 +362,7 @@ def change_files(
     host: Host,
     operation: str,
     plan: Callable[[], Sequence[FileEdit]],
-    bring_back: BringBack,
+    restart: Restart,
     *,
     context: Mapping[str, Any] | None = None,
     named_units: Sequence[str] = (),
@@ -316,22 +370,25 @@ def change_files(
     done: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> FilesChanged:
-    """Carry out what `plan` gives once the lock is held; with `dry_run` nothing is locked or written.
+    """Carry out what `plan` returns once the lock is held; with `dry_run` nothing is locked or written.
 
-    `bring_back` is for a killed run of another command. `context` goes into the journal's manifest, where
+    `restart` is for a killed run of another command. `context` goes into the journal's manifest, where
     ``engine`` is empty: a rollback restores files only.
     Of `named_units` those are enabled that get a file, and those disabled that lose theirs.
-    `activate` is called when the files are written: what it raises takes them back. `done` is called after
-    success, still under the lock.
-    `PreconditionError` for files that this user may not write; whatever fails while writing leaves all of
-    them as they were.
+    `activate` is called when the files are written; if it raises, they are rolled back. `done` is called
+    after success, also if nothing had to change, still under the lock.
+    `PreconditionError` for files that this user may not write. `RolledBackError` or `NotRestoredError` if
+    `activate` fails with a `DaemonError`.
     """
     if not dry_run and host.live and not host.is_root:
         _require_rights(host, plan())
-    with begin(host, bring_back, dry_run=dry_run) as (journal, notes):
+    with begin(host, restart, dry_run=dry_run) as (journal, notes):
         edits = tuple(plan())
         changed = tuple(edit for edit in edits if edit.action != "unchanged")
-        if dry_run or not changed:
+        if dry_run:
+            return FilesChanged(edits, "", notes)
+        if not changed:
+            done()
             return FilesChanged(edits, "", notes)
         manifest = {"engine": "", "units": list(named_units), **(context or {})}
         change = Transaction(journal, operation, changed, manifest)

@@ -13,7 +13,7 @@ from typing import Any
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
-from gpunode.host.transaction import BringBack, Transaction, attempt, begin, uninterrupted
+from gpunode.host.transaction import Restart, Transaction, attempt, begin, uninterrupted
 from gpunode.output.result import Block, Change, Diff, Progress, Style, Text
 from gpunode.packages.manager import (
     LOCKED,
@@ -78,21 +78,21 @@ def require_live(host: Host) -> None:
 
 def carry_out(
     job: Job,
-    bring_back: BringBack,
+    restart: Restart,
     files: Callable[[], Sequence[FileChange]],
     act: Callable[[Run], None],
     give_up: Callable[[Run], None] = lambda _run: None,
 ) -> CarriedOut:
     """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
 
-    `bring_back` is for what a killed run of another command left; see `host.transaction.begin`.
+    `restart` is for what a killed run of another command left; see `host.transaction.begin`.
     `give_up` takes back first what only the caller knows of. Ctrl-C lets the command at work end, and stops
     before the next. An error that leaves packages changed says which. The journal tells before the first
     command what is to be done, also where there are no files: a run that is killed leaves packages that
     somebody must know of.
     """
     wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
-    with begin(job.host, bring_back) as (journal, notes):
+    with begin(job.host, restart) as (journal, notes):
         edits = edits_of(job.host, files())
         work = _Work(job, journal, tuple(edit for edit in edits if edit.action != "unchanged"), act, give_up)
         work.change.run(work.all_or_none)

@@ -1,4 +1,4 @@
-"""Carrying out a plan: journal, write, restart, ask the daemon; and back again if any of it fails."""
+"""Execution of a plan: journal, write, restart, query the daemon; and a rollback if any of it fails."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from gpunode.errors import (
     ConfigError,
     DaemonError,
     GpunodeError,
+    NotRestoredError,
     RolledBackError,
 )
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal
-from gpunode.host.transaction import Restored, Transaction, restore, write
+from gpunode.host.transaction import Transaction, not_restored, restore, write
 from gpunode.output.result import Progress
 from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Plan, decode
@@ -59,8 +60,8 @@ class Job:
 def apply(job: Job, journal: Journal) -> Applied:
     """Carry the plan out under the lock that the caller holds.
 
-    `RolledBackError` if the daemon didn't come back with what was wanted; everything is as before then. An
-    interruption rolls back as well and goes on its way.
+    `RolledBackError` if the daemon doesn't run with the new files; everything is as before then, else
+    `NotRestoredError`. An interruption rolls back as well and is raised again.
     """
     if not job.plan.changed:
         try:
@@ -69,19 +70,29 @@ def apply(job: Job, journal: Journal) -> Applied:
             look = job.restarter.look if job.restarter else ""
             raise DaemonError(error.message, hint=error.hint or look, code=error.code) from error
         return Applied("", job.restarter is not None, seconds, active)
-    words: list[str] = []
+    log: list[str] = []
 
-    def back(entry: Entry) -> str:
-        words.append(job.restarter.last_words() if job.restarter else "")
-        return _bring_back(job, entry)
+    def restart(entry: Entry) -> None:
+        log.append(job.restarter.last_words() if job.restarter else "")
+        _restart_with_old_files(job, entry)
 
-    change = Transaction(journal, job.operation, job.plan.changed, job.context, back)
+    change = Transaction(journal, job.operation, job.plan.changed, job.context, restart)
     try:
         seconds, active = change.run(lambda: _activate(job))
-    except BaseException as error:
-        if change.restored is not None:
-            _explain(job, change.restored, words[0], error)
+    except NotRestoredError as error:
+        raise NotRestoredError("\n".join(filter(None, (error.message, *log))), hint=error.hint) from error
+    except KeyboardInterrupt:
+        if change.rolled_back:
+            job.progress.note("interrupted: the files are as before")
         raise
+    except GpunodeError as error:
+        if isinstance(error, ConfigError) or not change.rolled_back:
+            raise
+        message = f"{error}; the files are as before and {job.plan.engine} runs with them"
+        raise RolledBackError(
+            "\n".join(filter(None, (message, *log))),
+            hint="correct what the daemon complains about, then run this again",
+        ) from error
     return Applied(change.open().id, job.restarter is not None, seconds, active)
 
 
@@ -133,55 +144,34 @@ def wait_for_answer(
         host.sleep(0.1)
 
 
-def _explain(job: Job, restored: Restored, words: str, error: BaseException) -> None:
-    """Say that the files are as before, or raise it with what the daemon said and what is still wrong."""
-    trouble = _trouble(job, restored)
-    if isinstance(error, (ConfigError, KeyboardInterrupt, SystemExit)) and not trouble:
-        if isinstance(error, KeyboardInterrupt):
-            job.progress.note("interrupted: the files are as before")
-        return
-    if not isinstance(error, GpunodeError) and not trouble:
-        return
-    said = f"\n{words}" if words else ""
-    state = (
-        trouble.removesuffix(f": {error}") or f"the files are as before and {job.plan.engine} runs with them"
-    )
-    raise RolledBackError(
-        f"{error}; {state}{said}", hint="correct what the daemon complains about, then run this again"
-    ) from error
-
-
-def _trouble(job: Job, restored: Restored) -> str:
-    """What is wrong after going back; empty if nothing is."""
-    for path in restored.foreign:
-        job.progress.note(f"{path} was changed by someone else meanwhile and was left alone")
-    return restored.daemon or (f"the files are as before, but {restored.units}" if restored.units else "")
-
-
-def take_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: BaseException) -> None:
-    """Take back the engines that were changed before the one that failed with `error`, the last first."""
-    troubles = []
+def roll_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: BaseException) -> None:
+    """Roll back the engines that were changed before the one that failed with `error`, the last first."""
+    problems: list[GpunodeError] = []
     written = [(job, applied.journal) for job, applied in done if applied.journal]
     for job, name in reversed(written):
+        engine = job.plan.engine
         try:
             entry = next(one for one in journal.entries() if one.id == name)
-            restored = restore(journal, entry, functools.partial(_bring_back, job))
-            troubles.append(_trouble(job, restored))
-            job.progress.note(f"{job.plan.engine} was taken back as well")
-        except GpunodeError as failure:  # the others must be taken back all the same
-            troubles.append(f"{job.plan.engine} was not taken back: {failure.message}")
-    wrong = "; ".join(filter(None, troubles))
-    if wrong:
-        raise RolledBackError(f"{error}; {wrong}", hint="look at the daemon's own log") from error
-    if written and isinstance(error, GpunodeError) and not isinstance(error, RolledBackError):
+            found = restore(journal, entry, functools.partial(_restart_with_old_files, job)).problems
+        except GpunodeError as failure:  # the others must be rolled back all the same
+            found = (GpunodeError(f"{engine} was not rolled back: {failure.message}", hint=failure.hint),)
+        else:
+            job.progress.note(f"{engine} was rolled back as well")
+        problems += found
+    if problems:
+        raise not_restored(error, problems) from error
+    if written and isinstance(error, GpunodeError) and not isinstance(error, _ROLLED_BACK):
         raise RolledBackError(str(error), hint=error.hint) from error
 
 
-def _bring_back(job: Job, entry: Entry) -> str:
-    """Restart with the old files, if the daemon may have seen the new ones; what is wrong if it still doesn't
-    answer."""
+_ROLLED_BACK = (RolledBackError, NotRestoredError)
+
+
+def _restart_with_old_files(job: Job, entry: Entry) -> None:
+    """Restart with the old files, if the daemon may have seen the new ones. `GpunodeError` if it doesn't
+    answer then."""
     if entry.state == "begun" or job.restarter is None or job.plan.verb == "none":
-        return ""
+        return
     try:
         if job.plan.verb == "reload" and _answers(job.engine):
             reload_undo(job.host, job.plan.changed, job.restarter)
@@ -190,10 +180,9 @@ def _bring_back(job: Job, entry: Entry) -> str:
         wait_until_up(job.host, job.engine)
     except GpunodeError as error:
         if error.code == _UNRESTORED:
-            return error.message
-        state = "did not read them again" if _answers(job.engine) else "does not run"
-        return f"the files are as before, but {job.plan.engine} {state}: {error.message}"
-    return ""
+            raise
+        state = "did not read the old files again" if _answers(job.engine) else "does not run"
+        raise DaemonError(f"{job.plan.engine} {state}: {error.message}", hint=job.restarter.look) from error
 
 
 def wait_until_up(host: Host, engine: Engine) -> None:

@@ -1,7 +1,7 @@
 """The whole way of one change: lock, recover, find, plan, check, apply, report. One engine or several.
 
-With several, all are planned and validated before the first byte is written, and a failure of one takes the
-others back as well.
+With several, all are planned and validated before the first byte is written, and a failure of one rolls back
+the others as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpunode.runtime.apply import (
     ask_if_up,
     engine_restart,
     restarter_of,
-    take_back_all,
+    roll_back_all,
 )
 from gpunode.runtime.engine import Active, Engine, Plan, Request, Wanted, refuse
 from gpunode.runtime.restart import Restarter
@@ -180,7 +180,8 @@ class Intent:
     """What a command wants of one engine: its name for the journal, the runtimes, its planner and its judge.
 
     `expected` is what the daemon must find in the new files, None for a removal. `require` raises if the node
-    lacks something without which the change would do harm. `done` runs after success. `notes` are for people.
+    lacks something without which the change would do harm. `done` runs after success, also if no file
+    had to change. `notes` are for people.
     `cdi` names the engines that use the CDI specification from then on.
     """
 
@@ -270,10 +271,9 @@ def _carry_out(
             acts = task.plan.changed or (task.plan.verb != "none" and job.restarter is not None)
             done.append((job, apply(job, journal) if acts else Applied(active=task.active)))
 
-    attempt(each, lambda error: take_back_all(done, journal, error))
-    for task, (_, applied) in zip(tasks, done, strict=True):
-        if applied.journal or applied.performed:
-            task.intent.done()
+    attempt(each, lambda error: roll_back_all(done, journal, error))
+    for task in tasks:
+        task.intent.done()
     return [
         report(task, applied, request, notes + said)
         for task, (_, applied), said in zip(tasks, done, checked, strict=True)

@@ -1,4 +1,4 @@
-"""`gpunode journal list|show`: what was done, and what can be taken back now."""
+"""`gpunode journal list|show`: what was done, and what can be rolled back now."""
 
 from __future__ import annotations
 
@@ -159,6 +159,23 @@ def test_engine_that_was_removed_stops_no_later_run(tmp_path: Path) -> None:
     assert config.read_text() == "disable-require = true\n"
     listed = gpunode("journal", "list", "-o", "json", env={"GPUNODE_STATE_DIR": str(state)}).document
     assert [one["state"] for one in listed["data"]["entries"]] == ["rolled-back", "committed"]
+
+
+def test_a_rollback_that_was_killed_after_its_last_write_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Its files are restored, and the entry must not stay the last one that can be rolled back."""
+    config, state = tmp_path / "config", tmp_path / "state"
+    config.write_text("old")
+    place = state / "journal/20260101T000000Z-toolkit-config"
+    place.mkdir(parents=True)
+    (place / "00-config").write_text("old")
+    file = {"path": str(config), "existed": True, "mode": 0o600, "uid": 0, "gid": 0, "backup": "00-config"}
+    file |= {"before": digest(b"old"), "after": digest(b"new"), "interim": []}
+    manifest = {"state": "committed", "engine": "", "operation": "toolkit-config", "files": [file]}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    ran = gpunode("rollback", env={"GPUNODE_STATE_DIR": str(state)})
+    assert ran.code == 0, ran.err
+    assert json.loads((place / "manifest.json").read_text())["state"] == "rolled-back"
+    assert config.stat().st_mode & 0o777 == 0o600
 
 
 def test_an_ordinary_users_empty_journal_says_where_the_nodes_is() -> None:

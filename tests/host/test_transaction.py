@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpunode.errors import ConfigError, DaemonError, NotRestoredError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal
-from gpunode.host.transaction import Transaction, begin
+from gpunode.host.transaction import Transaction, begin, change_files, recover, restore
 
 DEBIAN = {"engine": "", "units": [], "packageManager": "apt", "packages": {"a": ""}, "stays": True}
 
@@ -39,3 +44,125 @@ def test_installed_packages_stay_known_if_the_commit_fails(
         (entry,) = journal.entries()
     assert entry.state == "committed" and len(notes) == 1
     assert [host.read_bytes(edit.path) for edit in edits] == [b"new" for _ in edits]
+
+
+A, B = FileEdit("/etc/a", b"old", b"new"), FileEdit("/etc/b", b"old", b"new")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/a").write_bytes(b"old")
+    (tmp_path / "etc/b").write_bytes(b"old")
+    return Host(tmp_path, environ={})
+
+
+def nothing(_entry: Entry) -> None:
+    """No daemon has to restart."""
+
+
+def contents(host: Host) -> list[bytes | None]:
+    return [host.read_bytes(edit.path) for edit in (A, B)]
+
+
+def states(host: Host) -> list[str]:
+    return [entry.state for entry in Journal.of(host).entries()]
+
+
+def committed(host: Host) -> Entry:
+    """An entry of both files, written and committed."""
+    journal = Journal.of(host)
+    change = Transaction(journal, "test", (A, B), {"engine": "docker", "verb": "restart"})
+    change.run(lambda: None)
+    return journal.entries()[-1]
+
+
+def killed(run: Callable[[], object]) -> None:
+    """Run in a child that `die` kills."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("when", ["between the files", "before the daemon restarts"])
+def test_a_killed_rollback_of_a_committed_change_is_finished_by_the_next_run(
+    host: Host, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    journal, entry = Journal.of(host), committed(host)
+    restored = Journal._restore_file
+
+    def killed_at_b(
+        self: Journal, file: Mapping[str, Any], present: bytes | None, original: bytes | None
+    ) -> str:
+        if file["path"] == B.path:
+            die()
+        return restored(self, file, present, original)
+
+    with monkeypatch.context() as patch:
+        if when == "between the files":
+            patch.setattr(Journal, "_restore_file", killed_at_b)
+        killed(lambda: restore(journal, entry, die))
+    assert contents(host)[0] == b"old" and states(host) == ["applied"]
+    restarted: list[str] = []
+    recover(host, journal, lambda one: restarted.append(one.state))
+    assert (contents(host), states(host), restarted) == ([b"old", b"old"], ["rolled-back"], ["applied"])
+
+
+def test_a_damaged_copy_leaves_a_committed_change_as_it_was(host: Host) -> None:
+    journal, entry = Journal.of(host), committed(host)
+    host.write_atomic(f"{entry.directory}/01-b", b"damaged")
+    with pytest.raises(ConfigError, match="damaged"):
+        restore(journal, entry, nothing)
+    assert (contents(host), states(host)) == ([b"new", b"new"], ["committed"])
+
+
+def fail() -> None:
+    raise DaemonError("no start")
+
+
+def test_files_that_others_changed_are_named_and_no_rollback_is_claimed(host: Host) -> None:
+    def activate() -> None:
+        host.write_atomic(A.path, b"theirs")
+        fail()
+
+    with pytest.raises(NotRestoredError, match="no start; rolled back, but /etc/a was changed") as caught:
+        change_files(host, "test", lambda: (A, B), nothing, activate=activate)
+    assert caught.value.exit_code == 1 and caught.value.hint.endswith("00-a /etc/a")
+    assert contents(host) == [b"theirs", b"old"]
+
+
+def test_a_rollback_with_nothing_left_over_is_claimed(host: Host) -> None:
+    with pytest.raises(RolledBackError, match="no start; the files are as before"):
+        change_files(host, "test", lambda: (A, B), nothing, activate=fail)
+    assert contents(host) == [b"old", b"old"]
+
+
+@pytest.mark.parametrize("created", [False, True])
+def test_a_file_that_changes_while_others_are_restored_is_left_alone(
+    host: Host, monkeypatch: pytest.MonkeyPatch, created: bool
+) -> None:
+    if created:
+        host.remove(B.path)
+    journal = Journal.of(host)
+    second = FileEdit(B.path, None if created else b"old", b"new")
+    change = Transaction(journal, "test", (A, second), {})
+    change.run(lambda: None)
+    write = Host.write_atomic
+
+    def race(self: Host, path: str, data: bytes, **how: Any) -> None:
+        write(self, path, data, **how)
+        if path == A.path:
+            write(self, B.path, b"theirs")
+
+    monkeypatch.setattr(Host, "write_atomic", race)
+    restored = restore(journal, change.open(), nothing)
+    assert contents(host) == [b"old", b"theirs"]
+    assert list(restored.foreign) == [B.path]

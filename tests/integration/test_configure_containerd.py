@@ -115,7 +115,7 @@ def test_rollback_restores_bytes_mode_and_owner(cli: Cli) -> None:
     assert (digest(cli.engine.config), stat.st_mode & 0o7777, stat.st_gid) == (before, 0o640, 6)
     assert handlers(cli) == ("runc",)
     again = cli.run("rollback")
-    assert again.returncode == 2 and "every change has been taken back" in again.stderr
+    assert again.returncode == 2 and "every change has been rolled back" in again.stderr
 
 
 @pytest.mark.full
@@ -191,9 +191,7 @@ def test_rollback_right_after_a_killed_run_takes_it_back(cli: Cli) -> None:
     assert eventually(mark.exists)
     _kill_with_children(run)
     done = cli.run("configure-runtime", "--dry-run", "-o", "json")
-    assert f"killed half-way; if so, the next run first takes back what it wrote to {cli.engine.config}" in (
-        done.stdout
-    )
+    assert f"killed half-way; if so, the next run first rolls back {cli.engine.config}" in (done.stdout)
     done = cli.run("rollback")
     assert done.returncode == 0 and "killed half-way" in done.stderr, done.stderr
     assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)

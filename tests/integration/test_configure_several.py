@@ -62,7 +62,7 @@ def test_failure_of_the_second_takes_the_first_back(node: Node) -> None:
     before = [engine.config.read_bytes() for engine in node.engines]
     done = node.gpunode("configure-runtime")
     assert done.returncode == 4, done.stderr
-    assert "docker was taken back as well" in done.stderr
+    assert "docker was rolled back as well" in done.stderr
     assert [engine.config.read_bytes() for engine in node.engines] == before
     assert all(engine.running for engine in node.engines)
     assert node.calls()[0] == "systemctl reload docker.service"
@@ -123,6 +123,6 @@ def test_run_killed_at_the_second_keeps_the_first_and_the_next_one_ends_it(node:
     docker, containerd = answer["data"]["engines"]
     assert [change["action"] for change in docker["changes"]] == ["unchanged"]
     assert [change["action"] for change in containerd["changes"]] == ["updated"]
-    assert any("was taken back" in message for message in answer["messages"])
+    assert any("were rolled back" in message for message in answer["messages"])
     assert node.gpunode("unconfigure-runtime").returncode == 0
     assert [engine.config.read_bytes() for engine in node.engines] == before

@@ -16,7 +16,14 @@ from typing import Any
 
 import pytest
 
-from gpunode.errors import ConfigError, DaemonError, PreconditionError, RolledBackError
+from gpunode.errors import (
+    ConfigError,
+    DaemonError,
+    GpunodeError,
+    NotRestoredError,
+    PreconditionError,
+    RolledBackError,
+)
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.processes import Process
 from gpunode.host import Host, transaction
@@ -24,7 +31,7 @@ from gpunode.host.journal import FileEdit, Journal
 from gpunode.host.transaction import recover, uninterrupted
 from gpunode.output.render import SilentProgress
 from gpunode.runtime import apply as apply_module
-from gpunode.runtime.apply import Job, apply, take_back_all
+from gpunode.runtime.apply import Job, apply, roll_back_all
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, Handler, Plan, Request, Unwanted, Wanted, refuse
 from gpunode.runtime.restart import Restarter
@@ -163,18 +170,38 @@ def test_a_reload_that_fails_twice_leaves_the_file_as_it_was(host: Host) -> None
     made = job(host, [BEFORE], fails)
     edit = FileEdit("/etc/docker/daemon.json", b"old", b"new", undo=b"forget")
     made = dataclasses.replace(made, plan=Plan("docker", (edit,), "reload"))
-    with pytest.raises(RolledBackError, match="but docker did not read them again") as caught:
+    with pytest.raises(NotRestoredError, match="but docker did not read the old files again") as caught:
         apply(made, Journal.of(host))
-    assert caught.value.message.count("no reload") == 1
+    assert caught.value.message.count("no reload") == 1 and caught.value.exit_code == 1
     assert (content(host), states(host)) == (b"old", ["rolled-back"])
 
 
 @pytest.mark.usefixtures("quick")
 def test_daemon_that_stays_down_is_said(host: Host) -> None:
-    with pytest.raises(RolledBackError, match="but docker does not run") as caught:
+    with pytest.raises(NotRestoredError, match="but docker does not run") as caught:
         apply(job(host, [DaemonError("down")], never), Journal.of(host))
     assert caught.value.message.count("down") == 1
-    assert content(host) == b"old"
+    assert (caught.value.exit_code, content(host)) == (1, b"old")
+    assert caught.value.hint.startswith("see why")
+    assert "as before" not in caught.value.message
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("error", [DaemonError("no start"), KeyboardInterrupt(), RuntimeError("bug")])
+def test_a_file_that_others_changed_is_named_and_not_called_restored(
+    host: Host, error: BaseException
+) -> None:
+    def fails(number: int) -> None:
+        host.write_atomic("/etc/docker/daemon.json", b"theirs")
+        first(error)(number)
+
+    with pytest.raises(NotRestoredError) as caught:
+        apply(job(host, [BEFORE], fails), Journal.of(host))
+    assert (caught.value.exit_code, content(host)) == (1, b"theirs")
+    assert "rolled back, but /etc/docker/daemon.json was changed by another" in caught.value.message
+    assert "as before" not in caught.value.message
+    diff = caught.value.hint.removeprefix("look at it: ").split()
+    assert diff[0] == "diff" and host.read_bytes(diff[1]) == b"old" and diff[2] == "/etc/docker/daemon.json"
 
 
 def test_file_changed_since_it_was_read_is_left_alone(host: Host) -> None:
@@ -252,7 +279,7 @@ def test_signals_wait_and_a_daemon_started_meanwhile_ignores_none() -> None:
     assert not ignored & sum(1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
-def test_engine_that_cannot_be_taken_back_does_not_keep_the_others(host: Host, quick: None) -> None:
+def test_engine_that_cannot_be_rolled_back_does_not_keep_the_others(host: Host, quick: None) -> None:
     journal, done = Journal.of(host), []
     for name in ("first", "second"):
         path = f"/etc/docker/{name}"
@@ -262,16 +289,38 @@ def test_engine_that_cannot_be_taken_back_does_not_keep_the_others(host: Host, q
         done.append((made, apply(made, journal)))
     copy = f"{journal.directory}/{done[1][1].journal}/00-second"
     host.write_atomic(copy, b"damaged")
-    with pytest.raises(RolledBackError, match="was not taken back"):
-        take_back_all(done, journal, ConfigError("the third is refused"))
+    with pytest.raises(
+        NotRestoredError, match="the third is refused; rolled back, but docker was not"
+    ) as caught:
+        roll_back_all(done, journal, ConfigError("the third is refused"))
+    assert caught.value.exit_code == 1 and "rm -r" in caught.value.hint
     assert (host.read_bytes("/etc/docker/first"), states(host)) == (b"old", ["rolled-back", "committed"])
 
 
-def test_first_engine_taken_back_for_the_second_counts_as_rolled_back(host: Host) -> None:
+@pytest.mark.parametrize("error", [ConfigError("refused"), NotRestoredError("docker does not run")])
+def test_an_earlier_engine_with_a_foreign_file_is_not_called_rolled_back(
+    host: Host, error: GpunodeError
+) -> None:
+    made = job(host, [AFTER], never)
+    done = [(made, apply(made, Journal.of(host)))]
+    host.write_atomic("/etc/docker/daemon.json", b"theirs")
+    with pytest.raises(NotRestoredError, match=r"/etc/docker/daemon\.json was changed") as caught:
+        roll_back_all(done, Journal.of(host), error)
+    assert error.message in caught.value.message and "diff " in caught.value.hint
+
+
+def test_what_was_not_restored_is_not_hidden_by_the_rollback_of_the_others(host: Host) -> None:
+    made = job(host, [AFTER], never)
+    done = [(made, apply(made, Journal.of(host)))]
+    roll_back_all(done, Journal.of(host), NotRestoredError("crio does not run"))
+    assert content(host) == b"old"
+
+
+def test_first_engine_rolled_back_for_the_second_counts_as_rolled_back(host: Host) -> None:
     made = job(host, [AFTER], never)
     done = [(made, apply(made, Journal.of(host)))]
     with pytest.raises(RolledBackError, match="refused"):
-        take_back_all(done, Journal.of(host), ConfigError("the second is refused"))
+        roll_back_all(done, Journal.of(host), ConfigError("the second is refused"))
     assert content(host) == b"old"
 
 
@@ -299,7 +348,7 @@ def test_a_file_that_is_not_restored_after_a_failed_reload_is_named_with_both_er
 
     monkeypatch.setattr(apply_module, "write", full)
     made = dataclasses.replace(job(host, [BEFORE], fails), plan=Plan("docker", (edit,), "reload"))
-    with pytest.raises(RolledBackError) as caught:
+    with pytest.raises(NotRestoredError) as caught:
         apply(made, Journal.of(host))
     message = caught.value.message
     assert (
