@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.errors import DaemonError
@@ -64,6 +63,8 @@ class UnixHttp:
         timeout: float,
     ) -> Response:
         """The whole response; errors as for `request`."""
+        from http.client import HTTPException  # 15 ms, which a recorded machine doesn't need
+
         deadline = self.host.monotonic() + timeout
         try:
             with self.host.connect_unix(self.socket, timeout) as connected:
@@ -167,6 +168,8 @@ def _exchange(
     stream: _BoundedSocket, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
 ) -> Response:
     """Send one request and read its response. HTTPException, ValueError, OSError."""
+    from http.client import HTTPConnection
+
     connection = HTTPConnection("localhost")
     connection.sock = stream
     # a daemon may refuse a body before it has read all of it; then its response says why

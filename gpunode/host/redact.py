@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any
 
 HIDDEN = "REDACTED"
-# texts of which a rule needs one (lower case; none: always tried), what it looks for, what takes its place
-_Rule = tuple[tuple[str, ...], re.Pattern[str], Any]
+# texts of which a rule needs one (lower case; none: always tried), its pattern and flags, its replacement
+_Rule = tuple[tuple[str, ...], str, re.RegexFlag, Any]
 _AFTER_COMMANDS = 2  # of the patterns for lines, the first two are for command lines and environments
 KINDS = ("hostnames", "uuids")
 _WORDS = (
@@ -107,14 +107,14 @@ def _in_texts() -> tuple[_Rule, ...]:
     flags = re.IGNORECASE | re.MULTILINE
     pem = r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----(?! REDACTED).*?(?:-----END [A-Z ]*-----|\Z)"
     return (
-        ((), re.compile("|".join(f"(?:{one})" for one in _KNOWN)), HIDDEN),
-        (("]\n",), re.compile(toml, flags), _section),
-        (("{",), re.compile(braces, flags), _section),
-        ((":",), re.compile(indented, flags), _section),
-        (("|", ">"), re.compile(block, re.IGNORECASE), _block),
-        (("- ", "-\t"), re.compile(items, re.IGNORECASE), _items),
-        (("[",), re.compile(listed, re.IGNORECASE), _listed),
-        (("-----begin",), re.compile(pem, re.DOTALL), rf"-----BEGIN \1PRIVATE KEY----- {HIDDEN}"),
+        ((), "|".join(f"(?:{one})" for one in _KNOWN), re.NOFLAG, HIDDEN),
+        (("]\n",), toml, flags, _section),
+        (("{",), braces, flags, _section),
+        ((":",), indented, flags, _section),
+        (("|", ">"), block, re.IGNORECASE, _block),
+        (("- ", "-\t"), items, re.IGNORECASE, _items),
+        (("[",), listed, re.IGNORECASE, _listed),
+        (("-----begin",), pem, re.DOTALL, rf"-----BEGIN \1PRIVATE KEY----- {HIDDEN}"),
     )
 
 
@@ -139,29 +139,30 @@ def _in_lines() -> tuple[_Rule, ...]:
     identified = r"\b(identified (?:with \w+ )?by (?:password )?)(?:'[^'\n]*'|\"[^\"\n]*\")"
     words = (*_PROGRAM_WORDS, "exec", "command=", "cmd=", "_cmdline=", "args=", "opts=", "options=", "flags=")
     return (
-        (words, re.compile(_COMMAND_LINE, flags), _command_line),
+        (words, _COMMAND_LINE, flags, _command_line),
         (
             ("environment=",),
-            re.compile(r"(?P<open>^[ \t]*Environment=)(?P<rest>.*)", flags),
+            r"(?P<open>^[ \t]*Environment=)(?P<rest>.*)",
+            flags,
             _environment_line,
         ),
-        (("://",), re.compile(scheme, flags), rf"\g<scheme>{HIDDEN}@"),
-        (("://",), re.compile(hook, flags), rf"\1/{HIDDEN}"),
-        (("webhook",), re.compile(webhook, flags), rf"\1/{HIDDEN}"),
-        ((), re.compile(r"\b(bearer|basic|negotiate|digest)[ ]+[\w.~+/=-]{8,}", flags), rf"\1 {HIDDEN}"),
-        (("x-",), re.compile(header, flags), _hidden),
-        (("cookie",), re.compile(cookie, flags), kept),
-        (("=", ":"), re.compile(rf"(?P<open>{key}\\?[\"']?[ \t]*[=:][ \t]*){value}", flags), _pair),
-        (("-",), re.compile(flag, flags), _pair),
-        (("-e", "--env"), re.compile(option + assigned, flags), _variable_option),
-        (("-u", "user", "creds"), re.compile(rf"({account}[^\s:%\0=]{{1,80}}[:%])[^\s\0]+"), kept),
-        (("identified",), re.compile(identified, flags), kept),
-        ((), re.compile(rf"\b({said})[\"']?[^\s\"',;]+", flags), kept),
-        ((), re.compile(rf"(^[ \t]*{alone}[ \t]+)(?![=:])\S+", flags), kept),
-        (("login",), re.compile(r"(\blogin[ \t]+\S{1,80}[ \t]+password[ \t]+)\S+", flags), kept),
+        (("://",), scheme, flags, rf"\g<scheme>{HIDDEN}@"),
+        (("://",), hook, flags, rf"\1/{HIDDEN}"),
+        (("webhook",), webhook, flags, rf"\1/{HIDDEN}"),
+        ((), r"\b(bearer|basic|negotiate|digest)[ ]+[\w.~+/=-]{8,}", flags, rf"\1 {HIDDEN}"),
+        (("x-",), header, flags, _hidden),
+        (("cookie",), cookie, flags, kept),
+        (("=", ":"), rf"(?P<open>{key}\\?[\"']?[ \t]*[=:][ \t]*){value}", flags, _pair),
+        (("-",), flag, flags, _pair),
+        (("-e", "--env"), option + assigned, flags, _variable_option),
+        (("-u", "user", "creds"), rf"({account}[^\s:%\0=]{{1,80}}[:%])[^\s\0]+", re.NOFLAG, kept),
+        (("identified",), identified, flags, kept),
+        ((), rf"\b({said})[\"']?[^\s\"',;]+", flags, kept),
+        ((), rf"(^[ \t]*{alone}[ \t]+)(?![=:])\S+", flags, kept),
+        (("login",), r"(\blogin[ \t]+\S{1,80}[ \t]+password[ \t]+)\S+", flags, kept),
         # cifs' and nfs' mount options; in an address, what clouds sign it with
-        (("pass=", "pwd="), re.compile(r"((?<![\w.\-])(?:pass|pwd)=)[^\s,;&\"'\0]+", flags), kept),
-        (("=",), re.compile(r"([?&](?:sig|code|key|[\w-]{0,30}signature)=)[^\s&\"'\0]+", flags), kept),
+        (("pass=", "pwd="), r"((?<![\w.\-])(?:pass|pwd)=)[^\s,;&\"'\0]+", flags, kept),
+        (("=",), r"([?&](?:sig|code|key|[\w-]{0,30}signature)=)[^\s&\"'\0]+", flags, kept),
     )
 
 
@@ -204,11 +205,11 @@ _PROGRAM_WORDS = (
     *("sqlcmd", "rabbitmqctl", "snmp", "net use", "mount.cifs", "xfreerdp", "sshfs"),
 )
 # programs whose subcommands and arguments the doctor reads
-KNOWN_PROGRAM = re.compile(
+KNOWN_PROGRAM = (
     r"(?:dockerd|rootlesskit|containerd|crio|kubelet|kubelite|k3s|rke2|k0s|microk8s|podman|gpunode"
     r"|nvidia|nv-|gpu-operator|gfd|config-manager|systemd\Z|snap\Z|modprobe\Z)"
 )
-_SUBCOMMAND = re.compile(r"[a-z][a-z-]{1,40}|[a-z][a-z0-9]{0,30}(?:[.-][a-z][a-z-]{0,40})+")
+_SUBCOMMAND = r"[a-z][a-z-]{1,40}|[a-z][a-z0-9]{0,30}(?:[.-][a-z][a-z-]{0,40})+"
 _COMMAND_LINE = (
     r"(?P<open>^[ \t]*Exec(?:Start|Stop|Reload|Condition)\w*=[-@:+!]*|\b(?:COMMAND|CMD|_CMDLINE)=)"
     r"(?P<rest>.*)"
@@ -216,23 +217,23 @@ _COMMAND_LINE = (
     rf"|(?P<client>(?<![\w.-])(?:{_CLIENTS})[ \t]+)(?P<words>[^\n|;&]*)"
 )
 # flags that a diagnosis reads; what is behind any other one is kept only if it can be no secret
-_KEPT_FLAG = re.compile(
+_KEPT_FLAG = (
     r"(?:add-)?runtimes?|default-runtime|conmon|listen|address|data-?(?:dir|root)|exec-root|root(?:-dir)?|hosts?"
     r"|state(?:-dir)?|config(?:-\w+)*|[Hv]|pid-?file|exec-opts?|storage-driver|log-(?:level|driver|format)"
     r"|cgroup[\w-]*|container-runtime[\w-]*|runtime-[\w-]+|image-service-endpoint|feature-gates|containerd[\w-]*"
     r"|iptables|userland-proxy[\w-]*|[\w-]*(?:mode|strategy|policy)|pass-device-specs|resource-[\w-]+|nvidia-[\w-]+"
     r"|driver-[\w-]+|device-[\w-]+|mig-[\w-]+|mps-[\w-]+|cdi-[\w-]+|node-(?:name|ip)|hostname-override|kubeconfig"
     r"|bootstrap-kubeconfig|pod-infra-container-image|network-plugin|snapshotter|cni-[\w-]+|kubelet-arg|disable|enable"
-    r"|simulate|label|group|uvm-persistence-mode|persistence-mode|registration|vendor|profile|output|command",
+    r"|simulate|label|group|uvm-persistence-mode|persistence-mode|registration|vendor|profile|output|command"
 )
-_OWN_VARIABLE = re.compile(
+_OWN_VARIABLE = (
     r"(?:NVIDIA_(?:VISIBLE_DEVICES|DRIVER_|REQUIRE_|DISABLE_REQUIRE|MIG_|CTK_|IMEX|CONTAINER_|CONFIG|RUNTIME|VERSION|PRODUCT)"
     r"|CUDA_|MIG_|MPS_|DEVICE_(?:LIST|ID|DISCOVERY|PLUGIN)|CDI_|PASS_DEVICE|FAIL_ON|GPUNODE_|XDG_|NODE_NAME$|CONTAINER_"
     r"|CONTAINERD_|CONTAINERS_|DOCKER_(?:HOST|CONFIG|TLS_VERIFY|CERT_PATH|CONTEXT|DRIVER|OPTS|NETWORK_OPTIONS|STORAGE_OPTIONS)$"
     r"|DOCKERD_ROOTLESS_|RUNTIME|RESOURCE_NAM|ENABLE_|CONFIG_FILE$|container$|HOME$|PATH$|USER$|LD_LIBRARY_PATH$"
     r"|KUBELET_\w*(?:ARGS|OPTS)$|(?:HTTPS?|NO|ALL)_PROXY$|(?:https?|no|all)_proxy$|LANG$|LC_\w+$|GODEBUG$|GOMAXPROCS$|TZ$)"
 )
-_PLAIN = re.compile(
+_PLAIN = (
     r"[+-]?[0-9]{1,12}(?:\.[0-9]{1,6})?(?:[a-zA-Z]{1,3}|%)?"  # numbers, sizes, durations
     r"|(?:/(?:etc|usr|var|run|opt|dev|proc|sys|lib\w{0,3}|s?bin|home|root|tmp|mnt|srv|snap|host|boot|config|data|nvidia)"
     r"(?:/[\w.@+:-]{1,120})*/?)"
@@ -268,7 +269,7 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
             shown.append(_value(flag, word))
             flag = ""
         else:
-            named = subcommands and _SUBCOMMAND.fullmatch(word) is not None
+            named = subcommands and re.fullmatch(_SUBCOMMAND, word) is not None
             shown.append(word if named or _plain(word) else _value("", word))
             continue
         subcommands = False
@@ -278,7 +279,7 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
 def runs_known_program(argv: Sequence[str]) -> bool:
     """Whether the doctor reads these arguments. A shell's or an interpreter's first ones name the program."""
     names = (one.partition(" ")[0].rpartition("/")[2] for one in argv[:4])
-    return any(map(KNOWN_PROGRAM.match, names))
+    return any(re.match(KNOWN_PROGRAM, name) for name in names)
 
 
 def shown_variable(assignment: str) -> str:
@@ -290,22 +291,22 @@ def shown_variable(assignment: str) -> str:
         return f"{name}={HIDDEN}"
     if value[:2] == "--" or (value[:1] == "-" and " " in value):
         return f"{name}={_words(value, program=False)}"
-    if _OWN_VARIABLE.match(name):
+    if re.match(_OWN_VARIABLE, name):
         return f"{name}={without_secrets(value)}"
     return f"{name}={value if _plain(value) else HIDDEN}"
 
 
 def known_variable(assignment: str) -> bool:
     """Whether a diagnosis reads this variable of a process's environment."""
-    return _OWN_VARIABLE.match(assignment.partition("=")[0]) is not None
+    return re.match(_OWN_VARIABLE, assignment.partition("=")[0]) is not None
 
 
 def _kept(flag: str) -> bool:
-    return _KEPT_FLAG.fullmatch(flag) is not None
+    return re.fullmatch(_KEPT_FLAG, flag) is not None
 
 
 def _plain(value: str) -> bool:
-    return value.lower() in _HARMLESS or _PLAIN.fullmatch(value) is not None
+    return value.lower() in _HARMLESS or re.fullmatch(_PLAIN, value) is not None
 
 
 def _value(flag: str, value: str) -> str:
@@ -449,9 +450,9 @@ def without_secrets(text: str) -> str:
 
 def _replaced(text: str, rules: Iterable[_Rule]) -> str:
     lowered = text.lower()
-    for needs, pattern, instead in rules:
+    for needs, pattern, flags, instead in rules:
         if not needs or any(one in lowered for one in needs):
-            text = pattern.sub(instead, text)
+            text = re.sub(pattern, instead, text, flags=flags)
     return text
 
 
