@@ -30,7 +30,8 @@ def test_a_full_disk_behind_stdout_is_one_error(words: tuple[str, ...]) -> None:
         )
     assert ran.returncode == 1
     assert ran.stderr == (
-        "error: can't write to standard output: No space left on device\nhint: send it elsewhere\n"
+        "error: can't write to standard output: No space left on device\n"
+        "hint: redirect standard output to another file\n"
     )
 
 

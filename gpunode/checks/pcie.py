@@ -29,10 +29,10 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
 @check(
     "bar-too-small",
     "hardware",
-    title="The firmware gave the GPUs their address windows",
+    title="The firmware assigned address windows to the GPUs",
     looks_at=(
-        "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or fewer "
-        "than two on a GPU that the driver hasn't taken; and the driver's own words in the kernel's log."
+        "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
+        "fewer than two on a GPU without a driver; and the driver's BAR errors in the kernel's log."
     ),
     remedy=hardware.FIRMWARE_SETUP,
     blocked_by=("pci-no-gpu",),
@@ -40,12 +40,12 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
 )
 def bar_too_small(node: Node) -> Verdict:
-    """A GPU's memory is reached through windows of up to its whole size. Without 'Above 4G decoding' (and for
-    newer GPUs 'Resizable BAR') in the firmware, or enough room in a virtual machine, there is no place for
-    them, and the driver refuses the GPU.
+    """The driver accesses a GPU's memory through windows of up to its whole size. Without 'Above 4G decoding'
+    (for newer GPUs also 'Resizable BAR') in the firmware, or enough address space in a virtual machine, they
+    don't fit, and the driver refuses the GPU.
     """
     if not node.gpus:
-        return skip("there is no GPU to look at")
+        return skip("this node has no GPU to check")
     evidence: list[Evidence] = []
     whole = 0
     for gpu in node.gpus:
@@ -69,7 +69,7 @@ def bar_too_small(node: Node) -> Verdict:
     if node.kind == VM:
         fix = hardware.more_address_space(node.host.read_text("/sys/class/dmi/id/sys_vendor") or "")
     # a GPU that works beside it is proof that containers can have one
-    return (warn if whole else fail)("the firmware gave a GPU no address window", *evidence, fix=fix)
+    return (warn if whole else fail)("the firmware assigned no address window to a GPU", *evidence, fix=fix)
 
 
 def _log(node: Node, pattern: str) -> list[KernelLine]:
@@ -95,25 +95,25 @@ def _log(node: Node, pattern: str) -> list[KernelLine]:
     refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
 )
 def pcie_link_degraded(node: Node) -> Verdict:
-    """Copies between host and GPU are slower by as much as lanes are missing. Usually a card sits badly, a
-    riser is broken, or the firmware splits the slot.
+    """Missing lanes slow copies between host and GPU in proportion. Usual causes: a card that isn't fully
+    seated, a broken riser, or a slot that the firmware splits.
     """
     links = {gpu.address: pci.read_link(node.host, gpu.address) for gpu in node.gpus}
     known = {address: link for address, link in links.items() if link is not None}
     narrow = {address: link for address, link in known.items() if link.width < min(link.most, link.port_most)}
     if not known:
-        return skip("the links' widths can't be told")
+        return skip("the width of the links is unknown")
     if not narrow:
-        return ok(f"{len(known)} links have all the lanes that card and slot can use")
+        return ok(f"{len(known)} links use all lanes that card and slot support")
     evidence = (
         seen(
             f"{DEVICES}/{address}/current_link_width",
-            f"x{link.width}; the card can x{link.most}, its port {link.port} x{link.port_most}",
+            f"x{link.width}; the card supports x{link.most}, its port {link.port} x{link.port_most}",
         )
         for address, link in narrow.items()
     )
     return warn(
-        f"{len(narrow)} of {len(known)} GPUs run on fewer PCIe lanes than card and slot can use",
+        f"{len(narrow)} of {len(known)} GPUs use fewer PCIe lanes than card and slot support",
         *evidence,
         fix=hardware.show_device(*narrow),
     )
@@ -125,8 +125,8 @@ def pcie_link_degraded(node: Node) -> Verdict:
     title="The PCIe links have no errors",
     severity="warning",
     looks_at=(
-        "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the boot; "
-        "errors that aren't fatal only beyond one a day, corrected ones beyond eight a minute."
+        "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the "
+        "boot; non-fatal errors only above one a day, corrected ones above eight a minute."
     ),
     remedy=hardware.SHOW_ERRORS,
     blocked_by=("pci-no-gpu",),
@@ -134,8 +134,8 @@ def pcie_link_degraded(node: Node) -> Verdict:
     refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
 )
 def pcie_aer_errors(node: Node) -> Verdict:
-    """Errors on the link slow every copy and end with a GPU that falls off the bus. Slot, riser, retimer and
-    power are the usual causes.
+    """Link errors slow every copy, and eventually the GPU falls off the bus. Slot, riser, retimer and power
+    are the usual causes.
     """
     seconds = uptime(node.host)
     evidence, counted = [], False
@@ -155,20 +155,20 @@ def pcie_aer_errors(node: Node) -> Verdict:
     if evidence:
         return warn("the PCIe link of a GPU has errors", *evidence)
     return (
-        ok("the links have no errors worth naming")
+        ok("the links have no significant errors")
         if counted
-        else skip("the kernel counts no PCIe errors here")
+        else skip("the kernel doesn't count PCIe errors on this machine")
     )
 
 
 @check(
     "iommu-acs",
     "hardware",
-    title="GPUs reach each other without a detour",
+    title="GPUs reach each other directly",
     severity="info",
     looks_at=(
-        "the ACS control registers of the switch ports above the GPUs (root only), where at least two GPUs "
-        "share a switch, and iommu= on the kernel's command line."
+        "the ACS control registers of the switch ports above the GPUs (root only), if at least two "
+        "GPUs share a switch, and iommu= on the kernel's command line."
     ),
     remedy=hardware.IOMMU_PASSTHROUGH,
     blocked_by=("pci-no-gpu",),
@@ -177,17 +177,17 @@ def pcie_aer_errors(node: Node) -> Verdict:
     refs=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",),
 )
 def iommu_acs(node: Node) -> Verdict:
-    """Access Control Services send what one GPU tells another up to the root complex, where the IOMMU looks
-    at it: NCCL gets slow, or hangs. Virtual machines need it for isolation; a node that only runs containers
-    can do without.
+    """Access Control Services send traffic between GPUs up to the root complex, where the IOMMU checks it:
+    NCCL gets slow or hangs. Virtual machines need this for isolation; a node that only runs containers
+    doesn't.
     """
     if any(gpu.for_vms for gpu in node.gpus):
-        return ok("GPUs are kept for virtual machines, which need the detour")
+        return ok("the GPUs are reserved for virtual machines, which need ACS")
     redirecting = {gpu.address: pci.redirecting_bridges(node.host, gpu.address) for gpu in node.gpus}
     ports = sorted({port for found in redirecting.values() for port in found})
     shared = [port for port in ports if _between(node, port)]
     if not shared:
-        return ok("no switch between GPUs sends their traffic to the root complex")
+        return ok("no switch sends traffic between GPUs to the root complex")
     evidence = [
         seen(f"{DEVICES}/{port}/config", "ACS: requests or completions redirected") for port in shared
     ]
@@ -212,9 +212,9 @@ def _between(node: Node, port: str) -> bool:
 @check(
     "pcie-aspm",
     "hardware",
-    title="PCIe power saving hasn't cost a GPU",
+    title="PCIe power saving didn't disconnect a GPU",
     severity="info",
-    looks_at="the ASPM policy of the kernel, where XID 79 was logged in this boot.",
+    looks_at="the ASPM policy of the kernel, if XID 79 was logged in this boot.",
     remedy=hardware.NO_ASPM,
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL,),
@@ -222,8 +222,8 @@ def _between(node: Node, port: str) -> bool:
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",),
 )
 def pcie_aspm(node: Node) -> Verdict:
-    """With active state power management a link sleeps when it is idle. Some boards don't wake it in time,
-    and the GPU falls off the bus.
+    """With active state power management an idle link sleeps. Some boards don't wake it in time, and the GPU
+    falls off the bus.
     """
     policy = node.host.read_text(_ASPM_POLICY) or ""
     chosen = policy.partition("[")[2].partition("]")[0]
@@ -231,9 +231,9 @@ def pcie_aspm(node: Node) -> Verdict:
     if not lines:
         return ok("no GPU fell off the bus in this boot")
     if not chosen or chosen == "performance" or node.module_options.argument("pcie_aspm") == "off":
-        return ok("the links don't sleep")
+        return ok("power saving of the links is off")
     return note(
-        "a GPU fell off the bus, and the links may sleep",
+        "a GPU fell off the bus, and power saving of the links is on",
         seen(SOURCE, lines[0].text),
         seen(_ASPM_POLICY, chosen),
         fix=hardware.NO_ASPM.for_family(node.distribution.family),
@@ -253,12 +253,12 @@ def pcie_aspm(node: Node) -> Verdict:
     refs=("https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci",),
 )
 def numa_affinity_missing(node: Node) -> Verdict:
-    """The kubelet's Topology Manager and the device plugin place work near a GPU by this number; without it
-    there are no hints. The firmware's tables leave it out (NPS and SNC settings).
+    """The kubelet's Topology Manager and the device plugin place work near a GPU with this number; without it
+    they get no topology hints. The firmware's tables don't provide it (NPS and SNC settings).
     """
     nodes = pci.processor_nodes(node.host)
     if len(nodes) < 2:
-        return ok("there is one NUMA node, or the kernel doesn't tell")
+        return ok("this machine has one NUMA node, or the kernel doesn't report NUMA nodes")
     # -1 stands for "the firmware doesn't say"; a file that isn't there says nothing
     lost = [gpu for gpu in node.gpus if _numa(node, gpu.address) == "-1"]
     if not lost:

@@ -62,7 +62,7 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 def pass_devices(paths: Sequence[str]) -> Fix:
     """On the machine that runs the LXC container. Nothing in here shows its number, and a made-up one would
     be that of another container."""
-    return Fix(f"follow {_LXC_GUIDE} to hand {', '.join(paths)} to this container", needs_root=False)
+    return Fix(f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container", needs_root=False)
 
 
 def teach_apparmor(profile: str) -> Fix:
@@ -76,7 +76,7 @@ def teach_apparmor(profile: str) -> Fix:
 def _allow_nesting(profile: str) -> Fix:
     number = _LXC_NUMBER.match(profile)
     if number is None:
-        return Fix(f"follow {_LXC_GUIDE} to let this container nest others", needs_root=False)
+        return Fix(f"follow {_LXC_GUIDE} to allow nesting in this container", needs_root=False)
     return Fix(f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}", disruptive="restart")
 
 
@@ -97,16 +97,16 @@ def remove_packages(family: str, packages: Sequence[str]) -> Fix:
 # where a system is declared or built as a whole: what brings driver and toolkit there (its own manual)
 WHOLE = {
     "nixos": (
-        "its configuration sets services.xserver.videoDrivers, hardware.nvidia.open and "
-        "hardware.nvidia-container-toolkit.enable",
+        "set services.xserver.videoDrivers, hardware.nvidia.open and "
+        "hardware.nvidia-container-toolkit.enable in its configuration",
         "nixos-rebuild switch",
     ),
     "flatcar": (
-        "Flatcar builds the driver itself; NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata chooses it",
+        "Flatcar builds the driver itself; set NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata",
         "systemctl restart nvidia.service",
     ),
     "talos": (
-        "Talos takes the extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit",
+        "Talos needs the extensions nvidia-open-gpu-kernel-modules and nvidia-container-toolkit",
         "follow https://factory.talos.dev/ to build an image with both",
     ),
     "bottlerocket": (
@@ -116,7 +116,7 @@ WHOLE = {
     "cos": ("Container-Optimized OS has an installer for the driver", "cos-extensions install gpu"),
 }
 OTHER_WHOLE = (
-    "this system is an image: driver and toolkit belong into it, or come with NVIDIA's GPU operator",
+    "this system is an image: include driver and toolkit in the image, or use NVIDIA's GPU operator",
     "follow https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",
 )
 OTHER_WAY = everywhere(OTHER_WHOLE[1])
@@ -136,10 +136,10 @@ _UNINSTALL = "/usr/bin/nvidia-uninstall"
 @check(
     "wsl2",
     "platform",
-    title="WSL brings the GPUs and their driver",
+    title="WSL provides the GPUs and their driver",
     looks_at=(
-        "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, which libcuda.so.1 the loader takes, and Linux driver "
-        "packages."
+        "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, the libcuda.so.1 that the loader uses, and Linux "
+        "driver packages."
     ),
     remedy=UPDATE_WSL,
     blocked_by=("pci-no-gpu",),
@@ -148,14 +148,14 @@ _UNINSTALL = "/usr/bin/nvidia-uninstall"
     refs=("https://docs.nvidia.com/cuda/wsl-user-guide/",),
 )
 def wsl2(node: Node) -> Verdict:
-    """In WSL the driver is that of Windows, and its libraries are put into /usr/lib/wsl/lib. A Linux driver
-    inside hides them and has no GPU to drive.
+    """In WSL the driver is the Windows driver, with its libraries in /usr/lib/wsl/lib. A Linux driver hides
+    these libraries and has no GPU to control.
     """
     if node.host.stat(_DXG) is None:
-        return fail("WSL gives no GPU to this distribution", seen(_DXG, "absent"))
+        return fail("WSL provides no GPU to this distribution", seen(_DXG, "absent"))
     if not node.host.exists(f"{_WSL_LIBRARIES}lib/libcuda.so.1"):
         where = seen(f"{_WSL_LIBRARIES}lib", "no libcuda.so.1")
-        return fail("Windows has no NVIDIA driver that knows WSL", where, fix=Fix(_WINDOWS_DRIVER))
+        return fail("Windows has no NVIDIA driver with WSL support", where, fix=Fix(_WINDOWS_DRIVER))
     library = node.cuda_library
     family = node.distribution.family
     packages = [one.name for one in node.packages.starting(*_LINUX_DRIVER)]
@@ -166,12 +166,12 @@ def wsl2(node: Node) -> Verdict:
             "nvidia-uninstall" if node.host.executable(_UNINSTALL) else f"rm {library.path} {library.real}"
         )
         purge = remove_packages(family, packages) if packages else Fix(f"{other} && ldconfig")
-        return fail("a Linux driver hides the one that Windows brings", where, fix=purge)
+        return fail("a Linux driver hides the driver that Windows provides", where, fix=purge)
     if packages:
         shown = seen("package database", ", ".join(packages[:5]))
         purge = remove_packages(family, packages)
-        return warn("a Linux driver is installed, which WSL has no use for", shown, fix=purge)
-    return ok("the driver is the one that Windows brings", seen(_DXG, "there"))
+        return warn("a Linux driver is installed, but WSL doesn't use it", shown, fix=purge)
+    return ok("the driver is the one that Windows provides", seen(_DXG, "there"))
 
 
 _WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to install the driver in Windows"
@@ -183,7 +183,7 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own reposito
 @check(
     "jetson",
     "platform",
-    title="The toolkit knows this Jetson",
+    title="The toolkit is configured for this Jetson",
     looks_at=(
         f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
         "the toolkit's release."
@@ -195,8 +195,8 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own reposito
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/",),
 )
 def jetson(node: Node) -> Verdict:
-    """A Jetson's GPU isn't on the PCI bus, and its libraries lie elsewhere: the toolkit takes files and
-    devices from JetPack's lists. Containers need --runtime=nvidia; --gpus alone isn't enough.
+    """A Jetson's GPU isn't on the PCI bus, and its libraries are in other directories: the toolkit gets files
+    and devices from JetPack's lists. Containers need --runtime=nvidia; --gpus alone isn't enough.
     """
     if not node.toolkit.programs:
         return fail(
@@ -204,20 +204,24 @@ def jetson(node: Node) -> Verdict:
         )
     lists = node.host.glob(_CSV, "*.csv")
     if not lists and not node.cdi_specs and node.host.is_dir("/sys/module/nvgpu"):
-        return fail("nothing tells the toolkit which files a GPU container needs", seen(_CSV, "no *.csv"))
+        return fail("the toolkit has no list of the files that a GPU container needs", seen(_CSV, "no *.csv"))
     served = node.kubelet is None or not node.kubelet.joined or can("toolkit", "tegra", node.toolkit.version)
     if served is False:
         shown = seen(node.toolkit.version_source, ".".join(map(str, node.toolkit.version)))
         upgrade = fixes.UPGRADE_TOOLKIT.other
         release = first("toolkit", "tegra")
-        return warn(f"no device plugin serves this module's GPU before toolkit {release}", shown, fix=upgrade)
-    return ok("the toolkit knows what a GPU container needs", seen(_CSV, f"{len(lists)} lists"))
+        return warn(
+            f"device plugins can't use this module's GPU with a toolkit before {release}", shown, fix=upgrade
+        )
+    return ok(
+        "the toolkit has the lists of files that a GPU container needs", seen(_CSV, f"{len(lists)} lists")
+    )
 
 
 @check(
     "lxc-nested",
     "platform",
-    title="The LXC container may use the GPUs",
+    title="The LXC container can use the GPUs",
     looks_at="inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups.",
     remedy=PASS_DEVICES,
     blocked_by=("module-not-loaded",),
@@ -227,9 +231,9 @@ def jetson(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/139",),
 )
 def lxc_nested(node: Node) -> Verdict:
-    """An LXC container only has the device files that the machine around it hands in: there 'pct set' does it
-    on Proxmox, 'config device add NAME gpu gpu' with LXD and Incus. And an unprivileged one can't change the
-    device rules of containers inside it.
+    """An LXC container has only the device files that its host passes to it: use 'pct set' on Proxmox,
+    'config device add NAME gpu gpu' with LXD and Incus. An unprivileged one also can't change device rules of
+    containers inside it.
     """
     there = {device.path for device in node.device_nodes}
     missing = [path for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if path not in there]
@@ -238,16 +242,16 @@ def lxc_nested(node: Node) -> Verdict:
     if missing:
         evidence = [seen(path, "absent") for path in missing]
         given = pass_devices(missing)
-        return fail("the LXC container wasn't given the GPUs' device files", *evidence, fix=given)
+        return fail("the LXC container has no device files of the GPUs", *evidence, fix=given)
     if not node.toolkit.programs or not system.unprivileged(node.host):
         return ok("the container has the GPUs' device files")
     settings = node.toolkit_settings
     if settings.value(toolkit_NO_CGROUPS):
-        return ok("the toolkit leaves control groups alone, as it must in here")
+        return ok("the toolkit doesn't change control groups, as this container requires")
     where = seen(settings.path, f"{toolkit_NO_CGROUPS} = false", settings.line(toolkit_NO_CGROUPS))
-    inside = seen(system.UID_MAP, "root in here is an ordinary user outside")
+    inside = seen(system.UID_MAP, "root in this container is an ordinary user on its host")
     return warn(
-        "the toolkit wants to change control groups, and may not in here",
+        "the toolkit is configured to change control groups, but has no permission in this container",
         where,
         inside,
         fix=NO_CGROUPS,
@@ -257,9 +261,9 @@ def lxc_nested(node: Node) -> Verdict:
 @check(
     "nixos-flatcar-immutable",
     "platform",
-    title="Driver and toolkit come the way this system wants it",
+    title="Driver and toolkit were installed by this system's own method",
     severity="info",
-    looks_at="os-release and /run/ostree-booted, where driver or toolkit are missing.",
+    looks_at="os-release and /run/ostree-booted, if driver or toolkit are missing.",
     remedy=OTHER_WAY,
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL, VM),
@@ -268,8 +272,8 @@ def lxc_nested(node: Node) -> Verdict:
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",),
 )
 def immutable(node: Node) -> Verdict:
-    """This system is declared or built as a whole: what a package manager installs is gone after the next
-    update, or there is none.
+    """This system is declared or built as a whole: the next update removes what a package manager installed,
+    or the system has no package manager.
     """
     missing = [
         *(["the driver"] if node.module is None and not node.module_built else []),
@@ -277,10 +281,10 @@ def immutable(node: Node) -> Verdict:
     ]
     name = node.distribution.name or node.distribution.id
     if not missing or not node.gpus:
-        return ok(f"{name} brings driver and toolkit")
+        return ok(f"{name} includes driver and toolkit")
     how, command = WHOLE.get(node.distribution.id, OTHER_WHOLE)
     shown = seen("/etc/os-release", name)
-    return note(f"{' and '.join(missing)} can't be had as packages: {how}", shown, fix=Fix(command))
+    return note(f"{' and '.join(missing)} can't be installed as packages: {how}", shown, fix=Fix(command))
 
 
 SPECIAL_CHECKS = (
@@ -308,10 +312,10 @@ _CGROUPS = "/sys/fs/cgroup"
 @check(
     "selinux-nvml",
     "platform",
-    title="SELinux lets containers use the GPUs",
+    title="SELinux allows containers to use the GPUs",
     looks_at=(
-        "the booleans container_use_devices and container_use_xserver_devices, and denials of the last day "
-        "that name a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
+        "the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
+        "day for a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
     ),
     remedy=ALLOW_DEVICES,
     blocked_by=("module-not-loaded",),
@@ -319,29 +323,31 @@ _CGROUPS = "/sys/fs/cgroup"
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/33",),
 )
 def selinux_nvml(node: Node) -> Verdict:
-    """A confined container may not open /dev/nvidia*: NVML says Insufficient Permissions. The boolean allows
-    it for all containers; a single one can be given another label.
+    """SELinux prevents confined containers from opening /dev/nvidia*: NVML reports Insufficient Permissions.
+    The boolean allows it for all containers; for a single container, set another label instead.
     """
     for name in _BOOLEANS:
         if access_control.selinux_boolean(node.host, name):
-            return ok("SELinux lets containers use devices", seen(f"/sys/fs/selinux/booleans/{name}", "on"))
+            return ok(
+                "SELinux allows containers to use devices", seen(f"/sys/fs/selinux/booleans/{name}", "on")
+            )
     denials = access_control.selinux_denials(node.host, node.kernel_log)
     if not denials:
-        return ok("SELinux denied no container a GPU")
+        return ok("SELinux denied no container access to a GPU")
     last = denials[-1]
     evidence = seen(last.source, last.text)
     if clock(node.host) - last.when > _DAY_SECONDS:
-        return note("SELinux denied a container a GPU, more than a day ago", evidence)
+        return note("SELinux denied a container access to a GPU, but more than a day ago", evidence)
     often = f"{len(denials)} times" if len(denials) > 1 else "once"
-    return fail(f"SELinux denied containers a GPU {often}", evidence)
+    return fail(f"SELinux denied containers access to a GPU {often}", evidence)
 
 
 @check(
     "apparmor-denied",
     "platform",
-    title="AppArmor denied no container a GPU",
+    title="AppArmor denied no container access to a GPU",
     severity="warning",
-    looks_at="denials in the kernel's log: containers' profiles, and files of the NVIDIA driver.",
+    looks_at="denials in the kernel's log for containers' profiles and files of the NVIDIA driver.",
     remedy=TEACH_APPARMOR,
     blocked_by=("module-not-loaded",),
     classes=HOST_OR_CONTAINER,
@@ -349,57 +355,57 @@ def selinux_nvml(node: Node) -> Verdict:
     refs=("https://kubernetes.io/docs/tutorials/security/apparmor/",),
 )
 def apparmor_denied(node: Node) -> Verdict:
-    """The profile of these containers doesn't know the driver's files, and CUDA fails in them."""
+    """The profile of these containers doesn't allow the driver's files, and CUDA fails in them."""
     denials = apparmor_denials(node.kernel_log)
     if not denials:
-        return ok("AppArmor denied no container a GPU")
+        return ok("AppArmor denied no container access to a GPU")
     last = denials[-1]
     evidence = seen(last.source, last.text)
     if clock(node.host) - last.when > _DAY_SECONDS:
-        return note("AppArmor denied a container a GPU, more than a day ago", evidence)
+        return note("AppArmor denied a container access to a GPU, but more than a day ago", evidence)
     fix = teach_apparmor(last.subject)
-    return warn(f"AppArmor's profile {last.subject} denied a container a GPU", evidence, fix=fix)
+    return warn(f"AppArmor's profile {last.subject} denied a container access to a GPU", evidence, fix=fix)
 
 
 @check(
     "clock-skew",
     "platform",
-    title="The clock is right",
+    title="The clock is set correctly",
     severity="warning",
-    looks_at="a date that can't be (before 2025), and time services that have failed.",
+    looks_at="an impossible date (before 2025), and failed time services.",
     remedy=SET_CLOCK,
     blocked_by=("pci-no-gpu",),
     refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
 )
 def clock_skew(node: Node) -> Verdict:
-    """With a wrong clock every certificate looks expired or not yet valid: images can't be pulled, packages
-    not verified, licences of virtual GPUs not fetched.
+    """With a wrong clock, certificates look expired or not yet valid: images can't be pulled, packages not
+    verified, licences of virtual GPUs not fetched.
     """
     now = clock(node.host)
     if not now:
-        return skip("it isn't known when this was recorded")
+        return skip("the time of this recording is unknown")
     day = datetime.fromtimestamp(now, UTC).date().isoformat()
     if now < NOT_BEFORE:
-        return warn(f"the clock says {day}", seen("the system's clock", day))
+        return warn(f"the clock is at {day}", seen("the system's clock", day))
     states = [node.units[name] for name in _TIME_SERVICES if name in node.units]
     if any(state.runs for state in states):
-        return ok(f"the clock says {day}, and a time service runs")
+        return ok(f"the clock is at {day}, and a time service is running")
     failed = next((state for state in states if state.active == "failed"), None)
     if failed is not None:
         fix = after_reading_log(failed.name, f"systemctl restart {failed.name}")
         return warn(f"{failed.name} has failed", *seen_unit(node, failed.name), fix=fix)
-    return ok(f"the clock says {day}")
+    return ok(f"the clock is at {day}")
 
 
 @check(
     "reboot-required",
     "platform",
-    title="No kernel waits for a reboot",
+    title="No kernel is waiting for a reboot",
     severity="warning",
     looks_at=(
-        "kernels in /run/reboot-required.pkgs on Debian and Ubuntu; elsewhere a newer installed kernel of "
-        "the running one's flavour, unless GRUB was told to boot another one. A kernel without the NVIDIA "
-        "module isn't ready, which dkms-not-built tells."
+        "kernels in /run/reboot-required.pkgs on Debian and Ubuntu; elsewhere a newer installed kernel "
+        "of the running one's flavour, unless GRUB is set to boot another one. A kernel without the "
+        "NVIDIA module is a matter for dkms-not-built."
     ),
     remedy=fixes.REBOOT,
     blocked_by=("pci-no-gpu", "driver-lib-mismatch"),
@@ -407,32 +413,34 @@ def clock_skew(node: Node) -> Verdict:
     refs=("https://ubuntu.com/server/docs/how-to/software/automatic-updates/",),
 )
 def reboot_required(node: Node) -> Verdict:
-    """What was installed isn't what runs. It comes into force with the next reboot, planned or not; choose
-    the time while somebody looks.
+    """The running kernel isn't the newest installed one. The new kernel becomes active at the next reboot,
+    planned or not: schedule the reboot for a time when you can watch it.
     """
     newer = newer_kernels(node.kernels, node.kernel)
     upcoming = max(newer, key=lambda one: version_key(one.release), default=None)
     if upcoming is None or (node.module_built and not upcoming.has_module):
-        return ok("no kernel that is ready waits for a reboot")
+        return ok("no kernel that is ready is waiting for a reboot")
     running = seen("/proc/sys/kernel/osrelease", f"{node.kernel} (running)")
     if node.distribution.family == "debian":
         asked = kernel_waiting(node.host, node.kernels, node.kernel)
         if asked is None:
-            return ok("no kernel asks for a reboot")
-        return warn(f"kernel {asked} waits for a reboot", seen(PACKAGES, f"linux-image-{asked}"), running)
+            return ok("no kernel requests a reboot")
+        return warn(
+            f"kernel {asked} is waiting for a reboot", seen(PACKAGES, f"linux-image-{asked}"), running
+        )
     chosen = chosen_kernel(node.host)
     if chosen.endswith(node.kernel):
-        return ok("the next boot takes the running kernel, as somebody chose", seen(GRUB, chosen))
+        return ok("the boot loader is set to boot the running kernel again", seen(GRUB, chosen))
     installed = seen(f"/lib/modules/{upcoming.release}", "installed")
-    return warn(f"kernel {upcoming.release} waits for a reboot", installed, running)
+    return warn(f"kernel {upcoming.release} is waiting for a reboot", installed, running)
 
 
 @check(
     "kernel-unsupported",
     "platform",
-    title="The driver compiles for this kernel",
+    title="The driver supports this kernel",
     looks_at=(
-        "the compiler's errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are of the running kernel "
+        "compiler errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are for the running kernel "
         "and it has no module."
     ),
     remedy=fixes.UPGRADE_DRIVER,
@@ -442,8 +450,8 @@ def reboot_required(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
 )
 def kernel_unsupported(node: Node) -> Verdict:
-    """A driver knows the kernels of its time. A newer kernel has changed what the module calls, and a
-    realtime kernel is refused: a newer driver, or an older kernel, is needed.
+    """A driver supports only the kernels of its time. A newer kernel has changed functions that the module
+    calls, and the build refuses a realtime kernel. Install a newer driver or an older kernel.
     """
     if node.module is not None or node.module_built:
         return ok("the running kernel has its module")
@@ -453,20 +461,24 @@ def kernel_unsupported(node: Node) -> Verdict:
     evidence = [seen(found.path, found.text)]
     if found.realtime:
         build = Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {node.kernel} && modprobe nvidia")
-        return fail(f"driver {found.version} refuses the realtime kernel {node.kernel}", *evidence, fix=build)
+        return fail(
+            f"driver {found.version} doesn't support the realtime kernel {node.kernel}", *evidence, fix=build
+        )
     others = (kernel.release for kernel in node.kernels if kernel.has_module)
-    evidence += [seen(f"/lib/modules/{one}/modules.dep", "nvidia.ko: this kernel has it") for one in others]
-    summary = f"driver {found.version} doesn't compile for kernel {node.kernel}"
+    evidence += [
+        seen(f"/lib/modules/{one}/modules.dep", "nvidia.ko exists for this kernel") for one in others
+    ]
+    summary = f"driver {found.version} can't be compiled for kernel {node.kernel}"
     return fail(summary, *evidence, fix=newer_for_kernel(node, node.kernel))
 
 
 @check(
     "memory-cgroup-v1",
     "platform",
-    title="Control groups are version 2",
+    title="The node uses control groups version 2",
     looks_at=(
-        "/sys/fs/cgroup; where it is version 1 and the kubelet doesn't run, also the kubelet's release and "
-        "failCgroupV1 in its configuration. A kubelet that runs gets a note."
+        "/sys/fs/cgroup; with version 1 and a kubelet that isn't running, also the kubelet's release "
+        "and failCgroupV1 in its configuration. With a running kubelet, version 1 is a note."
     ),
     remedy=UNIFIED_CGROUPS,
     blocked_by=("pci-no-gpu",),
@@ -477,11 +489,11 @@ def kernel_unsupported(node: Node) -> Verdict:
     refs=("https://kubernetes.io/docs/concepts/architecture/cgroups/",),
 )
 def memory_cgroup_v1(node: Node) -> Verdict:
-    """Kubernetes gives up control groups version 1: the kubelet doesn't start on them from 1.35 on, unless
-    failCgroupV1 is false.
+    """Kubernetes drops support for control groups version 1: from 1.35 on, the kubelet doesn't start with
+    them unless failCgroupV1 is false.
     """
     if node.host.exists(f"{_CGROUPS}/cgroup.controllers") or not node.host.is_dir(f"{_CGROUPS}/memory"):
-        return ok("control groups are version 2")
+        return ok("the node uses control groups version 2")
     evidence = seen(f"{_CGROUPS}/memory", "version 1")
     refused = first("kubelet", "cgroup-v1-refused")
     program = None if node.kubelet is None or node.kubelet.process else node.host.which("kubelet")
@@ -490,10 +502,16 @@ def memory_cgroup_v1(node: Node) -> Verdict:
     shown = answer.stdout.strip() if answer is not None and answer.ok else ""
     if can("kubelet", "cgroup-v1-refused", parse_version(shown.removeprefix("Kubernetes v"))):
         reported = seen(f"{program} --version", shown)
-        return fail("control groups are version 1, on which this kubelet doesn't start", evidence, reported)
+        return fail(
+            "the node uses control groups version 1, and this kubelet doesn't start with them",
+            evidence,
+            reported,
+        )
     fix = UNIFIED_CGROUPS.for_family(node.distribution.family)
     return note(
-        f"control groups are version 1, which the kubelet refuses from {refused} on", evidence, fix=fix
+        f"the node uses control groups version 1, which the kubelet refuses from {refused} on",
+        evidence,
+        fix=fix,
     )
 
 

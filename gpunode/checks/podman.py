@@ -22,8 +22,8 @@ _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
     "podman",
     title="Podman reads the CDI specification",
     looks_at=(
-        f"podman's release and {_KEY} in containers.conf against where the specifications are, where "
-        "podman is the only engine."
+        f"podman's release and {_KEY} in containers.conf against the directories of the "
+        "specifications, if podman is the only engine."
     ),
     remedy=per_family(
         "apt update && apt install --only-upgrade podman",
@@ -37,34 +37,34 @@ _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
     table=tables.TABLE,
 )
 def podman_cdi(node: Node) -> Verdict:
-    """Podman gets GPUs by CDI: without it containers fail with 'unresolvable CDI devices'."""
+    """Podman gets GPUs through CDI: without it containers fail with 'unresolvable CDI devices'."""
     role = podman_role(node)
     if node.podman is None or not role.used:
         return skip(role.reason)
     release = ".".join(map(str, node.podman.version))
     if tables.can("podman", "cdi", node.podman.version) is False:
         if nvidia_hooks(node.host, (*SYSTEM_DIRECTORIES, *_hooks_dir(node))):
-            return ok(f"podman {release} knows no CDI, and gets GPUs by an OCI hook")
-        text = f"podman {release} knows no CDI, which came with {tables.first('podman', 'cdi')}"
+            return ok(f"podman {release} doesn't support CDI and gets GPUs through an OCI hook")
+        text = f"podman {release} doesn't support CDI, which was added in {tables.first('podman', 'cdi')}"
         return fail(text, seen(node.podman.binary or "podman", release))
     specs = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
     try:
         directories = _directories(node.podman_files, node.podman.version)
     except ConfigError:
-        return skip("podman's files can't be parsed, and podman passes over such a file")
+        return skip("podman's files can't be parsed, so podman ignores them")
     here = {node.host.realpath(one) for one in directories}
     unread = [path for path in specs if node.host.realpath(path.rpartition("/")[0]) not in here]
     if not unread or len(unread) < len(specs):
         return ok(f"podman reads specifications in {', '.join(directories)}")
     evidence = (
         _place(node.podman_files, release),
-        *(seen(path, "podman doesn't look there") for path in unread),
+        *(seen(path, "podman doesn't read this directory") for path in unread),
     )
     wanted = tuple(dict.fromkeys((*directories, *(path.rpartition("/")[0] for path in unread))))
     listed = ", ".join(f'"{one}"' for one in wanted)
     text = f"[engine]\\n{_KEY} = [{listed}]\\n"
     fix = Fix(f"mkdir -p {_DROP_IN.rpartition('/')[0]} && printf '{text}' > {_DROP_IN}")
-    return fail(f"podman {release} doesn't look where the CDI specification is", *evidence, fix=fix)
+    return fail(f"podman {release} doesn't read the directory of the CDI specification", *evidence, fix=fix)
 
 
 def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def _place(files: PodmanConfig, release: str) -> Evidence:
         number = next((number for number, line in lines if line.strip().startswith(_KEY)), None)
         if number:
             return seen(file.path, f"{_KEY} = {list(files.strings(_KEY))}", number)
-    return seen(f"podman {release}", f"looks in {_DIRECTORIES[0]} alone")
+    return seen(f"podman {release}", f"reads only {_DIRECTORIES[0]}")
 
 
 CHECKS = (podman_cdi,)

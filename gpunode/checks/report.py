@@ -29,8 +29,8 @@ _RESTARTS = (
     (r"\bpct reboot\b", "reboots this LXC container"),
     (
         r"configure-runtime --runtime docker\b(?!.*--cdi)",  # runtime/docker.py chooses by the live daemon
-        "reloads Docker; where only a restart helps (--dry-run says so),"
-        " its containers stop unless live-restore is on",
+        "reloads Docker; if it needs a restart (see --dry-run), its containers stop unless "
+        "live-restore is on",
     ),
     (
         r"--runtime docker\b|(start|stop|update) docker\b|\bdocker-ce\b|\bdocker\.io\b",
@@ -38,19 +38,19 @@ _RESTARTS = (
     ),
     (
         r"--runtime (k3s|rke2|k0s|microk8s)\b|restart (k3s|rke2|k0s|microk8s)|k0s stop",
-        "restarts this node's Kubernetes: running pods go on",
+        "restarts this node's Kubernetes: running pods continue",
     ),
     (
         r"--runtime containerd\b|restart containerd\b|\bcontainerd\.io\b",
-        "restarts containerd: running containers go on",
+        "restarts containerd: running containers continue",
     ),
     (r"disable --now cri-?o\b", "stops CRI-O"),
-    (r"--runtime crio\b|restart cri-?o\b", "restarts CRI-O: running containers go on"),
-    (r"restart kubelet\b", "restarts the kubelet: running pods go on"),
+    (r"--runtime crio\b|restart cri-?o\b", "restarts CRI-O: running containers continue"),
+    (r"restart kubelet\b", "restarts the kubelet: running pods continue"),
     (r"nvidia-fabricmanager", "restarts the fabric manager"),
     (r"nvidia-imex", "restarts the IMEX daemon"),
-    (r"device-plugin|\bdaemonset\b", "restarts the device plugin: running pods go on"),
-    (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the containers that it names"),
+    (r"device-plugin|\bdaemonset\b", "restarts the device plugin: running pods continue"),
+    (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
 )
 _ALIKE = 3  # so many lines that differ in one word of their path become one
 
@@ -91,7 +91,7 @@ def chains(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """A tree below each cause: a check is below the last of its blockers that waits for that cause."""
     for cause, parents in behind(findings).items():
         yield Text("")
-        yield Text(f"{cause} explains {len(parents)} more:", Style.HEADING)
+        yield Text(f"{cause} causes {len(parents)} more:", Style.HEADING)
         yield from _below(cause, parents, "  ")
 
 
@@ -220,20 +220,18 @@ def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, 
     could be judged and NVML answered for the GPUs."""
     unexamined = gpus_not_examined(findings, kind)
     if passed and unexamined and not selection.only and not selection.preflight:
-        return Text(f"No fault found; GPUs not examined: {unexamined}", Style.WARN)
+        return Text(f"No fault found; GPUs not checked: {unexamined}", Style.WARN)
     unread = sum(_unread(finding) for finding in findings)
     if unread:
-        return Text(
-            f"No fault found, but {_many(unread, 'check')} could not be judged: run it as root", Style.WARN
-        )
+        return Text(f"No fault found, but {_many(unread, 'check')} could not run without root", Style.WARN)
     if not passed:
         reason = f": {findings[0].summary}" if findings else ""
-        return Text(f"Nothing was judged{reason}", Style.WARN)
+        return Text(f"No check ran{reason}", Style.WARN)
     if selection.only:
-        return Text(f"No fault found by {_many(passed, 'check')}: the others were not run", Style.GOOD)
-    left = f", with {_many(len(selection.skip), 'check')} left out" if selection.skip else ""
+        return Text(f"No fault found by {_many(passed, 'check')}; the other checks did not run", Style.GOOD)
+    left = f", {_many(len(selection.skip), 'check')} skipped" if selection.skip else ""
     if selection.preflight:
-        return Text(f"Nothing found that blocks {selection.preflight}{left}", Style.GOOD)
+        return Text(f"No fault blocks {selection.preflight}{left}", Style.GOOD)
     if left:
         return Text(f"No fault found{left}", Style.GOOD)
     return Text("This node is ready: no check found a fault", Style.GOOD)
@@ -286,7 +284,7 @@ def _waits(findings: list[Finding]) -> str:
     """What kept checks of a layer without a fault from being judged; empty if nothing did."""
     parts = []
     if any(map(_unread, findings)):
-        parts.append("not all judged (needs root)")
+        parts.append("not all checked (needs root)")
     if causes := {finding.blocked_by for finding in findings if finding.blocked_by}:
         parts.append(f"waiting for {', '.join(sorted(causes))}")
     return ", ".join(parts)
@@ -342,7 +340,7 @@ def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
     for cause, number in causes.items():
         yield Text(f"{_many(number, 'check')} {'waits' if number == 1 else 'wait'} for {cause}", Style.DIM)
     for reason, names in unread.items():
-        yield Text(f"not judged, {reason}", Style.DIM)
+        yield Text(f"not checked, {reason}", Style.DIM)
         yield Text(f"  {', '.join(names)}", Style.DIM)
 
 
@@ -368,10 +366,10 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
             yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix[:1])
     elif unjudged:
         unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
-        doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
-        yield Text(f"Safe to reboot? Nothing speaks against it, but {doubt}", Style.WARN)
+        doubt = f"{_many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
+        yield Text(f"Safe to reboot? No problem found, but {doubt}", Style.WARN)
     else:
-        yield Text("Safe to reboot? Yes: nothing was found that a reboot would break", Style.GOOD)
+        yield Text("Safe to reboot? Yes: no check found a problem that a reboot would cause", Style.GOOD)
     if mends:
         yield Text(f"  A reboot fixes {', '.join(mends)}", Style.DIM)
 
@@ -396,7 +394,7 @@ def _tables(tables: Sequence[dict[str, Any]]) -> Iterator[Block]:
     """How old the oldest of the reference tables is: what was published since isn't in it."""
     if tables:
         oldest = min(tables, key=lambda one: str(one["date"]))
-        late = ": newer bulletins and releases aren't known" if oldest["ageDays"] > OLD_DAYS else ""
+        late = ": newer bulletins and releases are unknown" if oldest["ageDays"] > OLD_DAYS else ""
         age = _many(oldest["ageDays"], "day")
         yield Text(f"Reference tables as of {oldest['date']} ({age} old){late}", Style.DIM)
 

@@ -86,7 +86,7 @@ class _Walk:
     def _judge(self, check: Check) -> Finding:
         if check.id in self.selection.skip:
             reason = self.selection.skip[check.id]
-            return _finding(check, skip(f"left out{f': {reason}' if reason else ' by --skip'}", "left-out"))
+            return _finding(check, skip(f"skipped{f': {reason}' if reason else ' by --skip'}", "left-out"))
         started = self.node.host.monotonic()
         verdict = self._not_here(check)
         if verdict is None:
@@ -112,11 +112,11 @@ class _Walk:
         if node.kind not in check.classes:
             return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
         if node.questions.expect_gpus == 0 and check.id != _NO_GPU and not node.gpus:
-            return skip("not applicable: no GPU is meant to be here", "not-applicable")
+            return skip("not applicable: this node has no GPU, as expected", "not-applicable")
         if check.layer != _BUS and TRAITS["vm-host"].holds(node):
             return skip(f"not applicable: {TRAITS['vm-host'].present}", "not-applicable")
         if check.deep and not node.questions.deep:
-            return skip("only with --deep", "left-out")
+            return skip("runs only with --deep", "left-out")
         for name in check.needs:
             if not TRAITS[name].holds(node):
                 return skip(f"not applicable: {TRAITS[name].absent}", "not-applicable")
@@ -160,7 +160,9 @@ class _Walk:
         except GpunodeError as error:
             return Verdict(FindingStatus.ERROR, error.message)
         except Exception as error:  # noqa: BLE001 - a broken check is a finding and never ends the doctor
-            return Verdict(FindingStatus.ERROR, f"the check broke: {type(error).__name__}: {error}")
+            return Verdict(
+                FindingStatus.ERROR, f"internal error in the check: {type(error).__name__}: {error}"
+            )
 
     def _fitting(self, offered: tuple[Fix, ...]) -> tuple[Fix, ...]:
         """Fixes whose commands this node can run, a reboot apart from what comes before it."""

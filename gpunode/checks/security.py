@@ -45,11 +45,11 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
 @check(
     "accept-envvar-unprivileged",
     "security",
-    title="Pods get the GPUs that they asked for",
+    title="Pods get only the GPUs that they requested",
     severity="warning",
     looks_at=(
-        f"{BY_ENVVAR} in the toolkit's config.toml where the engine's default runtime is NVIDIA's, and "
-        "running containers that have GPUs and hold none (PodResources)."
+        f"{BY_ENVVAR} in the toolkit's config.toml, if the engine's default runtime is NVIDIA's, and "
+        "running containers that use GPUs without an allocation (PodResources)."
     ),
     remedy=everywhere(
         f"gpunode toolkit config set {BY_MOUNTS}=true && "
@@ -65,23 +65,23 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
     ),
 )
 def accept_envvar_unprivileged(node: Node) -> Verdict:
-    """Under the nvidia runtime an image with NVIDIA_VISIBLE_DEVICES=all gets every GPU, whatever the
-    scheduler gave its pod: two pods then share a GPU unknowingly. For tenants who trust each other that is no
-    matter. The device plugin must hand out GPUs by volume mounts or CDI before the setting is turned off.
+    """Under the nvidia runtime, an image with NVIDIA_VISIBLE_DEVICES=all gets every GPU, whatever Kubernetes
+    allocated to its pod: two pods may then share a GPU unknowingly. If all tenants trust each other, this is
+    acceptable. Configure the device plugin to use volume mounts or CDI before you turn the setting off.
     """
     settings = node.toolkit_settings
     if settings.value(BY_ENVVAR) is not True:
-        return ok(f"{BY_ENVVAR} is false: pods get the GPUs that they asked for")
+        return ok(f"{BY_ENVVAR} is false: pods get only the GPUs that they requested")
     default = _default_handler(node)
     if not default.startswith("nvidia"):
-        return ok("pods that ask for no GPU don't run under the nvidia runtime")
+        return ok("pods that request no GPU don't run under the nvidia runtime")
     evidence = seen(settings.path, f"{BY_ENVVAR}: true", settings.line(BY_ENVVAR))
     handler = seen("default runtime", default)
     taken = list(_uninvited(node))
     if taken:
         count = f"{len(taken)} container{'s' if len(taken) > 1 else ''}"
-        return warn(f"{count} took GPUs that no pod asked for", *taken[:_SHOWN], evidence, handler)
-    return note("a pod's image can take every GPU without asking for one", evidence, handler)
+        return warn(f"{count} used GPUs that no pod requested", *taken[:_SHOWN], evidence, handler)
+    return note("a pod's image can get every GPU without requesting one", evidence, handler)
 
 
 def _default_handler(node: Node) -> str:
@@ -132,30 +132,33 @@ def _privileged(node: Node, pid: int) -> bool:
 @check(
     "daemon-tcp",
     "security",
-    title="Docker's API isn't open to the network",
+    title="Docker's API isn't reachable from the network",
     severity="info",
-    looks_at="-H, hosts, tlsverify of the running dockerd and its daemon.json; loopback doesn't count.",
+    looks_at=(
+        "-H, hosts and tlsverify of the running dockerd and its daemon.json. Loopback addresses don't count."
+    ),
     remedy=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     refs=("https://docs.docker.com/engine/security/protect-access/",),
 )
 def daemon_tcp(node: Node) -> Verdict:
-    """Who commands Docker mounts the host's / into a container. GPUs attract those who look for that."""
+    """A client of Docker's API can mount the host's / into a container. GPU servers attract attackers who
+    scan for open Docker APIs.
+    """
     docker = node.docker
     if docker is None or docker.process is None:
-        return skip("no Docker of the system's runs here")
+        return skip("the system's Docker isn't running on this node")
     argv = docker.process.argv
     listens = [one for one in addresses(node.host, argv, docker.config_path) if one.startswith("tcp://")]
     reachable = [one for one in listens if not f"{one.removeprefix('tcp://')}:".startswith(_LOCAL)]
     if not reachable:
         return ok("Docker doesn't listen on the network")
     if verifies_clients(node.host, argv, docker.config_path):
-        return ok(
-            "Docker lets those in from the network who have a certificate", seen("dockerd", reachable[0])
-        )
+        return ok("Docker accepts network clients that have a certificate", seen("dockerd", reachable[0]))
     source = f"/proc/{docker.process.pid}/cmdline"
     return note(
-        "Docker listens on the network without asking who it is: whoever reaches it is root here",
+        "Docker listens on the network without authentication: every client that reaches it has root "
+        "rights on this node",
         seen(f"{source}, {docker.config_path}", ", ".join(reachable)),
     )
 
@@ -163,29 +166,29 @@ def daemon_tcp(node: Node) -> Verdict:
 @check(
     "docker-group",
     "security",
-    title="Docker takes commands from administrators",
+    title="Only administrators can control Docker",
     severity="info",
-    looks_at="the group docker in /etc/group beside root, sudo, wheel and admin, and the socket's mode.",
+    looks_at="the group docker in /etc/group against root, sudo, wheel and admin, and the socket's mode.",
     remedy=everywhere("getent group docker", needs_root=False),
     blocked_by=("pci-no-gpu",),
     refs=("https://docs.docker.com/engine/security/#docker-daemon-attack-surface",),
 )
 def docker_group(node: Node) -> Verdict:
-    """Who commands Docker mounts the host's / into a container, and is root in it."""
+    """A user who controls Docker can mount the host's / into a container and is root in it."""
     docker = node.docker
     if docker is None or docker.process is None:
-        return skip("no Docker of the system's runs here")
+        return skip("the system's Docker isn't running on this node")
     mode = mode_of(node.host, docker.socket)
     if mode is not None and mode & 0o002:
         fix = Fix(f"chmod o-rw {docker.socket}")
-        summary = "every user of this node may command Docker, which is as good as being root"
+        summary = "every user of this node can control Docker, which is equivalent to root"
         return note(summary, seen(docker.socket, f"mode {mode:04o}"), fix=fix)
     users = without_administrators(node.host, members(node.host, "docker"))
     if not users:
-        return ok("nobody but administrators may command Docker")
+        return ok("only administrators can control Docker")
     shown = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
     return note(
-        "users in the group docker are as good as root",
+        "users in the group docker have rights equivalent to root",
         seen("/etc/group", f"docker: {shown}"),
     )
 
@@ -193,7 +196,7 @@ def docker_group(node: Node) -> Verdict:
 @check(
     "cap-profiling",
     "security",
-    title="The GPUs' performance counters are kept from users",
+    title="Only administrators can read the GPUs' performance counters",
     severity="info",
     looks_at=f"{_PROFILING} in {PARAMETERS}, which NVreg_RestrictProfilingToAdminUsers sets.",
     remedy=everywhere("modprobe --showconfig | grep NVreg_RestrictProfilingToAdminUsers"),
@@ -203,16 +206,16 @@ def docker_group(node: Node) -> Verdict:
     ),
 )
 def cap_profiling(node: Node) -> Verdict:
-    """The counters tell one user what another's work does on the same GPU. Developers who profile want it so;
-    where users don't trust each other the default, 1, is right.
+    """The counters show one user what another user's work does on the same GPU. Developers who profile their
+    programs need access; if users don't trust each other, keep the default, 1.
     """
     value = parameters(node.host).get(_PROFILING)
     if value is None:
-        return skip(f"{PARAMETERS} doesn't tell")
+        return skip(f"{PARAMETERS} doesn't report it")
     if value != "0":
-        return ok("only administrators read the GPUs' performance counters")
+        return ok("only administrators can read the GPUs' performance counters")
     return note(
-        "every user and container may read the GPUs' performance counters",
+        "every user and container can read the GPUs' performance counters",
         seen(PARAMETERS, f"{_PROFILING}: 0"),
     )
 
@@ -247,11 +250,12 @@ _VGPU_MANAGER = "nvidia_vgpu_vfio"
 @check(
     "toolkit-cve",
     "security",
-    title="No hole of the container toolkit is known",
+    title="The container toolkit has no known vulnerability",
     severity="warning",
     looks_at=(
-        "the toolkit's version against a table of NVIDIA's security bulletins, whose date is shown. A hole "
-        "that the mode, the low-level runtime or a setting of config.toml closes doesn't count."
+        "the toolkit's version against a table of NVIDIA's security bulletins with its date. A "
+        "vulnerability doesn't count if the mode, the low-level runtime or a setting in config.toml "
+        "prevents it."
     ),
     remedy=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old", "toolkit-config-invalid"),
@@ -263,32 +267,32 @@ _VGPU_MANAGER = "nvidia_vgpu_vfio"
     ),
 )
 def toolkit_cve(node: Node) -> Verdict:
-    """By the worst of them whoever chooses a container's image gets at the host. Where only trusted images
-    run, the next maintenance window is early enough.
+    """The worst of these vulnerabilities let a malicious container image take over the host. If only trusted
+    images run, updating in the next maintenance window is early enough.
     """
     version = node.toolkit.version
     if not version:
-        return skip("the toolkit's version can't be told")
+        return skip("the toolkit's version is unknown")
     text = ".".join(map(str, version))
     found = toolkit_bulletins(node.host, version, node.toolkit_settings)
     if not found:
-        return ok(f"no hole of toolkit {text} is known as of {table(TOOLKIT).date}")
+        return ok(f"no vulnerability of toolkit {text} is known as of {table(TOOLKIT).date}")
     evidence = [
-        seen(name_of(one), f"{', '.join(one['cves'])} (CVSS {one['score']}), closed in {one['fixed']}")
+        seen(name_of(one), f"{', '.join(one['cves'])} (CVSS {one['score']}), fixed in {one['fixed']}")
         for one in found
     ]
-    summary = f"toolkit {text} has known holes that {found[0]['fixed']} closes"
+    summary = f"toolkit {text} has known vulnerabilities; {found[0]['fixed']} fixes them"
     return warn(summary, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
 
 
 @check(
     "driver-cve",
     "security",
-    title="No hole of the driver is known",
+    title="The driver has no known vulnerability",
     severity="warning",
     looks_at=(
-        "the loaded module's version against a table of NVIDIA's security bulletins, whose date is shown: "
-        "the release of its own branch that closes each."
+        "the loaded module's version against a table of NVIDIA's security bulletins with its date: the "
+        "release of its own branch that fixes each vulnerability."
     ),
     remedy=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-too-old", "driver-lib-mismatch"),
@@ -297,22 +301,22 @@ def toolkit_cve(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/product-security",),
 )
 def driver_cve(node: Node) -> Verdict:
-    """Most of them let a local user, or a program in a container, crash the driver or gain rights. Where only
-    trusted programs run, the next maintenance window is early enough.
+    """Most of these vulnerabilities let a local user, or a program in a container, crash the driver or gain
+    privileges. If only trusted programs run, updating in the next maintenance window is early enough.
     """
     version = node.module.version if node.module else ""
     number = branch(version)
     if not number:
-        return skip("the module doesn't tell its version")
+        return skip("the module's version is unknown")
     if module_loaded(node.host, _VGPU_MANAGER):
-        return skip("the vGPU manager has releases of its own")
+        return skip("the vGPU manager has its own releases")
     if ended(number) is not None:
         return skip(f"branch {number} gets no more fixes: see driver-eol")
     found = driver_bulletins(version)
     if not found:
-        return ok(f"no hole of driver {version} is known as of {table(DRIVER).date}")
-    evidence = [seen(name_of(one), f"closed in {fixed}") for one, fixed in found]
-    summary = f"driver {version} has known holes that {found[0][1]} closes"
+        return ok(f"no vulnerability of driver {version} is known as of {table(DRIVER).date}")
+    evidence = [seen(name_of(one), f"fixed in {fixed}") for one, fixed in found]
+    summary = f"driver {version} has known vulnerabilities; {found[0][1]} fixes them"
     return warn(
         summary,
         seen("/sys/module/nvidia/version", version),

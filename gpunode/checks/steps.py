@@ -37,7 +37,7 @@ def carry_out(
     `PreconditionError` if this user may not.
     """
     if not host.live:
-        raise PreconditionError("a fix is only carried out on the node itself", hint="leave --root out")
+        raise PreconditionError("fixes can be applied only on the node itself", hint="remove --root")
     files = [step for step in steps if step.path and not step.link]
     rest = [step for step in steps if step.argv or step.link]
     shown = tuple(" ".join(step.argv) if step.argv else f"ln -s {step.link} {step.path}" for step in rest)
@@ -90,7 +90,7 @@ def _link(host: Host, step: Step) -> list[str]:
         return []
     if host.is_symlink(step.path) or host.exists(step.path):
         raise PreconditionError(
-            f"{step.path} is there already and is something else", hint=f"look at it: ls -l {step.path}"
+            f"{step.path} already exists and is something else", hint=f"inspect it: ls -l {step.path}"
         )
     host.make_dirs(step.path.rpartition("/")[0])
     host.make_link(step.path, step.link)
@@ -103,5 +103,7 @@ def _call(host: Host, argv: tuple[str, ...], progress: Progress) -> None:
         done = host.run(words, timeout=_SECONDS)
     if not done.ok:
         said = (done.stderr or done.stdout).strip().splitlines()
-        reason = "took too long" if done.timed_out else (said[-1] if said else f"exit code {done.code}")
-        raise DaemonError(f"{' '.join(argv)}: {reason}", hint="run it by hand to see all that it says")
+        reason = "timed out" if done.timed_out else (said[-1] if said else f"exit code {done.code}")
+        raise DaemonError(
+            f"{' '.join(argv)}: {reason}", hint="run the command manually to see its whole output"
+        )

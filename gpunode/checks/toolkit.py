@@ -105,9 +105,9 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
     "toolkit",
     title="The container toolkit is installed",
     looks_at=(
-        "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook on PATH and where the "
-        "GPU operator puts them; a file that is empty or not executable counts as missing. A CDI "
-        "specification of kind nvidia.com/gpu without hooks needs none of them."
+        "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook in PATH and in "
+        "the GPU operator's directory; a file that is empty or not executable counts as missing. With "
+        "a CDI specification of kind nvidia.com/gpu without hooks, none of them is needed."
     ),
     remedy=fixes.INSTALL_TOOLKIT,
     blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
@@ -116,30 +116,36 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",),
 )
 def toolkit_missing(node: Node) -> Verdict:
-    """Engines know nothing of GPUs: the toolkit adds device files and driver libraries to a container.
-    Without it Docker says 'could not select device driver' and pods see no GPU.
+    """Engines don't support GPUs themselves: the toolkit adds device files and driver libraries to a
+    container. Without it, Docker reports 'could not select device driver' and pods get no GPU.
     """
     found = node.toolkit.programs
     if any(name in found for name in _NEEDED):
         return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
     if node.docker is None and node.containerd is None and node.kubelet is None:
-        return skip("there is no container engine on this node that would use it")
+        return skip("this node has no container engine that would use it")
     if node.docker is not None and node.docker.manager == "snap" and docker_role(node).used:
-        return skip("Docker is a snap, which brings a toolkit of its own: see docker-snap")
+        return skip("Docker is a snap with its own toolkit: see docker-snap")
     alone = [
         spec for spec in node.cdi_specs if spec.serves_gpus and all(map(node.host.executable, spec.hooks))
     ]
     if alone:
         hooks = ", ".join(alone[0].hooks) or "no hooks"
-        return ok("no container toolkit, and none is needed: GPUs come by CDI", seen(alone[0].path, hooks))
+        return ok(
+            "no container toolkit is installed, and none is needed: containers get GPUs through CDI",
+            seen(alone[0].path, hooks),
+        )
     place = dra_directory(node)  # that driver brings its hook along
-    way = Way("GPUs are handed out by NVIDIA's DRA driver", place, "there") if place else mounting(node)
+    way = Way("NVIDIA's DRA driver allocates the GPUs", place, "there") if place else mounting(node)
     if way is not None:
-        return ok(f"no container toolkit, and none is needed: {way.summary}", seen(way.source, way.value))
+        return ok(
+            f"no container toolkit is installed, and none is needed: {way.summary}",
+            seen(way.source, way.value),
+        )
     unsafe = [one for one in map(node.host.unsafe_program, _NEEDED) if one is not None]
     if unsafe:
         return fail(
-            "the NVIDIA Container Toolkit's programs can be written by other users",
+            "other users can write to the NVIDIA Container Toolkit's programs",
             *(seen(path, reason) for path, reason in unsafe),
             fix=Fix(f"namei -l {unsafe[0][0]}", needs_root=False),
         )
@@ -152,8 +158,8 @@ def toolkit_missing(node: Node) -> Verdict:
     "toolkit",
     title="The container toolkit is new enough",
     looks_at=(
-        "nvidia-ctk --version, else that of nvidia-container-cli or nvidia-container-runtime. The least is "
-        "1.8.0 with cgroup v2, where a kubelet is 1.7.0, and 1.11.0 on Tegra."
+        "nvidia-ctk --version, else the version of nvidia-container-cli or nvidia-container-runtime. "
+        "The minimum is 1.8.0 with cgroup v2, 1.7.0 with a kubelet, and 1.11.0 on Tegra."
     ),
     remedy=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing",),
@@ -167,7 +173,7 @@ def toolkit_too_old(node: Node) -> Verdict:
     """
     version = node.toolkit.version
     if not version:
-        return skip("the toolkit's version can't be told")
+        return skip("the toolkit's version is unknown")
     text = ".".join(map(str, version))
     evidence = seen(node.toolkit.version_source, text)
     for name in _gates(node):
@@ -206,7 +212,7 @@ _RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container
 @check(
     "toolkit-versions-mixed",
     "toolkit",
-    title="The toolkit's packages are of one release",
+    title="The toolkit's packages have the same release",
     looks_at=f"the package database: {', '.join(PACKAGES)}.",
     remedy=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old"),
@@ -215,8 +221,8 @@ _RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html",),
 )
 def toolkit_versions_mixed(node: Node) -> Verdict:
-    """The toolkit calls nvidia-container-cli with options of its own release. An older one answers
-    'unrecognized option' or 'symbol lookup error', and no GPU container starts.
+    """The toolkit calls nvidia-container-cli with options of its own release. An older one fails with
+    'unrecognized option' or 'symbol lookup error', and GPU containers don't start.
     """
     found = {name: node.packages.version(name) for name in PACKAGES}
     here = {name: version for name, version in found.items() if version}
@@ -232,18 +238,18 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
         and (exact or name not in _LIBRARIES or version_numbers(version) < main)
     ]
     if wrong:
-        return fail(f"{', '.join(wrong)} and {_MAIN} {here[_MAIN]} are of different releases", *evidence)
-    return ok(f"the toolkit's packages are all of release {here[_MAIN]}", *evidence)
+        return fail(f"{', '.join(wrong)} and {_MAIN} {here[_MAIN]} have different releases", *evidence)
+    return ok(f"all packages of the toolkit have release {here[_MAIN]}", *evidence)
 
 
 @check(
     "toolkit-known-bad-version",
     "toolkit",
-    title="No known fault of this toolkit release matters here",
+    title="This toolkit release has no known fault that affects this node",
     looks_at=(
-        "the toolkit's version against a table of releases with faults, by the engines in use here, and "
-        "under WSL2 by the Windows driver. A fault that breaks every container is an error, one that only "
-        "comes when nvidia-ctk sets an engine up is a note."
+        "the toolkit's version against a table of releases with known faults, for the engines in use "
+        "here and under WSL2 for the Windows driver. A fault that breaks every container is an error; "
+        "a fault that affects only the configuration of an engine by nvidia-ctk is a note."
     ),
     remedy=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old"),
@@ -252,10 +258,10 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
 )
 def toolkit_known_bad_version(node: Node) -> Verdict:
-    """A newer release of the toolkit fixes these faults; the evidence says what each one breaks."""
+    """A newer release of the toolkit fixes these faults; the evidence lists what each one breaks."""
     version = node.toolkit.version
     if not version:
-        return skip("the toolkit's version can't be told")
+        return skip("the toolkit's version is unknown")
     text = ".".join(map(str, version))
     faults = [
         row
@@ -265,7 +271,7 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
         and _under_windows(node, row["windows_driver"])
     ]
     if not faults:
-        return ok(f"no fault of toolkit {text} is known that matters here")
+        return ok(f"no known fault of toolkit {text} affects this node")
     evidence = [seen(row["ref"], f"{row['what']}; fixed in {row['fixed']}") for row in faults]
     # what an engine that is set up got of them is judged by its own checks
     harmful = [row for row in faults if not row["sets_up"]]
@@ -290,22 +296,21 @@ def _used(node: Node, engine: str) -> bool:
 @check(
     "apt-signed-by",
     "toolkit",
-    title="apt has one source of the toolkit",
+    title="apt has one source for the toolkit",
     severity="warning",
-    looks_at="/etc/apt/sources.list and sources.list.d: entries of nvidia.github.io and their keys.",
+    looks_at="/etc/apt/sources.list and sources.list.d: entries for nvidia.github.io and their keys.",
     remedy=fixes.everywhere("ls /etc/apt/sources.list.d/"),
     blocked_by=("pci-no-gpu",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",),
 )
 def apt_signed_by(node: Node) -> Verdict:
-    """With two keys for one repository apt stops with 'Conflicting values set for option Signed-By', and a
-    retired one makes apt update fail: the node then gets no updates at all, the toolkit's and security fixes
-    included.
+    """With two keys for one repository, apt fails with 'Conflicting values set for option Signed-By'; with a
+    retired repository, apt update fails. The node then gets no updates, including security fixes.
     """
     ours = [source for source in read_sources(node.host) if _REPOSITORY in source.uri]
     if not ours:
-        return skip("apt has no source of NVIDIA's container toolkit")
+        return skip("apt has no source for NVIDIA's container toolkit")
     wrong = _conflicting(ours)
     if wrong:
         keep, drop = wrong[0], [one for one in wrong[1:] if one.path != wrong[0].path]
@@ -319,8 +324,8 @@ def apt_signed_by(node: Node) -> Verdict:
     ]
     if retired:
         evidence = (seen(one.path, one.uri, one.line) for one in retired)
-        return warn("apt asks a retired repository of the toolkit", *evidence, fix=_removal(retired))
-    return ok("apt has one source of the container toolkit", seen(ours[0].path, ours[0].uri, ours[0].line))
+        return warn("apt uses a retired repository of the toolkit", *evidence, fix=_removal(retired))
+    return ok("apt has one source for the container toolkit", seen(ours[0].path, ours[0].uri, ours[0].line))
 
 
 def _conflicting(sources: list[AptSource]) -> list[AptSource]:
@@ -364,7 +369,7 @@ def cli_user(node: Node) -> str:
     if docker is not None and docker.user:
         docker = None
     if docker and docker.version and docker.version < gate("docker", "gpus-by-cdi") and _hook_allowed(node):
-        return f"Docker {'.'.join(map(str, docker.version))} takes --gpus by nvidia-container-cli"
+        return f"Docker {'.'.join(map(str, docker.version))} runs nvidia-container-cli for --gpus"
     if toolkit_runtime_mode(settings, node.toolkit.version) != "legacy":
         return ""
     if docker or any(role(node).used for role in (containerd_role, crio_role)):
@@ -388,16 +393,16 @@ _SLOW = "driver rpc error: timed out"
 _SAYINGS = (
     (
         _SLOW,
-        "the driver takes too long to wake the GPUs: nvidia-persistenced isn't on",
+        "the driver takes too long to initialise the GPUs: nvidia-persistenced isn't enabled",
     ),
-    ("driver not loaded", "it doesn't see the kernel module"),
-    ("driver/library version mismatch", "the module and the libraries are of different releases"),
-    ("load library failed", "it doesn't find a library of the driver"),
+    ("driver not loaded", "it can't find the kernel module"),
+    ("driver/library version mismatch", "the module and the libraries have different versions"),
+    ("load library failed", "it can't find a library of the driver"),
     ("ldcache error", "it can't read the cache of ldconfig"),
     ("cgroup subsystem devices not found", "it is too old for cgroup v2"),
-    ("bpf_prog_query", "it may not set device permissions"),
-    ("unrecognized option", "its packages are of different releases"),
-    ("symbol lookup error", "its packages are of different releases"),
+    ("bpf_prog_query", "it has no permission to set device permissions"),
+    ("unrecognized option", "its packages have different releases"),
+    ("symbol lookup error", "its packages have different releases"),
     ("overflowuid", "it can't read /proc"),
 )
 
@@ -407,28 +412,28 @@ _SAYINGS = (
     "toolkit",
     title="dockerd finds the toolkit",
     severity="warning",
-    looks_at="PATH in dockerd's own environment, and where the toolkit's hook programs are.",
+    looks_at="PATH in dockerd's own environment, and the directory of the toolkit's hook programs.",
     remedy=fixes.START_DOCKER,
     blocked_by=("toolkit-missing", "docker-not-running"),
     needs=("docker",),
     refs=("https://github.com/moby/moby/blob/master/daemon/devices_nvidia_linux.go",),
 )
 def toolkit_not_on_daemon_path(node: Node) -> Verdict:
-    """Docker looks for the toolkit on its own PATH, once, when it starts. What lies elsewhere it doesn't
-    find: 'could not select device driver "" with capabilities: [[gpu]]'.
+    """Docker searches its own PATH for the toolkit once, when it starts. It doesn't find a toolkit in another
+    directory: 'could not select device driver "" with capabilities: [[gpu]]'.
     """
     docker, role = node.docker, docker_role(node)
     if docker is None or docker.process is None or not role.used or docker.manager:
-        return skip("no Docker of the system's runs here")
+        return skip("the system's Docker isn't running on this node")
     path = environment(node.host, docker.process.pid).get("PATH", "")
     if not path:
-        return skip("dockerd's PATH can't be told")
+        return skip("dockerd's PATH is unknown")
     places = path.split(":")
     found = {name: node.toolkit.programs[name] for name in _HOOKS if name in node.toolkit.programs}
     if all(path.startswith(_OPERATOR) for path in found.values()):
-        return skip("there is no hook of the toolkit's that Docker would look for")
+        return skip("the toolkit has no hook that Docker would use")
     if any(node.host.executable(f"{place}/{name}") for place in places for name in _HOOKS):
-        return ok("dockerd finds the toolkit on its PATH")
+        return ok("dockerd finds the toolkit in its PATH")
     process = f"/proc/{docker.process.pid}/environ"
     place = next(iter(found.values())).rpartition("/")[0]
     unit = docker.unit or "docker.service"
@@ -440,7 +445,7 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
     )
     evidence = (seen(where, "installed") for where in found.values())
     return warn(
-        f"dockerd's PATH has no {place}, where the toolkit is",
+        f"dockerd's PATH doesn't include {place}, the toolkit's directory",
         seen(process, f"PATH={path}"),
         *evidence,
         fix=Fix(command, disruptive="restart"),
@@ -450,11 +455,11 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
 @check(
     "hook-conflict",
     "toolkit",
-    title="GPUs are put into containers once",
+    title="Only one method adds GPUs to containers",
     severity="warning",
     looks_at=(
-        f"hooks of NVIDIA's in {', '.join(SYSTEM_DIRECTORIES)} where podman or CRI-O is the engine, and "
-        "CDI specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
+        f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)}, if podman or CRI-O is the engine, and CDI "
+        "specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
     ),
     remedy=fixes.everywhere(f"ls {' '.join(SYSTEM_DIRECTORIES)}"),
     blocked_by=("pci-no-gpu", "toolkit-missing"),
@@ -462,7 +467,7 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
 )
 def hook_conflict(node: Node) -> Verdict:
-    """Podman and CRI-O run the hook for every container that CDI has already given its GPUs to. The same
+    """Podman and CRI-O run the hook also for containers that already got their GPUs through CDI. The same
     files are mounted twice, and the container fails to start.
     """
     if not podman_role(node).used and not crio_role(node).used:
@@ -472,12 +477,17 @@ def hook_conflict(node: Node) -> Verdict:
     # the others have the hook leave their containers alone
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus and not spec.stills_toolkit]
     if not hooks:
-        return ok("no OCI hook puts GPUs into containers")
+        return ok("no OCI hook adds GPUs to containers")
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
     if not specs:
-        return ok("GPUs come by an OCI hook, which leaves those alone that come by CDI", *evidence)
+        return ok("an OCI hook adds GPUs to containers, except those that get them through CDI", *evidence)
     fix = Fix(" && ".join(f"mv {hook.path} {hook.path}.disabled" for hook in hooks))
-    return warn("GPUs come by an OCI hook and by CDI", *evidence, seen(specs[0].path, specs[0].kind), fix=fix)
+    return warn(
+        "containers get GPUs through both an OCI hook and CDI",
+        *evidence,
+        seen(specs[0].path, specs[0].kind),
+        fix=fix,
+    )
 
 
 def _podman_directories(node: Node) -> tuple[str, ...]:
@@ -490,17 +500,17 @@ def _podman_directories(node: Node) -> tuple[str, ...]:
 def toolkit_cli_probe(node: Node) -> Verdict:
     """Without --load-kmods, which would load modules and make device files."""
     if not node.host.live and node.host.recorded("commands", f"{_path(node)} info") is None:
-        return skip("what nvidia-container-cli says wasn't recorded")
+        return skip("the recording has no output of nvidia-container-cli")
     if node.module is None or node.nvml.inventory is None:
-        return skip("the driver gives no answer, so its container program has none either")
+        return skip("the driver doesn't answer, so nvidia-container-cli wasn't run")
     if not node.host.is_root and node.host.live:
-        return skip("needs root: nvidia-container-cli is asked as an engine would", "unreadable")
+        return skip("needs root to run nvidia-container-cli as an engine does", "unreadable")
     done = node.host.run([_path(node), "info"], timeout=_CLI_SECONDS)
     if done.ok or done.code == COMMAND_NOT_FOUND:
-        return ok("nvidia-container-cli sees the driver")
+        return ok("nvidia-container-cli can access the driver")
     if done.timed_out:
         return fail(
-            f"nvidia-container-cli gave no answer within {_CLI_SECONDS:g} s",
+            f"nvidia-container-cli didn't finish within {_CLI_SECONDS:g} s",
             seen(f"{_CLI} info", "no answer"),
         )
     answer = " ".join(done.stderr.split())[-300:]
@@ -519,10 +529,10 @@ def _path(node: Node) -> str:
 @check(
     "toolkit-cli-probe",
     "toolkit",
-    title="nvidia-container-cli sees the driver",
+    title="nvidia-container-cli can access the driver",
     looks_at=(
-        "nvidia-container-cli info, in a child that is given 15 seconds, where an engine calls it: only on "
-        "--deep, since it wakes every GPU."
+        "nvidia-container-cli info in a child process with a limit of 15 seconds, if an engine calls "
+        "it. Only with --deep, because it wakes every GPU."
     ),
     remedy=fixes.everywhere("nvidia-container-cli -d /dev/stderr info"),
     blocked_by=(
@@ -544,7 +554,7 @@ def _path(node: Node) -> str:
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",),
 )
 def toolkit_cli(node: Node) -> Verdict:
-    """Docker's --gpus and the runtime in mode legacy call it for each container, and get the same."""
+    """Docker's --gpus and the runtime in legacy mode run it for each container, with the same result."""
     if _CLI not in node.toolkit.programs:
         return skip("nvidia-container-cli isn't installed")
     user = cli_user(node)
@@ -568,10 +578,10 @@ _UNMERGED = (".dpkg-dist", ".dpkg-new", ".rpmnew")
 @check(
     "toolkit-config-invalid",
     "toolkit",
-    title="The toolkit can read its configuration",
+    title="The toolkit's configuration is valid",
     looks_at=(
-        "/etc/nvidia-container-runtime/config.toml, or that beside the toolkit which the GPU operator "
-        "installed: syntax, types, and the ldconfig and low-level runtimes that it names."
+        "/etc/nvidia-container-runtime/config.toml, or the file beside the GPU operator's toolkit: "
+        "syntax, types, and the ldconfig and low-level runtimes that it names."
     ),
     remedy=fixes.everywhere("gpunode toolkit config get"),
     blocked_by=("toolkit-missing",),
@@ -579,8 +589,8 @@ _UNMERGED = (".dpkg-dist", ".dpkg-new", ".rpmnew")
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/config",),
 )
 def toolkit_config_invalid(node: Node) -> Verdict:
-    """Every program of the toolkit reads this file each time a container starts. With an error in it, or an
-    ldconfig that isn't there, no GPU container starts.
+    """The toolkit's programs read this file each time a container starts. With an error in it, or a wrong
+    path of ldconfig, GPU containers don't start.
     """
     try:
         settings = node.toolkit_settings
@@ -592,7 +602,7 @@ def toolkit_config_invalid(node: Node) -> Verdict:
         fix = Fix(f"${{EDITOR:-vi}} {where}")
         return fail(f"{path} can't be parsed", seen(path, error.message, number), fix=fix)
     if not settings.exists:
-        return ok(f"there is no {settings.path}: the toolkit's defaults hold")
+        return ok(f"{settings.path} doesn't exist: the toolkit uses its defaults")
     wrong = _problems(node, settings)
     if wrong:
         evidence = [_at(settings, name, problem) for name, problem in wrong]
@@ -600,7 +610,7 @@ def toolkit_config_invalid(node: Node) -> Verdict:
         return fail(
             f"{settings.path}: {wrong[0][0]}: {wrong[0][1]}", *evidence, *_left(node, settings), fix=fix
         )
-    return _programs(node, settings) or ok(f"{settings.path} holds what the toolkit takes")
+    return _programs(node, settings) or ok(f"{settings.path} is valid")
 
 
 def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
@@ -620,21 +630,21 @@ def _programs(node: Node, settings: Settings) -> Verdict | None:
     host, ldconfig = node.host, _named(settings)
     program = ldconfig.removeprefix("@")
     if program.startswith(f"{DRIVER_ROOT}/") and not host.is_dir(OPERATOR_DRIVER):
-        return skip(f"{program} comes with the GPU operator's driver container, which is not running")
+        return skip(f"the GPU operator's driver container, which provides {program}, is not running")
     if ldconfig.startswith("@") and not host.executable(program):
         other = next(
             (path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if host.executable(path)), ""
         )
         fix = change(settings, "set", f"{LDCONFIG}=@{other}") if other else None
         return fail(
-            f"{LDCONFIG} names {program}, which isn't there", _at(settings, LDCONFIG, ldconfig), fix=fix
+            f"{LDCONFIG} is {program}, which doesn't exist", _at(settings, LDCONFIG, ldconfig), fix=fix
         )
     runtimes = [str(one) for one in settings.value(RUNTIMES)]
     callers = _callers(node)
     if not settings.line(RUNTIMES) or not callers or any(_found(node, one, callers) for one in runtimes):
         return None
     fix = low_level(node, settings)
-    return fail(f"none of {', '.join(runtimes)} is there", _at(settings, RUNTIMES, runtimes), fix=fix)
+    return fail(f"none of {', '.join(runtimes)} exists", _at(settings, RUNTIMES, runtimes), fix=fix)
 
 
 def _callers(node: Node) -> list[Daemon]:
@@ -671,8 +681,8 @@ def _left(node: Node, settings: Settings) -> list[Evidence]:
 @check(
     "ldconfig-fails",
     "toolkit",
-    title="ldconfig can be run",
-    looks_at="the ldconfig that config.toml names, asked to print its cache, which changes nothing.",
+    title="ldconfig works",
+    looks_at="whether the ldconfig that config.toml names can print its cache, which changes nothing.",
     remedy=fixes.per_family(
         "apt install --reinstall libc-bin",
         "dnf reinstall glibc",
@@ -684,45 +694,52 @@ def _left(node: Node, settings: Settings) -> list[Evidence]:
     refs=("https://github.com/NVIDIA/libnvidia-container/issues/177",),
 )
 def ldconfig_fails(node: Node) -> Verdict:
-    """The toolkit runs the host's ldconfig for each GPU container, so that programs in it find the driver's
-    libraries. If it fails, the container isn't started.
+    """The toolkit runs the host's ldconfig for each GPU container, so that programs in the container find the
+    driver's libraries. If it fails, the container doesn't start.
     """
     program = str(node.toolkit_settings.value(LDCONFIG)).removeprefix("@")
     if not node.host.executable(program):
-        return skip(f"there is no {program} to be run")
+        return skip(f"{program} doesn't exist")
     done = node.host.run([program, "-p"], timeout=_LDCONFIG_SECONDS)
     if done.code == COMMAND_NOT_FOUND and not node.host.live:
-        return skip(f"what {program} does wasn't recorded")
+        return skip(f"the recording has no output of {program}")
     if done.ok:
-        return ok(f"{program} runs")
+        return ok(f"{program} works")
     answer = done.stderr.strip().partition("\n")[0]
     reason = f"no answer within {_LDCONFIG_SECONDS:g} s" if done.timed_out else f"exit {done.code}: {answer}"
-    return fail(f"{program} can't be run", seen(f"{program} -p", reason))
+    return fail(f"{program} can't run", seen(f"{program} -p", reason))
 
 
 @check(
     "no-cgroups-wrong",
     "toolkit",
-    title="The toolkit gives containers device permissions",
-    looks_at=f"{NO_CGROUPS} in config.toml, and whether an engine of root's calls nvidia-container-cli.",
+    title="The toolkit sets containers' device permissions",
+    looks_at=(
+        f"{NO_CGROUPS} in config.toml, and whether an engine that runs as root uses nvidia-container-cli."
+    ),
     remedy=fixes.everywhere(f"gpunode toolkit config set {NO_CGROUPS}=false"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
     classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/580",),
 )
 def no_cgroups_wrong(node: Node) -> Verdict:
-    """With no-cgroups a container sees the device files and isn't allowed to open them: 'Failed to initialize
-    NVML: Unknown Error' in every container. Only rootless engines need it.
+    """With no-cgroups, a container has the device files but no permission to open them: 'Failed to initialize
+    NVML: Unknown Error' in every container. Only rootless engines need this setting.
     """
     settings = node.toolkit_settings
     if settings.value(NO_CGROUPS) is not True:
-        return ok("nvidia-container-cli sets up device permissions")
+        return ok("nvidia-container-cli sets device permissions")
     evidence = _at(settings, NO_CGROUPS, "true")
     user = cli_user(node)
     if not user:
-        return ok(f"{NO_CGROUPS} is true, and no engine of root's calls nvidia-container-cli", evidence)
+        return ok(
+            f"{NO_CGROUPS} is true, but no engine that runs as root uses nvidia-container-cli", evidence
+        )
     if node.docker_rootless:
-        summary = f"{NO_CGROUPS} is true, which a rootless Docker here needs and root's engines can't have"
+        summary = (
+            f"{NO_CGROUPS} is true: a rootless Docker on this node needs it, but engines that run as root "
+            "need false"
+        )
         return note(summary, evidence, seen("nvidia-container-cli", user))
     fix = change(settings, "set", f"{NO_CGROUPS}=false")
     return fail(f"{NO_CGROUPS} is true, but {user}", evidence, fix=fix)
@@ -731,7 +748,7 @@ def no_cgroups_wrong(node: Node) -> Verdict:
 @check(
     "runtime-mode",
     "toolkit",
-    title="The toolkit's runtime works in a mode that fits",
+    title="The toolkit's runtime mode suits this node",
     looks_at=f"{MODE} in config.toml: auto, legacy, csv, cdi or jit-cdi.",
     remedy=fixes.everywhere(f"gpunode toolkit config set {MODE}=auto"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
@@ -739,8 +756,8 @@ def no_cgroups_wrong(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/cmd/nvidia-container-runtime",),
 )
 def runtime_mode(node: Node) -> Verdict:
-    """In mode csv the runtime reads files that only Tegra has: GPU containers fail to start. In mode legacy
-    systemd takes a running container's device permissions away when it reloads its units.
+    """In mode csv the runtime reads files that exist only on Tegra: GPU containers don't start. In legacy
+    mode, a systemd reload removes the device permissions of running containers.
     """
     settings = node.toolkit_settings
     mode, evidence = str(settings.value(MODE)), _at(settings, MODE, settings.value(MODE))
@@ -750,7 +767,7 @@ def runtime_mode(node: Node) -> Verdict:
     # before jit-cdi the mode auto means legacy as well
     if mode == "legacy" and _engines(node) and tables.can("toolkit", "jit-cdi", node.toolkit.version):
         return note(
-            "the runtime's mode is legacy: containers may lose their GPUs on a daemon-reload", evidence
+            "the runtime's mode is legacy: containers may lose their GPUs after a daemon-reload", evidence
         )
     return ok(f"the runtime's mode is {mode}")
 

@@ -22,11 +22,11 @@ _RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART
 @check(
     "xid-recent",
     "health",
-    title="The driver reports no XID",
+    title="The driver reports no XID errors",
     looks_at=(
-        "the kernel's log of this boot, the last day of it, since the driver was last loaded: NVRM: Xid "
-        "lines and their class (docs/health.md), each with the recovery action that the driver reports by "
-        "now."
+        "the NVRM: Xid lines in the kernel's log of this boot, within the last day and since the "
+        "driver was last loaded: their class (docs/health.md) and the recovery action that the driver "
+        "reports now."
     ),
     remedy=fixes.READ_KERNEL_LOG,
     blocked_by=(
@@ -41,31 +41,31 @@ _RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
 def xid_recent(node: Node) -> Verdict:
-    """An XID is the driver's account of an error. Some come from a program, some mean that the GPU has to be
-    reset or replaced, and until then its containers fail or compute wrongly.
+    """An XID is an error that the driver reports. Some are caused by a program; others mean that the GPU must
+    be reset or replaced, and until then its containers fail or compute wrong results.
     """
     now = uptime(node.host)
     if not node.xids:
         return ok("the driver has reported no XID since the boot")
     if not now:
-        return skip("/proc/uptime doesn't tell how long ago the driver's XIDs were")
+        return skip("the age of the driver's XIDs is unknown: /proc/uptime can't be read")
     loaded = last_load(node.kernel_log)  # a driver that is loaded again sets its GPUs up again
     grave, programs = _sorted(tuple(line for line in node.xids if line.seconds >= loaded))
     recent = tuple(line for line in grave if now - line.seconds < _RECENT_SECONDS)
     lasting = tuple(line for line in recent if _lasts(node, line))
     if lasting:
         return fail(
-            f"{_what(lasting)}: the GPU has to be reset", *_shown(lasting, now), fix=_fix(node, lasting)
+            f"{_what(lasting)}: the GPU must be reset", *_shown(lasting, now), fix=_fix(node, lasting)
         )
     if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
-        return ok(f"{_what(recent)} and is back: pcie-aer-errors tells of its link")
+        return ok(f"{_what(recent)} and is back: see pcie-aer-errors for its link")
     if recent:
-        words = "and the driver asks for nothing" if _told(node) else "within the last day"
+        words = "and the driver requests no action" if _told(node) else "within the last day"
         return warn(f"{_what(recent)}, {words}", *_shown(recent, now))
     late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
     if late:
-        return note(f"{_what(late)}: programs' errors, or contained", *_shown(late, now))
-    return ok("the driver has reported no XID that still counts")
+        return note(f"{_what(late)}: errors of programs, or contained errors", *_shown(late, now))
+    return ok("the driver has reported no XID that is still relevant")
 
 
 def _sorted(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:

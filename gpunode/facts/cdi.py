@@ -215,7 +215,7 @@ def stale_parts(host: Host, spec: CdiSpec, driver: str, gpus: frozenset[str] | N
     if spec.kind == f"{VENDOR}/gpu" and gpus is not None:
         # MIG devices get other names with each layout; their device files show whether they exist
         unknown = (name for name in spec.names if name.startswith("GPU-") and name not in gpus)
-        yield from (f"{name}: there is no such GPU now" for name in unknown)
+        yield from (f"{name}: no such GPU exists" for name in unknown)
 
 
 def known_gpus(inventory: Inventory | None) -> frozenset[str] | None:
@@ -232,11 +232,11 @@ def stale_edits(host: Host, edits: CdiEdits, driver: str) -> Iterator[str]:
     yield from (f"{path}: the loaded driver is {driver}" for path in sorted(others))
     for path in edits.mounts:
         if path not in others and not host.exists(path):
-            yield f"{path}: absent"
+            yield f"{path}: doesn't exist"
     for node in edits.nodes:
         device = host.device(node.path)
         if device is None:
-            yield f"{node.path}: absent"
+            yield f"{node.path}: doesn't exist"
         elif node.major is not None and (node.major, node.minor) != (device.major, device.minor):
             now, before = f"{device.major}:{device.minor}", f"{node.major}:{node.minor}"
             yield f"{node.path} is {now}, not {before}"

@@ -64,7 +64,7 @@ def _docker(node: Node) -> SystemdEngine | None:
         return None
     socket = node.docker.socket if node.docker else ""
     if mode == "legacy" and node.toolkit.programs and version and version < gate("docker", "gpus-by-cdi"):
-        words = "CgroupDriver systemd, and the toolkit's hook adds GPUs after runc has told systemd"
+        words = "CgroupDriver systemd; the toolkit's hook adds GPUs after runc has configured systemd"
         old = bool(node.toolkit.version) and node.toolkit.version < gate("toolkit", "jit-cdi")
         return SystemdEngine("Docker", f"{socket} /info", words, True, old)
     commit = node.docker_info.get("RuncCommit")
@@ -97,4 +97,4 @@ def _runc(node: Node) -> tuple[int, ...]:
 def _forgetful(version: tuple[int, ...]) -> str:
     if not version or not gate("runc", "devices-need-links") <= version < gate("runc", "devices-by-number"):
         return ""
-    return f"runc {'.'.join(map(str, version))} tells systemd only of devices with a link in /dev/char"
+    return f"runc {'.'.join(map(str, version))} reports only devices with a link in /dev/char to systemd"

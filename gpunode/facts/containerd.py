@@ -342,8 +342,8 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
 
     if len(text) > LARGEST:
         raise ConfigError(
-            f"{path} has {len(text) >> 10} KB, which no engine's configuration has",
-            hint=f"see what was written there: head -c 500 {path}",
+            f"{path} has {len(text) >> 10} KB, too large for an engine's configuration",
+            hint=f"inspect the file: head -c 500 {path}",
         )
     try:
         return tomllib.loads(text.removeprefix(BYTE_ORDER_MARK))
@@ -357,7 +357,8 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
         ) from error
     except RecursionError as error:
         raise ConfigError(
-            f"{path}: nested too deeply to be a containerd configuration", hint=f"look at it: less {path}"
+            f"{path}: nested too deeply to be a containerd configuration",
+            hint=f"inspect the file: less {path}",
         ) from error
 
 
@@ -367,7 +368,7 @@ def version_of(tree: dict[str, Any], path: str, text: str = "") -> int:
     if isinstance(version, bool) or not isinstance(version, int) or version < 0:
         line = line_of_key(text, ("version",))
         raise ConfigError(
-            f"{place(path, line)}: version is {version!r}, containerd wants a whole number",
+            f"{place(path, line)}: version is {version!r}, but must be a whole number",
             hint=f"correct it: ${{EDITOR:-vi}} +{max(line, 1)} {path}",
         )
     return version or 1

@@ -199,8 +199,8 @@ def _walk(host: Host, directory: str) -> Iterator[str]:
             yield from _walk(host, path)
         elif link is not None and not host.exists(path):
             raise ConfigError(
-                f"{path} is a link to {link}, which isn't there, so CRI-O can't start with it",
-                hint=f"remove the link or bring its target back: ls -l {path}",
+                f"{path} is a link to {link}, which doesn't exist, so CRI-O can't start",
+                hint=f"remove the link or restore its target: ls -l {path}",
             )
         else:
             yield path
@@ -228,7 +228,7 @@ def _refuse_wrong_types(file: CrioFile) -> None:
 def _wrong(file: CrioFile, key: str, kind: str) -> ConfigError:
     line = file.line_of(key)
     return ConfigError(
-        f"{file.path}:{line}: {key} is not {kind}, so CRI-O can't start with it",
+        f"{file.path}:{line}: {key} is not {kind}, so CRI-O can't start",
         hint=f"correct that line: ${{EDITOR:-vi}} +{line} {file.path}",
     )
 

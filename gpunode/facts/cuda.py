@@ -159,7 +159,7 @@ def runs(wanted: tuple[int, int], driver: str, offered: tuple[int, int] | None) 
         return known.runs_on(driver), f"driver {known.minimum} or later"
     if offered is None or (wanted > offered and wanted[0] == offered[0]):
         return None, ""
-    return wanted <= offered, f"a driver of CUDA {wanted[0]}"
+    return wanted <= offered, f"a driver for CUDA {wanted[0]}"
 
 
 def newest_of(driver: str) -> tuple[int, int] | None:
@@ -210,7 +210,7 @@ def run_cuda(host: Host) -> Answer | None:
 
         done = host.run(module_argv(MODULE, *arguments((), DEVICE_SECONDS)), timeout=_SECONDS)
         if done.timed_out:
-            raise Stuck(f"CUDA gave no answer within {_SECONDS:g} s", first=True)
+            raise Stuck(f"CUDA didn't answer within {_SECONDS:g} s", first=True)
         text = done.stdout
     if not text:
         return None
@@ -220,7 +220,7 @@ def run_cuda(host: Host) -> Answer | None:
             host.heard("nvml", "cuda", json.loads(text.strip().rpartition("\n")[2]))
         return answer
     except ValueError as error:
-        raise GpunodeError(f"the vector-add gave no usable answer: {error}") from error
+        raise GpunodeError(f"the vector addition returned an invalid result: {error}") from error
 
 
 # What the user asks of CUDA on this node, and what the node has: the driver, its CUDA, its GPUs.

@@ -150,7 +150,7 @@ def locate(host: Host, kind: Kind, processes: Sequence[Process], wanted: str | N
         return Found(None, unit, unit.argv, config, f"{unit.name} ({unit.files[0]})")
     if unit is None and host.which(kind.name) is None:
         return None
-    return Found(None, None, (), config, "the given path" if wanted else "the default path")
+    return Found(None, None, (), config, "the specified path" if wanted else "the default path")
 
 
 def _pick(

@@ -120,7 +120,9 @@ def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str,
         return dict(pairs)
 
     def refuse(constant: str) -> Any:
-        raise ConfigError(f"{path}: {constant} is no JSON value", hint=f"correct it: ${{EDITOR:-vi}} {path}")
+        raise ConfigError(
+            f"{path}: {constant} is not a JSON value", hint=f"correct it: ${{EDITOR:-vi}} {path}"
+        )
 
     try:
         loaded = json.loads(body, object_pairs_hook=unique, parse_constant=refuse)
@@ -131,14 +133,16 @@ def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str,
         ) from error
     except RecursionError as error:
         raise ConfigError(
-            f"{path}: nested too deeply to be a Docker configuration", hint=f"look at it: less {path}"
+            f"{path}: nested too deeply to be a Docker configuration", hint=f"inspect the file: less {path}"
         ) from error
     except ValueError as error:  # an integer of more digits than Python converts
         raise ConfigError(f"{path}: {error}", hint=f"correct it: ${{EDITOR:-vi}} {path}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} holds no JSON object, but {_name(loaded)}", hint=f"look at it: cat {path}")
+        raise ConfigError(
+            f"{path} contains {_name(loaded)} instead of a JSON object", hint=f"inspect the file: cat {path}"
+        )
     return loaded
 
 
@@ -154,8 +158,8 @@ def _twice(key: str, text: str, path: str) -> ConfigError:
         place = f"{path}:{lines[1]}:{found[1] - text.rfind(chr(10), 0, found[1])}"
         more, jump = f", first on line {lines[0]}", f"+{lines[1]} "
     return ConfigError(
-        f'{place}: the key "{key}" stands in one object twice{more}',
-        hint=f"keep the one that is meant: ${{EDITOR:-vi}} {jump}{path}",
+        f'{place}: duplicate key "{key}"{more}',
+        hint=f"keep only one of them: ${{EDITOR:-vi}} {jump}{path}",
     )
 
 

@@ -35,7 +35,9 @@ def docker_role(node: Node) -> Role:
         return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not Docker")
     rootless = rootless_docker(node.host) if node.docker.process is None else None
     if rootless is not None and _docker_is_off(node):
-        return Role(False, f"a user's rootless Docker runs here (pid {rootless.pid}), the system's is off")
+        return Role(
+            False, f"a user's rootless Docker is running (pid {rootless.pid}), the system's Docker is not"
+        )
     return Role(True, "Docker is this node's container engine")
 
 
@@ -62,10 +64,10 @@ def containerd_role(node: Node) -> Role:
         return Role(False, _absent(node, "containerd", "containerd"))
     kubelet = node.kubelet
     if node.docker is not None and (kubelet is None or not kubelet.joined):
-        return Role(False, "containerd only serves Docker here: no kubelet uses its CRI")
+        return Role(False, "containerd only serves Docker on this node: no kubelet uses its CRI")
     if kubelet is None:
         if node.host.which("nerdctl"):
-            return Role(False, "containerd serves nerdctl here, which needs no CRI")
+            return Role(False, "containerd serves nerdctl on this node, which needs no CRI")
         return Role(True, "containerd is the only container engine of this node")
     if kubelet.engine != "containerd":
         return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not containerd")
@@ -73,7 +75,7 @@ def containerd_role(node: Node) -> Role:
         return Role(True, f"the kubelet uses containerd ({kubelet.endpoint})")
     return Role(
         False,
-        f"the kubelet uses another containerd ({kubelet.endpoint}) than the one at {node.containerd.socket}",
+        f"the kubelet uses another containerd ({kubelet.endpoint}), not the one at {node.containerd.socket}",
     )
 
 
@@ -85,7 +87,7 @@ def crio_role(node: Node) -> Role:
     if kubelet is None or not kubelet.joined:
         if node.docker is None and node.containerd is None:
             return Role(True, "CRI-O is the only container engine of this node")
-        return Role(False, "no kubelet uses CRI-O here")
+        return Role(False, "no kubelet uses CRI-O on this node")
     if kubelet.engine == "crio":
         return Role(True, f"the kubelet uses CRI-O ({kubelet.endpoint})")
     return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not CRI-O")
@@ -97,7 +99,9 @@ def podman_role(node: Node) -> Role:
     if kubelet is not None and kubelet.joined:
         return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not podman")
     if node.docker is not None or node.containerd is not None or node.crio is not None:
-        return Role(False, "podman isn't the container engine of this node: there is a daemon")
+        return Role(
+            False, "podman isn't the container engine of this node: another engine's daemon is installed"
+        )
     if node.podman is None:
         return Role(False, _absent(node, "podman", "podman"))
     return Role(True, "podman is the only container engine of this node")

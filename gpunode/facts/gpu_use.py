@@ -113,7 +113,7 @@ def _by_nri(node: Node) -> Way | None:
     from gpunode.facts.device_plugins import nri_plugin
 
     plugin = nri_plugin(node.host, node.processes)
-    return Way("the toolkit injects GPUs by NRI", f"/proc/{plugin.pid}", plugin.name) if plugin else None
+    return Way("the toolkit adds GPUs through NRI", f"/proc/{plugin.pid}", plugin.name) if plugin else None
 
 
 def _by_specification(node: Node, kind: str) -> Way | None:
@@ -122,14 +122,16 @@ def _by_specification(node: Node, kind: str) -> Way | None:
     for spec in vendor_specs(node.host):
         if spec.kind == kind and spec.devices and not spec.problem:
             return Way(
-                "containers get their GPUs by CDI", spec.path, f"for {kind}, and the engine's CDI is on"
+                "containers get their GPUs through CDI",
+                spec.path,
+                f"for {kind}; CDI is enabled in the engine",
             )
     return None
 
 
 def _by_dra(node: Node) -> Way | None:
     place = dra_directory(node)
-    return Way("NVIDIA's DRA driver gives GPUs to pods by CDI", place, "its directory") if place else None
+    return Way("NVIDIA's DRA driver adds GPUs to pods through CDI", place, "its directory") if place else None
 
 
 def dra_directory(node: Node) -> str:
@@ -151,7 +153,7 @@ def _seen(node: Node) -> Way | None:
     """Pods under another handler that hold GPUs and see them."""
     for one in holders(node):
         if one.container.nodes and not one.handler.startswith("nvidia"):
-            return Way("pods get their GPUs all the same", f"/proc/{one.container.pid}/root/dev", one.name)
+            return Way("pods use GPUs without it", f"/proc/{one.container.pid}/root/dev", one.name)
     return None
 
 

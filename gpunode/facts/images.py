@@ -115,7 +115,7 @@ def _of_podman(host: Host, reference: str) -> dict[str, Any] | None:
 
     done = host.run(("podman", "image", "inspect", "--", reference), timeout=_PODMAN_SECONDS)
     if done.timed_out:
-        raise DaemonError(f"podman gave no answer within {_PODMAN_SECONDS:g} s", code="timeout")
+        raise DaemonError(f"podman didn't answer within {_PODMAN_SECONDS:g} s", code="timeout")
     if not done.ok:
         return None
     try:
@@ -130,7 +130,7 @@ def _of_podman(host: Host, reference: str) -> dict[str, Any] | None:
 def _recorded(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
     seen = host.recorded("daemons", socket)
     if not isinstance(seen, dict):
-        raise DaemonError("no answer was recorded", code="absent")
+        raise DaemonError("the recording has no answer", code="absent")
     images = seen.get("images")
     config = images.get(reference) if isinstance(images, dict) else None
     return config if isinstance(config, dict) else None
@@ -173,7 +173,7 @@ class Condition:
 def parse(text: str) -> tuple[tuple[Condition, ...], ...]:
     """Alternatives of conditions. ValueError for what the runtime calls an invalid expression."""
     if len(text) > _LONGEST:
-        raise ValueError("longer than any requirement")
+        raise ValueError("too long for a requirement")
     groups = (tuple(map(_condition, filter(None, group.split(",")))) for group in text.split(" "))
     return tuple(filter(None, groups))
 
@@ -182,11 +182,11 @@ def _condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     name = found[1].lower() if found else ""
     if found is None or name not in PROPERTIES:
-        raise ValueError(f"{text!r} is no condition")
+        raise ValueError(f"{text!r} is not a condition")
     if name in VERSIONS:
         numbers(found[3])
     elif found[2] not in ("=", "!="):
-        raise ValueError(f"{text!r}: brands have no order")
+        raise ValueError(f"{text!r}: brands can only be compared for equality")
     return Condition(name, found[2], found[3])
 
 
@@ -194,7 +194,7 @@ def numbers(text: str) -> tuple[int, ...]:
     """A version as numbers that compare, without zeros at its end. ValueError if it is none."""
     parts = [part for part in text.split(".") if part]
     if not _NUMBERS.fullmatch(text) or not parts or max(map(len, parts)) > _DIGITS:
-        raise ValueError(f"{text!r} is no version")
+        raise ValueError(f"{text!r} is not a version")
     found = [int(part) for part in parts]
     while found and found[-1] == 0:
         found.pop()

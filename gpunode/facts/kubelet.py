@@ -223,7 +223,7 @@ def read_checkpoint(host: Host, directory: str) -> Checkpoint | None:
         entries = tuple(_entry(item) for item in data.get("PodDeviceEntries") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is no kubelet's checkpoint: {error!r}", hint="the kubelet writes it anew by itself"
+            f"{path} is not a checkpoint of the kubelet: {error!r}", hint="the kubelet rewrites it by itself"
         ) from error
     return Checkpoint(registered, _named(host, entries))
 
@@ -245,7 +245,7 @@ def _entry(item: Mapping[str, Any]) -> Holding:
 
 def _strings(ids: Any) -> list[str]:
     if not isinstance(ids, list | tuple) or not all(isinstance(one, str) for one in ids):
-        raise TypeError("device ids that are no strings")
+        raise TypeError("device ids that are not strings")
     return list(ids)
 
 

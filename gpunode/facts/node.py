@@ -299,10 +299,10 @@ class Node:
 
         library = self.nvml_library
         if library is None and not self.host.is_dir(f"{DRIVER_ROOT}/usr"):
-            return NvmlProbe(None, message="there is no libnvidia-ml.so.1 to ask NVML with", asked=False)
+            return NvmlProbe(None, message="no libnvidia-ml.so.1 is installed to query NVML", asked=False)
         change = self._nvml_would
         if change:
-            return NvmlProbe(None, message=f"NVML isn't asked: it would {change}", asked=False)
+            return NvmlProbe(None, message=f"NVML is not queried, because that would {change}", asked=False)
         seconds = NVML_SECONDS_MANY if len(self.driver_gpus) > FEW_GPUS else NVML_SECONDS
         return probe(self.host, seconds, condition=True, root=self._driver_root)
 
@@ -329,7 +329,7 @@ class Node:
             there |= {device.path for device in self.device_nodes}
         minors = sorted(gpu.minor for gpu in self.driver_gpus if gpu.minor is not None and not gpu.excluded)
         wanted = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
-        return next((f"make {path}" for path in wanted if path not in there), "")
+        return next((f"create {path}" for path in wanted if path not in there), "")
 
     @topic
     def conditions(self) -> tuple[Condition, ...]:

@@ -95,7 +95,7 @@ def _refuse_wrong_types(file: PodmanFile) -> None:
     )
     if not fine or not isinstance(engine.get("runtime", ""), str):
         raise ConfigError(
-            f"{file.path}: podman can't read its [engine] table: runtimes are lists of paths,"
-            " runtime is a name",
+            f"{file.path}: podman can't read its [engine] table: runtimes must be lists of paths, runtime "
+            "a name",
             hint=f"correct it: ${{EDITOR:-vi}} {file.path}",
         )

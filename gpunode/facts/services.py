@@ -76,7 +76,7 @@ def read_unit_states(host: Host) -> Mapping[str, UnitState]:
         return {}
     done = host.run([*COMMAND, *UNITS], timeout=_SECONDS)
     if done.timed_out:
-        raise Stuck(f"systemd gave no answer within {_SECONDS:g} s: {COMMAND[0]} {COMMAND[1]}", first=True)
+        raise Stuck(f"systemd didn't answer within {_SECONDS:g} s: {COMMAND[0]} {COMMAND[1]}", first=True)
     return parse_unit_states(done.stdout)
 
 

@@ -116,7 +116,7 @@ def _paths(value: list[str]) -> str:
 
 
 def _ldconfig(value: str) -> str:
-    return "" if value.removeprefix("@").startswith("/") else "it must be an absolute path, behind an @"
+    return "" if value.removeprefix("@").startswith("/") else "it must be @ and an absolute path"
 
 
 def _kind(value: str) -> str:
@@ -128,7 +128,7 @@ def _capabilities(value: str) -> str:
     if value in ("", "all"):
         return ""
     wrong = [one for one in value.split(",") if one not in CAPABILITIES]
-    return f"it knows {', '.join(CAPABILITIES)}, not {wrong[0]!r}" if wrong else ""
+    return f"allowed values are {', '.join(CAPABILITIES)}, not {wrong[0]!r}" if wrong else ""
 
 
 def _environment(value: list[str]) -> str:
@@ -188,7 +188,7 @@ def locate(host: Host, given: str = "") -> tuple[str, str]:
     Variables of this shell say nothing about another root.
     """
     if given:
-        return given, "the given path"
+        return given, "the specified path"
     own = host.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH") if host.live else None
     if own:
         return own, "NVIDIA_CTK_CONFIG_FILE_PATH"
@@ -221,7 +221,7 @@ def find_key(keys: tuple[Key, ...], name: str) -> Key:
     near = nearest(name, tuple(key.name for key in keys))
     raise UsageError(
         f"the toolkit's configuration has no key {name!r}",
-        hint=f"did you mean {near}?" if near else "list them: gpunode toolkit config get",
+        hint=f"did you mean {near}?" if near else "list all keys: gpunode toolkit config get",
     )
 
 
@@ -241,7 +241,7 @@ def parsed(key: Key, text: str) -> Any:
     """The value that `text` means for this key: true or false, a string, or a comma separated list."""
     if key.kind == "bool":
         if text not in ("true", "false"):
-            raise UsageError(f"{key.name} is true or false, not {text!r}", hint=f"{key.name}=true")
+            raise UsageError(f"{key.name} must be true or false, not {text!r}", hint=f"{key.name}=true")
         return text == "true"
     if key.kind == "list":
         return [part.strip() for part in text.split(",") if part.strip()]
@@ -255,13 +255,13 @@ def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
     elements = value if isinstance(value, list) else [value]
     unknown = next((one for one in elements if key.allowed and one not in key.allowed), None)
     if unknown is not None:
-        return f"it knows {', '.join(key.allowed)}, not {unknown!r}"
+        return f"allowed values are {', '.join(key.allowed)}, not {unknown!r}"
     if key.name.endswith(".ldconfig") and not value.startswith("@"):
         from gpunode.facts.containerd import dig  # whoever configures Docker needs no more of it
 
         if dig(tree, *_FROM_CONTAINER.split(".")) is True:
             return key.problem(value)
-        return f"it must begin with @ (the host's ldconfig), unless {_FROM_CONTAINER} is true"
+        return f"it must start with @ (the host's ldconfig), unless {_FROM_CONTAINER} is true"
     return key.problem(value)
 
 

@@ -43,7 +43,7 @@ class topic(Generic[_Value]):
             return self
         busy: dict[str, int] = node.__dict__.setdefault(_BUSY, {})
         if busy.setdefault(self._name, get_ident()) != get_ident():
-            raise Stuck(f"waits for what hangs: {self._name.replace('_', ' ').strip()}")
+            raise Stuck(f"waits for a hanging query: {self._name.replace('_', ' ').strip()}")
         try:
             value = node.__dict__[self._name] = self._read(node)
         finally:

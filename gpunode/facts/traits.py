@@ -87,41 +87,41 @@ def _coherent(node: Node) -> bool:
 
 
 TRAITS = {
-    "gpu": Trait(lambda node: bool(node.gpus), "there are GPUs on the bus", "no GPU is on the bus"),
+    "gpu": Trait(lambda node: bool(node.gpus), "the PCI bus has GPUs", "the PCI bus has no GPU"),
     "multi-gpu": Trait(
-        lambda node: len(node.gpus) > 1, "there are several GPUs", "there are not several GPUs"
+        lambda node: len(node.gpus) > 1, "this node has several GPUs", "this node doesn't have several GPUs"
     ),
     "coherent-gpu": Trait(
         _coherent, "GPUs share the processor's memory", "no GPU shares the processor's memory"
     ),
-    "selinux-enforcing": Trait(_selinux, "SELinux enforces", "SELinux doesn't enforce here"),
-    "lxc": Trait(_lxc, "this is an LXC container", "this is no LXC container"),
+    "selinux-enforcing": Trait(_selinux, "SELinux is enforcing", "SELinux is not enforcing"),
+    "lxc": Trait(_lxc, "this is an LXC container", "this is not an LXC container"),
     "application-container": Trait(
-        _application_container, "a container has no engine of its own", "this is no container"
+        _application_container, "this is a container without an engine of its own", "this is not a container"
     ),
     "immutable": Trait(
         lambda node: node.distribution.immutable,
-        "this distribution takes no packages",
-        "this distribution takes packages",
+        "this distribution doesn't install packages",
+        "this distribution installs packages",
     ),
     "driver": Trait(
         lambda node: node.module is not None, "the driver is loaded", "the NVIDIA driver isn't loaded"
     ),
     "operator-driver": Trait(
-        _operator_driver, "the GPU operator's container brings the driver", "the driver is the host's own"
+        _operator_driver, "the GPU operator's container provides the driver", "the driver is the host's own"
     ),
     "nvswitch": Trait(
-        lambda node: bool(node.switches), "there are NVSwitches", "no NVSwitch is on this node"
+        lambda node: bool(node.switches), "this node has NVSwitches", "this node has no NVSwitch"
     ),
     "mig": Trait(_mig, "MIG is on", "no GPU has MIG on"),
-    "vgpu-guest": Trait(_vgpu_guest, "the GPUs are virtual (vGPU)", "the GPUs are no virtual ones"),
+    "vgpu-guest": Trait(_vgpu_guest, "the GPUs are virtual (vGPU)", "the GPUs are not virtual"),
     "vfio-host": Trait(
-        _vfio_host, "every GPU is kept for virtual machines", "the GPUs aren't kept for virtual machines"
+        _vfio_host,
+        "all GPUs are reserved for virtual machines",
+        "the GPUs are not reserved for virtual machines",
     ),
-    "vm-host": Trait(
-        _vm_host, "every GPU is kept for virtual machines", "GPU containers are meant to run on this node"
-    ),
-    "kubelet": Trait(_kubelet, "this is a Kubernetes node", "no kubelet that has joined a cluster is here"),
+    "vm-host": Trait(_vm_host, "all GPUs are reserved for virtual machines", "this node runs GPU containers"),
+    "kubelet": Trait(_kubelet, "this is a Kubernetes node", "no kubelet on this node has joined a cluster"),
     "docker": Trait(lambda node: node.docker is not None, "Docker is installed", "Docker isn't installed"),
     "containerd": Trait(
         lambda node: node.containerd is not None, "containerd is installed", "containerd isn't installed"

@@ -78,8 +78,8 @@ class Host(ReadingHost):
         program, refusal = trust.find_program(argv[0], path)
         full["PATH"] = trust.safe_path(path)
         if refusal or self.behalf is not None:
-            reason = refusal or f"user {self.behalf} named it"
-            return Completed(tuple(argv), NOT_TRUSTED, "", f"{argv[0]} is not run: {reason}")
+            reason = refusal or f"user {self.behalf} specified it"
+            return Completed(tuple(argv), NOT_TRUSTED, "", f"{argv[0]} was not run: {reason}")
         if not program:
             return Completed(tuple(argv), COMMAND_NOT_FOUND, "", f"{argv[0]}: {os.strerror(errno.ENOENT)}")
         if watch is not None:
@@ -130,11 +130,11 @@ class Host(ReadingHost):
         import signal
 
         if not self.live:
-            raise PreconditionError(f"no process can be signalled under --root {self.root}")
+            raise PreconditionError(f"no process can get a signal under --root {self.root}")
         process = os.pidfd_open(pid)
         try:
             if not expected():
-                raise ProcessLookupError(f"process {pid} is another one now")
+                raise ProcessLookupError(f"process {pid} has ended and its number is in use again")
             signal.pidfd_send_signal(process, signal.Signals[f"SIG{name}"])
         finally:
             os.close(process)
@@ -156,7 +156,7 @@ class Host(ReadingHost):
         """
         self.note(f"reading {path}")
         if not self.live:
-            raise DaemonError(f"no socket is contacted under --root {self.root}", code="not-live")
+            raise DaemonError(f"no socket can be used under --root {self.root}", code="not-live")
         with ExitStack() as opened:
             real = path
             if self.behalf is not None:
@@ -287,7 +287,7 @@ class Host(ReadingHost):
         if expect and before is not None and stat.S_ISLNK(before):
             raise PreconditionError(
                 f"can't write {path}: it is a symlink in a directory that other users can write",
-                hint=f"look where it leads, then put the file itself there: ls -l {path}",
+                hint=f"see where the link points, then specify the target itself: ls -l {path}",
                 code="planted-link",
             )
         narrow = before is not None and stat.S_ISREG(before) and not restored
@@ -313,7 +313,7 @@ class Host(ReadingHost):
         whole = Path(path).absolute()
         with suppress(OSError):
             if not stat.S_ISREG(whole.stat().st_mode):
-                raise UsageError(f"--output-file {path} is not a file", hint="name another one")
+                raise UsageError(f"--output-file {path} is not a file", hint="specify a regular file")
         try:
             with trust.held("/", str(whole), follow=True, live=True) as place:
                 allowed = os.access(".", os.W_OK, dir_fd=place.directory) and not self._kept_from_us(place)
@@ -323,13 +323,13 @@ class Host(ReadingHost):
             if whole.is_symlink() or error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise explain_os_error(error, path, "write") from error
             raise UsageError(
-                f"--output-file {path}: there is no such directory",
-                hint=f"make it first: mkdir -p {whole.parent}",
+                f"--output-file {path}: the directory doesn't exist",
+                hint=f"create the directory: mkdir -p {whole.parent}",
             ) from error
         if not allowed:
             raise PreconditionError(
-                f"--output-file {path}: this user may not write there",
-                hint="name another directory, or use sudo",
+                f"--output-file {path}: no permission to write in this directory",
+                hint="specify another directory, or use sudo",
             )
 
     def _kept_from_us(self, place: Place) -> bool:
@@ -457,6 +457,6 @@ class Host(ReadingHost):
         except TimeoutError as error:
             raise PreconditionError(
                 f"another gpunode is changing this node ({error})",
-                hint="wait for it to end, then run this again",
+                hint="wait until it has finished, then run the command again",
                 code="locked",
             ) from error

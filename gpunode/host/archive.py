@@ -99,18 +99,18 @@ def _damaged() -> Iterator[None]:
 def _parsed(parse: Any, block: bytes | bytearray, encoding: str, errors: str) -> tarfile.TarInfo:
     """`TarInfo.frombuf`, where tarfile would take a damaged header for the end of the archive."""
     if len(block) != tarfile.BLOCKSIZE:
-        raise Refused("it ends in the middle")
+        raise Refused("it is truncated")
     try:
         return cast("tarfile.TarInfo", parse(block, encoding, errors))
     except tarfile.HeaderError as error:
         if any(block):
-            raise Refused("it is no tar archive, or damaged") from error
+            raise Refused("it is not a tar archive, or is damaged") from error
         raise
 
 
 def _unwanted(member: tarfile.TarInfo) -> Refused:
     what = _KINDS.get(member.type, "of an unknown kind")
-    return Refused(f"{member.name[:100]!a} is {what}, and a bundle holds files and directories only")
+    return Refused(f"{member.name[:100]!a} is {what}, but a bundle contains only files and directories")
 
 
 class _Stream:
@@ -128,7 +128,7 @@ class _Stream:
         """`Refused` for a header of which tarfile must not read what belongs to it."""
         self._pax = member.type == tarfile.XHDTYPE
         if member.size < 0:
-            raise Refused("its headers hold a negative number")
+            raise Refused("its headers contain a negative number")
         if member.type in _REFUSED:
             raise _unwanted(member)
         if member.type in _EXTENDED:
@@ -148,9 +148,9 @@ class _Stream:
         if self._pax:
             self._pax = False
             if b"GNU.sparse" in data:
-                raise Refused("it holds a sparse file, and a bundle holds files and directories only")
+                raise Refused("it contains a sparse file, but a bundle contains only files and directories")
             if _LONG_NUMBER.search(data):
-                raise Refused("its headers hold a number that is too long")
+                raise Refused("its headers contain a number that is too long")
         return data
 
     def tell(self) -> int:
@@ -158,7 +158,7 @@ class _Stream:
 
     def seek(self, position: int) -> None:
         if position < self._position:
-            raise Refused("its headers lead backwards")
+            raise Refused("its headers point backwards")
         while self._position < position:
             if not self.read(min(_CHUNK_BYTES, position - self._position)):
-                raise Refused("it ends in the middle")
+                raise Refused("it is truncated")

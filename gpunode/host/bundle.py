@@ -64,7 +64,10 @@ def report_in(archive: Path) -> bytes:
             with _refusing(archive):
                 found = content.read()
     if found is None:
-        raise ConfigError(f"{archive} is no support bundle: it has no {REPORT}", hint="see gpunode report")
+        raise ConfigError(
+            f"{archive} is not a support bundle: it has no {REPORT}",
+            hint="run gpunode report to create a bundle",
+        )
     return found
 
 
@@ -80,7 +83,7 @@ def _refusing(archive: Path) -> Iterator[None]:
     except (Refused, tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
-            f"{archive} is no support bundle: {told}", hint="one is made by gpunode report"
+            f"{archive} is not a support bundle: {told}", hint="run gpunode report to create a bundle"
         ) from error
 
 
@@ -99,9 +102,9 @@ def _inside(name: str) -> tuple[str, ...]:
     shown = ascii(name[:100])
     parts = tuple(name.split("/", _MOST_DEPTH))
     if len(name) > _MOST_NAME or len(parts) > _MOST_DEPTH:
-        raise Refused(f"{shown} is too long a path")
+        raise Refused(f"the path {shown} is too long")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise Refused(f"{shown} leads out of it")
+        raise Refused(f"the path {shown} leads out of the archive")
     return parts
 
 
@@ -133,7 +136,7 @@ class _Place:
         try:
             (self._directory(parts[:-1]) / parts[-1]).symlink_to(target)
         except FileExistsError as error:
-            raise Refused(f"the link {path[:100]!a} lies behind another one, or over a file") from error
+            raise Refused(f"the link {path[:100]!a} is below another link or replaces a file") from error
 
     def _directory(self, parts: tuple[str, ...]) -> Path:
         for depth in range(1, len(parts) + 1):
@@ -151,11 +154,11 @@ def _links(text: bytes) -> dict[str, str]:
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise Refused(f"{LINKS} is nested too deep") from error
+        raise Refused(f"{LINKS} is nested too deeply") from error
     if not isinstance(found, dict) or len(found) > MOST_ENTRIES:
-        raise Refused(f"{LINKS} holds no object of paths")
+        raise Refused(f"{LINKS} doesn't contain an object of paths")
     if not all(isinstance(target, str) and 0 < len(target) < _MOST_NAME for target in found.values()):
-        raise Refused(f"{LINKS} holds a target that is no path")
+        raise Refused(f"{LINKS} has a target that is not a path")
     return found
 
 
@@ -326,7 +329,7 @@ def daemon_logs(host: Host) -> tuple[dict[str, str], dict[str, str]]:
         if done.ok and done.stdout.strip():
             found[unit] = done.stdout
         elif done.timed_out:
-            missing[unit] = f"journalctl gave no answer within {_SECONDS:g} s"
+            missing[unit] = f"journalctl didn't finish within {_SECONDS:g} s"
             break
         elif not done.ok:
             missing[unit] = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]

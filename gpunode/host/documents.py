@@ -59,7 +59,7 @@ def read(data: bytes, notes: Notes) -> Item:
     documents = _documents(_text(data), _MAX_DEPTH, _MAX_ITEMS)
     if len(documents) > 1:
         line = documents[1].start_mark.line + 1
-        notes.append((line, "a second document, which has no effect: one file is one document"))
+        notes.append((line, "a second document, which is ignored: one file is one document"))
     return _Tree(notes).item(documents[0], ()) if documents else EMPTY
 
 
@@ -89,7 +89,7 @@ def load(text: str) -> Any:
         raise DocumentError(*_marked(error, text)) from error
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # PyYAML's constructors trust a tag
-        raise DocumentError(0, "a value isn't what its form or tag says") from error
+        raise DocumentError(0, "a value doesn't have the type that its tag or form requires") from error
 
 
 class _Bounds:
@@ -123,7 +123,7 @@ class _Bounds:
 
 def _text(data: bytes, limit: int = MAX_BYTES) -> str:
     if len(data) > limit:
-        raise DocumentError(0, f"{len(data)} bytes are more than the {limit} allowed for a config file")
+        raise DocumentError(0, f"{len(data)} bytes exceed the limit of {limit} for a configuration file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -147,7 +147,7 @@ def _documents(text: str, depth: int, values: int) -> list[Any]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
-        raise DocumentError(line, f"not YAML: the character U+{code:04X} can't stand in a file") from error
+        raise DocumentError(line, f"not YAML: the character U+{code:04X} isn't allowed") from error
     except (yaml.YAMLError, UnicodeEncodeError, RecursionError) as error:
         raise DocumentError(0, f"not YAML: {' '.join(str(error).split())}") from error
 
@@ -172,14 +172,14 @@ def _marked(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
     if mark is None:
         return 0, f"not YAML: {' '.join(what.split())}"
     if mark.line < len(lines) and re.match(r"\s*\t", lines[mark.line]):
-        what = "a tab can't indent YAML; use spaces"
+        what = "YAML doesn't allow tabs for indentation; use spaces"
     elif (begun := error.context_mark) and "block" in (error.context or "") and mark.column != begun.column:
         what = (
-            f"this line is indented by {mark.column}, and what it belongs to, which began on line "
-            f"{begun.line + 1}, by {begun.column} ({error.problem})"
+            f"this line is indented by {mark.column}, but the block that started on line {begun.line + 1} "
+            f"by {begun.column} ({error.problem})"
         )
     elif "mapping values" in (error.problem or ""):
-        what = f"a second ':' on a line, or a line that is indented further than its neighbours ({what})"
+        what = f"a second ':' on a line, or a line that is indented further than the lines around it ({what})"
     return mark.line + 1, f"not YAML: {' '.join(what.split())}"
 
 
@@ -216,12 +216,14 @@ class _Tree:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.id != "scalar":
-                raise DocumentError(line, "a key must be a word")
+                raise DocumentError(line, "a key must be a string")
             if key.tag.endswith(":merge"):
                 merged += self._merged(value, above)
                 continue
             if (before := own.pop(key.value, None)) is not None:
-                message = f"the key {key.value} stands here again, and counts; on line {before[1]} it doesn't"
+                message = (
+                    f"duplicate key {key.value}: this value is used, the one on line {before[1]} is ignored"
+                )
                 self._notes.append((line, message))
             own[key.value] = key.value, line, self.item(value, above)
         yield from own.values()
@@ -234,5 +236,5 @@ class _Tree:
         found = self.item(node, above)
         parts = found.items if found.kind == "list" else (found,)
         if any(part.kind != "map" for part in parts):
-            raise DocumentError(found.line, "<< merges mappings only")
+            raise DocumentError(found.line, "<< can merge only mappings")
         return [pair for part in parts for pair in part.pairs]

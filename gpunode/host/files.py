@@ -255,7 +255,7 @@ def open_lock(directory: int, name: str, path: str) -> int:
         return os.open(name, flags, 0o600, dir_fd=directory)
     raise PreconditionError(
         f"{path} must be a directory that belongs to this user and that no other user can write",
-        hint=f"find out who created it, then remove it: ls -ld {path}",
+        hint=f"find out what created it, then remove it: ls -ld {path}",
         code="unsafe-directory",
     )
 
@@ -344,22 +344,22 @@ def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
             return Unreadable(f"can't {verb} {path}: {reason}", hint="run as root, for example with sudo")
         hint = "run as root, for example with sudo"
         if os.geteuid() == 0:
-            hint = f"root may not either: lsattr -d {path}; findmnt -T {path}"
+            hint = f"root has no permission either: lsattr -d {path}; findmnt -T {path}"
         return PreconditionError(f"can't {verb} {path}: {reason}", hint=hint)
     hints = {
         errno.ENOSPC: f"free some space: df -h {Path(path).parent}",
         errno.EDQUOT: f"free some space: df -h {Path(path).parent}",
         errno.EROFS: f"the file system is read-only: findmnt -T {path}",
-        errno.EISDIR: f"a directory lies where a file belongs: ls -ld {path}",
-        errno.EINVAL: f"a pipe, socket or device lies where a file belongs: ls -lL {path}",
+        errno.EISDIR: f"a directory exists at this path: ls -ld {path}",
+        errno.EINVAL: f"a pipe, socket or device exists at this path: ls -lL {path}",
         errno.EBUSY: f"the file itself is a mount point, as in a container: findmnt {path}",
-        errno.EFBIG: f"look at what filled it: ls -lh {path}",
-        errno.ELOOP: f"the symlinks lead in a circle: namei -l {path}",
+        errno.EFBIG: f"find out why it is so large: ls -lh {path}",
+        errno.ELOOP: f"the symlinks form a loop: namei -l {path}",
     }
     if isinstance(error, DanglingLink):
         hints[number] = f"create its target or remove the link: rm {error.filename}"
     kind = PreconditionError if number == errno.EROFS else ConfigError
-    return kind(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"look at it: ls -ld {path}"))
+    return kind(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"inspect it: ls -ld {path}"))
 
 
 def read_from(path: Path, offset: int, most: int) -> bytes:

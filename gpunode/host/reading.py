@@ -351,7 +351,7 @@ class ReadingHost:
         """What `which` passes over where it finds no other: path, and why it isn't run."""
         if "/" in name or self.which(name) is not None:
             return None
-        return next(((path, f"it is not run: {self.refusal(path)}") for path in self._places(name)), None)
+        return next(((path, f"it was not run: {self.refusal(path)}") for path in self._places(name)), None)
 
     def _places(self, name: str) -> Iterator[str]:
         own = self.environ.get("PATH", "").split(":") if self.live else []

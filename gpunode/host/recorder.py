@@ -141,7 +141,7 @@ class RecordingHost(Host):
         for number, line in enumerate(reversed(lines)):
             left -= len(line) + 1
             if left < 0:
-                self.kept.left_out["/dev/kmsg"] = f"the first {len(lines) - number} lines are too many"
+                self.kept.left_out["/dev/kmsg"] = f"the first {len(lines) - number} lines exceed the limit"
                 return list(lines[-number:]) if number else []
         return list(lines)
 
@@ -171,7 +171,7 @@ class RecordingHost(Host):
                 answer[name] = text[:MOST_FILE]
                 if len(text) > MOST_FILE:
                     self.kept.left_out[f"{name} of {shlex.join(argv)}"] = (
-                        f"{len(text)} characters are too many"
+                        f"{len(text)} characters exceed the limit"
                     )
             self.heard("commands", shlex.join(argv), answer | ({"timedOut": True} if done.timed_out else {}))
         return done
@@ -205,7 +205,7 @@ class RecordingHost(Host):
     def _keep(self, real: str, data: bytes) -> None:
         total = sum(map(len, self.kept.files.values()))
         if len(data) > MOST_FILE or total + len(data) > MOST_BYTES:
-            self.kept.left_out[real] = f"{len(data)} bytes are too many"
+            self.kept.left_out[real] = f"{len(data)} bytes exceed the limit"
             self.kept.files.setdefault(real, b"")
         elif data or real not in self.kept.files:
             self.kept.files[real] = data

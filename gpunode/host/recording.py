@@ -138,15 +138,15 @@ def parse_recording(text: str) -> dict[str, Any]:
     try:
         loaded = json.loads(text)
     except RecursionError as error:
-        raise ConfigError(f"{RECORDING} is nested too deep") from error
+        raise ConfigError(f"{RECORDING} is nested too deeply") from error
     except ValueError as error:
         raise ConfigError(f"{RECORDING} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{RECORDING} does not hold a JSON object")
+        raise ConfigError(f"{RECORDING} doesn't contain a JSON object")
     for section in SECTIONS:
         entries = loaded.setdefault(section, {})
         if not isinstance(entries, dict):
-            raise ConfigError(f"{RECORDING}: {section} is no JSON object")
+            raise ConfigError(f"{RECORDING}: {section} is not a JSON object")
         for key, value in entries.items():
             problem = _problem(section, value)
             if problem:
@@ -187,18 +187,22 @@ def _mismatch(value: Any, shape: Any, where: str) -> str:
 def _problem(section: str, value: Any) -> str:
     """What is wrong with one entry, empty if nothing."""
     if section == "sockets":
-        return "" if isinstance(value, str) else "the state is no string"
+        return "" if isinstance(value, str) else "the state is not a string"
     if section == "unreadable":
-        return "" if isinstance(value, str) else "the reason is no string"
+        return "" if isinstance(value, str) else "the reason is not a string"
     if section == "modes":
-        return "" if isinstance(value, str) and _OCTAL.fullmatch(value) else 'the mode is no text like "0644"'
+        return (
+            ""
+            if isinstance(value, str) and _OCTAL.fullmatch(value)
+            else 'the mode is not a string such as "0644"'
+        )
     if section == "nvml":
         return ""
     if not isinstance(value, dict):
         return "not a JSON object"
     if section == "filesystems":
         whole = all(type(number) is int and number >= 0 for number in value.values())
-        return "" if whole else "size, left, inodes and inodesLeft are whole numbers"
+        return "" if whole else "size, left, inodes and inodesLeft must be whole numbers"
     if section == "commands":
         texts = all(isinstance(value.get(name, ""), str) for name in ("stdout", "stderr"))
         return (
@@ -211,6 +215,6 @@ def _problem(section: str, value: Any) -> str:
         return (
             ""
             if numbers and octal
-            else 'a device has whole numbers major, minor and gid, and a mode like "0666"'
+            else 'a device must have whole numbers major, minor and gid, and a mode such as "0666"'
         )
     return ""

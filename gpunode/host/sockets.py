@@ -79,7 +79,7 @@ def listen_tcp(address: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise PreconditionError(
-            f"can't listen on {shown}: {error.strerror or error}", hint="give an address of this node's own"
+            f"can't listen on {shown}: {error.strerror or error}", hint="specify an address of this node"
         ) from error
     family, kind, protocol, _, where = found[0]
     try:
@@ -94,9 +94,9 @@ def listen_tcp(address: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         hints = {
-            errno.EADDRINUSE: f"find out who has it: ss -ltnp sport = :{port}; or choose another port",
-            errno.EACCES: "ports below 1024 are root's",
-            errno.EADDRNOTAVAIL: "give an address of this node's own: ip -brief address",
+            errno.EADDRINUSE: f"find the process that uses it: ss -ltnp sport = :{port}; or use another port",
+            errno.EACCES: "ports below 1024 need root",
+            errno.EADDRNOTAVAIL: "specify an address of this node: ip -brief address",
         }
         hint = hints.get(error.errno or 0, "")
         raise PreconditionError(f"can't listen on {shown}: {error.strerror or error}", hint=hint) from error
@@ -116,7 +116,7 @@ def listen_unix(path: Path) -> socket.socket:
     except OSError as error:
         listening.close()
         reason = error.strerror or str(error)
-        hints = {errno.EADDRINUSE: f"find out who has it: ss -xlp src {path}"}
+        hints = {errno.EADDRINUSE: f"find the process that uses it: ss -xlp src {path}"}
         raise PreconditionError(
             f"can't listen on {path}: {reason}", hint=hints.get(error.errno or 0, "choose another directory")
         ) from error

@@ -86,7 +86,7 @@ def refusal(path: str, *, directory: bool = False) -> str:
 def _only_ours(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
     """A `Check`: only root and this user can have made this step."""
     if step.startswith("/proc/"):
-        raise PermissionError(errno.EACCES, "it is named through another process")
+        raise PermissionError(errno.EACCES, "it was specified through another process")
     if found is not None and not _trusted(found):
         raise PermissionError(errno.EACCES, _foreign_owner(step, found.st_uid))
     if found is not None and _replaceable(directory, found):
@@ -121,7 +121,7 @@ def advice(reason: str) -> str:
     """What to do about a program that isn't run for this reason."""
     if _UNMAPPED in reason:
         return "run gpunode on the node itself, or map the owner into the container's user namespace"
-    return "have root alone own it and its directories: chown root:root, chmod go-w"
+    return "make root the only owner and writer of it and its directories: chown root:root, chmod go-w"
 
 
 # --- writing ---------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> It
         foreign = process is not None and process[1] != str(os.getpid())
         if live and (foreign or not _trusted(found) or _replaceable(directory, found)):
             raise PreconditionError(
-                f"can't write {path}: {step} is a symlink that another user can have made",
-                hint=f"look where it leads, then name another file: ls -l {step}",
+                f"can't write {path}: {step} is a symlink that another user may have created",
+                hint=f"see where the link points, then specify another file: ls -l {step}",
                 code="planted-link",
             )
         return True
@@ -351,7 +351,7 @@ def opened_as(uid: int, root: str, path: str, *, follow: bool = True) -> Iterato
 
     def check(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
         if not _may(uid, directory, stat.S_IXOTH):
-            raise PermissionError(errno.EACCES, f"user {uid} may not enter it", path)
+            raise PermissionError(errno.EACCES, f"user {uid} has no permission to enter it", path)
         return follow or not last
 
     with walk(root, path, check) as place:
@@ -369,7 +369,7 @@ def readable_as(uid: int, root: str, path: str) -> Iterator[tuple[Path, int]]:
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)  # opening a device can have effects
         if not _may(uid, found, stat.S_IROTH):
-            raise PermissionError(errno.EACCES, f"user {uid} may not read it", path)
+            raise PermissionError(errno.EACCES, f"user {uid} has no permission to read it", path)
         yield Path(named(descriptor)), found.st_size
 
 
@@ -379,7 +379,7 @@ def socket_as(uid: int, path: str) -> Iterator[str]:
     with opened_as(uid, "/", path) as (descriptor, _):
         found = os.fstat(descriptor)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != uid:
-            raise PermissionError(errno.EACCES, f"it is no socket of user {uid}", path)
+            raise PermissionError(errno.EACCES, f"it is not a socket of user {uid}", path)
         yield named(descriptor)
 
 

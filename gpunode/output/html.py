@@ -23,7 +23,7 @@ _WORDS = {
     "warn": "Warning",
     "note": "Note",
     "waits": "Waits",
-    "skip": "Not judged",
+    "skip": "Not checked",
     "pass": "Passed",
 }
 _DISTURBS = {
@@ -87,15 +87,15 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
         return ", ".join(parts), "bad" if errors else "warn"
     unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't say
     if unexamined and envelope["data"]["counts"]["pass"]:
-        return f"No fault found; GPUs not examined: {unexamined}", "warn"
+        return f"No fault found; GPUs not checked: {unexamined}", "warn"
     unread = sum(one["skipped"] == "unreadable" for one in findings)
     if unread:
-        return f"No fault found, {_many(unread, 'check')} not judged", "warn"
+        return f"No fault found, {_many(unread, 'check')} not run", "warn"
     if not envelope["data"]["counts"]["pass"]:
-        return "Nothing was judged", "warn"
+        return "No check ran", "warn"
     chosen = envelope["data"].get("selection", {})  # reports of earlier versions don't tell
     if any(chosen.values()):
-        return "No fault found by the checks that were asked", "good"
+        return "No fault found by the selected checks", "good"
     return "Ready: no check found a fault", "good"
 
 
@@ -118,7 +118,7 @@ def body(report: Report) -> Iterator[str]:
 def _header(report: Report) -> Iterator[str]:
     node = report.data["node"]
     when = datetime.fromtimestamp(report.data["at"], UTC)
-    yield '<a class="jump" href="#main">To the findings</a>'
+    yield '<a class="jump" href="#main">Skip to the findings</a>'
     yield f'<header class="top {report.mood}">'
     yield f'<p class="where">gpunode doctor · <time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">'
     yield f"{when:%Y-%m-%d %H:%M} UTC</time></p>"
@@ -142,7 +142,7 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Engines", ", ".join(f"{one['name']} {one['version']}".strip() for one in node["engines"])
     yield "System", (node["distro"] or {}).get("name", "")
     yield "Kernel", node["kernel"]
-    yield "Kind of node", node["class"]
+    yield "Node type", node["class"]
 
 
 def _first(report: Report) -> Iterator[str]:
@@ -170,13 +170,13 @@ def _reboot(report: Report) -> Iterator[str]:
     yield f'<section class="card reboot {mood}" aria-labelledby="reboot">'
     yield '<h2 id="reboot">Safe to reboot?</h2>'
     if verdict["safe"]:
-        yield "<p>Yes: nothing was found that a reboot would break.</p>"
+        yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
     elif not verdict["findings"]:
         unread = all(one["skipped"] for one in report.findings if one["id"] in unjudged)
-        doubt = f"{_many(len(unjudged), 'check')} could not tell{' without root' if unread else ''}"
-        yield f"<p>Nothing speaks against it, but {doubt}.</p>"
+        doubt = f"{_many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
+        yield f"<p>No problem found, but {doubt}.</p>"
     else:
-        yield "<p>No, mend this first:</p><ul>"
+        yield "<p>No, fix this before a reboot:</p><ul>"
         for one in report.findings:
             if one["id"] in verdict["findings"]:
                 yield f'<li><a href="#{escaped(one["id"])}">{escaped(one["id"])}</a>: '
@@ -210,7 +210,7 @@ def _problems(report: Report) -> Iterator[str]:
     )
     if not problems:
         return
-    yield '<section class="problems" aria-labelledby="found"><h2 id="found">What was found</h2>'
+    yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
     for one in problems:
         yield from _problem(report, one)
     yield "</section>"
@@ -282,14 +282,14 @@ def _refs(finding: Mapping[str, Any]) -> Iterator[str]:
     shown = [one for one in finding["refs"] if str(one).startswith(("https://", "http://"))]
     if shown:
         links = (f'<a href="{escaped(one)}" rel="noreferrer noopener">{escaped(one)}</a>' for one in shown)
-        yield f'<p class="refs">Read on: {" · ".join(links)}</p>'
+        yield f'<p class="refs">See also: {" · ".join(links)}</p>'
 
 
 def _notes(report: Report) -> Iterator[str]:
     notes = report.having("note")
     if not notes:
         return
-    yield '<section aria-labelledby="notes"><h2 id="notes">Worth knowing</h2><ul class="rows">'
+    yield '<section aria-labelledby="notes"><h2 id="notes">Notes</h2><ul class="rows">'
     for one in notes:
         yield f'<li class="row note" id="{escaped(one["id"])}" {_marks(one)}><span class="badge">Note</span>'
         yield f"<span><code>{escaped(one['id'])}</code> {escaped(one['summary'])}</span></li>"
@@ -298,7 +298,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 def _layers(report: Report) -> Iterator[str]:
     """Everything else, layer by layer; open layers are those with something that waits."""
-    rest = "Every other check" if report.having("fail", "error", "warn", "note") else "Every check"
+    rest = "All other checks" if report.having("fail", "error", "warn", "note") else "All checks"
     yield f'<section class="all" aria-labelledby="all"><h2 id="all">{rest}</h2>'
     for layer in dict.fromkeys(one["layer"] for one in report.findings):
         here = [one for one in report.having("waits", "pass", "skip") if one["layer"] == layer]
@@ -309,7 +309,7 @@ def _layers(report: Report) -> Iterator[str]:
         told = [f"{passed} passed"] if passed else []
         told += [f"{waits} waiting"] if waits else []
         unjudged = len(here) - passed - waits
-        told += [f"{unjudged} not judged"] if unjudged else []
+        told += [f"{unjudged} not checked"] if unjudged else []
         yield f'<details class="layer"><summary><h3>{escaped(layer)}</h3> '
         yield f'<span class="quiet">{", ".join(told)}</span></summary><ul class="rows">'
         for one in here:
@@ -334,10 +334,10 @@ def _footer(report: Report) -> Iterator[str]:
     tables = report.data["tables"]
     if tables:
         oldest = max(one["ageDays"] for one in tables)
-        yield f"<p>Judged by {_many(len(tables), 'reference table')}, the oldest of them "
-        yield f"{_many(oldest, 'day')} old: what was published since isn't known to it.</p>"
+        yield f"<p>Based on {_many(len(tables), 'reference table')}, the oldest of them "
+        yield f"{_many(oldest, 'day')} old: later releases and bulletins are unknown.</p>"
     yield f"<p>gpunode {escaped(report.data['version'])} · {_many(len(report.findings), 'check')} in "
-    yield f"{report.data['seconds']:.1f} s · this page loads nothing and sends nothing</p>"
+    yield f"{report.data['seconds']:.1f} s · this page loads and sends no data</p>"
     yield '<p><button type="button" class="copy" id="json" hidden>Copy the report as JSON</button></p>'
     yield "</footer>"
 

@@ -41,7 +41,7 @@ def _families(envelope: Mapping[str, Any]) -> Iterator[Family]:
     findings = data["findings"]
     yield Family(
         "gpunode_doctor_finding",
-        "Always 1: an error, a broken check (status error) or a warning that was found.",
+        "Always 1: a finding that is an error, a broken check (status error) or a warning.",
         [
             Sample({name: one[name] for name in ("id", "layer", "status", "severity")}, 1)
             for one in findings
@@ -50,25 +50,27 @@ def _families(envelope: Mapping[str, Any]) -> Iterator[Family]:
     )
     yield Family(
         "gpunode_doctor_checks",
-        "How many checks came to each status.",
+        "Number of checks by status.",
         [Sample({"status": status}, number) for status, number in data["counts"].items()],
     )
     waiting = sum(one["blockedBy"] is not None for one in findings)
-    yield _single("gpunode_doctor_checks_waiting", "Checks that wait for a root cause.", waiting)
+    yield _single(
+        "gpunode_doctor_checks_waiting", "Number of checks that are skipped because of a root cause.", waiting
+    )
     ok = envelope["status"] in ("ok", "warn")
     yield _single("gpunode_doctor_ok", "1 if no check found an error.", float(ok))
     if data["reboot"]["safe"] is not None:
         safe = float(data["reboot"]["safe"])
         yield _single(
-            "gpunode_doctor_reboot_safe", "0 if something was found that a reboot would break.", safe
+            "gpunode_doctor_reboot_safe", "0 if a check found a problem that a reboot would cause.", safe
         )
     yield Family(
         "gpunode_doctor_table_age_seconds",
-        "How old each reference table is that checks judge by.",
+        "Age of each reference table that the checks use.",
         [Sample({"table": one["name"]}, one["ageDays"] * 86400) for one in data["tables"]],
     )
-    yield _single("gpunode_doctor_duration_seconds", "How long the checks took.", data["seconds"])
-    yield _single("gpunode_doctor_last_run_timestamp_seconds", "When they ran.", data["at"])
+    yield _single("gpunode_doctor_duration_seconds", "Duration of the checks.", data["seconds"])
+    yield _single("gpunode_doctor_last_run_timestamp_seconds", "Time when the checks ran.", data["at"])
     yield from _node(data)
 
 
@@ -82,14 +84,14 @@ def _node(data: Mapping[str, Any]) -> Iterator[Family]:
         "toolkit": node["toolkit"],
         "version": data["version"],
     }
-    yield Family("gpunode_node_info", "Always 1: the node, and gpunode's own version.", [Sample(labels, 1)])
+    yield Family("gpunode_node_info", "Always 1: the node and gpunode's version.", [Sample(labels, 1)])
     models: dict[str, int] = {}
     for gpu in node["gpus"]:
         name = gpu["name"] or gpu["deviceId"]
         models[name] = models.get(name, 0) + 1
     yield Family(
         "gpunode_node_gpus",
-        "GPUs on the bus, by model, or by PCI id where NVML wasn't asked.",
+        "GPUs on the bus, by model, or by PCI id if NVML was not queried.",
         [Sample({"model": model}, number) for model, number in models.items()],
     )
     yield Family(

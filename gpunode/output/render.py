@@ -119,7 +119,10 @@ def output_failed(error: OSError) -> ConfigError | None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return None
-    return ConfigError(f"can't write to standard output: {error.strerror or error}", hint="send it elsewhere")
+    return ConfigError(
+        f"can't write to standard output: {error.strerror or error}",
+        hint="redirect standard output to another file",
+    )
 
 
 def render_error(error: GpunodeError) -> None:

@@ -75,7 +75,7 @@ class _Reader:
             raise _error(where, "must be an object")
         known = _fields(cls)
         if not self._unknown and (strange := [key for key in data if key not in known]):
-            raise _error(_below(where, str(strange[0])[:100]), "is no known key")
+            raise _error(_below(where, str(strange[0])[:100]), "is not a known key")
         values: dict[str, Any] = {}
         for key, (field, kind) in known.items():
             at = _below(where, key)

@@ -163,4 +163,4 @@ def test_the_systems_files_do_not_count_for_a_distributions_containerd(tmp_path)
     node = Node(host)
     node.__dict__["cri"] = replace(node.cri, handlers=("runc",))
     found = BY_ID["containerd-runtime-missing"].run(node)
-    assert found.status is PASS and "by CDI" in found.summary
+    assert found.status is PASS and "through CDI" in found.summary

@@ -79,7 +79,7 @@ def test_what_hangs_is_waited_for_once() -> None:
                 raised.append((error.message, error.first))
     (waited, first), (known, again) = raised
     assert re.match(r"no answer within 1 s: ", waited) and first
-    assert known == "waits for what hangs: slow" and not again
+    assert known == "waits for a hanging query: slow" and not again
     Thing.let_go.set()
 
 

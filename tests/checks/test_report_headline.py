@@ -7,7 +7,7 @@ from gpunode.commands.demo import build_machine
 from tests.cli import gpunode
 
 READY = "This node is ready: no check found a fault"
-NOT_EXAMINED = "No fault found; GPUs not examined: "
+NOT_EXAMINED = "No fault found; GPUs not checked: "
 
 
 def headline(spec, root, *arguments):
@@ -35,7 +35,11 @@ def test_a_driver_container_that_lacks_a_device_file_is_not_called_ready(tmp_pat
     spec = machine("gpu-operator-driver")
     del spec["recording"]["devices"]["/run/nvidia/driver/dev/nvidiactl"]
     line, why, html = headline(spec, tmp_path / "m")
-    assert line == f"{NOT_EXAMINED}{why}" == f"{NOT_EXAMINED}NVML isn't asked: it would make /dev/nvidiactl"
+    assert (
+        line
+        == f"{NOT_EXAMINED}{why}"
+        == f"{NOT_EXAMINED}NVML is not queried, because that would create /dev/nvidiactl"
+    )
     assert "Ready" not in html
 
 
@@ -59,8 +63,8 @@ def test_a_gpu_whose_condition_hangs_nvml_is_not_called_ready(tmp_path):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("pci-no-gpu-expected", "no GPU is meant to be here"),
-        ("vm-host", "every GPU is kept for virtual machines"),
+        ("pci-no-gpu-expected", "this node has no GPU, as expected"),
+        ("vm-host", "all GPUs are reserved for virtual machines"),
     ],
 )
 def test_a_node_without_gpus_for_containers_is_not_called_ready(name, why, tmp_path):

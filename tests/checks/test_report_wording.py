@@ -16,7 +16,7 @@ from gpunode.output.result import Evidence, Fix
         ("gpunode configure-runtime --runtime docker --cdi", "restarts Docker"),
         (
             "gpunode configure-runtime --runtime docker --set-as-default",
-            "reloads Docker; where only a restart",
+            "reloads Docker; if it needs a restart",
         ),
         ("dnf upgrade docker-ce", "restarts Docker"),
         ("${EDITOR:-vi} /etc/docker/daemon.json && snap restart docker", "restarts Docker"),
@@ -26,7 +26,7 @@ from gpunode.output.result import Evidence, Fix
         ("systemctl disable --now crio", "stops CRI-O"),
         ("systemctl restart kubelet", "restarts the kubelet"),
         ("crictl ps --quiet --name nvidia-device-plugin | xargs crictl stop", "restarts the device plugin"),
-        ("crictl stop 4f1c4f1c4f1c", "restarts the containers that it names"),
+        ("crictl stop 4f1c4f1c4f1c", "restarts the named containers"),
         ("wsl.exe --update && wsl.exe --shutdown", "ends everything that runs in WSL"),
         ("something else", "restarts a daemon"),
     ],

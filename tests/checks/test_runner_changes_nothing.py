@@ -133,7 +133,7 @@ def test_the_evidence_would_tell_of_a_change() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("dev-nodes-missing", "make /dev/nvidia"), ("module-not-loaded", "load the module")],
+    [("dev-nodes-missing", "create /dev/nvidia"), ("module-not-loaded", "load the module")],
 )
 def test_nvml_is_not_asked_where_it_would_mend_the_fault(name, why, tmp_path, monkeypatch):
     """Its library makes device files and has the module loaded: the fault would be gone before it is told."""

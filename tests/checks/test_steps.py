@@ -97,6 +97,6 @@ def test_a_link_is_made_once_and_never_over_something_else(host: Host, tmp_path:
 
 
 def test_a_recorded_machine_is_never_changed(tmp_path: Path) -> None:
-    with pytest.raises(PreconditionError, match="only carried out on the node itself"):
+    with pytest.raises(PreconditionError, match="can be applied only on the node itself"):
         carry_out(Host(tmp_path), "one", (Step(path="/etc/x", content="x"),), no_engine, QUIET)
     assert not (tmp_path / "etc").exists()

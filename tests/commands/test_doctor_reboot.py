@@ -15,7 +15,7 @@ from gpunode.output.render import SilentProgress, plain_lines
 from gpunode.output.result import FindingStatus
 from tests.cli import gpunode
 
-YES = "Safe to reboot? Yes: nothing was found that a reboot would break"
+YES = "Safe to reboot? Yes: no check found a problem that a reboot would cause"
 NO = "Safe to reboot? No, fix this before a reboot:"
 
 
@@ -147,7 +147,7 @@ def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):
 
     root = recorded_host("healthy-h100", tmp_path).root
     (line,) = section(drawn(Closed(root, environ={})))
-    assert line.startswith("Safe to reboot? Nothing speaks against it, but ")
+    assert line.startswith("Safe to reboot? No problem found, but ")
 
 
 def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
@@ -157,8 +157,8 @@ def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
 @pytest.mark.parametrize(
     ("status", "skipped", "told"),
     [
-        (FindingStatus.ERROR, "", "1 check could not tell"),
-        (FindingStatus.SKIP, "unreadable", "1 check could not tell without root"),
+        (FindingStatus.ERROR, "", "1 check had no result"),
+        (FindingStatus.SKIP, "unreadable", "1 check had no result without root"),
     ],
 )
 def test_a_check_that_could_not_tell_is_no_reason_against_a_reboot(status, skipped, told, tmp_path):
@@ -170,4 +170,4 @@ def test_a_check_that_could_not_tell_is_no_reason_against_a_reboot(status, skipp
     )
     assert reboot(findings) == {"safe": None, "findings": [], "mends": [], "unjudged": ["dkms-not-built"]}
     drawn = [line for block in blocks(data["node"], findings) for line in plain_lines(block)]
-    assert section("\n".join(drawn)) == [f"Safe to reboot? Nothing speaks against it, but {told}"]
+    assert section("\n".join(drawn)) == [f"Safe to reboot? No problem found, but {told}"]

@@ -31,8 +31,8 @@ from tests.nobody import NOBODY, public_directory
         ),
         (
             ["--output-file", "/nowhere/at/all/x.json"],
-            "--output-file /nowhere/at/all/x.json: there is no such directory",
-            "make it first: mkdir -p /nowhere/at/all",
+            "--output-file /nowhere/at/all/x.json: the directory doesn't exist",
+            "create the directory: mkdir -p /nowhere/at/all",
         ),
     ],
 )
@@ -94,7 +94,10 @@ def test_a_place_where_this_user_may_not_write_is_named_before_anything_is_looke
         for path in (closed / "x.json", place / "x.json"):
             ran = gpunode("--root", str(place), "doctor", "--output-file", str(path), prefix=NOBODY)
             assert (ran.code, ran.out) == (3, "")
-            assert ran.err.splitlines()[0] == f"error: --output-file {path}: this user may not write there"
+            assert (
+                ran.err.splitlines()[0]
+                == f"error: --output-file {path}: no permission to write in this directory"
+            )
 
 
 def test_strict_counts_warnings_of_a_plan_too(tmp_path):

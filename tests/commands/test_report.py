@@ -215,7 +215,7 @@ def test_a_hostile_bundle_is_refused_by_name_and_writes_nothing_elsewhere(name, 
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
     path = archive(tmp_path / "evil.tar.gz", *HOSTILE[name])
-    with pytest.raises(ConfigError, match=r"evil\.tar\.gz is no support bundle"), bundle.unpacked(path):
+    with pytest.raises(ConfigError, match=r"evil\.tar\.gz is not a support bundle"), bundle.unpacked(path):
         pass
     assert sorted(tmp_path.iterdir()) == [path, place]
     assert list(place.iterdir()) == []
@@ -292,7 +292,7 @@ def test_headers_that_no_tar_writes_are_refused_at_once(name, before, tmp_path):
     path = tmp_path / "odd.tar.gz"
     path.write_bytes(gzip.compress(before + HEADERS[name] + bytes(1024), 1))
     started = time.monotonic()
-    with pytest.raises(ConfigError, match=r"odd\.tar\.gz is no support bundle"), bundle.unpacked(path):
+    with pytest.raises(ConfigError, match=r"odd\.tar\.gz is not a support bundle"), bundle.unpacked(path):
         pass
     assert time.monotonic() - started < 10
 
@@ -311,7 +311,7 @@ def test_headers_that_are_long_to_read_end_with_the_time_limit(tmp_path, monkeyp
     path = tmp_path / "slow.tar.gz"
     path.write_bytes(gzip.compress((extended(b"x", records) + header(b"5", "t/machine/etc")) * 4000, 1))
     started = time.monotonic()
-    with pytest.raises(ConfigError, match=r"slow\.tar\.gz is no support bundle"), bundle.unpacked(path):
+    with pytest.raises(ConfigError, match=r"slow\.tar\.gz is not a support bundle"), bundle.unpacked(path):
         pass
     assert time.monotonic() - started < 10
 
@@ -346,7 +346,7 @@ def test_a_truncated_bundle_is_an_error_and_no_traceback(cut, tmp_path):
     bundle_of(host, tmp_path / "b.tar.gz")
     path = tmp_path / "cut.tar.gz"
     path.write_bytes((tmp_path / "b.tar.gz").read_bytes()[: cut or None] if cut else b"")
-    with pytest.raises(ConfigError, match="no support bundle"), bundle.unpacked(path):
+    with pytest.raises(ConfigError, match="not a support bundle"), bundle.unpacked(path):
         pass
 
 
@@ -433,7 +433,7 @@ def test_what_is_no_bundle_is_named(tmp_path):
     (tmp_path / "x.tar.gz").write_bytes(b"not a bundle")
     ran = gpunode("doctor", "--root", str(tmp_path / "x.tar.gz"), "-o", "json")
     assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
-    assert "x.tar.gz is no support bundle" in ran.err
+    assert "x.tar.gz is not a support bundle" in ran.err
 
 
 def test_a_directory_that_takes_no_bundle_is_told_before_any_work(tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ def test_get_names_what_the_toolkit_does_not_take(file: Path, run: Run) -> None:
     file.write_text('nvidia-container-runtime.mode = "cdy"\n[nvidia-container-cli]\nno-cgroup = true\n')
     ran = run("get")
     assert ran.code == 1
-    assert "it knows auto, cdi, csv, jit-cdi, legacy, not 'cdy'" in ran.err
+    assert "allowed values are auto, cdi, csv, jit-cdi, legacy, not 'cdy'" in ran.err
     assert "did you mean nvidia-container-cli.no-cgroups?" in ran.err
     assert "hint: take it out: gpunode toolkit config unset nvidia-container-cli.no-cgroup\n" in ran.err
     assert run("unset", "nvidia-container-cli.no-cgroup").code == 0
@@ -134,13 +134,13 @@ def test_rollback_leaves_alone_what_somebody_else_changed(file: Path, run: Run, 
 @pytest.mark.parametrize(
     ("setting", "message", "hint"),
     [
-        (f"{MODE}=foo", "it knows auto, cdi, csv, jit-cdi, legacy, not 'foo'", "config get"),
+        (f"{MODE}=foo", "allowed values are auto, cdi, csv, jit-cdi, legacy, not 'foo'", "config get"),
         ("nvidia-container-runtime.mod=cdi", "has no key", f"did you mean {MODE}?"),
         ("mode=cdi", "has no key", f"did you mean {MODE}?"),
         ("qqq=1", "has no key", "config get"),
         (MODE, "no value given", f"config unset {MODE}"),
-        ("disable-require=yes", "is true or false, not 'yes'", "disable-require=true"),
-        ("nvidia-container-cli.ldconfig=/sbin/ldconfig", "must begin with @", "config get"),
+        ("disable-require=yes", "must be true or false, not 'yes'", "disable-require=true"),
+        ("nvidia-container-cli.ldconfig=/sbin/ldconfig", "must start with @", "config get"),
         ("nvidia-container-cli.ldconfig=@ldconfig", "absolute path", "config get"),
         ("nvidia-container-runtime.runtimes=", "must not be empty", "config get"),
         ("nvidia-container-runtime.log-level=loud", "not 'loud'", "config get"),
@@ -164,7 +164,7 @@ def test_what_the_toolkit_would_not_take_is_refused_with_a_hint(
 def test_a_refused_value_is_a_usage_error_on_stderr(file: Path, run: Run) -> None:
     ran = run("set", f"{MODE}=foo")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(f"error: {MODE}: it knows auto") and "\nhint: " in ran.err
+    assert ran.err.startswith(f"error: {MODE}: allowed values are auto") and "\nhint: " in ran.err
 
 
 def test_the_containers_ldconfig_is_taken_where_the_feature_allows_it(file: Path, run: Run) -> None:

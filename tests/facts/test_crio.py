@@ -67,7 +67,7 @@ def test_a_stopped_ones_variables_are_those_of_its_unit(node: Node) -> None:
 def test_a_drop_in_that_leads_nowhere_is_refused_as_crio_does(node: Node) -> None:
     node.file("/etc/crio/crio.conf.d/10-crio.conf", "")
     (node.root / "etc/crio/crio.conf.d/50-gone.conf").symlink_to("/srv/gone.conf")
-    with pytest.raises(ConfigError, match=r"50-gone.conf is a link to /srv/gone.conf, which isn't there"):
+    with pytest.raises(ConfigError, match=r"50-gone.conf is a link to /srv/gone.conf, which doesn't exist"):
         load_crio(node.host, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
 
 

@@ -220,5 +220,5 @@ def test_requirements_are_judged_for_every_gpu(text, answers, tmp_path):
 
 
 def test_an_expression_that_the_runtime_refuses_is_told(tmp_path):
-    with pytest.raises(ValueError, match="no condition"):
+    with pytest.raises(ValueError, match="not a condition"):
         judge_requirements(node(tmp_path), {"NVIDIA_REQUIRE_CUDA": "gpu>=3"})

@@ -38,8 +38,8 @@ REFUSED = {
     "a: \udcff": "not YAML: ",
     "? [a]\n: b": "line 1: not YAML: ",
     "a: !!python/object/apply:os.system [x]": "line 1: not YAML: could not determine a constructor",
-    "a: !!int b": "a value isn't what its form or tag says",
-    "a: 2026-99-99": "a value isn't what its form or tag says",
+    "a: !!int b": "a value doesn't have the type that its tag or form requires",
+    "a: 2026-99-99": "a value doesn't have the type that its tag or form requires",
 }
 
 

@@ -173,10 +173,10 @@ def test_a_recorded_machine_replays_and_contacts_nothing(host: Host, tmp_path: P
     [
         ("{", "not JSON"),
         ("[]", "JSON object"),
-        ('{"commands": []}', "commands is no JSON object"),
+        ('{"commands": []}', "commands is not a JSON object"),
         ('{"commands": {"id": {"code": "0"}}}', "'id'"),
-        ('{"devices": {"/dev/nvidia0": {"major": 195, "minor": 0, "mode": "rw"}}}', "mode like"),
-        ('{"sockets": {"/run/docker.sock": true}}', "no string"),
+        ('{"devices": {"/dev/nvidia0": {"major": 195, "minor": 0, "mode": "rw"}}}', "mode such as"),
+        ('{"sockets": {"/run/docker.sock": true}}', "not a string"),
     ],
 )
 def test_a_malformed_recording_is_named(host: Host, tmp_path: Path, text: str, complaint: str) -> None:

@@ -69,8 +69,8 @@ def test_a_log_and_an_answer_that_are_too_large_are_cut_and_that_is_told(monkeyp
     assert len(host.run(["seq", "100"]).stdout) > 200
     assert host.kept.recording["commands"]["seq 100"]["stdout"] == "1\n2\n3\n4\n5\n"
     assert host.kept.left_out == {
-        "/dev/kmsg": "the first 1 lines are too many",
-        "stdout of seq 100": "292 characters are too many",
+        "/dev/kmsg": "the first 1 lines exceed the limit",
+        "stdout of seq 100": "292 characters exceed the limit",
     }
 
 

@@ -361,6 +361,6 @@ def test_a_proxy_that_refuses_is_named(
 def test_root_runs_no_program_of_another_user(api: ApiServer, opened: Open, tmp_path: Path) -> None:
     spec = printing(tmp_path)
     os.chown(spec["command"], 65534, 65534)
-    with pytest.raises(NoAccess, match=r"is not run: .* belongs to user 65534"):
+    with pytest.raises(NoAccess, match=r"was not run: .* belongs to user 65534"):
         opened(kubeconfig(api, exec=spec))
     assert not (tmp_path / "info").exists()

@@ -79,7 +79,7 @@ def test_an_empty_filter_is_every_gpu() -> None:
             5,
             "its form is",
         ),
-        (HEAD + ENTRY + "  one:\n" + ENTRY, 7, "stands here again"),
+        (HEAD + ENTRY + "  one:\n" + ENTRY, 7, "duplicate key"),
         (HEAD + ENTRY + "---\n" + HEAD + ENTRY, 8, "a second document"),
         ("version: v1\n\tmig-configs: 1\n", 2, "not YAML"),
         ("- a\n", 1, "expected the keys version and mig-configs"),

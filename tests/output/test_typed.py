@@ -95,7 +95,7 @@ def test_an_integer_is_a_number_where_one_is_expected() -> None:
 
 def test_unknown_keys_are_ignored_or_refused() -> None:
     assert from_plain(Whole, VALUES | {"later": 1}) == WHOLE
-    with pytest.raises(PlainError, match=r"^parts\[0\]\.later is no known key$"):
+    with pytest.raises(PlainError, match=r"^parts\[0\]\.later is not a known key$"):
         from_plain(Whole, VALUES | {"parts": [{"partName": "p", "later": 1}]}, unknown=False)
 
 

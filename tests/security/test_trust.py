@@ -99,7 +99,7 @@ def test_a_program_that_is_only_in_an_unsafe_directory_of_path_is_named_with_the
     (place / "open").chmod(mode)
     done = Host(environ={"PATH": f"{place}/open:/usr/bin"}).run(["tool"])
     assert done.code == NOT_TRUSTED
-    assert done.stderr == f"tool is not run: {place}/open can be written by other users"
+    assert done.stderr == f"tool was not run: {place}/open can be written by other users"
 
 
 def test_in_a_user_namespace_without_root_the_programs_of_root_are_run(place: Path) -> None:
@@ -273,5 +273,5 @@ def test_a_link_of_roots_is_written_through(place: Path) -> None:
 def test_a_planted_link_is_an_error_that_names_it(place: Path) -> None:
     (place / "theirs").symlink_to("/etc")
     os.chown(place / "theirs", OTHER, OTHER, follow_symlinks=False)
-    with pytest.raises(PreconditionError, match="theirs is a symlink that another user can have made"):
+    with pytest.raises(PreconditionError, match="theirs is a symlink that another user may have created"):
         Host().write_atomic(f"{place}/theirs/gpunode-test", b"")

@@ -44,14 +44,14 @@ def shared(place: Path) -> Path:
 def test_an_engine_is_not_called_missing(shared: Path, command: tuple[str, ...]) -> None:
     ran = gpunode(*command, env={"PATH": f"{shared}:{os.environ['PATH']}"})
     assert ran.code == 3, ran
-    assert f"crio is at {shared}/crio, but it is not run: {shared} can be written by other users" in ran.err
+    assert f"crio is at {shared}/crio, but it was not run: {shared} can be written by other users" in ran.err
     assert f"namei -l {shared}/crio" in ran.err and "chmod go-w" in ran.err
 
 
 def test_the_list_of_engines_says_which_one_is_left_out(shared: Path) -> None:
     path = {"PATH": f"{shared}:{os.environ['PATH']}"}
     ran = gpunode("status", "runtime", "-o", "json", env=path)
-    reason = f"at {shared}/crio, but it is not run: {shared} can be written by other users"
+    reason = f"at {shared}/crio, but it was not run: {shared} can be written by other users"
     assert f"crio is {reason}" in ran.document["messages"]
     assert crio_role(Node(Host(environ=path))).reason == f"CRI-O is {reason}"
 
@@ -62,24 +62,24 @@ def test_the_toolkits_runtime_is_not_called_missing(place: Path, shared: Path) -
     words = ("configure-runtime", "--runtime", "docker", "--config", f"{place}/daemon.json", "--dry-run")
     refused = f"{shared}/{RUNTIME}"
     ran = gpunode(*words, "--no-restart", env={"PATH": path})
-    assert ran.code == 3 and f"{RUNTIME} is at {refused}, but it is not run" in ran.err, ran
+    assert ran.code == 3 and f"{RUNTIME} is at {refused}, but it was not run" in ran.err, ran
     verdict = toolkit_missing.run(Node(Host(environ={"PATH": path})))
     assert verdict.status.value == "fail" and "isn't installed" not in verdict.summary
     (evidence,) = [one for one in verdict.evidence if one.source == refused]
-    assert evidence.value == f"it is not run: {shared} can be written by other users"
+    assert evidence.value == f"it was not run: {shared} can be written by other users"
 
 
 def test_programs_of_the_driver_are_not_called_missing(shared: Path) -> None:
     host = Host(environ={"PATH": str(shared)})
     assert any(place == f"{shared}/ibstat" and "not run" in value for place, value, _ in lacking(host))
-    with pytest.raises(DaemonError, match=f"is at {shared}/nvidia-cuda-mps-control, but it is not run"):
+    with pytest.raises(DaemonError, match=f"is at {shared}/nvidia-cuda-mps-control, but it was not run"):
         find_program(host, Settings())
 
 
 def test_a_package_manager_is_not_called_missing(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(shared / "zypper")
     monkeypatch.setattr("gpunode.host.reading._SYSTEM_PATH", ())
-    with pytest.raises(PreconditionError, match=f"zypper is at {shared}/zypper, but it is not run"):
+    with pytest.raises(PreconditionError, match=f"zypper is at {shared}/zypper, but it was not run"):
         find_manager(Host(environ={"PATH": str(shared)}))
 
 

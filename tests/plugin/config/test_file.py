@@ -149,13 +149,13 @@ WRONG = {
     "resources:\n  mig:\n  - {pattern: a, name: A/b}": "3: resources.mig[0].name: 'A/b': ",
     "resources:\n  exclude: [tpyo]": "2: resources.exclude: 'tpyo' is no index",
     "flags: {}\nFlags: {}": "2: Flags: the same key as on line 1, in other case",
-    "flags:\n\tmigStrategy: none": "2: not YAML: a tab can't indent YAML; use spaces",
+    "flags:\n\tmigStrategy: none": "2: not YAML: YAML doesn't allow tabs for indentation; use spaces",
     "flags: {": "not YAML: ",
-    "a:\n  b: 1\n c: 2": "3: not YAML: this line is indented by 1, and what it belongs to, which began",
+    "a:\n  b: 1\n c: 2": "3: not YAML: this line is indented by 1, but the block that started",
     "a:\n  b: 1\n   c: 2": "3: not YAML: a second ':' on a line, or a line that is indented further",
-    "a: 1\nb: \x1b": "2: not YAML: the character U+001B can't stand in a file",
+    "a: 1\nb: \x1b": "2: not YAML: the character U+001B isn't allowed",
     "flags: *nothing": "1: not YAML: ",
-    "? [a]\n: b": "1: a key must be a word",
+    "? [a]\n: b": "1: a key must be a string",
     "flags: !!python/object:os.system {}": "1: the tag !!python/object:os.system isn't allowed",
     "a: &a [*a]": "nested too deeply",
     "a: " + "[" * 40 + "]" * 40: "nested too deeply",
@@ -184,9 +184,9 @@ def test_what_the_other_plugin_passes_over_is_passed_over_and_told(tmp_path: Pat
     resolved = resolve_text(text, file, mps="true")
     assert resolved.problems == ()
     assert [one.text.replace(f"{file}:", "") for one in resolved.warnings] == [
-        "2: the key flags stands here again, and counts; on line 1 it doesn't",
+        "2: duplicate key flags: this value is used, the one on line 1 is ignored",
         "4: sharing.timeSlicing: a node shares in one way: sharing.mps counts, and this has no effect",
-        "10: a second document, which has no effect: one file is one document",
+        "10: a second document, which is ignored: one file is one document",
     ]
     assert resolved.settings.mig_strategy == "single"
     assert resolved.settings.sharing is not None
@@ -228,7 +228,7 @@ def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"version: v1\nflags: {x: '\xff'}\n")
     assert told(sources(file=file).resolve(), file) == ["2: not UTF-8 text"]
     file.write_bytes(b"#" * 300_000)
-    assert "more than the 262144 allowed" in told(sources(file=file).resolve(), file)[0]
+    assert "exceed the limit of 262144" in told(sources(file=file).resolve(), file)[0]
     (problem,) = sources(file=tmp_path).resolve().problems
     assert problem.text == f"{tmp_path}: is a directory"
     (problem,) = sources(file=tmp_path / "gone").resolve().problems
