@@ -12,7 +12,14 @@ import typer
 
 from gpunode.commands.options import DryRunOption, NoRestartOption, RestartCommandOption, YesOption
 from gpunode.commands.session import Session, verb
-from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable, UsageError
+from gpunode.errors import (
+    ConfigError,
+    GpunodeError,
+    NotRestoredError,
+    PreconditionError,
+    Unreadable,
+    UsageError,
+)
 from gpunode.host import Host
 from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, FileEdit, Journal, digest, lock_path
 from gpunode.host.transaction import LOCK_SECONDS, change_files, recover
@@ -364,13 +371,24 @@ def _killed(journal: Journal, name: str) -> tuple[Entry, ...]:
 
 
 def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> Result | None:
-    """Take a killed run back, which is what a rollback of it means; None if it only was still running."""
+    """Roll back killed runs; None if there is none, because the run has ended meanwhile."""
     journal = Journal.of(host)
     with host.lock(lock_path(host), LOCK_SECONDS):
         killed = _killed(journal, name)
         if not killed:
             return None
-        notes = recover(host, journal, engine_restart(host, progress, restart_command))
+        manifest = killed[-1].manifest
+        request = Request(
+            runtimes=(find.name_of(manifest),),
+            config=str(manifest.get("config", "")),
+            restart_command=restart_command,
+        )
+        notes = recover(host, journal, engine_restart(host, progress, request))
+        if _killed(journal, name):
+            raise NotRestoredError(
+                "; ".join(notes[:-1]),
+                hint=f"correct it, then run this again: gpunode rollback {name}".rstrip(),
+            )
     changes = tuple(
         Change(path, "restored" if host.exists(path) else "removed")
         for path in dict.fromkeys(file["path"] for entry in killed for file in entry.files)

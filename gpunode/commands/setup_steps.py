@@ -20,7 +20,14 @@ from gpunode.facts.node import Node
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
-from gpunode.host.transaction import FilesChanged, UnitChanges, attempt, change_files
+from gpunode.host.transaction import (
+    FilesChanged,
+    UnitChanges,
+    attempt,
+    change_files,
+    restore_unit_states,
+    unit_states,
+)
 from gpunode.kubernetes.api import ClusterError, Json, named
 from gpunode.kubernetes.changes import Held, create, delete
 from gpunode.kubernetes.changes import look as look_at
@@ -438,25 +445,18 @@ def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progres
 
 
 def _enable(host: Host, wait: float, progress: Progress) -> None:
-    found = state(host)
+    before = unit_states(host, (UNIT,))
 
     def enable() -> None:
         UnitChanges(enable=(UNIT,)).after_files(host)
         _wait(host, wait, progress)
 
     def back(error: BaseException) -> None:
-        _as_before(host, found)
+        restore_unit_states(host, before)
         if isinstance(error, DaemonError):
             raise RolledBackError(f"{error}; the service is as before", hint=_LOOK) from error
 
     attempt(enable, back)
-
-
-def _as_before(host: Host, found: UnitState | None) -> None:
-    if found is None or not found.runs:
-        host.run(("systemctl", "stop", UNIT), timeout=_SYSTEMCTL_SECONDS)
-    if found is None or not found.at_boot:
-        host.run(("systemctl", "disable", UNIT), timeout=_SYSTEMCTL_SECONDS)
 
 
 def _systemctl(host: Host, *words: str) -> None:

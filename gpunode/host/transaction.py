@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from gpunode.errors import (
@@ -86,12 +87,13 @@ class UnitChanges:
         )
 
     @classmethod
-    def of_restoring(cls, entry: Entry) -> UnitChanges:
-        """When an entry's files are restored; a change of a unit that was there has enabled nothing."""
+    def of_restoring(cls, entry: Entry, states: Mapping[str, UnitBefore]) -> UnitChanges:
+        """When an entry's files are restored; units of which the state before isn't known were enabled."""
         files = {file["path"].rpartition("/")[2]: file for file in entry.files}
         known = [unit for unit in entry.units if unit in files]
+        off = {unit for unit, state in states.items() if not state.enabled and not state.active}
         return cls(
-            enable=tuple(unit for unit in known if not files[unit]["after"]),
+            enable=tuple(unit for unit in known if not files[unit]["after"] and unit not in off),
             disable=tuple(unit for unit in known if not files[unit]["existed"]),
             read=tuple(unit for unit in known if files[unit]["existed"] and files[unit]["after"]),
         )
@@ -118,6 +120,38 @@ class UnitChanges:
                     f"{' '.join(argv)} failed: {said or f'status {answer.code}'}",
                     hint=f"look at them: systemctl status {' '.join(self.enable)}",
                 )
+
+
+@dataclass(frozen=True)
+class UnitBefore:
+    """Whether a systemd unit was enabled and active before a change."""
+
+    enabled: bool
+    active: bool
+
+
+def unit_states(host: Host, units: Iterable[str]) -> dict[str, UnitBefore]:
+    """The units' states by name; {} where systemd doesn't run."""
+
+    def state(verb: str, unit: str) -> str:
+        return host.run(("systemctl", verb, unit), timeout=_SYSTEMCTL_SECONDS).stdout.strip()
+
+    return {
+        unit: UnitBefore(
+            state("is-enabled", unit) not in ("disabled", "not-found", ""),
+            state("is-active", unit) in ("active", "reloading", "activating", "refreshing"),
+        )
+        for unit in (units if _acts(host) else ())
+    }
+
+
+def restore_unit_states(host: Host, states: Mapping[str, UnitBefore]) -> None:
+    """Stop and disable the units that were not active or not enabled."""
+    for unit, state in states.items():
+        if not state.active:
+            host.run(("systemctl", "stop", unit), timeout=_SYSTEMCTL_SECONDS)
+        if not state.enabled:
+            host.run(("systemctl", "disable", unit), timeout=_SYSTEMCTL_SECONDS)
 
 
 def _acts(host: Host) -> bool:
@@ -153,7 +187,13 @@ class Restored:
         return (*self.foreign.values(), *filter(None, (self.daemon, self.units)))
 
 
-def restore(journal: Journal, entry: Entry, restart: Restart, state: str = "rolled-back") -> Restored:
+def restore(
+    journal: Journal,
+    entry: Entry,
+    restart: Restart,
+    state: str = "rolled-back",
+    units_before: Mapping[str, UnitBefore] = MappingProxyType({}),
+) -> Restored:
     """Restore an entry's files and units, then restart its daemon; `state` is the entry's state afterwards.
 
     `ConfigError`, before anything is changed, if a copy is damaged.
@@ -163,12 +203,13 @@ def restore(journal: Journal, entry: Entry, restart: Restart, state: str = "roll
     with uninterrupted():
         if entry.state not in OPEN_STATES:
             entry = journal.mark(entry, "applied")  # if this run is killed, the next one continues
-        units = UnitChanges.of_restoring(entry)
+        units = UnitChanges.of_restoring(entry, units_before)
         units.before_files(host)
         journal.restore(entry)
         foreign = {path: _changed(entry, path) for path in journal.foreign(entry)}
         daemon = _error_of(lambda: restart(entry))
         restored = Restored(foreign, _error_of(lambda: units.after_files(host)), daemon)
+        restore_unit_states(host, units_before)
         journal.mark(entry, state)
     return restored
 
@@ -224,6 +265,7 @@ class Transaction:
         self.rolled_back = False
         self.stays = False
         self._written: list[str] = []
+        self._units_before: Mapping[str, UnitBefore] = {}
         self._acted = False
         self._restart = restart
 
@@ -243,6 +285,9 @@ class Transaction:
     def _forward(self, act: Callable[[], _Outcome]) -> _Outcome:
         host = self.journal.host
         if self.edits:
+            existing = [edit for edit in self.edits if edit.before is not None]
+            units = UnitChanges.of_edits(self.open().units, existing)
+            self._units_before = unit_states(host, (*units.enable, *units.disable))
             units = UnitChanges.of_edits(self.open().units, self.edits)
             units.before_files(host)
             for edit in self.edits:
@@ -257,8 +302,16 @@ class Transaction:
         if self.entry is not None:
             with uninterrupted():  # from here on it is done, and what says 130 has been rolled back
                 self.journal.mark(self.entry, "committed")
+                self._end_superseded()
                 self.journal.prune()
         return outcome
+
+    def _end_superseded(self) -> None:
+        """Mark rolled-back entries of which only the daemon's restart failed: it has read new files since."""
+        paths = {edit.path for edit in self.edits}
+        for entry in self.journal.unfinished():
+            if paths.intersection(file["path"] for file in entry.files):
+                self.journal.mark(entry, "rolled-back")
 
     def _write(self, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
         write(self.journal.host, edit, content, expect)
@@ -269,9 +322,8 @@ class Transaction:
             return  # the packages are installed: the next run finds the open entry and commits it
         if self.entry is None:
             return
-        restored = restore(
-            self.journal, self.entry, self._restart, "committed" if self.stays else "rolled-back"
-        )
+        state = "committed" if self.stays else "rolled-back"
+        restored = restore(self.journal, self.entry, self._restart, state, self._units_before)
         self.rolled_back = True
         written = {path: one for path, one in restored.foreign.items() if path in self._written}
         problems = replace(restored, foreign=written).problems
@@ -299,7 +351,10 @@ def begin(
 
 
 def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
-    """Roll back killed runs; returns notes for a person. Needs the lock."""
+    """Roll back killed runs; returns notes for a person. Needs the lock.
+
+    An entry stays unfinished if its daemon's restart failed.
+    """
     notes = _without_leftovers(host, journal)
     for entry in reversed(journal.unfinished()):
         killed = f"an earlier run was killed half-way ({entry.id})"
@@ -310,6 +365,9 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
         restored = restore(journal, entry, restart)
         notes.append(f"{killed}; its files were rolled back")
         notes += [f"{problem.message}; {problem.hint}" for problem in restored.problems]
+        if restored.daemon is not None:
+            journal.mark(entry, entry.state)
+            notes.append(f"the next run tries again, or run: gpunode rollback {entry.id}")
     return tuple(notes)
 
 

@@ -16,10 +16,10 @@ from gpunode.errors import (
 )
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal
-from gpunode.host.transaction import Transaction, not_restored, restore, write
+from gpunode.host.transaction import Restart, Transaction, not_restored, restore, write
 from gpunode.output.result import Progress
 from gpunode.runtime import find
-from gpunode.runtime.engine import Active, Engine, Plan, decode
+from gpunode.runtime.engine import Active, Engine, Plan, Request, decode
 from gpunode.runtime.restart import Restarter
 
 _ANSWER_SECONDS = 30.0
@@ -236,7 +236,7 @@ def _answers(engine: Engine) -> bool:
     return True
 
 
-# What happens to a run that was killed half-way: its files are put back and its daemon reads them again.
+# Recovery of a run that was killed half-way: its files are restored and its daemon reads them again.
 
 _OF_THE_ENGINE = ("config", "socket", "restartCommand", "verb")
 
@@ -257,10 +257,10 @@ def ask_if_up(engine: Engine) -> Active | None:
         return None
 
 
-def _bring_back_daemon(engine: Engine, restarter: Restarter, verb: str) -> None:
-    """A reload is taken back by a reload: a restart of Docker would stop its containers."""
+def _restart_after_recovery(engine: Engine, restarter: Restarter, verb: str) -> None:
+    """A reload is rolled back by a reload: a restart of Docker would stop its containers."""
     if verb == "wait":
-        return  # whoever applies the files sees the old ones
+        return  # the program that reads the files next reads the old ones
     if verb != "reload" or ask_if_up(engine) is None:
         restarter.perform("restart")
         return
@@ -272,10 +272,11 @@ def _bring_back_daemon(engine: Engine, restarter: Restarter, verb: str) -> None:
     reload_undo(engine.host, (FileEdit(path, content, content, None, undo),), restarter)
 
 
-def engine_restart(host: Host, progress: Progress, command: str = "") -> Callable[[Entry], None]:
-    """Lets the engine of a killed run read the files again, once they are as before.
+def engine_restart(host: Host, progress: Progress, request: Request | None = None) -> Restart:
+    """Lets the engine of a killed run read the files again, once they are restored.
 
-    `command` is the user's own for the restart, empty for the one that the killed run was given.
+    The request's restart command is only used for the engine that the request names; another one is restarted
+    with the command of the killed run. `DaemonError` if the engine doesn't restart.
     """
 
     def restart(entry: Entry) -> None:
@@ -284,12 +285,29 @@ def engine_restart(host: Host, progress: Progress, command: str = "") -> Callabl
             return  # the daemon never saw the new files
         name = find.name_of(entry.manifest)
         try:
-            # an engine that was removed since must not stop every later run
             engine = find.engine(host, name, known["config"], "", known["socket"])
-            own = command or known["restartCommand"]
-            with progress.step(f"bringing {name} back to its files of before"):
-                _bring_back_daemon(engine, restarter_of(host, own, engine), known["verb"])
-        except GpunodeError as error:
+        except GpunodeError as error:  # an engine that was removed since must not stop every later run
             progress.note(f"{name} could not be restarted: {error.message}")
+            return
+        command = known["restartCommand"]
+        if request is not None and request.restart_command and _is_named(engine, request):
+            command = request.restart_command
+        restarter = restarter_of(host, command, engine)
+        try:
+            with progress.step(f"restarting {name} with its previous files"):
+                _restart_after_recovery(engine, restarter, known["verb"])
+        except GpunodeError as error:
+            raise DaemonError(
+                f"{name} could not be restarted: {error.message}", hint=error.hint or restarter.look
+            ) from error
 
     return restart
+
+
+def _is_named(engine: Engine, request: Request) -> bool:
+    """Whether a request is for this engine; false if it can't be resolved, which the run itself reports."""
+    try:
+        engines = find.engines(engine.host, request)
+    except GpunodeError:
+        return False
+    return any(one.daemon.config_path == engine.daemon.config_path for one in engines)

@@ -219,8 +219,8 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
     find.check_names(request.runtimes)
     if not request.dry_run:
         _require_rights(host, request)
-    back = engine_restart(host, progress, request.restart_command)
-    with begin(host, back, dry_run=request.dry_run) as (journal, notes):
+    restart = engine_restart(host, progress, request)
+    with begin(host, restart, dry_run=request.dry_run) as (journal, notes):
         engines = find.engines(host, request)
         intents = tuple(prepare(engines, journal))
         tasks = tuple(_task(host, request, *one) for one in zip(engines, intents, strict=True))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpunode.commands import setup_steps
 from gpunode.errors import ConfigError, DaemonError, NotRestoredError, RolledBackError
-from gpunode.host import Host
+from gpunode.host import Host, transaction
 from gpunode.host.journal import Entry, FileEdit, Journal
+from gpunode.host.process import Completed
 from gpunode.host.transaction import Transaction, begin, change_files, recover, restore
+from gpunode.output.render import SilentProgress
 
 DEBIAN = {"engine": "", "units": [], "packageManager": "apt", "packages": {"a": ""}, "stays": True}
 
@@ -166,3 +169,89 @@ def test_a_file_that_changes_while_others_are_restored_is_left_alone(
     restored = restore(journal, change.open(), nothing)
     assert contents(host) == [b"old", b"theirs"]
     assert list(restored.foreign) == [B.path]
+
+
+def not_up(_entry: Entry) -> None:
+    raise DaemonError("docker could not be restarted: bad key", hint="see why: journalctl -u docker")
+
+
+def left_by_a_killed_run(host: Host) -> Journal:
+    journal = Journal.of(host)
+    journal.mark(journal.begin("test", [A], {"engine": "docker", "verb": "restart"}), "applied")
+    host.write_atomic(A.path, b"new")
+    return journal
+
+
+def test_a_restart_that_fails_in_the_recovery_is_tried_again_by_the_next_run(host: Host) -> None:
+    journal = left_by_a_killed_run(host)
+    with begin(host, not_up) as (_, notes):
+        (entry,) = journal.entries()
+    assert (contents(host)[0], states(host)) == (b"old", ["applied"])
+    assert "journalctl -u docker" in notes[1] and notes[2].endswith(f"gpunode rollback {entry.id}")
+    restarted: list[str] = []
+    recover(host, journal, lambda one: restarted.append(one.id))
+    assert (restarted, states(host)) == ([entry.id], ["rolled-back"])
+
+
+def test_a_new_change_of_the_file_ends_the_recovery_and_is_not_undone_by_it(host: Host) -> None:
+    left_by_a_killed_run(host)
+    changed = change_files(host, "test", lambda: (A,), not_up)
+    assert changed.journal and states(host) == ["rolled-back", "committed"]
+    with begin(host, not_up) as (_, notes):
+        assert notes == ()
+    assert contents(host)[0] == b"new"
+
+
+UNIT = "gpunode-device-plugin.service"
+
+
+class Systemd(Host):
+    """Answers as a systemd that knows one unit."""
+
+    enabled = active = False
+
+    def run(self, argv: Sequence[str], **_: object) -> Completed:
+        verb, now = argv[1], "--now" in argv
+        if verb in ("enable", "disable"):
+            self.enabled = verb == "enable"
+        if verb in ("start", "stop") or now:
+            self.active = verb in ("start", "enable")
+        answers = {"is-enabled": "enabled" if self.enabled else "disabled"}
+        answers["is-active"] = "active" if self.active else "inactive"
+        return Completed(tuple(argv), 0, answers.get(verb, ""), "")
+
+
+@pytest.mark.parametrize("after", [b"new", None], ids=["updated", "removed"])
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("active", [False, True])
+def test_a_unit_is_as_enabled_and_active_as_before_a_failed_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bytes | None, enabled: bool, active: bool
+) -> None:
+    monkeypatch.setattr(transaction, "_acts", lambda _host: True)
+    host = Systemd(tmp_path, environ={})
+    host.enabled, host.active = enabled, active
+    edit = FileEdit(f"/etc/systemd/system/{UNIT}", b"old", after)
+    host.make_dirs("/etc/systemd/system")
+    host.write_atomic(edit.path, b"old")
+
+    def activate() -> None:
+        assert (host.enabled, host.active) == ((True, True) if after else (False, False))
+        fail()
+
+    with pytest.raises(RolledBackError):
+        change_files(host, "test", lambda: (edit,), nothing, named_units=(UNIT,), activate=activate)
+    assert (host.enabled, host.active) == (enabled, active)
+    assert host.read_bytes(edit.path) == b"old"
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("active", [False, True])
+def test_a_plugin_that_gets_no_gpus_is_as_enabled_and_active_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool, active: bool
+) -> None:
+    monkeypatch.setattr(transaction, "_acts", lambda _host: True)
+    host = Systemd(tmp_path, environ={})
+    host.enabled, host.active = enabled, active
+    with pytest.raises(RolledBackError, match="took no GPUs"):
+        setup_steps._enable(host, 0.0, SilentProgress())
+    assert (host.enabled, host.active) == (enabled, active)

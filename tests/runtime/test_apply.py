@@ -27,11 +27,12 @@ from gpunode.errors import (
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.processes import Process
 from gpunode.host import Host, transaction
-from gpunode.host.journal import FileEdit, Journal
+from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.transaction import recover, uninterrupted
 from gpunode.output.render import SilentProgress
 from gpunode.runtime import apply as apply_module
-from gpunode.runtime.apply import Job, apply, roll_back_all
+from gpunode.runtime import find
+from gpunode.runtime.apply import Job, apply, engine_restart, roll_back_all
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, Handler, Plan, Request, Unwanted, Wanted, refuse
 from gpunode.runtime.restart import Restarter
@@ -355,3 +356,41 @@ def test_a_file_that_is_not_restored_after_a_failed_reload_is_named_with_both_er
         "daemon.json was not restored after the reload: no space left on device; reload 2 failed" in message
     )
     assert "the files are as before" not in message
+
+
+@pytest.mark.parametrize(
+    ("named", "command"), [("/etc/docker/daemon.json", "sv restart docker"), ("/etc/crio/crio.conf", "mine")]
+)
+def test_the_restart_command_is_used_for_the_named_engine_alone(
+    monkeypatch: pytest.MonkeyPatch, named: str, command: str
+) -> None:
+    """A killed run of another engine is recovered with the command that it was given."""
+    host = Host()
+    crio = FakeEngine(host, [BEFORE], dataclasses.replace(DAEMON, config_path=named))
+    used: list[str] = []
+
+    def engines(_host: Host, _request: Request) -> tuple[FakeEngine, ...]:
+        return (crio,)
+
+    def perform(self: Restarter, _verb: str) -> float:
+        used.append(self.command)
+        return 0.0
+
+    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, [BEFORE]))
+    monkeypatch.setattr(find, "engines", engines)
+    monkeypatch.setattr(Restarter, "perform", perform)
+    manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "mine"}
+    request = Request(("docker",), restart_command="sv restart docker")
+    engine_restart(host, SilentProgress(), request)(Entry("1", "/none", manifest))
+    assert used == [command]
+
+
+def test_an_engine_that_does_not_restart_after_a_recovery_is_an_error_with_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host()
+    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, [BEFORE]))
+    manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "false"}
+    with pytest.raises(DaemonError, match="docker could not be restarted: false failed") as caught:
+        engine_restart(host, SilentProgress())(Entry("1", "/none", manifest))
+    assert caught.value.hint.startswith("see why")
