@@ -1,4 +1,4 @@
-"""Every check, in the order in which people read them: from the PCI bus to the device plugin."""
+"""All checks, in the order of the report: from the PCI bus to the device plugin."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gpunode.checks.model import LAYERS, Check
 from gpunode.errors import UsageError
 
 _IN_ORDER = (
-    # What is on the PCI bus, and who owns it.
+    # The PCI bus and the drivers that control its devices.
     *hardware.BUS_CHECKS,
     *hardware.NOUVEAU_CHECKS,
     *pcie.CHECKS,
@@ -54,7 +54,7 @@ _IN_ORDER = (
     *devices.ACCESS_CHECKS,
     *devices.CONTAINERS_CHECKS,
     *devices.PERSISTENCE_CHECKS,
-    # What the GPUs say of their own condition, and the kernel of them.
+    # Condition of the GPUs as they and the kernel report it.
     *health.LOST_CHECKS,
     *health.MEMORY_CHECKS,
     *xids.CHECKS,
@@ -108,17 +108,17 @@ _IN_ORDER = (
     # The operating system around the GPUs: SELinux, WSL, Jetson, clocks, disks.
     *platform.SYSTEM_CHECKS,
     *platform.SPECIAL_CHECKS,
-    # Known holes, and doors left open.
+    # Known vulnerabilities and unprotected access.
     *security.HOLES_CHECKS,
     *security.DOORS_CHECKS,
 )
-# a module may have checks of a neighbouring layer
+# a module may contain checks of a neighbouring layer
 ALL_CHECKS: tuple[Check, ...] = tuple(sorted(_IN_ORDER, key=lambda check: LAYERS.index(check.layer)))
 BY_ID = {check.id: check for check in ALL_CHECKS}
 
 
 def find_check(identifier: str) -> Check:
-    """The check of this id; `UsageError` names the nearest ones."""
+    """Return the check with this id; `UsageError` suggests similar ids."""
     check = BY_ID.get(identifier)
     if check is None:
         longer = [known for known in BY_ID if identifier and known.startswith(identifier)]

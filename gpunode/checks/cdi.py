@@ -1,4 +1,4 @@
-"""What the specifications say, and whether those who read them understand it."""
+"""Checks of CDI specifications, and of the engines that read them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gpunode.output.result import Evidence, Fix
 
 # The engines of this node that read CDI specifications.
 
-# the toolkit's programs that put GPUs into containers without a specification on disk
+# the toolkit's programs that add GPUs to containers without a specification on disk
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-runtime")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One engine that is used here and has CDI on. `needs`: it gets GPUs in no other way."""
+    """An engine in use with CDI enabled. `needs`: it can add GPUs only through CDI."""
 
     name: str
     version: tuple[int, ...]
@@ -39,7 +39,7 @@ class Reader:
 
 
 def readers(node: Node) -> tuple[Reader, ...]:
-    """Daemons that don't answer are left out: whether their CDI is on is unknown."""
+    """Engines with CDI enabled; without daemons that don't answer, because their CDI state is unknown."""
     return tuple(_readers(node))
 
 
@@ -57,7 +57,7 @@ def _readers(node: Node) -> Iterator[Reader]:
 
 
 def judge(node: Node) -> Callable[..., Verdict]:
-    """`fail` where an engine or the toolkit's runtime takes specifications, else `warn`: nothing breaks."""
+    """`fail` if an engine or the toolkit's runtime uses specifications, else `warn`: nothing breaks."""
     try:
         mode = node.toolkit_settings.value(MODE)
     except ConfigError:
@@ -66,7 +66,7 @@ def judge(node: Node) -> Callable[..., Verdict]:
 
 
 def docker_directories(node: Node) -> tuple[str, ...]:
-    """Where the running Docker looks for specifications, () where its CDI is off or it doesn't say."""
+    """Directories that the running Docker reads specifications from; () if CDI is off or unknown."""
     try:
         found = node.docker_info.get("CDISpecDirs")
     except DaemonError:
@@ -81,7 +81,7 @@ def _containerd_on(node: Node) -> bool:
         return False
 
 
-# Specifications that a reboot deletes: whether a service writes them again.
+# Specifications that a reboot deletes, and the services that write them again.
 
 _VOLATILE = ("/run/", "/var/run/")
 _WRITERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
@@ -142,7 +142,7 @@ def _writer(node: Node) -> str:
 
 
 def _enable(node: Node) -> Fix | None:
-    """NVIDIA's own units, where the toolkit brought them."""
+    """Enable NVIDIA's own units, if the toolkit installed them."""
     unit = node.units.get(_WRITERS[0])
     if unit is None or not unit.installed or unit.load == "masked":
         return None
@@ -152,17 +152,17 @@ def _enable(node: Node) -> Fix | None:
 REBOOT_CHECKS = (cdi_lost_at_reboot,)
 
 
-# Which specification counts where two name the same device: the one in the later directory.
+# Which specification takes effect if two define the same device: the one in the later directory.
 
 
 def rank(spec: CdiSpec) -> int:
-    """Its directory's place in the engines' order."""
+    """Position of the specification's directory in the engines' order."""
     directory = spec.path.rpartition("/")[0]
     return DIRECTORIES.index(directory) if directory in DIRECTORIES else -1
 
 
 def hidden_by(specs: Iterable[CdiSpec], spec: CdiSpec) -> CdiSpec | None:
-    """The specification in a later directory that names every device of this one, None if there is none."""
+    """The specification in a later directory that defines all devices of this one; None if there is none."""
     if not spec.devices:
         return None
     later = (other for other in specs if rank(other) > rank(spec) and other.kind == spec.kind)
@@ -175,7 +175,7 @@ _NONE = "no CDI specification for GPUs exists"
 
 
 def _of_gpus(node: Node) -> list[CdiSpec]:
-    """Those that give containers GPUs and that engines take: none that a later directory hides whole."""
+    """Effective specifications for GPUs: without those that a later directory overrides completely."""
     return [spec for spec in node.cdi_specs if spec.serves_gpus and hidden_by(node.cdi_specs, spec) is None]
 
 
@@ -338,7 +338,7 @@ CONTENTS_CHECKS = (
 )
 
 
-# CDI specifications: do they still describe this machine?
+# Whether CDI specifications still match this machine.
 
 _SHOWN = 6
 
@@ -396,7 +396,7 @@ def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
 SPECS_CHECKS = (cdi_spec_stale,)
 
 
-# Whether there is a specification where one is needed, and who keeps it true.
+# Whether a specification exists where one is needed, and what keeps it up to date.
 
 _DIRECTORIES = "/etc/cdi, /var/run/cdi"
 _SERVICE, _PATH = "nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path"
@@ -436,8 +436,8 @@ def cdi_spec_missing(node: Node) -> Verdict:
 
 
 def _own_kind(node: Node) -> bool:
-    """Whether there is one where the toolkit in mode cdi looks, and of the kind that it takes: the GPU
-    operator's toolkit has a kind of its own (management.nvidia.com/gpu)."""
+    """Whether a specification of the toolkit's kind is in its directories, for the runtime mode cdi. The GPU
+    operator's toolkit has its own kind (management.nvidia.com/gpu)."""
     settings = node.toolkit_settings
     if settings.value(MODE) != "cdi":
         return False
@@ -446,7 +446,7 @@ def _own_kind(node: Node) -> bool:
 
 
 def _asked(node: Node) -> list[Evidence]:
-    """Who gets GPUs by CDI alone here."""
+    """What gets GPUs only through CDI on this node."""
     settings = node.toolkit_settings
     if settings.value(MODE) == "cdi":
         return [seen(settings.path, f"{MODE}: cdi", settings.line(MODE))]

@@ -1,4 +1,5 @@
-"""containerd: the CRI is on, the file is one that it reads, and the running daemon has the nvidia handler."""
+"""Checks of containerd: its CRI plugin is enabled, its file takes effect, and it has loaded the nvidia
+handler."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def containerd_config_version(node: Node) -> Verdict:
 
 
 def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
-    """containerd 2.3.0 to 2.3.4 refuses an imported file of a higher version, k0s one of another version."""
+    """Imported files of a higher version (containerd 2.3.0 to 2.3.4) or a different version (k0s) are
+    refused."""
     daemon = node.containerd
     since, until = _REFUSES_HIGHER
     if daemon is None or daemon.version < since:
@@ -118,7 +120,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
 
 
 def _k0s_drop_ins(node: Node) -> dict[str, int]:
-    """Versions of the files that k0s imports itself, once it accepts them."""
+    """Versions of the files that k0s itself imports once it accepts them."""
     found = {}
     for path in node.host.glob(K0S_DROP_INS, "*.toml"):
         text = node.host.read_text(path) or ""
@@ -130,7 +132,7 @@ def _k0s_drop_ins(node: Node) -> dict[str, int]:
 
 
 def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
-    """A pattern may match nothing; without a file that is named containerd doesn't start."""
+    """A missing imported file keeps containerd from starting; a pattern without matches does not."""
     if not config.missing_imports:
         return None
     one = config.missing_imports[0]
@@ -156,7 +158,8 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
 
 
 def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
-    """Handlers or registries in a table that the version in force doesn't read: ignored without a word."""
+    """Handlers or registries in a table that the effective version doesn't read: containerd ignores them
+    silently."""
     tables = passed_over(config)
     if not tables:
         return None
@@ -167,7 +170,7 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
     evidence += [seen(path, f"version = {number}") for path in named if path != one.path]
     goes_by = f"uses version {number}" if named else f"finds no version and uses {number}"
-    # without a registry of one's own images come from where they were made, which may be good enough
+    # without registry settings, images come from their public registry, which may be good enough
     judge = warn if one.what == ("registry",) else fail
     return judge(
         f'containerd {goes_by} and ignores "{one.plugin}"',
@@ -177,7 +180,7 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
 
 
 def edit(node: Node, path: str, line: int | None) -> Fix:
-    """Correct a file and restart; never the one that a distribution renders, but what it is rendered from."""
+    """Edit a file and restart containerd. If a distribution renders the file, edit its template instead."""
     daemon = node.containerd
     restart = "systemctl restart containerd"
     if daemon is not None and daemon.manager:
@@ -280,7 +283,7 @@ def _kubelet_runs(node: Node) -> bool:
 
 
 def _managed(node: Node) -> Fix | None:
-    """A distribution's containerd is restarted by that distribution alone; None for the system's."""
+    """Restart a distribution's containerd through that distribution; None for the system's containerd."""
     daemon = node.containerd
     if daemon is None or not daemon.manager:
         return None
@@ -288,14 +291,15 @@ def _managed(node: Node) -> Fix | None:
 
 
 def configure(node: Node) -> Fix | None:
-    """The same as for the system's, by the distribution's name; None for the system's."""
+    """Configure a distribution's containerd by the distribution's name; None for the system's containerd."""
     manager = node.containerd.manager if node.containerd else ""
     command = f"gpunode configure-runtime --runtime {manager}"
     return Fix(command, True, "restart") if manager else None
 
 
 def _silent(node: Node, socket: str) -> Verdict:
-    """A daemon that listens and doesn't report its handlers: it hangs, or its CRI isn't running."""
+    """The daemon accepts connections but doesn't report its handlers: it hangs, or its CRI plugin isn't
+    running."""
     try:
         node.cri  # noqa: B018 - read for its failure
     except DaemonError as error:
@@ -305,7 +309,7 @@ def _silent(node: Node, socket: str) -> Verdict:
                 seen(socket, error.message),
                 fix=_managed(node),
             )
-        # before 1.6 the CRI only spoke v1alpha2, which looks the same from here
+        # before 1.6 the CRI served only v1alpha2, which looks the same to this client
         if error.code == "cri-disabled" and node.containerd and node.containerd.version >= (1, 6):
             return fail(
                 "the file enables the CRI plugin, but the running containerd doesn't serve it",
@@ -344,10 +348,10 @@ DAEMON_CHECKS = (
 )
 
 
-# containerd's handlers: nvidia's is there, its program too, and all use one cgroup driver.
+# containerd's handlers: the nvidia handler and its binary exist, and all use one cgroup driver.
 
 _PROGRAM = "nvidia-container-runtime"
-# where the toolkit's releases put drop-ins; only an import makes containerd read them
+# drop-in directory of the toolkit's releases; containerd reads it only if its file imports it
 _DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
 
 
@@ -395,10 +399,8 @@ def containerd_runtime_missing(node: Node) -> Verdict:
 
 
 def _without_handler(node: Node, answer: Evidence) -> Verdict:
-    """A containerd with CDI enabled needs none, as long as all requests for GPUs use CDI.
-
-    A drop-in that it doesn't read shows that somebody wants the handler; the system's files tell nothing of
-    what is wanted from a Kubernetes distribution's containerd.
+    """A containerd with CDI enabled needs no handler if all GPU requests use CDI. A drop-in that it doesn't
+    read shows that the handler is wanted; the system's files say nothing about a distribution's containerd.
     """
     unread = _unread(node)
     wanted = bool(unread) and node.containerd is not None and not node.containerd.manager
@@ -409,7 +411,7 @@ def _without_handler(node: Node, answer: Evidence) -> Verdict:
 
 
 def _unread(node: Node) -> list[Evidence]:
-    """Files with the handler that this containerd doesn't read: beside its imports, or the system's."""
+    """Files with the handler that this containerd doesn't read: not imported, or the system's."""
     config = node.containerd_config
     if config is None:
         return []
@@ -474,7 +476,7 @@ def containerd_runtime_binary(node: Node) -> Verdict:
 
 
 def _handlers_in_file(node: Node, config: ContainerdConfig, name: str, program: str) -> Evidence:
-    """The line of the last file that has it."""
+    """Line of the last file that defines the handler."""
     for path in reversed(config.files):
         line = line_of(node.host.read_text(path) or "", program)
         if line:
@@ -533,9 +535,9 @@ def containerd_systemdcgroup(node: Node) -> Verdict:
 
 
 def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
-    """The edit that gives containerd's runtimes the kubelet's cgroup driver.
+    """Edit that gives containerd's runtimes the kubelet's cgroup driver.
 
-    `configure-runtime` gives the nvidia runtime what runc has, so it changes nothing about runc itself.
+    `configure-runtime` copies runc's settings to the nvidia runtime, so it doesn't change runc itself.
     """
     present = f"SystemdCgroup = {'false' if desired == 'true' else 'true'}"
     files = [path for path in config.files if present in (node.host.read_text(path) or "")]
@@ -546,7 +548,7 @@ def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
 
 
 def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:
-    """SystemdCgroup of a handler: the running daemon's word, else the file's; unset is false."""
+    """SystemdCgroup of a handler as the running daemon reports it, else from the file; unset means false."""
     for runtimes in (dig(running, "containerd", "runtimes"), config.runtimes):
         if isinstance(dig(runtimes, name), dict):
             return dig(runtimes, name, "options", "SystemdCgroup") is True
@@ -578,7 +580,7 @@ UPGRADE = per_family(
     "restart",
 )
 _PACKAGES = ("containerd.io", "containerd")
-# a Kubernetes distribution's containerd comes with the distribution, so that its user does without NRI
+# a Kubernetes distribution's containerd is upgraded only with the distribution, so its users do without NRI
 WITHOUT_NRI = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
     """--patch '{"spec": {"cdi": {"nriPluginEnabled": false}}}'"""
@@ -586,7 +588,7 @@ WITHOUT_NRI = Fix(
 
 
 def newer(node: Node) -> Fix:
-    """A release that knows NRI well enough, or the operator's way around it."""
+    """Upgrade to a release with sufficient NRI support, or use the operator's alternative."""
     if node.containerd is not None and node.containerd.manager:
         return WITHOUT_NRI
     family = node.distribution.family
@@ -594,11 +596,11 @@ def newer(node: Node) -> Fix:
     return upgrade(family, names, "restart") or UPGRADE.for_family(family)
 
 
-# What else containerd is asked for on a GPU node: NRI, pinned memory, and settings that are going away.
+# Other needs of a GPU node: NRI, locked memory, and deprecated settings.
 
 _NRI = "io.containerd.nri.v1.nri"
 _NO_WARNINGS = "ContainerdHasNoDeprecationWarnings"
-_ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd gives 8 MiB
+_ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd's limit is 8 MiB
 
 
 @check(

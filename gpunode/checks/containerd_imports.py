@@ -1,4 +1,4 @@
-"""containerd's imported files: settings that they replace, and a file that no daemon reads."""
+"""Checks of containerd's imported files: settings that they replace, and a file that no daemon reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpunode.facts.node import Node
 from gpunode.output.result import Fix
 
 _PROGRAM = "nvidia-container-runtime"
-# without these, pods other than those with GPUs fail
+# without these, pods without GPUs fail
 _VITAL = (
     "sandbox_image",
     "SystemdCgroup",
@@ -71,7 +71,7 @@ def _vital(one: Lost) -> bool:
 
 
 def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
-    """Without the handler that it takes by default, containerd 1.x doesn't load its CRI at all."""
+    """containerd 1.x doesn't load its CRI plugin without its default handler."""
     try:
         node.cri  # noqa: B018 - read for its failure
     except DaemonError as error:

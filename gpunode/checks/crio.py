@@ -1,4 +1,4 @@
-"""CRI-O's files: those that it reads by accident, hooks, and a CRI-O that is not in use."""
+"""Checks of CRI-O: stray files in its directory, hooks, and a CRI-O that is not in use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def restart_crio(unit: str | None) -> Fix:
 
 
 def edit(path: str, line: int | None) -> Fix:
-    """Correct a file and have CRI-O read it."""
+    """Edit a file and restart CRI-O."""
     return Fix(f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && {_RESTART}", disruptive="restart")
 
 
@@ -44,7 +44,8 @@ def move(paths: tuple[str, ...], place: str) -> Fix:
 
 
 def install_monitor(family: str, path: str) -> Fix:
-    """The package that a missing monitor belongs to: CRI-O's own for one below its directory, else conmon."""
+    """Install the package of a missing monitor: CRI-O's own package if the path is below its directory, else
+    conmon."""
     own = path.startswith("/usr/libexec/crio/")
     again = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
     first = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
@@ -54,16 +55,16 @@ def install_monitor(family: str, path: str) -> Fix:
     return Fix(f"{command} {'cri-o' if own else 'conmon'} && {_RESTART}", disruptive="restart")
 
 
-# CRI-O's handlers: nvidia's is in the running daemon, its programs are there, one cgroup driver for all.
+# CRI-O's handlers: the nvidia handler is loaded, its programs exist, and all use one cgroup driver.
 
-# releases of the toolkit wrote here, where CRI-O never looks
+# some releases of the toolkit wrote here, where CRI-O never reads
 _UNREAD = "/etc/crio/conf.d"
 _READ = "/etc/crio/crio.conf.d"
 _PACKAGED_HOOKS = SYSTEM_DIRECTORIES[:1]  # CRI-O's default for hooks_dir
 
 
 def running_runtime(node: Node) -> dict[str, Any]:
-    """``crio.runtime`` as the daemon holds it; `DaemonError` if it doesn't say."""
+    """``crio.runtime`` of the running daemon; `DaemonError` if it doesn't report it."""
     found = dig(node.crio_config, "crio", "runtime")
     return found if isinstance(found, dict) else {}
 
@@ -75,12 +76,12 @@ def _handlers(runtime: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def nvidia_handlers(runtime: dict[str, Any]) -> list[str]:
-    """Names of the handlers that are NVIDIA's, by name or program."""
+    """Names of NVIDIA's handlers, found by name or program."""
     return [name for name, table in _handlers(runtime).items() if is_nvidias(name, table)]
 
 
 def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
-    """Where the running CRI-O looks for OCI hooks."""
+    """Directories where the running CRI-O looks for OCI hooks."""
     found = runtime.get("hooks_dir")
     listed = tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
     return listed or _PACKAGED_HOOKS
@@ -177,7 +178,7 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
 
 
 def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
-    """Where a file can't be read (``path:line:column: reason``), and how to get there."""
+    """Position of a syntax error (``path:line:column: reason``), and the command that opens it."""
     message = error.message.removeprefix("can't read ")
     path, _, rest = message.partition(":")
     number, _, reason = rest.partition(":")
@@ -227,7 +228,7 @@ def _in_another_directory(node: Node, crio: Daemon, answer: Evidence) -> Verdict
 
 
 def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> Verdict:
-    """It needs none where GPUs come by a hook, by NRI or by CDI, which CRI-O always reads."""
+    """CRI-O needs no handler if GPUs come through a hook, NRI or CDI, which CRI-O always supports."""
     hooks = nvidia_hooks(node.host, hook_directories(runtime))
     if hooks:
         return ok(
@@ -276,7 +277,7 @@ def crio_runtime_path(node: Node) -> Verdict:
 
 
 def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
-    """Where the last file has it; nothing if the files can't be read any more."""
+    """Position in the last file that has it; empty if the files are no longer readable."""
     try:
         files = node.crio_files.defines(name) if node.crio_files else ()
     except ConfigError:
@@ -331,7 +332,7 @@ HANDLERS_CHECKS = (
 )
 
 
-# what editors, package managers and people call a copy; OpenShift's own files have no ending at all
+# names of copies that editors, package managers and users make; OpenShift's own files have no suffix
 _COPIES = (
     ".bak",
     ".backup",
@@ -380,7 +381,7 @@ def crio_stray_dropin(node: Node) -> Verdict:
 
 
 def _stray(files: CrioConfig) -> Verdict | None:
-    """A file in the directory counts whatever its name is; one that sets nothing does no harm."""
+    """CRI-O reads a file in the directory whatever its name; a file without settings is harmless."""
     stray = [
         file
         for file in files.files

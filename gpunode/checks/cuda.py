@@ -1,4 +1,4 @@
-"""A container image that is asked about (--image), against the driver and the GPUs of this node."""
+"""Checks of a requested image (--image) or CUDA release (--cuda), and of CUDA on this node."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
 from gpunode.output.result import Evidence, Fix
 
-# Fixes for a disagreement between a CUDA release and this node.
+# Fixes for a mismatch between a CUDA release and this node.
 
 
 def other_release(release: str) -> Fix:
-    """Which CUDA the program should be built with; the doctor is asked again about that one."""
+    """Suggest a CUDA release to build the program with; the command checks that release."""
     return Fix(f"gpunode doctor --cuda {release}", False)
 
 
 def other_image(release: str) -> Fix:
-    """No driver that runs the image drives these GPUs, so the image has to be another one."""
+    """No driver for these GPUs runs the image, so another image is needed."""
     return Fix(f"use an image of CUDA {release} or older", False)
 
 
@@ -48,8 +48,8 @@ OTHER_RELEASE = fixes.everywhere("gpunode doctor --cuda 12.9", needs_root=False)
 def newer_driver(
     node: Node, wanted: tuple[int, int] | None = None, other: Callable[[str], Fix] = other_release
 ) -> Fix:
-    """A driver of a newer branch than the one that is here; where none drives these GPUs or runs the wanted
-    CUDA, what `other` says of the last release of CUDA that they can have."""
+    """Install a driver of a newer branch. If none supports these GPUs or the requested CUDA, return the
+    result of `other` for the last CUDA release that they support."""
     known = inventory(node)
     for gpu in known.gpus if known and wanted else ():
         if wanted and makes_code_for(wanted, gpu.compute_capability) == "dropped":
@@ -64,7 +64,7 @@ def newer_driver(
 
 
 def _branch_above(node: Node, wanted: tuple[int, int] | None) -> int:
-    """The branch to change to; 0 if no newer one drives these GPUs."""
+    """The branch to upgrade to; 0 if no newer one supports these GPUs."""
     known = release(wanted) if wanted else None
     above = driver.branch(node.driver_version) + 1
     least = max(above, driver.branch(known.minimum) if known else 0)
@@ -149,7 +149,7 @@ def _shortened(text: str) -> str:
 
 
 def _by_release(node: Node, image: Image) -> Verdict:
-    """An image that requires nothing may still say what CUDA it was built with."""
+    """An image without requirements may still name the CUDA release that it was built with."""
     reference, driver = node.questions.image, driver_version(node)
     built = releases.release_of(image.cuda)
     if built is None or not driver:
@@ -167,7 +167,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
 
 
 def _nobody_holds_it(reference: str, search: Search) -> Verdict:
-    """Nothing is pulled; a user who named the image learns that, and how to get it."""
+    """gpunode pulls nothing; if the user named the image, the finding shows the command that pulls it."""
     if search.held_not:
         engine = search.held_not[0]
         where = " and ".join(search.held_not)
@@ -228,7 +228,7 @@ IMAGES_CHECKS = (
 )
 
 
-# A CUDA release that is asked for (--cuda), against the driver and the GPUs of this node.
+# A requested CUDA release (--cuda), against the driver and the GPUs of this node.
 
 _RELEASES_NOBODY = "not requested: --cuda X.Y compares a CUDA release with this node"
 _NO_RELEASE = "not requested: --cuda X.Y, or --image REF of an image that sets CUDA_VERSION"
@@ -358,7 +358,7 @@ RELEASES_CHECKS = (
 )
 
 
-# CUDA on the host itself: which libcuda programs get, and whether it starts.
+# CUDA on the host itself: which libcuda programs load, and whether it initialises.
 
 _LINKER_FILES = "/etc/ld.so.conf.d"
 
@@ -403,7 +403,7 @@ def forward_compat_803_804(node: Node) -> Verdict:
 
 
 def _without(node: Node, library: Library) -> Fix:
-    """Take the file away that brings the directory into the linker's cache, if one can be found."""
+    """Remove the file that adds the directory to the linker's cache, if it can be found."""
     directory = library.path.rpartition("/")[0]
     for path in node.host.glob(_LINKER_FILES, "*.conf"):
         lines = (line.strip().rstrip("/") for line in (node.host.read_text(path) or "").splitlines())

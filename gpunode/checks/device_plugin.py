@@ -1,4 +1,4 @@
-"""What the device plugin has offered to the kubelet, and why it couldn't."""
+"""Checks of the device plugin: what it has registered with the kubelet, and why it failed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NO_CONFIG = "specified config"
 _API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 _OF_THE_CLUSTER = ("kube-", "calico-", "tigera-", "cilium", "node-feature-discovery_", "metallb-")
 _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
-_GPU_WORDS = ("gpu", "nvidia", "cuda")  # every other vendor's name for a share of one has one of them
+_GPU_WORDS = ("gpu", "nvidia", "cuda")  # part of every other vendor's name for a share
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
 _DEPLOY = everywhere("gpunode setup --kubernetes", "restart")
@@ -57,7 +57,7 @@ _BELOW = (
 
 
 def _starting(node: Node) -> str:
-    """Why it is too early to judge what is offered; empty if it isn't."""
+    """Why the node is still starting and the resources can't be judged yet; empty if it isn't."""
     process = node.kubelet.process if node.kubelet else None
     if process is not None and _young(node, process.started):
         return "the kubelet has just started; device plugins have not registered yet"
@@ -72,7 +72,7 @@ def _young(node: Node, started: float) -> bool:
 
 
 def busy_stage(node: Node) -> str:
-    """The stage at which the GPU operator's validator waits, as long as that takes no longer than usual."""
+    """The stage at which the GPU operator's validator waits, unless it has waited too long."""
     operator = node.operator
     stage = operator.missing if operator.validators else ""
     log = stage_log(node.host, operator, stage) if stage else None
@@ -80,7 +80,7 @@ def busy_stage(node: Node) -> str:
 
 
 def _without_plugin(node: Node) -> Verdict | None:
-    """Pods may get GPUs without a plugin: a runtime class, and a variable in the pod that names them."""
+    """Pods may get GPUs without a plugin: through a runtime class and a variable that names the GPUs."""
     meant = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
     if meant or not node.cri_containers:
         return None
@@ -97,7 +97,7 @@ def _without_plugin(node: Node) -> Verdict | None:
 
 
 def _kept_free(node: Node) -> Verdict | None:
-    """kubeadm's control plane takes no ordinary pods by default, and so no device plugin either."""
+    """kubeadm's control plane nodes run no ordinary pods by default, and so no device plugin."""
     pods = node.host.listdir(POD_LOGS) if node.host.is_file(_API_SERVER) else ()
     if not pods or node.plugin_processes or not all(pod.startswith(_OF_THE_CLUSTER) for pod in pods):
         return None
@@ -167,19 +167,19 @@ def plugin_not_registered(node: Node) -> Verdict:
             seen(f"/proc/{plugin.process.pid}", f"{plugin.name} is running, but has not registered")
         )
     fix = restart_plugin(node) if node.plugin_processes or has_own_plugin(node) else None
-    if fix is None and node.operator.pods:  # it deploys a plugin by itself; a second one would get in its way
+    if fix is None and node.operator.pods:  # it deploys its own plugin; a second one would conflict with it
         fix = _ASK_OPERATOR
     return fail("no device plugin has registered GPUs with the kubelet", *evidence, fix=fix)
 
 
 def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
-    """The last error that a container of a plugin's pod has logged, init and side containers included: one of
-    those keeps the plugin from starting at all."""
+    """The last error in the logs of the plugin pod's containers, including init and sidecar containers, which
+    can keep the plugin from starting."""
     found: list[tuple[PluginLog, str]] = []
     for log in plugin_logs(node.host, helpers=True):
         last = max((number for number, line in enumerate(log.lines) if _SEEING in line), default=-1)
         found += [(log, line) for line in log.lines[last + 1 :] if _ERROR.search(line)][-1:]
-    return max(found, key=lambda one: one[1].split(" ", 1)[0], default=None)  # lines begin with their time
+    return max(found, key=lambda one: one[1].split(" ", 1)[0], default=None)  # each line starts with its time
 
 
 def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
@@ -187,13 +187,13 @@ def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
     summary = f"the device plugin fails: {text}"
     name = f"{log.namespace} {log.pod} --container {log.container}"
     fix = Fix(f"kubectl logs --namespace {name} --previous", needs_root=False)
-    if _NO_CONFIG in text:  # the label names a configuration that the plugin's ConfigMap lacks
+    if _NO_CONFIG in text:  # the label names a configuration that the plugin's ConfigMap doesn't contain
         fix = Fix('kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-', needs_root=False)
     return fail(summary, seen(log.path, message(line)), *evidence, fix=fix)
 
 
 def _cause(text: str) -> str:
-    """The end of a long error: Go programs put what went wrong first behind what it led to."""
+    """The end of a long error: Go programs print the root cause last."""
     parts = text.split(": ")
     while len(parts) > 1 and len(": ".join(parts)) > _SHOWN:
         del parts[0]
@@ -249,7 +249,7 @@ def allocatable_zero(node: Node) -> Verdict:
         summary = "the kubelet can allocate none of this node's GPUs"
         return fail(summary, answer, *fallen, *_last_words(node), fix=fix)
     usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
-    # one that is divided or shared has ids of its own: UUID::3 is the fourth share of one GPU
+    # partitioned or shared GPUs have their own ids: UUID::3 is the fourth share of a GPU
     ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
     parts = any("mig" in name.lower() for name in (*ids, *counts))
     if parts or len(ids) >= usual or _chosen(node):
@@ -260,7 +260,7 @@ def allocatable_zero(node: Node) -> Verdict:
 
 
 def _fallen(node: Node) -> tuple[Evidence, ...]:
-    """GPUs that fell off the bus since the driver was loaded: a plugin that starts again can't use them."""
+    """GPUs that fell off the bus since the driver was loaded: a plugin can't use them after a restart."""
     try:
         lines, loaded = fallen_off(node.kernel_log), last_load(node.kernel_log)
     except GpunodeError:
@@ -269,17 +269,17 @@ def _fallen(node: Node) -> tuple[Evidence, ...]:
 
 
 def _foreign(node: Node) -> Verdict | None:
-    """Another plugin has registered the name of the GPUs' resource for devices of its own."""
+    """Another plugin has registered the GPUs' resource name for its own devices."""
     allocatable, inventory = node.allocatable, node.nvml.inventory
     if allocatable is None or inventory is None or any(not gpu.uuid or gpu.error for gpu in inventory.gpus):
         return None
     gpus = {
         name for gpu in inventory.gpus for name in (gpu.uuid, f"nvidia{gpu.minor}")
-    }  # the latter are GKE's
+    }  # the latter are from GKE
     for name in _WHOLE:
         ids = allocatable.nvidia.get(name, ())
         if any(one.startswith("MIG-") or "/gi" in one for one in ids):
-            continue  # this user may not see MIG devices by NVML
+            continue  # this user has no permission to read MIG devices from NVML
         if all_foreign(ids, gpus):
             return fail(
                 f"the kubelet counts devices of {name} that are not this node's GPUs",
@@ -291,7 +291,7 @@ def _foreign(node: Node) -> Verdict | None:
 
 
 def _chosen(node: Node) -> bool:
-    """Whether the plugin got some of the GPUs only, or this is unknown."""
+    """Whether the plugin is configured to use only some of the GPUs, or this is unknown."""
     given = [one.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for one in node.plugin_processes]
     return any(value not in ("all", "void", "") for value in given)
 
@@ -326,7 +326,7 @@ def plugin_cannot_see_nvml(node: Node) -> Verdict:
     if not node.plugin_logs:
         return skip("no pod of NVIDIA's device plugin has a log on this node")
     if node.allocatable is not None and any(node.allocatable.nvidia.values()):
-        return ok("a device plugin has registered GPUs")  # logs of pods that have ended stay for a while
+        return ok("a device plugin has registered GPUs")  # logs of finished pods remain for a while
     for log in node.plugin_logs:
         line = _blind_line(log)
         if line is not None:
@@ -336,7 +336,7 @@ def plugin_cannot_see_nvml(node: Node) -> Verdict:
 
 
 def _blind_line(log: PluginLog) -> str | None:
-    """The last line that says so, unless it registered after that."""
+    """The last line with such an error, unless a registration follows it."""
     found = None
     for line in log.lines:
         if _SEEING in line:
@@ -347,7 +347,7 @@ def _blind_line(log: PluginLog) -> str | None:
 
 
 def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | None]:
-    """The pod's runtime handler, if the engine reports it: without nvidia it gets no libraries."""
+    """Runtime handler of the pod, if the engine reports it: without nvidia it gets no libraries."""
     pods = [one for one in node.cri_containers if one.pod == log.pod]
     named = [one for one in pods if _PLUGIN in one.name or _PLUGIN in one.pod]
     if not named or named[0].handler.startswith("nvidia"):
@@ -361,13 +361,13 @@ def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | No
 
 
 def message(line: str) -> str:
-    """A CRI log's line without time and stream."""
+    """Message of a CRI log line, without time and stream."""
     words = line.split(" ", 3)
     return (words[3] if len(words) == 4 and words[1] in ("stdout", "stderr") else line).strip()
 
 
 def shown(line: str) -> str:
-    """The same, cut."""
+    """The message, cut to a maximum length."""
     return message(line)[:_SHOWN]
 
 
@@ -378,14 +378,14 @@ PLUGIN_CHECKS = (
 )
 
 
-# How the device plugin was set up, against the kubelet and the engine that it works with.
+# The device plugin's configuration against the kubelet and the engine.
 
 _SETTLED_SECONDS = 90.0
 _ENVVAR, _MOUNTS, _CRI = "envvar", "volume-mounts", "cdi-cri"
 _BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 _STRATEGY = "DEVICE_LIST_STRATEGY"
-# other vendors' plugins for NVIDIA GPUs, by what their resources begin with
+# prefixes of the resources of other vendors' plugins for NVIDIA GPUs
 _OTHER_BUILDS = (
     *("aliyun.com/gpu", "volcano.sh/vgpu", "volcano.sh/gpu", "tencent.com/vcuda", "4pd.io/vgpu"),
     *("k8s.amazonaws.com/vgpu", "hami.io/", "rs/gpu", "nvidia-gpu.com/"),
@@ -402,7 +402,7 @@ _HIDDEN = "needs root to read the device plugin's settings"
 
 
 def _strategies(node: Node, plugin: PluginProcess) -> tuple[str, ...]:
-    """Flag or variable, else its file, else the default, which is envvar."""
+    """Strategies from the flag or variable, else from its file, else the default envvar."""
     given = plugin.setting("--device-list-strategy", "DEVICE_LIST_STRATEGY")
     if not given:
         found = re.search(
@@ -467,7 +467,7 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
 
 
 def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | None:
-    """What keeps the only strategy from working, and the command against it; one of several is enough."""
+    """Why the only strategy doesn't work, and the command that fixes it; one working strategy is enough."""
     if len(strategies) != 1:
         return None
     if strategies[0] == _CRI:
@@ -485,7 +485,7 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | 
 
 
 def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
-    """containerd without CDI; CRI-O always has it."""
+    """containerd without CDI; CRI-O always supports it."""
     daemon = node.containerd
     if daemon is None or not containerd_role(node).used:
         return None
@@ -503,7 +503,7 @@ def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
 
 
 def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
-    """One that doesn't know of CDI drops the names without a word."""
+    """A kubelet without CDI support silently drops the names."""
     if tables.can("kubelet", "cdi-devices", node.kubelet_version) is not False:
         return None
     release = ".".join(map(str, node.kubelet_version))
@@ -582,7 +582,7 @@ def plugin_multiple(node: Node) -> Verdict:
     kubelet may allocate a GPU twice.
     """
     now = node.host.now()
-    # while a pod is being replaced, the old one and the new one both run
+    # while a pod is replaced, the old and the new one both run
     settled = [one for one in node.plugin_processes if now - one.process.started > _SETTLED_SECONDS]
     plugins = {one.container or str(one.process.pid): one for one in settled}
     if len(plugins) < 2:
@@ -619,7 +619,7 @@ def gpus_offered_twice(node: Node) -> Verdict:
 
 
 def _beside_dra(node: Node) -> Verdict | None:
-    """NVIDIA's DRA driver and a device plugin each count the same GPUs as theirs to hand out."""
+    """NVIDIA's DRA driver and a device plugin both allocate the same GPUs."""
     directory = dra_directory(node)
     driver = next((one for one in node.processes if one.name == _DRA_PROGRAM), None)
     state = node.host.socket_state(f"{directory}/dra.sock") if directory else "absent"
@@ -637,7 +637,7 @@ def _beside_dra(node: Node) -> Verdict | None:
 
 
 def _under_two_names(node: Node) -> Verdict | None:
-    """Plugins that offer the same GPUs as different resources don't know of each other's pods."""
+    """Plugins that register the same GPUs as different resources don't know of each other's pods."""
     allocatable = node.allocatable
     if allocatable is None or not any(allocatable.nvidia.values()):
         return None
@@ -690,7 +690,8 @@ def plugin_mount_mismatch(node: Node) -> Verdict:
 
 
 def _mounted(node: Node, plugin: PluginProcess) -> str:
-    """What is mounted there instead (proc_pid_mountinfo(5): the 4th field is the path, the 5th the place)."""
+    """What is mounted instead (proc_pid_mountinfo(5): the 4th field is the source path, the 5th the mount
+    point)."""
     for line in (node.host.read_text(f"/proc/{plugin.process.pid}/mountinfo") or "").splitlines():
         fields = line.split()
         if len(fields) > 4 and fields[4] == DEVICE_PLUGINS:

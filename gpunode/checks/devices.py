@@ -1,4 +1,4 @@
-"""Who may open the GPUs' device files, and whether systemd knows those that containers use."""
+"""Checks of the GPUs' device files, of access to them, and of systemd's device rules for containers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host.reading import DeviceNode
 from gpunode.output.result import Evidence, Fix, Step
 
-# Device files: there, with the numbers that the kernel uses now, and unified memory among them.
+# Device files: they exist with the major numbers that the kernel uses now, including unified memory's.
 
 _OPERATOR_DEV = f"{DRIVER_ROOT}/dev"  # a driver container keeps its device files where it is mounted
 _GONE = "the GPU operator's driver container, which provides the device files, is not running"
@@ -58,7 +58,7 @@ def dev_nodes_missing(node: Node) -> Verdict:
     start earlier fail, so the first GPU pod after a boot may fail while later ones work.
     """
     there = {device.path for device in node.device_nodes}
-    # a GPU that the driver is configured to leave alone is listed with a number and needs no file
+    # a GPU that the driver is configured to exclude is listed with a number and needs no file
     minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
     missing = [path for path in wanted if path not in there]
@@ -181,7 +181,7 @@ NODES_CHECKS = (
 )
 
 
-# Fixes for device files and the daemon that keeps GPUs initialised.
+# Fixes for device files and the persistence daemon.
 
 _ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
 _START = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
@@ -198,7 +198,7 @@ UNIT_OF_RUN_INSTALLER = Fix(
     f'cd "$(mktemp --directory)" && tar --extract --file {_SAMPLE} && sh nvidia-persistenced-init/install.sh'
 )
 
-# the check names the containers and how each is restarted; without it they are unknown
+# the check names the containers and how to restart each; without root they are unknown
 RESTART_CONTAINERS = everywhere("gpunode doctor cgroup-device-revoked")
 START_IMEX = everywhere("systemctl restart nvidia-imex", "restart")
 OPEN_DEVICES = everywhere(
@@ -219,7 +219,7 @@ def install_daemon(command: str) -> Fix:
 
 
 def make_user(name: str) -> Fix:
-    """A system user without a home, as the daemon's packages make it."""
+    """Create a system user without a home, as the daemon's packages do."""
     return Fix(
         f"useradd --system --no-create-home --shell /usr/sbin/nologin {name} && "
         "systemctl restart nvidia-persistenced"
@@ -232,7 +232,7 @@ def open_files(paths: tuple[str, ...]) -> Fix:
 
 
 def change_mode(path: str) -> Fix | None:
-    """Change the option where it is set; None for the kernel's command line."""
+    """Change the option in the file that sets it; None if the kernel's command line sets it."""
     if not path.startswith("/etc/"):
         return None
     pattern = "s/NVreg_DeviceFileMode=[0-9]*/NVreg_DeviceFileMode=0666/"
@@ -240,7 +240,7 @@ def change_mode(path: str) -> Fix | None:
 
 
 def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
-    """The links that udev makes for other devices; they last until the next boot."""
+    """Create the links that udev creates for other devices; they last until the next boot."""
     links = [(f"/dev/char/{one.major}:{one.minor}", one.path.replace("/dev/", "../", 1)) for one in nodes]
     command = " && ".join(f"ln -s {target} {path}" for path, target in links)
     return Fix(command, safe=True, steps=tuple(Step(path=path, link=target) for path, target in links))
@@ -250,7 +250,7 @@ _AUTO = Fix("gpunode toolkit config set nvidia-container-runtime.mode=auto")
 
 
 def by_cdi(old_toolkit: bool) -> Fix:
-    """Have the runtime describe GPUs to runc, which passes them to systemd; for releases that can."""
+    """Use CDI, so that runc passes the GPUs to systemd; for toolkit releases that support it."""
     return UPGRADE_TOOLKIT.other if old_toolkit else _AUTO
 
 
@@ -258,7 +258,7 @@ _RW = 0o006
 _PARAMS = "/proc/driver/nvidia/params"
 _IMEX = "nvidia-imex.service"
 _ZEROS = set("0-")
-# NVIDIA's DRA driver runs an IMEX daemon in pods, and asks for the node's own to be off
+# NVIDIA's DRA driver runs an IMEX daemon in pods, and needs the node's own to be off
 _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
 
 
@@ -291,7 +291,7 @@ def dev_perms(node: Node) -> Verdict:
         evidence.append(seen(_PARAMS, f"DeviceFileMode {wanted} ({wanted:04o})"))
         words = f"the driver restricts {len(closed)} device files to their group"
         if node.distribution.family == "suse":
-            return note(words, *evidence)  # its packages' way: group video, which the toolkit joins
+            return note(words, *evidence)  # group video, as its packages set it
         option = node.module_options.option("nvidia", "NVreg_DeviceFileMode")
         if option is None:
             return warn(words, *evidence)
@@ -302,7 +302,7 @@ def dev_perms(node: Node) -> Verdict:
 
 
 def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
-    """Files that every CUDA program opens. Those in nvidia-caps are root's on purpose."""
+    """Files that every CUDA program opens. Those in nvidia-caps are restricted to root by design."""
     return tuple(one for one in node.device_nodes if devices.needed(one.path))
 
 
@@ -329,7 +329,7 @@ def dev_char_symlinks(node: Node) -> Verdict:
     list again. Running containers lose GPUs that aren't on the list: 'Failed to initialize NVML: Unknown
     Error'.
     """
-    # A missing link alone is no fault: most nodes have none, and a runc that takes numbers needs none.
+    # A missing link alone is no fault: most nodes have none, and a runc that uses numbers needs none.
     engines = systemd_engines(node)
     if not engines:
         return skip(
@@ -403,11 +403,11 @@ ACCESS_CHECKS = (
 )
 
 
-# GPU containers that run now: whether they may still open their device files.
+# Running GPU containers: whether they can still open their device files.
 
-_SLACK_SECONDS = 5.0  # a container's start and a reload come from different clocks
+_SLACK_SECONDS = 5.0  # a container's start and a reload are measured with different clocks
 _SHOWN = 8
-# the engine, by what its containers' control groups are called
+# the engine, by the prefix of its containers' control groups
 _STARTED_BY = {
     "libpod": "podman restart",
     "docker": "docker restart",
@@ -455,8 +455,8 @@ def cgroup_device_revoked(node: Node) -> Verdict:
 
 
 def _lost(node: Node, container: Container) -> Evidence | None:
-    """What shows that this container can't open a device file any more; None if nothing does. One with the
-    host's whole /dev sees files that were never meant for it."""
+    """Evidence that this container can't open a device file any more; None if there is none. One with the
+    host's whole /dev sees files that it was never allowed to open."""
     if node.host.device(f"/proc/{container.pid}/root/dev/mem") is not None:
         return None
     majors = node.majors
@@ -476,7 +476,8 @@ def _lost(node: Node, container: Container) -> Evidence | None:
 
 
 def _taken_by_systemd(node: Node, container: Container) -> Evidence | None:
-    """systemd enforces its own list for a scope from its next reload on, whatever the runtime had allowed."""
+    """From the next reload on systemd enforces its own device list for a scope, whatever the runtime had
+    allowed."""
     if not container.scope or last_reload(node.host) <= container.started + _SLACK_SECONDS:
         return None
     rule = node.device_rules.get(container.scope)
@@ -491,7 +492,7 @@ def _taken_by_systemd(node: Node, container: Container) -> Evidence | None:
 
 
 def _name(node: Node, container: Container) -> str:
-    """As people know it: by pod and container, by Docker's name, else by the beginning of its id."""
+    """Name for users: pod and container, Docker's name, or the start of the container id."""
     for one in node.cri_containers:
         if one.id == container.id:
             return f"pod {one.namespace}/{one.pod}, container {one.name}"
@@ -502,7 +503,7 @@ def _name(node: Node, container: Container) -> str:
 
 
 def _recreate(lost: list[Container]) -> Fix | None:
-    """Starting a container again gives it its devices; the kubelet restarts a pod's."""
+    """Restarting a container restores its devices; the kubelet restarts a pod's containers."""
     commands: dict[str, list[str]] = {}
     for one in lost:
         place = f"{one.group} {one.devices_group}"
@@ -567,7 +568,7 @@ def persistence_off(node: Node) -> Verdict:
 
 
 def keep_initialised(node: Node) -> Fix | None:
-    """What starts the daemon, or installs it; None where it runs."""
+    """Start the persistence daemon, or install it; None if it runs."""
     state = node.units.get(_UNIT)
     if state is not None and state.runs:
         return None
@@ -577,10 +578,9 @@ def keep_initialised(node: Node) -> Fix | None:
 
 
 def _install(node: Node) -> Fix:
-    """For Ubuntu the daemon is in nvidia-compute-utils-BRANCH, with the BRANCH of nvidia-utils-BRANCH, until
-    branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample of its unit; a
-    package would bring libraries of its own version.
-    """
+    """On Ubuntu the daemon is in nvidia-compute-utils-BRANCH, with the BRANCH of nvidia-utils-BRANCH; until
+    branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample unit; a package
+    would install libraries of its own version."""
     if driver_packages.run_installed(node):
         return UNIT_OF_RUN_INSTALLER
     if node.distribution.id == "ubuntu":
@@ -626,7 +626,7 @@ def persistenced_broken(node: Node) -> Verdict:
 
 
 def _trouble(node: Node) -> tuple[str, str] | None:
-    """Where it shows and what: the unit has failed, or no process listens at its socket any more."""
+    """Evidence of a fault: the unit has failed, or no process listens on its socket any more."""
     state = node.units.get(_UNIT)
     if state is not None and state.active == "failed":
         return _UNIT, str(state)
@@ -636,7 +636,7 @@ def _trouble(node: Node) -> tuple[str, str] | None:
 
 
 def _missing_user(node: Node, argv: tuple[str, ...]) -> str:
-    """The user that the unit names, if neither /etc/passwd nor another source of users may have it."""
+    """The unit's user, if neither /etc/passwd nor another source of users has it."""
     user = option_value(argv, "--user", "-u") or ""
     text = node.host.read_text("/etc/passwd")
     if not user or user.isdecimal() or not text:

@@ -1,4 +1,4 @@
-"""Docker: it runs, and it runs with the nvidia runtime."""
+"""Checks of Docker: it is running, with the nvidia runtime."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpunode.gpu.vectoradd import plan
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
 
-# Docker, tried: a container that computes on a GPU. Only on --deep, where it can be started.
+# Test of Docker with a container that computes on a GPU. Only with --deep, if a container can be started.
 
 
 @check(
@@ -106,27 +106,27 @@ _PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
 
 
 def newer(node: Node) -> Fix | None:
-    """By the package that this Docker came in; None if that isn't known."""
+    """Upgrade the package that this Docker was installed from; None if that is unknown."""
     names = [name for name in _PACKAGES if name in node.packages.installed]
     return fixes.upgrade(node.distribution.family, names, "restart")
 
 
 def restart_docker(daemon: Daemon | None, verb: str = "restart") -> str:
-    """The command that restarts, or reloads, this Docker: the system's, the snap's or a user's own."""
+    """Command that restarts or reloads this Docker: the system's, the snap's or a user's."""
     if daemon is not None and daemon.manager == "snap":
         return "snap restart docker"
     return f"systemctl {'--user ' if daemon is not None and daemon.user else ''}{verb} docker"
 
 
 def edit(daemon: Daemon, line: int | None) -> Fix:
-    """Open its file at a line, and have it take the file."""
+    """Open its file at a line, and make dockerd read it again."""
     where = f"+{line} " if line else ""
     return Fix(
         f"${{EDITOR:-vi}} {where}{daemon.config_path} && {restart_docker(daemon)}", not daemon.user, "restart"
     )
 
 
-# the snap's containers and images stay in a snapshot of the snap
+# the snap's containers and images remain in a snapshot of the snap
 _CONFIGURE = "gpunode configure-runtime --runtime docker"
 REPLACE_SNAP = per_family(
     f"snap remove docker && apt install docker.io && {_CONFIGURE}",
@@ -147,8 +147,8 @@ _FOR_DESKTOP = {"debian": "apt install docker-ce", "rhel": "dnf install docker-c
 
 
 def beside_desktop(node: Node, user: str) -> Fix:
-    """A Docker of the node's for a user of Docker Desktop. That needs Docker's own docker-ce-cli, which a
-    distribution's docker.io would remove."""
+    """Install a Docker on the node for a user of Docker Desktop. That needs Docker's own docker-ce-cli, which
+    a distribution's docker.io would remove."""
     context = f"sudo -Hu {sudo_name(user)} docker context use default"
     if node.docker is not None:
         return Fix(context)
@@ -158,7 +158,7 @@ def beside_desktop(node: Node, user: str) -> Fix:
     return Fix(f"{install} && {context} && {_CONFIGURE}")
 
 
-# Docker's file: it can be parsed, and nothing in it is given as a flag as well.
+# Docker's file: it can be parsed, and repeats no flag.
 
 UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-invalid-json"
 
@@ -206,7 +206,7 @@ def _look(path: str, where: Evidence) -> Fix:
 
 
 def _odd(node: Node, docker: Daemon) -> Verdict | None:
-    """What some dockerds refuse that others take, and what dockerd takes otherwise than people mean it."""
+    """Text that some dockerd releases refuse, or that dockerd reads differently than intended."""
     path, text = docker.config_path, node.host.read_text(docker.config_path)
     if text is None:
         return None
@@ -237,7 +237,7 @@ def readable(node: Node) -> dict[str, Any] | None:
 
 
 def _position(message: str, path: str) -> Evidence:
-    """``path:line:column: reason`` taken apart; a message without a position stays whole."""
+    """Split ``path:line:column: reason``; a message without a position stays whole."""
     rest = message.removeprefix(path).lstrip(":")
     line, _, more = rest.partition(":")
     if line.isdigit():
@@ -347,7 +347,7 @@ def docker_not_running(node: Node) -> Verdict:
 
 
 def _system_unit(node: Node, docker: Daemon) -> UnitState | None:
-    """docker.service, where this Docker is the system's own."""
+    """docker.service, if this Docker is the system's own."""
     return None if docker.manager or docker.user else node.units.get("docker.service")
 
 
@@ -363,7 +363,7 @@ def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
 
 
 def _hanging(node: Node) -> Verdict | None:
-    """A daemon that takes connections and answers none of them."""
+    """A daemon that accepts connections and doesn't answer."""
     try:
         node.docker_info  # noqa: B018 - read for its failure
     except DaemonError as error:
@@ -382,14 +382,14 @@ def _restart(node: Node) -> Fix:
 
 
 def _by_init(node: Node, command: str) -> str:
-    """WSL may go without systemd."""
+    """WSL may run without systemd."""
     if node.kind == WSL2 and not node.host.systemd_runs():
         return re.sub(r"^systemctl (\w+) docker$", r"service docker \1", command)
     return command
 
 
 def _reload(node: Node) -> Fix:
-    """runtimes and default-runtime are read again on SIGHUP; no container is stopped for them."""
+    """dockerd reads runtimes and default-runtime again on SIGHUP; no container is stopped."""
     command, restart = _by_init(node, restart_docker(node.docker, "reload")), _restart(node)
     return Fix(command, restart.needs_root, "none") if command != restart.command else restart
 
@@ -506,7 +506,7 @@ def docker_runtime_missing(node: Node) -> Verdict:
 
 
 def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:
-    """A runtime without its program: where the toolkit went and CDI came, it only has to be forgotten."""
+    """A runtime without its binary, after the toolkit was replaced by CDI: only its entry must be removed."""
     by_cdi = _by_cdi(node, info)
     text = node.host.read_text(docker.config_path) or ""
     fix = edit(docker, line_of(text, '"nvidia-container-runtime"')) if by_cdi else None
@@ -515,18 +515,18 @@ def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evi
 
 
 def _by_cdi(node: Node, info: dict[str, Any]) -> bool:
-    """Whether this Docker can give containers GPUs by CDI."""
+    """Whether this Docker can add GPUs to containers through CDI."""
     return bool(info.get("CDISpecDirs")) and any(spec.serves_gpus for spec in node.cdi_specs)
 
 
 def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Verdict:
-    """``--gpus`` needs no runtime: from 19.03 Docker calls the toolkit's hook, later it injects by CDI."""
+    """``--gpus`` needs no runtime: from 19.03 Docker calls the toolkit's hook, later releases use CDI."""
     kubelet = node.kubelet
     if kubelet is not None and kubelet.engine == "docker":
         return fail("the nvidia runtime isn't configured, and the kubelet's pods need it", evidence)
     if _by_cdi(node, info):
         return ok("Docker adds GPUs to containers through CDI; the nvidia runtime isn't configured", evidence)
-    # on a Jetson --gpus alone isn't enough: the files that a container needs come with the runtime
+    # on a Jetson --gpus alone isn't enough: only the runtime adds the files that a container needs
     hook = node.toolkit.programs.get("nvidia-container-runtime-hook")
     if hook and node.kind != TEGRA:
         late = _started_before(node, hook)
@@ -562,7 +562,7 @@ DAEMON_CHECKS = (
 )
 
 
-# Docker's settings: keys that it doesn't know, a default runtime that is gone, a second cgroup driver.
+# Docker's settings: unknown keys, a missing default runtime, a different cgroup driver.
 
 
 @check(
@@ -690,7 +690,7 @@ def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
 
 
 def _same_driver(node: Node, docker: Daemon) -> Fix:
-    """Docker is brought to the kubelet's driver: the other way round every pod would have to go."""
+    """Change Docker to the kubelet's driver: the other direction would require restarting every pod."""
     text = node.host.read_text(docker.config_path) or ""
     return edit(docker, line_of(text, "native.cgroupdriver"))
 

@@ -1,4 +1,5 @@
-"""Which Docker this is: the snap, Docker Desktop, a user's rootless one, or one that is too old for GPUs."""
+"""Checks of the kind of Docker: the snap, Docker Desktop, a user's rootless one, or a release too old for
+GPUs."""
 
 from __future__ import annotations
 
@@ -144,7 +145,7 @@ def _hook_without_cgroups(node: Node, daemon: Daemon) -> Verdict | None:
 
 
 def _unprepared(node: Node, daemon: Daemon) -> Verdict | None:
-    """A rootless Docker without GPUs is a fault only where it is the engine of this node."""
+    """A rootless Docker without GPUs is a fault only if it is this node's engine."""
     kubelet = node.kubelet
     if kubelet is not None and kubelet.joined:
         return None

@@ -1,4 +1,4 @@
-"""``python -m gpunode.checks.document`` prints docs/checks.md, made from the checks themselves."""
+"""Generator of docs/checks.md: ``python -m gpunode.checks.document``."""
 
 from __future__ import annotations
 

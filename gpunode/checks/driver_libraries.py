@@ -1,4 +1,4 @@
-"""The driver's libraries, and whether NVML answers through them."""
+"""Checks of the driver's libraries, their versions, and NVML."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def nvml_hang(node: Node) -> Verdict:
 
 
 def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
-    """XIDs that come again and again, or else the driver's first failures."""
+    """XIDs that repeat, or else the driver's first failures."""
     return tuple(xid_storms(node)) or failures(node, *addresses)
 
 
@@ -287,11 +287,11 @@ def driver_lib_mismatch(node: Node) -> Verdict:
         return ok(f"module and libraries both have version {module.version}", *evidence)
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
     evidence += _who(node, wrong)
-    if TRAITS["lxc"].holds(node):  # the host has loaded its module; the libraries in here must follow
+    if TRAITS["lxc"].holds(node):  # the host has loaded its module; the container's libraries must match
         return fail(summary, *evidence, fix=driver_packages.libraries_of_run_file(node, module.version))
     if not node.next_version or node.next_version == wrong:
         return fail(summary, *evidence)
-    # a reboot would load a module that doesn't fit either
+    # a reboot would load a module that doesn't match either
     evidence.append(seen(f"modinfo -k {node.next_kernel} -F version nvidia", node.next_version))
     return fail(
         f"{summary}, and the module on disk is {node.next_version}", *evidence, fix=_rebuild(node, wrong)
@@ -299,13 +299,13 @@ def driver_lib_mismatch(node: Node) -> Verdict:
 
 
 def _libraries(node: Node) -> list[Library]:
-    """Of the node itself: operator-host-driver-conflict judges those of the GPU operator's driver."""
+    """The node's own libraries: operator-host-driver-conflict checks those of the GPU operator."""
     here = (node.nvml_library, node.cuda_library)
     return [one for one in here if one and one.version and not one.root and not is_compat(one.real)]
 
 
 def _who(node: Node, version: str) -> Iterator[Evidence]:
-    """The transaction that brought this version, as far as logs that we may read show."""
+    """The transaction that installed this version, as far as the readable logs show."""
     try:
         change = brought(node.host, version, lambda: node.packages)
     except GpunodeError:
@@ -315,7 +315,7 @@ def _who(node: Node, version: str) -> Iterator[Evidence]:
 
 
 def _rebuild(node: Node, version: str) -> Fix:
-    """The module of the libraries' version for the kernel that boots next."""
+    """Build the module of the libraries' version for the kernel of the next boot."""
     if version in node.dkms:
         name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
         return Fix(f"dkms install --force {name} && reboot", True, "reboot")
@@ -372,7 +372,7 @@ VERSIONS_CHECKS = (
 )
 
 
-# The driver against the GPUs that it is to drive: its branch, and the kind of its kernel module.
+# The driver against the GPUs: its branch, and the kind of its kernel module.
 
 MINIMUM = (384, 81)
 
@@ -448,12 +448,12 @@ def gpu_arch_dropped(node: Node) -> Verdict:
 
 
 def _could_have(node: Node, gpu: PciGpu) -> bool:
-    """Whether this driver has the GPU, or takes it once it is loaded."""
+    """Whether this driver controls the GPU, or will once it is loaded."""
     return gpu.driver in ("nvidia", None) and gpu.address not in _refused(node)
 
 
 def _stays(node: Node, package: Package) -> bool:
-    """Whether something keeps this package, or the driver below it, within its branch."""
+    """Whether something keeps this package, or the driver that it depends on, within its branch."""
     if package.held or module_stream(node.host, "nvidia-driver")[:1].isdigit():
         return True
     return locked(node.host, node.distribution.family, package.name, "nvidia-driver")
@@ -486,8 +486,8 @@ def kmod_flavour(node: Node) -> Verdict:
 
 
 def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
-    """The GPUs that are left without a driver for this reason: an error if no other GPU has one, and no fault
-    where they are old cards for a screen, or where the others would lose theirs for them."""
+    """Findings for GPUs without a driver for this reason: an error if no other GPU has one; no fault if they
+    are old display cards, or if the others would lose their driver."""
     found = [one for one in node.unsuited_gpus if one.reason == reason]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Fixes that depend on how this very node gets its driver: repositories, DKMS, prebuilt modules, keys."""
+"""Fixes that depend on how this node gets its driver: repositories, DKMS, prebuilt modules, keys."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from gpunode.output.result import Evidence, Fix
 from gpunode.packages.driver_choice import choose
 from gpunode.packages.driver_model import OPEN, Wish, read_situation
 
-# Fixes for the driver beside fixes.py: commands that no other layer needs.
+# Fixes for the driver that no other layer needs.
 
 
 def install_headers(release: str) -> Remedy:
-    """What DKMS builds against, for this kernel. SUSE's package has the flavour in its name."""
+    """Install what DKMS needs to build for this kernel. SUSE's package has the flavour in its name."""
     return per_family(
         f"apt install {linux_headers(release)}",
         f"dnf install {kernel_devel(release)}",
@@ -43,7 +43,8 @@ def install_headers(release: str) -> Remedy:
     )
 
 
-# MokManager gives up after ten seconds; there is nothing to do before the reboot but to know what it will ask
+# MokManager times out after ten seconds: before the reboot, an administrator must know what it will prompt
+# for
 LIST_NEW_KEYS = everywhere("mokutil --list-new")
 
 SHOW_MODPROBE = everywhere("modprobe --showconfig | grep -i nvidia", needs_root=False)
@@ -66,7 +67,7 @@ KEEP_DRIVER = per_family(
     f"follow {DRIVER_GUIDE}",
 )
 
-# cuda-drivers-580 is there as well, and goes on within its branch
+# cuda-drivers-580 is also available, and stays on its branch
 HOLD_BRANCH = per_family(
     "apt-mark hold cuda-drivers",
     "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
@@ -101,8 +102,7 @@ LOAD_AT_BOOT = everywhere("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf
 LINK_AT_BOOT = everywhere(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.rules")
 
 
-# Which driver this very node should have: the newest that drives its GPUs, under the names that its packages
-# have.
+# Which driver this node should have: the newest that supports its GPUs, under its packages' names.
 
 __all__ = [
     "LONG_TERM",
@@ -127,7 +127,7 @@ _WITH_KIND = ("nvidia-driver", "nvidia-headless", "nvidia-headless-no-dkms", "li
 
 def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
     """Ubuntu's own driver packages that are installed here, in another branch and with this kernel module
-    (open, proprietary, empty for the one that they have); empty if none is."""
+    (open, proprietary, or empty for the current one); empty if none are."""
     if node.distribution.id != "ubuntu":
         return ""
     own = [name for name, one in node.packages.installed.items() if _of_archive(node, one)]
@@ -140,7 +140,7 @@ def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
 
 
 def _of_archive(node: Node, package: Package) -> bool:
-    """NVIDIA's repository has packages of the same names, with releases such as 580.95.05-0ubuntu1."""
+    """NVIDIA's repository has packages with the same names, with releases such as 580.95.05-0ubuntu1."""
     return "-0ubuntu0." in package.version or not has_repository(node)
 
 
@@ -152,7 +152,7 @@ def _renamed(parts: re.Match[str], branch: int, module: str) -> str:
 
 
 def spares(node: Node, wanted: Supports) -> bool:
-    """Whether the driver that `wanted` GPUs need also drives those that have one now."""
+    """Whether the driver that the `wanted` GPUs need also supports the GPUs that have one now."""
     branch = driver.branch(node.driver_version)
     branch = max(min(branch, wanted.max or branch), wanted.min)
     opened = {"open": True, "proprietary": False}.get(wanted.module, node.module_open)
@@ -173,7 +173,8 @@ _FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+
 
 
 def install_driver(node: Node, branch: int = 0) -> Fix:
-    """The driver that `gpunode driver plan` chooses, or of this branch; a reboot exchanges a loaded one."""
+    """The driver that `gpunode driver plan` chooses, or of this branch; replacing a loaded one needs a
+    reboot."""
     last = last_branch(node)
     if 0 < last < LONG_TERM and node.distribution.id != "ubuntu":
         return Fix(f"follow {_LEGACY}")
@@ -185,7 +186,7 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
 
 
 def newer_run_file() -> Fix:
-    """For a driver that came with NVIDIA's .run installer: packages would overwrite its files."""
+    """For a driver from NVIDIA's .run installer: packages would overwrite its files."""
     return Fix(f"follow {_DOWNLOADS} to a newer .run installer: this driver was installed with one")
 
 
@@ -193,22 +194,22 @@ _AGAIN = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": 
 
 
 def reinstall(node: Node, names: Iterable[str]) -> Fix | None:
-    """These packages again, over whatever else wrote their files; None on an unknown distribution."""
+    """Install these packages again, over other copies of their files; None on an unknown distribution."""
     command = _AGAIN.get(node.distribution.family)
     return Fix(f"{command} {' '.join(names)} && reboot", True, "reboot") if command else None
 
 
 def newer_for_kernel(node: Node, release: str) -> Fix:
-    """A driver that compiles for a kernel; the node boots that kernel once it has the module."""
+    """A driver that supports a kernel; the node boots that kernel once it has the module."""
     install = install_driver(node)
     proof = f" && modinfo -k {release} -F version nvidia"
     return Fix(f"{install.command.removesuffix(' && reboot')}{proof} && reboot", True, "reboot")
 
 
 def build_module(node: Node, release: str) -> Fix:
-    """Get the module for kernel `release` the way the other kernels' came: DKMS, akmods or packages.
+    """Get the module for kernel `release` by the method of the other kernels: DKMS, akmods or packages.
 
-    For the running kernel it is loaded afterwards.
+    The module of the running kernel is then loaded.
     """
     load = " && modprobe nvidia" if release == node.kernel else ""
     command = _build_command_without_dkms(node, release)
@@ -219,7 +220,7 @@ def build_module(node: Node, release: str) -> Fix:
 
 
 def _build_command_without_dkms(node: Node, release: str) -> str:
-    """Command that gets the module from akmods or packages; empty where DKMS builds it or that is unknown."""
+    """Command that gets the module from akmods or packages; empty if DKMS builds it or if unknown."""
     if node.host.stat("/usr/sbin/akmods"):
         return f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}"
     if node.distribution.family == "suse":
@@ -237,7 +238,7 @@ def _build_command_without_dkms(node: Node, release: str) -> str:
 
 
 def _precompiled(node: Node, release: str) -> str:
-    """NVIDIA's repository has a package for each driver and kernel, ELRepo one for all kernels."""
+    """NVIDIA's repository has one package per driver and kernel, ELRepo one for all kernels."""
     for package in node.packages.starting("kmod-nvidia"):
         found = _FOR_ONE_KERNEL.match(package.name)
         if found:
@@ -255,7 +256,7 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
 
 
 def make_key(node: Node) -> Fix:
-    """Make a key, sign the module with it and enrol it, by what builds modules on this node."""
+    """Create a key, sign the module with it and enrol it, with this node's build tool."""
     if node.host.stat("/usr/sbin/akmods"):
         steps = "kmodgenca --auto && akmods --force --rebuild && "
         return Fix(f"{steps}mokutil --import {driver.AKMODS_KEY} && reboot", True, "reboot")
@@ -277,7 +278,7 @@ def _build_again(node: Node) -> str:
 
 
 def install_libraries(node: Node) -> Fix | None:
-    """The libraries' packages for the driver that is here; None where their names don't depend on it.
+    """Install the library packages of the installed driver; None if their names don't depend on it.
 
     Ubuntu's names carry the driver's branch and its server flavour, those of NVIDIA's repository for Ubuntu
     the branch until 590.
@@ -300,8 +301,8 @@ def install_libraries(node: Node) -> Fix | None:
 
 
 def suse_modules(node: Node) -> str:
-    """The packages of the kernel module on SUSE: those that are installed, else the one for the driver here
-    or, without any, for the driver that gpunode chooses."""
+    """The packages of the kernel module on SUSE: the installed ones, else those for the installed driver or,
+    without one, for the driver that gpunode chooses."""
     built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
     if built:
         return " ".join(built)
@@ -321,13 +322,13 @@ def suse_libraries(node: Node) -> str:
 
 
 def libraries_of_run_file(node: Node, version: str) -> Fix:
-    """NVIDIA's .run installer brings exactly one version's libraries, on any distribution."""
+    """NVIDIA's .run installer contains exactly one version's libraries, for any distribution."""
     return Fix(_run_file(node, version, "--no-kernel-modules"))
 
 
 def _run_file(node: Node, version: str, option: str) -> str:
-    """Download the installer and run it, since it leaves no copy behind. NVIDIA keeps its releases for data
-    centres and those for desktops in two directories, and many in both."""
+    """Download the installer and run it, because it leaves no copy behind. NVIDIA keeps its data centre
+    releases and its desktop releases in two directories, and many releases in both."""
     architecture = "aarch64" if node.host.exists(_ARM_LOADER) else "x86_64"
     name = f"NVIDIA-Linux-{architecture}-{version}.run"
     places = (f"{_RUN_FILES}/{part}/{version}/{name}" for part in ("tesla", _DESKTOP[architecture]))
@@ -336,10 +337,8 @@ def _run_file(node: Node, version: str, option: str) -> str:
 
 
 def reinstall_libraries(node: Node) -> Fix:
-    """The libraries again, in the version that the repositories have with the module.
-
-    apt leaves a package alone that is installed in the newest version, whatever replaced its files.
-    """
+    """Install the libraries again, in the version that the repositories have with the module. apt skips a
+    package whose newest version is installed, even if its files were replaced."""
     fix = install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
     words = fix.command.split(" && ")[0].split()
     if words[:2] != ["apt", "install"] or not any(name in node.packages.installed for name in words[2:]):
@@ -351,7 +350,7 @@ _FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-g
 
 
 def reinstall_firmware(node: Node) -> Fix | None:
-    """Ubuntu has a package of firmware for each version; elsewhere names don't depend on it."""
+    """Ubuntu has one firmware package per version; elsewhere names don't depend on it."""
     version = node.module.version if node.module else ""
     here = [one.name for one in node.packages.starting(*_FIRMWARE)]
     if len(here) == 1 and node.distribution.family in ("debian", "suse"):
@@ -363,11 +362,11 @@ def reinstall_firmware(node: Node) -> Fix | None:
     return Fix(f"apt install --reinstall {name} && reboot", True, "reboot")
 
 
-# What changes the driver: automatic upgrades, and two ways to install it at once.
+# Automatic upgrades, and two driver installations at once.
 
 _RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
-# the packages of the libraries themselves, Ubuntu's with the branch in their names: whatever depends on them
-# can't take them along where they are held
+# the packages of the libraries themselves, Ubuntu's with the branch in their names: packages that depend on
+# them can't upgrade them while they are held
 _LIBRARIES = (
     "libnvidia-compute",
     "libnvidia-ml1",
@@ -419,13 +418,13 @@ def unattended_upgrades_driver(node: Node) -> Verdict:
 
 
 def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
-    """Whether this upgrade would take that package along."""
+    """Whether this upgrade would include that package."""
     if package.held or upgrades.leaves(package.name):
         return False
     if node.distribution.family != "debian":
         return True
     wide = any(word in origin.lower() for origin in upgrades.origins for word in _WIDE)
-    # Ubuntu has the driver itself, among its security updates; NVIDIA's repository must be named
+    # Ubuntu ships the driver among its security updates; NVIDIA's repository must be listed
     own = "-0ubuntu0." in package.version or not has_repository(node)
     return bool(upgrades.origins) and (wide or own)
 
@@ -482,7 +481,7 @@ def _beside_operator(node: Node) -> Verdict:
 
 
 def _copies(node: Node) -> Iterator[Evidence]:
-    """Existing files that the linker knows as libcuda.so.1, each with its version."""
+    """Existing files that the linker knows as libcuda.so.1, with their versions."""
     for entry in node.linked_libraries:
         if entry.soname == CUDA and not is_compat(entry.path) and node.host.is_file(entry.path):
             version = re.search(r"\.so\.(\d+\.\d[\d.]*)$", node.host.realpath(entry.path))

@@ -1,4 +1,4 @@
-"""NVSwitch fabrics: the fabric manager, its version, the topology it found, the GPUs' training."""
+"""Checks of NVSwitch fabrics, the fabric manager, GPUDirect, vGPU licences and confidential computing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def peermem(node: Node) -> Verdict:
     )
     listed = fabric.wanted_at_boot(node.host, "nvidia-peermem")
     shared = fabric.by_dmabuf(node.module.open if node.module else None, node.kernel)
-    # a package may list it for kernels that need it; a line in /etc is an administrator's wish
+    # a package may list it for kernels that need it; a line in /etc was added by an administrator
     if listed and (not shared or listed[0].startswith("/etc/")):
         path, line = listed
         wanted = seen(path, "nvidia-peermem", line)
@@ -147,7 +147,7 @@ KEEP_LAYOUT = fixes.everywhere(
     f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
 )
 MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), needs_root=False)
-# what the operator has set up it sets back
+# the operator reverts changes of its own objects
 OPERATORS_STRATEGY = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
     """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
@@ -164,8 +164,8 @@ READ_MANAGER_LOG = fixes.everywhere("journalctl -b -u nvidia-fabricmanager -n 50
 
 
 def matching_manager(node: Node, version: str) -> Fix | None:
-    """The package of exactly the loaded driver's version, under the name that it has here; None where that
-    can't be told."""
+    """Install the package with exactly the loaded driver's version, under its name on this distribution; None
+    if that is unknown."""
     numbers = version_numbers(version)
     if not numbers:
         return None
@@ -179,8 +179,8 @@ def matching_manager(node: Node, version: str) -> Fix | None:
 
 
 def _manager_package(node: Node, branch: int) -> str:
-    """As it is installed, if it is of this branch. Ubuntu's archive names the branch, NVIDIA's repositories
-    do so for apt, or write the name otherwise for rpm, up to 575."""
+    """Name of the installed package, if it is of this branch. Ubuntu's archive has the branch in the name;
+    NVIDIA's repositories do so for apt, and write the name differently for rpm, up to 575."""
     installed = package_version(node.packages)
     if installed is not None and version_numbers(installed[1])[:1] == (branch,):
         return installed[0]
@@ -192,14 +192,14 @@ def _manager_package(node: Node, branch: int) -> str:
 
 
 def missing_manager(node: Node) -> Fix | None:
-    """The GPU operator's driver brings its own: its pod reports what became of it."""
+    """The GPU operator's driver includes its own fabric manager: its pod reports the failure."""
     if TRAITS["operator-driver"].holds(node):
         return DRIVER_PODS.other
     return matching_manager(node, node.module.version if node.module else "")
 
 
 def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
-    """What the fabric manager of a Blackwell baseboard needs: packages, and the module ib_umad."""
+    """Packages that the fabric manager of a Blackwell baseboard needs, and the module ib_umad."""
     install = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
     tool = install.get(node.distribution.family)
     packages = " ".join(need for need in needs if need != IB_UMAD)
@@ -211,7 +211,7 @@ def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
 
 
 def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
-    """Reset these, once they are idle: services that only watch GPUs hold them as well."""
+    """Reset these once they are idle: services that only monitor GPUs also hold them."""
     units = (node.units.get(f"{name}.service") for name in _HOLDERS)
     running = " ".join(unit.name.removesuffix(".service") for unit in units if unit is not None and unit.runs)
     plain = health.reset_gpus(node, tuple(gpus))
@@ -262,7 +262,7 @@ def fabricmanager_version(node: Node) -> Verdict:
 
 
 def _by_log(node: Node, loaded: str) -> Verdict:
-    """Without a package its own complaint, if it is about the driver that is loaded now."""
+    """The fabric manager's own error, if no package is installed and it concerns the loaded driver."""
     for finding in node.fabric_log:
         versions = manager.versions_in(finding.text) if finding.kind == "version" else None
         if versions and versions[1] == loaded and versions[0] != loaded and not _runs(node):
@@ -275,7 +275,7 @@ def _by_log(node: Node, loaded: str) -> Verdict:
 
 
 def _runs(node: Node) -> bool:
-    """As a unit, or in the driver's container: the node sees its processes."""
+    """Whether it runs as a unit or in the driver's container: the node sees its processes."""
     unit = node.units.get(manager.UNIT)
     return (unit is not None and unit.runs) or any(one.name == manager.PROGRAM for one in node.processes)
 
@@ -352,7 +352,7 @@ def fabric_topology(node: Node) -> Verdict:
     fatal = [seen(SOURCE, line.text) for line, kind in reported if kind == "Fatal"]
     mild = [seen(SOURCE, line.text) for line, kind in reported if kind != "Fatal" and _recent(node, line)]
     fatal += [logged["fatal"]] if "fatal" in logged and not fatal else []
-    # the fabric manager repeats what the kernel's log has, where its age is known
+    # the fabric manager repeats lines of the kernel's log, where their age is known
     mild += [logged["non-fatal"]] if "non-fatal" in logged and not reported else []
     if fatal:
         return fail("an NVSwitch reports a fatal error", *fatal[-4:])
@@ -362,13 +362,13 @@ def fabric_topology(node: Node) -> Verdict:
 
 
 def _of_this_boot(node: Node) -> bool:
-    """The log's last part is this boot's where the fabric manager runs, or has failed since the boot."""
+    """The log's last part is from this boot if the fabric manager runs, or has failed since the boot."""
     unit = node.units.get(manager.UNIT)
     return _runs(node) or (unit is not None and unit.active == "failed")
 
 
 def _switch_errors(node: Node) -> list[tuple[KernelLine, str]]:
-    """Lines of the kernel's log and how grave they are, since the driver was last loaded."""
+    """Lines of the kernel's log with their severity, since the driver was last loaded."""
     loaded = last_load(node.kernel_log)
     return [(line, match[3]) for line, match in matching(node.kernel_log, _SXID) if line.seconds >= loaded]
 
@@ -400,7 +400,7 @@ def fabric_training(node: Node) -> Verdict:
     """
     if "NvLinkDisable: 1" in (node.host.read_text("/proc/driver/nvidia/params") or ""):
         return skip("NVLink is disabled (NVreg_NvLinkDisable=1)")
-    # a GPU that is partitioned computes without its fabric
+    # a partitioned GPU computes without its fabric
     known = [one for one in node.conditions if one.fabric.state is not None and not one.mig_mode]
     if not known:
         return skip("NVML reports no fabric on this node")
@@ -430,7 +430,7 @@ def _fabric(one: Condition) -> str:
 
 
 def _health(mask: int | None) -> str:
-    """nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 for true; a route recovery passes by itself."""
+    """nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 for true; a route recovery ends by itself."""
     words = ((0, "degraded bandwidth"), (4, "unhealthy route"), (6, "access timeout recovery"))
     return ", ".join(word for shift, word in words if ((mask or 0) >> shift) & 3 == 1)
 
@@ -443,16 +443,16 @@ SWITCHES_CHECKS = (
 )
 
 
-# Virtual GPUs (vGPU) as their guest sees them, and confidential computing.
+# Virtual GPUs (vGPU) as the guest sees them, and confidential computing.
 
 _TOKENS = "/etc/nvidia/ClientConfigToken"
 _TOKEN = "client_configuration_token_*.tok"  # noqa: S105 - as the licence portal names its files
 _SETTINGS = "/etc/nvidia/gridd.conf"
 _UNIT = "nvidia-gridd.service"
-_LICENCE_SECONDS = 300  # nvidia-gridd asks within the first minutes after a boot
+_LICENCE_SECONDS = 300  # nvidia-gridd requests a licence within the first minutes after a boot
 _LICENSING = "https://docs.nvidia.com/license-system/latest/nvidia-license-system-quick-start-guide/"
 _VERSIONS = "https://docs.nvidia.com/vgpu/"
-# what the guest's driver logs where the host refuses it, or is too old for it
+# what the guest driver logs if the host refuses it, or is too old for it
 _REFUSED = (
     r"SetGuestSystemInfo: The host version \(([\d.]+)\) is too old"
     r"|Incompatible Guest/Host drivers|Guest driver is incompatible with host driver"
@@ -511,8 +511,8 @@ def _products(names: tuple[str, ...] | None) -> str:
 
 
 def _configured(node: Node) -> bool:
-    """A token of the licence service, wherever gridd.conf has it, or the address of an older licence server.
-    `Unreadable` where this user may not look."""
+    """A token of the licence service in the directory that gridd.conf sets, or the address of an older
+    licence server. `Unreadable` if this user has no permission."""
     lines = (line.partition("=") for line in (node.host.read_text(_SETTINGS) or "").splitlines())
     settings = {key.strip(): value.strip().strip('"') for key, _, value in lines if not key.startswith("#")}
     tokens = settings.get("ClientConfigTokenPath") or _TOKENS

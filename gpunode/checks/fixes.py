@@ -26,7 +26,7 @@ FAMILIES = ("debian", "rhel", "suse", "other")
 
 @dataclass(frozen=True)
 class Remedy:
-    """One command per family; `other` is what holds for a distribution that we don't know."""
+    """One command per family; `other` is for unknown distributions."""
 
     debian: Fix
     rhel: Fix
@@ -48,7 +48,7 @@ def everywhere(
 
 
 def per_family(debian: str, rhel: str, suse: str, other: str, disruptive: str = "none") -> Remedy:
-    """Commands that need root and are alike in what they disturb."""
+    """Commands that need root and are equally disruptive."""
     return Remedy(*(Fix(command, True, disruptive) for command in (debian, rhel, suse, other)))
 
 
@@ -63,8 +63,8 @@ _UPGRADE = {
 
 
 def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix | None:
-    """Newer releases of packages that are installed here: a package manager may refuse the whole command over
-    one name that it doesn't know. None without a name, or on an unknown distribution."""
+    """Upgrade installed packages: a package manager may refuse the whole command because of one unknown name.
+    None without a name, or on an unknown distribution."""
     command = _UPGRADE.get(family) if names else None
     return Fix(f"{command} {' '.join(names)}", True, disruptive) if command else None
 
@@ -72,13 +72,13 @@ def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix 
 RESCAN_PCI = everywhere("echo 1 > /sys/bus/pci/rescan")
 POWER_OFF = everywhere("systemctl poweroff", "drain")
 
-# checks/preconditions.py has the command for systems where these refuse
+# checks/preconditions.py has the command for systems where these fail
 INSTALL_DRIVER = everywhere("gpunode driver install --yes")
 UPGRADE_DRIVER = everywhere("gpunode driver install --yes && reboot", "reboot")
 
 
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
-    """Write the file, have the next boot know it, and boot: only the boot is disruptive."""
+    """Write the file, include it in the initramfs, and reboot: only the reboot is disruptive."""
     text = content.replace("\n", "\\n")
     shown = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands), "reboot"]
     steps = (
@@ -94,7 +94,7 @@ def _shown(argv: tuple[str, ...]) -> str:
 
 
 def blacklist(name: str, content: str) -> Remedy:
-    """Keep kernel modules from being loaded at boot, from /etc/modprobe.d/NAME on."""
+    """Keep kernel modules from loading at boot, with /etc/modprobe.d/NAME."""
     path = f"/etc/modprobe.d/{name}"
     rhel = INITRAMFS["rhel"] if "nouveau" in content else INITRAMFS["rhel"][:1]
     return Remedy(
@@ -110,8 +110,8 @@ BLACKLIST_NOVA = blacklist(NOVA_FILE.rpartition("/")[2], NOVA_TEXT)
 
 
 def rebind(*addresses: str) -> Remedy:
-    """Take GPUs from the driver that holds them and give them to nvidia. A mere probe wouldn't: a driver
-    that has their ids takes them again (kernel: sysfs-bus-pci, driver_override)."""
+    """Unbind GPUs from their driver and bind them to nvidia. A plain probe isn't enough: a driver with their
+    ids would bind to them again (kernel: sysfs-bus-pci, driver_override)."""
     return everywhere(
         f"modprobe nvidia; cd /sys/bus/pci && for gpu in {' '.join(addresses)}; do "
         "echo $gpu > devices/$gpu/driver/unbind; echo nvidia > devices/$gpu/driver_override; "
@@ -163,7 +163,7 @@ MAKE_NODES = everywhere("nvidia-modprobe -c0 -u", safe=True)
 
 
 def make_nodes(minors: tuple[int, ...]) -> Fix:
-    """Device files with these minors (255 is /dev/nvidiactl), and those of unified memory."""
+    """Create device files with these minors (255 is /dev/nvidiactl), and those of unified memory."""
     options = " ".join(f"-c{minor}" for minor in minors)
     return Fix(f"nvidia-modprobe {options} && nvidia-modprobe -c0 -u", safe=True)
 
@@ -184,7 +184,7 @@ CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime container
 
 
 def restart_managed(manager: str, unit: str | None) -> str:
-    """The command that restarts a Kubernetes distribution's own containerd and so renders its file again."""
+    """Command that restarts a Kubernetes distribution's own containerd, which renders its file again."""
     if manager == "microk8s":
         return "snap restart microk8s.daemon-containerd"
     return f"systemctl restart {(unit or manager).removesuffix('.service')}"
@@ -192,7 +192,7 @@ def restart_managed(manager: str, unit: str | None) -> str:
 
 REFRESH_CDI = everywhere("gpunode cdi refresh", safe=True)
 _STANDARD_CDI = "/var/run/cdi/nvidia.yaml"
-# specifications of things that aren't GPUs, by class: nvidia-ctk's modes that make them
+# specifications of devices that aren't GPUs, by class: nvidia-ctk's modes that generate them
 _OTHER_CDI = {
     "gdrcopy": "gdrcopy",
     "gds": "gds",
@@ -203,7 +203,7 @@ _OTHER_CDI = {
 
 
 def rewrite_cdi(path: str, kind: str) -> Fix:
-    """The fix that writes one CDI specification again: the tool that knows its kind, into the same file."""
+    """Write one CDI specification again, with the tool for its kind, into the same file."""
     mode = _OTHER_CDI.get(kind.partition("/")[2])
     if mode is not None:
         return Fix(f"nvidia-ctk cdi generate --mode={mode} --output={path}")
@@ -220,8 +220,8 @@ RESTART_PLUGIN_POD = Fix(
 
 
 def tell_plugin(setting: str) -> str:
-    """The command that gives NVIDIA's device plugin a variable (``MIG_STRATEGY=mixed``), wherever it runs:
-    kubectl sets one in one namespace at a time, and each way of installing the plugin has other labels."""
+    """Command that sets a variable of NVIDIA's device plugin (``MIG_STRATEGY=mixed``), wherever it runs:
+    kubectl sets a variable in one namespace at a time, and each installation method uses other labels."""
     return (
         "kubectl get daemonsets --all-namespaces --no-headers | "
         "awk '/nvidia-device-plugin/ && !/mps-control/ {print $1, $2}' | while read -r namespace name; do "
@@ -229,10 +229,10 @@ def tell_plugin(setting: str) -> str:
     )
 
 
-# From findings to what can be done about them: a plan that can be shown, and carried out in part.
+# The plan of fixes for findings, which can be shown or carried out in part.
 
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN)
-# programs whose plain calls gpunode may carry out itself; packages and keys are a person's decision
+# programs that gpunode may run itself in plain calls; packages and keys are left to the administrator
 _PLAIN = ("systemctl", "modprobe", "nvidia-modprobe", "ldconfig", "gpunode", "snap")
 _REBOOT = "reboot"
 _SHELL = set("|&;<>$`*?'\"{}()[]\\~#")
@@ -241,10 +241,10 @@ _WORSE = ("none", "restart", "drain", "reboot")
 
 @dataclass(frozen=True)
 class PlannedFix:
-    """The fix of one finding. `disruptive` is the worst of its steps, as `Fix` has it.
+    """The fix of one finding.
 
-    `way` is safe (--apply carries out what isn't disruptive), allow (needs --allow `disruptive`), or hand: a
-    person must do it.
+    `disruptive` is the worst of its steps, as in `Fix`. `way` is safe (--apply carries out what isn't
+    disruptive), allow (needs --allow `disruptive`), or hand: the user must do it.
     """
 
     id: str
@@ -256,7 +256,7 @@ class PlannedFix:
 
 
 def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
-    """One for each bad finding that has a fix, errors before warnings."""
+    """One for each bad finding with a fix, errors before warnings."""
     bad = sorted(
         (finding for finding in findings if finding.status in _BAD and finding.fix),
         key=lambda one: _BAD.index(one.status),
@@ -265,7 +265,7 @@ def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
 
 
 def allowed_steps(planned: PlannedFix, allow: Collection[str]) -> tuple[Step, ...]:
-    """The steps that may be carried out: undisruptive ones if the fix is safe, and the allowed ones."""
+    """Steps that may be carried out: non-disruptive ones if the fix is safe, and the allowed ones."""
     if planned.way == "hand" or (planned.way == "allow" and planned.disruptive not in allow):
         return ()
     count = next(
@@ -292,7 +292,7 @@ def _planned(finding: Finding) -> PlannedFix:
 
 
 def steps_of(fix: Fix) -> tuple[Step, ...]:
-    """How a fix is carried out without a shell; () where only a person can do it.
+    """Steps that carry out a fix without a shell; () if only the user can do it.
 
     A command of plain calls (``a b && c d``) of programs that only start, load or configure something is its
     own steps.

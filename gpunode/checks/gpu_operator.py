@@ -1,4 +1,4 @@
-"""NVIDIA's GPU operator: how far it has come, and what it has left behind."""
+"""Checks of NVIDIA's GPU operator: the progress of its validator, and leftovers of a removed operator."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def operator_validations(node: Node) -> Verdict:
     title="The loaded driver is the GPU operator's",
     looks_at=f"the version of the loaded module against the version of the libraries in {OPERATOR_DRIVER}.",
     remedy=everywhere(
-        # of this node alone: driver.enabled=false takes the driver from every other node as well
+        # for this node only: driver.enabled=false would remove the driver from every other node as well
         'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
         "drain",
         needs_root=False,
@@ -95,7 +95,7 @@ def operator_host_driver_conflict(node: Node) -> Verdict:
 
 
 def _container_driver(node: Node) -> dict[str, str]:
-    """Paths by version of the NVML libraries in the driver's container."""
+    """Paths of the NVML libraries in the driver's container, by version."""
     known: dict[str, str] = {}
     for directory in IN_DRIVER_ROOT:
         for path in node.host.glob(directory, "libnvidia-ml.so.*"):
@@ -156,7 +156,7 @@ def operator_leftovers(node: Node) -> Verdict:
 
 
 def _configure_again(node: Node) -> Fix:
-    """On a node without a toolkit of its own, that comes first; k3s and rke2 find theirs when they start."""
+    """On a node without its own toolkit, install that first; k3s and rke2 detect theirs when they start."""
     daemon = node.containerd
     manager = daemon.manager if daemon else ""
     command = f"gpunode configure-runtime --runtime {manager or 'containerd'} && {_ASIDE}"

@@ -1,4 +1,4 @@
-"""What is on the PCI bus, and who owns it."""
+"""Checks of the PCI bus: GPUs, the drivers that control them, power cables, and nouveau and nova."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
 
 
 def _short(address: str) -> str:
-    """NVML writes domains with eight digits, sysfs with four."""
+    """NVML writes PCI domains with eight digits, sysfs with four."""
     domain, _, rest = address.lower().partition(":")
     return f"{domain.lstrip('0') or '0'}:{rest}"
 
@@ -132,7 +132,7 @@ def _short(address: str) -> str:
         "GPUs on vfio-pci for virtual machines beside others on nvidia are fine. A host that reserves "
         "all GPUs for virtual machines and has neither driver nor toolkit gets a note."
     ),
-    # the check knows the addresses and says how to rebind them; a made-up one may be a disk's
+    # the check knows the addresses and how to rebind them; an invented address may be a disk's
     remedy=fixes.everywhere("gpunode doctor gpu-bound-other-driver"),
     blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
     preflight=ANY_ENGINE,
@@ -168,8 +168,8 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
 
 
 def _orphans(node: Node) -> tuple[PciGpu, ...]:
-    """GPUs without a driver, which is normal until the driver is loaded. One that this driver isn't made for,
-    or that has no address window, is a finding of its own."""
+    """GPUs without a driver, which is normal until the driver is loaded. One that this driver doesn't
+    support, or without address windows, is another check's finding."""
     if node.module is None:
         return ()
     unsuited = {one.gpu.address for one in node.unsuited_gpus}
@@ -186,7 +186,7 @@ def of(gpus: tuple[PciGpu, ...], node: Node) -> str:
 
 
 def is_nova(gpu: PciGpu) -> bool:
-    """The kernel's Rust driver; its name was NovaCore for a while."""
+    """The kernel's Rust driver, formerly named NovaCore."""
     return (gpu.driver or "").lower().startswith("nova")
 
 
@@ -212,7 +212,7 @@ _REBUILD = {
 
 
 def kernel_argument(words: str) -> Remedy:
-    """Words added to the kernel's command line, for good."""
+    """Add arguments to the kernel's command line permanently."""
     line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'
     name = words.partition(" ")[0].partition("=")[0].replace(".", "-").replace("_", "-")
     place = "/etc/default/grub.d"
@@ -233,8 +233,8 @@ _VSPHERE = (
 
 
 def more_address_space(vendor: str) -> Fix:
-    """More room for windows in a virtual machine, which only its hypervisor can give: the guest's kernel has
-    nothing to allocate again."""
+    """More address space in a virtual machine, which only its hypervisor can provide: the guest kernel can't
+    allocate more itself."""
     if vendor.startswith("VMware"):
         what = f"follow {_VSPHERE} to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB"
     else:
@@ -250,7 +250,7 @@ IOMMU_PASSTHROUGH = kernel_argument("iommu=pt")
 
 
 def show_device(*addresses: str) -> Fix:
-    """What a person reads before opening the machine: capability and state of the links."""
+    """Capability and state of the links, to read before opening the machine."""
     commands = (f"lspci -vv -s {address} | grep -e LnkCap: -e LnkSta:" for address in addresses)
     return Fix(" && ".join(commands))
 
@@ -260,7 +260,7 @@ SHOW_ERRORS = everywhere("dmesg | grep -i -e AER -e pcieport | tail -n 20")
 
 
 def keep_out(family: str, path: str, text: str) -> Fix:
-    """A blacklist file, in the initramfs as well; it counts from the next boot on."""
+    """Write a blacklist file, also into the initramfs; it takes effect at the next boot."""
     quoted = text.replace("\n", "\\n")
     command = f"printf '{quoted}' > {path}"
     steps = [Step(path=path, content=text)]
@@ -291,7 +291,7 @@ DISABLE_HMM = everywhere(
 )
 
 
-# Power cables, and where the memory of GPUs appears in the machine's own address space.
+# Power cables, and GPU memory in the machine's own address space.
 
 _CABLES = r"does not have the necessary power cables|NVRM: Xid \(.*?\): 54,"
 _HMM = r"nvidia-uvm: .*(?:devmem_alloc_pagemap|request_free_mem_region).*-34"
@@ -395,9 +395,9 @@ MEMORY_CHECKS = (
 )
 
 
-# The kernel's own drivers for NVIDIA GPUs, nouveau and nova: they keep nvidia from getting them.
+# The kernel's own drivers for NVIDIA GPUs, nouveau and nova, which keep nvidia from binding to them.
 
-_OLDER_SECONDS = 60  # an initramfs that was written this much before the blacklist can't hold it
+_OLDER_SECONDS = 60  # an initramfs that was written this long before the blacklist can't contain it
 
 
 @check(
@@ -451,7 +451,7 @@ def nova_core_loaded(node: Node) -> Verdict:
 
 
 def _free(node: Node) -> bool:
-    """Whether there is a GPU without an owner; one that is kept for a virtual machine isn't in question."""
+    """Whether a GPU has no driver; one that is reserved for a virtual machine doesn't count."""
     return any(gpu.driver is None for gpu in node.gpus)
 
 
@@ -494,7 +494,7 @@ def nouveau_not_blacklisted(node: Node) -> Verdict:
     nvidia is loaded.
     """
     if any(gpu.driver == "nouveau" for gpu in node.gpus):
-        return skip("nouveau already controls a GPU")  # nouveau-loaded judges that
+        return skip("nouveau already controls a GPU")  # nouveau-loaded reports that
     if not has_module_file(node.host, node.kernel, "nouveau"):
         return ok("this kernel has no nouveau module")
     refusals = node.module_options.refused("nouveau")
@@ -520,7 +520,7 @@ def nouveau_not_blacklisted(node: Node) -> Verdict:
 
 
 def _was_here(node: Node) -> str | None:
-    """What nouveau said in this boot of a GPU that nvidia owns now."""
+    """What nouveau logged in this boot about a GPU that nvidia controls now."""
     ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA}
     try:
         lines = matching(node.kernel_log, r"^nouveau ([0-9a-f:.]+): (?!unknown chipset)")
@@ -530,7 +530,7 @@ def _was_here(node: Node) -> str | None:
 
 
 def _older_initramfs(node: Node) -> bool:
-    """Whether only files refuse nouveau, and the initramfs was written before all of them."""
+    """Whether only files block nouveau, and the initramfs is older than all of them."""
     refusals = node.module_options.refused("nouveau")
     image = initramfs_of(node.host, node.kernel)
     if image is None or node.module_options.refused_in_initramfs("nouveau"):

@@ -1,4 +1,4 @@
-"""GPUs that are gone, want a reset, or have lost what they know of themselves."""
+"""Checks of the GPUs' condition: lost GPUs, memory errors, throttling, NVLinks, and memory in use."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ _AMPERE = "8.0"
 
 
 def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
-    """Reset these; A100s that are linked to each other (compute capability 8.0) only reset all together.
+    """Reset these GPUs.
 
-    A virtual GPU can't be reset by its guest, which reboots instead.
+    A100s that are linked to each other (compute capability 8.0) can only be reset together. A guest can't
+    reset a virtual GPU and reboots instead.
     """
     if any(gpu.virtualization == "vgpu" for gpu in gpus):
         return Fix("reboot", disruptive="reboot")
@@ -72,7 +73,7 @@ def those(node: Node, holds: Callable[[Condition], bool]) -> tuple[Condition, ..
 
 
 def untold(node: Node, tells: Callable[[Condition], bool]) -> Verdict | None:
-    """A skip where no GPU says anything of the matter."""
+    """A skip if no GPU reports this value."""
     if not node.conditions:
         return skip(SILENT)
     return (
@@ -92,7 +93,7 @@ def reset_gpus(node: Node, gpus: tuple[Condition, ...]) -> Fix:
     return reset_fix(gpus, capability)
 
 
-_LOST = f"(NVML {GPU_IS_LOST})"  # as NvmlError words it in an inventory
+_LOST = f"(NVML {GPU_IS_LOST})"  # the words of NvmlError in an inventory
 
 
 _NVML = (
@@ -118,7 +119,7 @@ def gpu_lost(node: Node) -> Verdict:
     """A GPU that fell off the bus doesn't come back by itself, and its work has ended. A reboot restores it,
     or else a power cycle. If it happens again, check power, temperature, the riser and the board.
     """
-    # What NVML says counts; the log only for GPUs that don't answer it (any more).
+    # NVML's result counts; the log only for GPUs that don't answer NVML (any more).
     probe = node.nvml
     if probe.code == NO_PERMISSION:
         return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
@@ -137,7 +138,8 @@ def gpu_lost(node: Node) -> Verdict:
 
 
 def _fallen(node: Node) -> tuple[XidLine, ...]:
-    """Of GPUs that no other driver has taken since, such as vfio-pci for a virtual machine."""
+    """GPUs that fell off the bus and that no other driver has bound to since, such as vfio-pci for a virtual
+    machine."""
     try:
         lines = fallen_off(node.kernel_log)
     except GpunodeError:
@@ -226,7 +228,7 @@ LOST_CHECKS = (
 )
 
 
-# Memory errors: what can't be corrected, what waits for a reset, what can't be fixed any more.
+# Memory errors: uncorrectable ones, repairs that wait for a reset, memory that can't be repaired any more.
 
 _MOST_REMAPPED = 512  # rows; NVIDIA's GPU memory error management: the rows that a GPU can remap
 _MOST_RETIRED = 63  # pages; NVIDIA's dynamic page retirement: from here on a GPU is to be replaced
@@ -255,7 +257,8 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     if now:
         evidence = [said(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
         words = f"{how_many(now, node)} had uncorrectable memory errors and haven't been reset since"
-        # a driver that reports its recovery action (from 570 on) has seen these errors and lets the GPU go on
+        # a driver that reports its recovery action (from 570 on) has handled these errors and keeps using the
+        # GPU
         judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
         return judge(words, *evidence, fix=reset_gpus(node, now))
     skipped = untold(node, lambda gpu: gpu.reading.ecc_volatile is not None)
@@ -393,7 +396,7 @@ MEMORY_CHECKS = (
 )
 
 
-# What makes GPUs slow: heat, power, links that are down.
+# What throttles GPUs: heat, power, links that are down.
 
 _SPEED_WORDS = {
     "hw-slowdown": "the hardware halves the clocks",
@@ -496,8 +499,8 @@ def nvlink_down(node: Node) -> Verdict:
     """A GPU with fewer links than its peers exchanges data slowly or can't join the fabric. A reset retrains
     the links. If a link stays down, check the board or the bridge.
     """
-    # Only GPUs that are alike are compared. A card without its bridge has no link up, which is no fault
-    # unless NVSwitches connect all GPUs; with MIG on, a GPU has none either.
+    # Only GPUs of one model are compared. A card without its bridge has no link up, which is no fault unless
+    # NVSwitches connect all GPUs; with MIG on, a GPU has none either.
     names = {gpu.uuid: gpu.name for gpu in node.nvml.inventory.gpus} if node.nvml.inventory else {}
     linked = [gpu for gpu in node.conditions if gpu.nvlinks and not gpu.mig_mode]
     if not any(any(gpu.nvlinks or ()) for gpu in linked):
@@ -537,11 +540,11 @@ SPEED_CHECKS = (
 )
 
 
-# Who uses the GPUs, and what keeps others from it.
+# What uses the GPUs, and what blocks other programs.
 
 _MPS = "nvidia-cuda-mps-control"
 _GIB = 1 << 30
-_ORPHANED = _GIB  # above it memory isn't what a driver keeps for itself
+_ORPHANED = _GIB  # more memory than a driver reserves for itself
 
 
 @check(
@@ -642,9 +645,8 @@ def zombie_gpu_memory(node: Node) -> Verdict:
 
 
 def _owned(gpu: Condition) -> int | None:
-    """Bytes in use without a process on this GPU; None where that can't be judged: with MIG and in virtual
-    GPUs processes are listed elsewhere, confidential computing hides them, and without the part that the
-    driver keeps for itself (before 510) the number says nothing."""
+    """Bytes in use without a process on this GPU. None if unknown: with MIG and on virtual GPUs processes are
+    listed elsewhere, confidential computing hides them, and drivers before 510 include their own memory."""
     if gpu.mig_mode or gpu.cc_enabled or gpu.virtualization not in ("none", "passthrough"):
         return None
     if gpu.processes is None or gpu.memory_used is None or gpu.memory_reserved is None:

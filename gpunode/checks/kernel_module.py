@@ -1,4 +1,4 @@
-"""The kernel module is installed, and built for the kernels that run and boot."""
+"""Checks of the kernel module: installed, built for the kernels that run and boot, accepted, loaded."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def dkms_not_built(node: Node) -> Verdict:
 
 
 def _lacking(node: Node, release: str) -> Iterator[Evidence]:
-    """What is missing for this kernel, and why."""
+    """What is missing for this kernel, and the reason."""
     yield seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko")
     yield from (seen("/var/lib/dkms", f"source of {version}") for version in node.dkms)
     if node.dkms and not driver.has_headers(node.host, release):
@@ -132,7 +132,7 @@ def _lacking(node: Node, release: str) -> Iterator[Evidence]:
 
 
 def _for_next(node: Node, release: str) -> Fix | None:
-    """What was tried for this kernel and doesn't compile isn't built again, but with a newer driver."""
+    """A build that has failed for this kernel isn't repeated; a newer driver is needed."""
     failed = failed_build(node.host, release) if node.dkms else None
     if failed is None:
         return _build(node, release)
@@ -162,7 +162,7 @@ def kernel_headers_missing(node: Node) -> Verdict:
     """
     if not node.dkms:
         return skip("/var/lib/dkms has no driver source")
-    release = node.next_kernel  # what is built for a kernel that the next boot leaves matters no more
+    release = node.next_kernel  # the next boot leaves this kernel, so it needs no module
     if not any(kernel.release == release and kernel.has_module for kernel in node.kernels):
         return skip(f"kernel {release} has no NVIDIA module yet")
     there = next((one for one in (release, node.kernel) if driver.has_headers(node.host, one)), None)
@@ -181,9 +181,9 @@ BUILD_CHECKS = (
 )
 
 
-# Secure Boot: whether the firmware's chain of keys accepts the module, now and at the next boot.
+# Secure Boot: whether the firmware's keys accept the module, now and at the next boot.
 
-# whose certificates shim or the kernel carries, so that their modules need no enrolment
+# shim or the kernel includes these certificates, so their modules need no enrolment
 _DISTRIBUTION_SIGNERS = (
     "Canonical", "Ubuntu", "Debian Secure Boot", "Red Hat", "Fedora", "CentOS", "Rocky", "AlmaLinux",
     "Oracle", "Amazon", "SUSE", "openSUSE",
@@ -288,10 +288,10 @@ SIGNATURE_CHECKS = (
 )
 
 
-# What the next boot doesn't bring back: modules that were loaded by hand, links to device files.
+# What a reboot doesn't restore: modules that were loaded manually, links to device files.
 
 _UVM = "nvidia_uvm"
-# units that load unified memory or make its device files when they start
+# units that load unified memory or create its device files when they start
 _LOADERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
 _LINKS = ("create-dev-char-symlinks",)
 
@@ -392,7 +392,7 @@ NEXT_BOOT_CHECKS = (
 )
 
 
-# Lines of the kernel's log as evidence for something that a check has seen elsewhere.
+# Lines of the kernel's log as evidence for findings of other sources.
 
 # nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible
 _DRIVER = (
@@ -406,22 +406,23 @@ _FAILURE = re.compile(
     r"|xid \(|installed in this system|PCI ID|not signed|power cables|is already bound",
     re.IGNORECASE,
 )
-# out-of-tree modules are always said to be unsigned and to taint; that loads all the same
+# the kernel always logs that an out-of-tree module is unsigned and taints it; it loads anyway
 _HARMLESS = re.compile(r"taint", re.IGNORECASE)
 _SHOWN = 5
-_STORM = 3  # the same XID of the same GPU this often is reported once, with its number
+_STORM = 3  # an XID that one GPU repeats this often is reported once, with its count
 
 
 def logged(node: Node, pattern: str) -> tuple[Evidence, ...]:
-    """Lines of this boot in which the pattern is found, oldest first; () for a user who may not read them."""
+    """Lines of this boot that match the pattern, oldest first; () if this user has no permission to read
+    them."""
     return tuple(_evidence(line) for line, _ in matching(_log(node), pattern))
 
 
 def failures(node: Node, *addresses: str) -> tuple[Evidence, ...]:
-    """The driver's failures of this boot, oldest first: the first of a series is the cause of the others.
+    """The driver's failures of this boot, oldest first: the first of a series causes the others.
 
-    With `addresses` only those that name one of these GPUs.
-    The driver tries again, so a line that differs from an earlier one in numbers alone isn't repeated.
+    With `addresses`, only those of these GPUs. The driver retries, so a line that differs from an earlier one
+    only in numbers isn't repeated.
     """
     places = [address.rpartition(".")[0].lower() for address in addresses]
     found: dict[str, KernelLine] = {}
@@ -435,7 +436,7 @@ def failures(node: Node, *addresses: str) -> tuple[Evidence, ...]:
 
 
 def xid_storms(node: Node) -> Iterator[Evidence]:
-    """XIDs that one GPU repeats: the first line of each and how often it came."""
+    """XIDs that one GPU repeats: the first line of each and its count."""
     try:
         lines = node.xids
     except GpunodeError:
@@ -458,7 +459,7 @@ def _evidence(line: KernelLine) -> Evidence:
     return Evidence(SOURCE, f"[{line.seconds:.6f}] {line.text}", None)
 
 
-# The kernel module: loaded, with its firmware and its options, and alive.
+# The kernel module: loaded, with its firmware and its options, and not crashed.
 
 
 def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
@@ -531,7 +532,7 @@ def _refused(node: Node, *modules: str) -> tuple[Directive, ...]:
 
 
 def _obstacles(node: Node) -> Iterator[Evidence]:
-    """Why nothing has loaded it, as far as this user may see."""
+    """Why nothing has loaded it, as far as this user has permission to see."""
     for one in _refused(node, "nvidia"):
         yield seen(one.source, _shown(one), one.line)
     if (node.host.read_text("/proc/sys/kernel/modules_disabled") or "").strip() == "1":
@@ -546,7 +547,7 @@ def _shown(one: Directive) -> str:
 
 
 def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm") -> Fix | None:
-    """Take the lines back that keep the module out; None where no file has any."""
+    """Comment out the lines that block the module; None if no file has any."""
     lines = [one for one in _refused(node, "nvidia", "nvidia_uvm") if one.line is not None]
     if not lines:
         return None
@@ -555,10 +556,10 @@ def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm")
 
 
 def _after_failure(node: Node) -> Fix | None:
-    """What helps where the kernel's log has failures of the driver: loading it has been tried already."""
+    """Fix if the kernel's log has failures of the driver: loading it has failed before."""
     if not failures(node):
         return None
-    # a GPU that stays in D3cold has no power or answers nothing: a reboot alone doesn't switch it off
+    # a GPU that stays in D3cold has no power or doesn't respond: a reboot alone doesn't power-cycle it
     if logged(node, r"^nvidia \S+ Unable to change power state from D3cold"):
         return fixes.POWER_OFF.other
     return fixes.READ_KERNEL_LOG.other
@@ -581,7 +582,7 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     won't be after the next boot.
     """
     refused = _refused(node, "nvidia", "nvidia_uvm")
-    # what is blacklisted can still be loaded by its name, as nvidia-modprobe and persistenced do
+    # a blacklisted module can still be loaded by its name, as nvidia-modprobe and persistenced do
     hard = [one for one in refused if one.kind in ("install", "alias")]
     if not hard:
         return ok("nothing blocks the NVIDIA module")

@@ -1,4 +1,4 @@
-"""The kubelet and the device plugins' sockets."""
+"""Checks of the kubelet, the device plugins' sockets, and pods with allocated GPUs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OUR_UNIT = "gpunode-device-plugin.service"
     remedy=fixes.START_KUBELET,
     classes=CLUSTER_NODES,
     preflight=("kubernetes",),
-    # without its engine's CRI, or with swap, the kubelet ends at once
+    # the kubelet exits at once without its engine's CRI, or with swap
     blocked_by=(
         "pci-no-gpu",
         "memory-cgroup-v1",
@@ -127,7 +127,7 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     ),
     remedy=fixes.RESTART_PLUGIN,
     classes=CLUSTER_NODES,
-    # a plugin without a driver, or without its handler, ends as well
+    # a plugin without a driver, or without its handler, exits as well
     blocked_by=(
         "pci-no-gpu",
         "kubelet-not-running",
@@ -171,7 +171,7 @@ def plugin_socket_dead(node: Node) -> Verdict:
 
 
 def _silent(node: Node, names: list[str]) -> Verdict | None:
-    """A plugin that listens and answers nothing; it is only asked where that was asked for."""
+    """A plugin that listens but doesn't answer; queried only with --deep."""
     for name in names if node.questions.deep else ():
         path = f"{DEVICE_PLUGINS}/{name}"
         if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
@@ -181,7 +181,7 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 
 def restart_plugin(node: Node) -> Fix:
-    """gpunode's plugin is a service of the node, NVIDIA's a pod; their sockets have the same name."""
+    """gpunode's plugin is a service of the node, NVIDIA's is a pod; both use the same socket name."""
     return fixes.RESTART_PLUGIN.other if has_own_plugin(node) else fixes.RESTART_PLUGIN_POD
 
 
@@ -196,7 +196,7 @@ DAEMON_CHECKS = (
 )
 
 
-# Disk space for images and pods, and what keeps a kubelet from starting at all.
+# Disk space for images and pods, and what keeps a kubelet from starting.
 
 _LARGE_IMAGE = 10 << 30  # CUDA images take 5 to 25 GB when unpacked
 _ROOTS = {
@@ -247,7 +247,7 @@ def disk_pressure(node: Node) -> Verdict:
 
 
 def _wanted(node: Node) -> Iterator[tuple[str, str]]:
-    """The kubelet's limits are for the engine that it uses; other disks may be as full as they are."""
+    """The kubelet's limits apply to its engine's disk; other disks may be as full as they are."""
     joined = node.kubelet is not None and node.kubelet.joined
     if joined:
         yield kubelet.root_directory(node.kubelet), "nodefs"
@@ -278,7 +278,7 @@ def _docker_root(node: Node) -> str:
 
 
 def _limits(node: Node) -> Mapping[str, str]:
-    """The kubelet's settings, else its defaults; {} where there is none, or they are unknown."""
+    """The kubelet's settings, else its defaults; {} if there are none or they are unknown."""
     known = node.kubelet
     if known is None or known.process is None:
         return {}
@@ -361,7 +361,7 @@ RESOURCES_CHECKS = (
 )
 
 
-# Pods that hold GPUs: whether they got what the kubelet gave them.
+# Pods with allocated GPUs: whether they can access them.
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 

@@ -1,4 +1,4 @@
-"""microk8s, k0s, cri-dockerd, and kind's nodes beside them."""
+"""Checks of Kubernetes distributions: microk8s, k0s, k3s, rke2, cri-dockerd and kind."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ OTHERS_CHECKS = (
 )
 
 
-# k3s and rke2: they write containerd's file again whenever they start.
+# k3s and rke2: they write containerd's file again at each start.
 
 _RUNTIME = "nvidia-container-runtime"
 # where both look for it, in this order (k3s pkg/agent/containerd/runtimes.go)
@@ -196,7 +196,7 @@ def _daemon(node: Node) -> Daemon | None:
 
 
 def _handlers(node: Node) -> tuple[str, ...] | None:
-    """Of the running containerd; None if it doesn't report it."""
+    """Handlers of the running containerd; None if it doesn't report them."""
     try:
         return tuple(name for name in node.cri.handlers if name)
     except DaemonError:
@@ -204,14 +204,14 @@ def _handlers(node: Node) -> tuple[str, ...] | None:
 
 
 def _blind(node: Node, handlers: tuple[str, ...] | None) -> bool:
-    """Whether GPUs need a handler here and there is none."""
+    """Whether GPUs need a handler on this node and none exists."""
     if handlers is None or any(name.startswith("nvidia") for name in handlers):
         return False
     return taken_way(node, cdi=node.cri.config.get("enableCDI") is True) is None
 
 
 def _templates(node: Node, daemon: Daemon) -> Mapping[str, str]:
-    """Text by name, of those that are there."""
+    """Text of the existing templates, by name."""
     directory = daemon.config_path.rpartition("/")[0]
     texts = {name: node.host.read_text(f"{directory}/{name}") for name in (_NEW, _OLD)}
     return {name: text for name, text in texts.items() if text is not None}
@@ -257,7 +257,7 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
     path = next((one for one in places if node.host.executable(one)), None)
     if path is None or any(_BASE not in text for text in _templates(node, daemon).values()):
         return skip("no runtime that it detects is installed")
-    # when it came here: a package keeps the time at which its file was built as the other one
+    # when it was installed: packages keep the build time of a file as its modification time
     found = node.host.stat(path)
     if found is None or (node.host.live and found.st_ctime < daemon.process.started):
         return skip(f"{path} existed before {daemon.manager} started")
@@ -358,7 +358,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
         config = None
     if handlers is None or config is None:
         return skip("the running configuration and the file can't be compared")
-    # what was rendered at the start runs; only runtimes in this very file are judged
+    # what was rendered at the start is running; only runtimes in this file are compared
     added = [name for name in sorted(config.runtimes) if name not in handlers and f".{name}" in text]
     if not added:
         return ok(f"{daemon.config_path} is unchanged since {daemon.manager} wrote it")

@@ -1,4 +1,4 @@
-"""MIG: modes that wait for a reset, GPUs without instances, layouts that a reboot takes away."""
+"""Checks of MIG: modes that wait for a reset, GPUs without instances, layouts that a reboot deletes."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     fix = _instances(node, empty)
     what = f"{_gpus(len(empty))} with MIG enabled have no MIG devices, so no program can use them"
     every = node.nvml.inventory.gpus if node.nvml.inventory else ()
-    # NVIDIA's device plugin gives up altogether over one such GPU
+    # NVIDIA's device plugin exits because of a single such GPU
     if len(empty) == len(every) or any(one.name != "gpunode" for one in node.plugin_processes):
         return fail(what, *evidence, fix=fix)
     return warn(what, *evidence, fix=fix)
 
 
 def _instances(node: Node, empty: list[Gpu]) -> Fix:
-    """The fix that creates the configured instances again; without any, the finest cut of each GPU."""
+    """Create the configured instances again; without any, the smallest instances that each GPU supports."""
     unit = node.units.get(mig.UNIT)
     if unit is not None and unit.at_boot:
         return Fix(f"systemctl restart {mig.UNIT}", True, "drain")
@@ -96,13 +96,13 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
     for gpu in empty:
         cuts.setdefault(_finest(gpu.name), []).append(str(gpu.index))
     if "" in cuts:
-        return Fix("nvidia-smi mig -lgip")  # shows which profiles these GPUs have
+        return Fix("nvidia-smi mig -lgip")  # shows the profiles that these GPUs support
     return Fix(" && ".join(f"nvidia-smi mig -i {','.join(who)} -cgi {cut} -C" for cut, who in cuts.items()))
 
 
 def _finest(name: str) -> str:
-    """The profiles of the finest cut (NVIDIA's MIG user guide): seven of most GPUs, four of some; empty if
-    unknown."""
+    """The profiles of the smallest partitions (NVIDIA's MIG user guide): seven on most GPUs, four on some;
+    empty if unknown."""
     if "A30" in name.split() or "RTX PRO 6000" in name:
         return "14,14,14,14"
     return "" if "RTX" in name else "19,19,19,19,19,19,19"
@@ -245,10 +245,10 @@ CHECKS = (
 
 _NONE = "no device plugin for NVIDIA GPUs runs on this node"
 _README = "https://github.com/NVIDIA/k8s-device-plugin#as-a-configuration-file"
-# NVIDIA's plugin, when it gives up over a layout that its strategy can't name
+# NVIDIA's plugin, when it exits because of a layout that its strategy doesn't support
 _REFUSALS = ("must be configured with the same migEnabled value", "more than one MIG device type present")
 _MPS_REFUSAL = "sharing using MPS is not supported for MIG devices"
-_MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own knows MIG
+_MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS supports MIG
 
 
 @check(
@@ -304,8 +304,8 @@ def _cut(devices: tuple[MigDevice, ...]) -> str:
 
 
 def _single(node: Node) -> Iterator[Evidence]:
-    """Who says that all MIG devices are alike: a running plugin's settings, or one's log as it gave up.
-    gpunode's plugin leaves out what isn't alike, unless its file names devices itself."""
+    """Sources that set the strategy single: a running plugin's settings, or the log of one that exited.
+    gpunode's plugin skips other devices, unless its file names devices itself."""
     for plugin in node.plugin_processes:
         named = plugin.name == "gpunode" and "resources:" in configuration(node.host, plugin)
         if mig_strategy(node.host, plugin) == "single" and not named:

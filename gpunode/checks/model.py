@@ -15,17 +15,17 @@ LAYERS = (
     *("crio", "podman", "kubelet", "cuda", "platform", "security"),
 )
 
-# where a check can be judged at all; node classes are facts/system.py's
+# node classes on which a check can run; they are defined in facts/system.py
 HOST = (BARE_METAL, VM)
 HOST_OR_CONTAINER = (BARE_METAL, VM, CONTAINER)
 EVERYWHERE_BUT_TEGRA = (BARE_METAL, VM, CONTAINER, WSL2)
-# a container engine is the same thing on all of them; a container that runs one program has none of its own
+# an engine works alike on all of them; a container that runs one program has no engine of its own
 ENGINE_NODES = (BARE_METAL, VM, CONTAINER, WSL2, TEGRA)
-# where a kubelet can run; its checks on WSL 2 and in containers would be about an experiment
+# where a kubelet can run; WSL 2 and containers are left out, because a kubelet there is an experiment
 CLUSTER_NODES = (BARE_METAL, VM, TEGRA)
 NO_ENGINE = ("application-container",)
 
-# what an installation is of, for `Check.preflight`
+# installations that `Check.preflight` can name
 PREFLIGHTS = ("docker", "containerd", "crio", "podman", "kubernetes")
 ANY_ENGINE = PREFLIGHTS
 
@@ -34,10 +34,10 @@ _LONGEST = 2000
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one check came to. `fix` replaces the check's own remedy where the facts allow a closer one.
+    """Result of one check.
 
-    A `note` has passed and is worth a line all the same. `skipped` says why there is no judgement, as
-    `Finding.skipped` has it.
+    `fix` replaces the check's own remedy if the facts allow a more specific one. A `note` has passed, but is
+    worth a line. `skipped` says why there is no result, as in `Finding.skipped`.
     """
 
     status: FindingStatus
@@ -50,15 +50,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Check:
-    """One rule of the doctor, as `check` makes it.
+    """One rule of the doctor, made by `check`.
 
-    `severity` is what a failure counts as (error, warning, or info for one that only ever notes);
-    `blocked_by` are the checks whose failure explains this one. `classes` are the kinds of node that it can
-    be judged on, `needs` the traits (facts/traits.py) that such a node must have and `unless` those that it
-    must not have: elsewhere it is not applicable. `preflight` are the installations that a failure of it
-    blocks (`PREFLIGHTS`). With `reboot` it belongs to the section "Safe to reboot?", with `deep` it is only
-    judged on --deep. `table` is the reference table (tables/) that it judges by, if any. `looks_at` and `why`
-    are for people; `refs` are public addresses to read on.
+    `severity` is how a failure counts (error, warning, or info for one that only notes); `blocked_by` are the
+    checks whose failure explains this one. `classes` are the node classes that it can run on, `needs` the
+    traits (facts/traits.py) that such a node must have and `unless` those that it must not have: elsewhere it
+    is not applicable. `preflight` are the installations that its failure blocks (`PREFLIGHTS`). With `reboot`
+    it belongs to the section "Safe to reboot?", with `deep` it runs only with --deep. `table` is the
+    reference table (tables/) that it uses, if any. `looks_at` and `why` are for users; `refs` are public
+    addresses for further reading.
     """
 
     id: str
@@ -98,9 +98,9 @@ def check(
     deep: bool = False,
     table: str = "",
 ) -> Callable[[Callable[[Node], Verdict]], Check]:
-    """Decorator that makes a `Check` of a pure function, of which the docstring is the check's `why`.
+    """Decorator that makes a `Check` of a pure function; the docstring is the check's `why`.
 
-    It registers nothing: a module lists its checks, and checks/catalogue.py puts the lists in order.
+    It registers nothing: each module lists its checks, and checks/catalogue.py orders the lists.
     """
 
     def declare(run: Callable[[Node], Verdict]) -> Check:
@@ -132,7 +132,7 @@ def ok(summary: str, *evidence: Evidence) -> Verdict:
 
 
 def note(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
-    """No fault, but worth knowing: one quiet line."""
+    """No fault, but useful to know: printed as one line."""
     return Verdict(FindingStatus.PASS, summary, evidence, fix, note=True)
 
 
@@ -142,12 +142,12 @@ def warn(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
 
 
 def fail(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
-    """GPU containers can't work because of this."""
+    """GPU containers can't work because of this fault."""
     return Verdict(FindingStatus.FAIL, summary, evidence, fix)
 
 
 def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
-    """Can't be judged here, or there is nothing to judge."""
+    """Unknown, or not applicable."""
     return Verdict(FindingStatus.SKIP, reason, skipped=skipped)
 
 
@@ -157,6 +157,6 @@ def seen(source: str, value: object, line: int | None = None) -> Evidence:
 
 
 def one_line(text: str) -> str:
-    """What a node says of itself may hold line breaks, which would forge lines of a report, or be endless."""
+    """Text from the node may contain line breaks, which would forge lines of a report, or be endless."""
     line = text if text.isprintable() else " ".join(text.splitlines())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

@@ -1,9 +1,9 @@
 """Time limit for one check: a file system, the process table or a driver may never answer.
 
-A worker thread answers one question after another. A thread that takes too long is left behind, since nothing
+A worker thread answers one question after another. A thread that takes too long is abandoned, because nothing
 can end it: its late answer is ignored, and the next question gets a new thread. The finding names the last
-request that the thread made to `Host`. The topic of `Node` that it was reading is known to hang, and no later
-check waits for it.
+request that the thread made to `Host`. The topic of `Node` that it was reading is marked as hanging, and no
+later check waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Patience:
-    """Asks questions that may hang, one at a time. As a context manager it ends its thread."""
+    """Runs functions that may hang, one at a time. As a context manager it ends its thread."""
 
     def __init__(self, host: Host, seconds: float = 0.0) -> None:
         self._host = host
@@ -38,7 +38,7 @@ class Patience:
         self._dismiss()
 
     def ask(self, question: Callable[[], _Answer], least: float = 0.0) -> _Answer:
-        """The answer, or what `question` raises; `Stuck` if there is none in time.
+        """Return the result, or raise what `question` raises; `Stuck` if there is none in time.
 
         The limit is at least `least` seconds, even after another question has hung.
         """
@@ -62,14 +62,14 @@ class Patience:
         return result
 
     def _dismiss(self) -> None:
-        """Have the thread end as soon as it can."""
+        """End the thread as soon as possible."""
         if self._worker is not None:
             self._worker.questions.put(None)
             self._worker = None
 
 
 class _Worker(Thread):
-    """Answers questions from a queue until it receives None."""
+    """Thread that runs functions from a queue until it receives None."""
 
     def __init__(self) -> None:
         super().__init__(name="checks", daemon=True)

@@ -1,4 +1,4 @@
-"""PCI Express: windows that the firmware gave, lanes, errors, and what traffic between GPUs goes through."""
+"""Checks of PCI Express: address windows, lanes, errors, and the route of traffic between GPUs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpunode.output.result import Evidence, Fix
 _ASPM_POLICY = "/sys/module/pcie_aspm/parameters/policy"
 _INVALID = r"PCI I/O region assigned to your NVIDIA device is invalid"
 _OFF_THE_BUS = r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: 79,"
-# errors of the link itself, each of which sends a packet again
+# errors of the link itself, each of which makes it send a packet again
 _REPLAYS = ("BadTLP", "BadDLLP", "Rollover", "Timeout")
 # DCGM's health watch calls more than this many replays a minute unhealthy (DCGM_LIMIT_MAX_PCIREPLAY_RATE)
 _REPLAYS_A_MINUTE = 8
-# a single error that isn't fatal may come from a reset; a link that has them daily is bad
+# a single non-fatal error may come from a reset; a link with errors every day is bad
 _DAY_SECONDS = 86400
-# a function that isn't there yet is asked during every enumeration of the bus
+# each enumeration of the bus queries functions that don't exist yet
 _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
 
 
@@ -68,7 +68,7 @@ def bar_too_small(node: Node) -> Verdict:
     fix = hardware.FIRMWARE_SETUP.other
     if node.kind == VM:
         fix = hardware.more_address_space(node.host.read_text("/sys/class/dmi/id/sys_vendor") or "")
-    # a GPU that works beside it is proof that containers can have one
+    # a GPU that works beside it proves that the machine supports such windows
     return (warn if whole else fail)("the firmware assigned no address window to a GPU", *evidence, fix=fix)
 
 
@@ -202,7 +202,8 @@ def iommu_acs(node: Node) -> Verdict:
 
 
 def _between(node: Node, port: str) -> bool:
-    """Whether a port belongs to a switch that two GPUs share: without one they meet at the root anyway."""
+    """Whether a port belongs to a switch that two GPUs share: without one, their traffic meets at the root
+    anyway."""
     above = {gpu.address: pci.bridges(node.host, gpu.address) for gpu in node.gpus}
     own = next(found for found in above.values() if port in found)
     higher = set(own[own.index(port) + 1 :])
@@ -259,7 +260,7 @@ def numa_affinity_missing(node: Node) -> Verdict:
     nodes = pci.processor_nodes(node.host)
     if len(nodes) < 2:
         return ok("this machine has one NUMA node, or the kernel doesn't report NUMA nodes")
-    # -1 stands for "the firmware doesn't say"; a file that isn't there says nothing
+    # -1 means that the firmware doesn't report it; a missing file means nothing
     lost = [gpu for gpu in node.gpus if _numa(node, gpu.address) == "-1"]
     if not lost:
         return ok("every GPU has a NUMA node")

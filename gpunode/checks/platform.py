@@ -1,4 +1,4 @@
-"""Fixes for the platform's findings, beside the shared remedies of fixes.py."""
+"""Checks of the platform: WSL, Jetson, LXC, image-based systems, access control, clock and kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gpunode.output.result import FindingStatus, Fix
 
 ALLOW_DEVICES = everywhere("setsebool -P container_use_devices on")
 TEACH_APPARMOR = everywhere("aa-logprof")
-# profiles that an engine makes as it starts: no file holds them, a container is given another one
+# profiles that an engine creates as it starts: no file contains them, so a container needs another profile
 _MADE_BY = {
     "docker-default": "https://docs.docker.com/engine/security/apparmor/",
     "snap.docker.": "https://docs.docker.com/engine/security/apparmor/",
@@ -50,7 +50,7 @@ _MADE_BY = {
 }
 _LXC_NUMBER = re.compile(r"^lxc-(\d+)_")  # Proxmox VE names the profile after the container
 _LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
-# packages can't be verified while the clock is wrong, so nothing is installed for it
+# packages can't be verified while the clock is wrong, so the fix installs nothing
 SET_CLOCK = everywhere("timedatectl set-ntp true")
 UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
 UPDATE_WSL = everywhere("wsl.exe --update && wsl.exe --shutdown", "restart", needs_root=False)
@@ -60,13 +60,14 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 
 
 def pass_devices(paths: Sequence[str]) -> Fix:
-    """On the machine that runs the LXC container. Nothing in here shows its number, and a made-up one would
-    be that of another container."""
+    """Pass the devices on the LXC container's host. The container can't see its own number, and an invented
+    one would be another container's."""
     return Fix(f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container", needs_root=False)
 
 
 def teach_apparmor(profile: str) -> Fix:
-    """The fix where this profile is set: by an LXC container's features, or per container of an engine."""
+    """Fix in the place that sets this profile: an LXC container's features, or an engine's option per
+    container."""
     if profile.startswith("lxc-"):
         return _allow_nesting(profile)
     guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
@@ -88,13 +89,13 @@ _REMOVE = {"debian": "apt remove", "rhel": "dnf remove", "suse": "zypper remove"
 
 
 def remove_packages(family: str, packages: Sequence[str]) -> Fix:
-    """Packages that shouldn't be here, and what the loader finds without them."""
+    """Remove packages that don't belong on this system, and the libraries that the loader finds instead."""
     if not packages or family not in _REMOVE:
         return Fix("ldconfig")
     return Fix(f"{_REMOVE[family]} {' '.join(packages)} && ldconfig")
 
 
-# where a system is declared or built as a whole: what brings driver and toolkit there (its own manual)
+# systems that are declared or built as a whole: how driver and toolkit are added (from their own manuals)
 WHOLE = {
     "nixos": (
         "set services.xserver.videoDrivers, hardware.nvidia.open and "
@@ -122,12 +123,12 @@ OTHER_WHOLE = (
 OTHER_WAY = everywhere(OTHER_WHOLE[1])
 
 
-# Kinds of systems with rules of their own: WSL, Jetson, LXC, and those that take no packages.
+# Systems with rules of their own: WSL, Jetson, LXC, and those without package installation.
 
 _DXG = "/dev/dxg"
 _WSL_LIBRARIES = "/usr/lib/wsl/"
 _CSV = "/etc/nvidia-container-runtime/host-files-for-container.d"
-# the libraries alone come along with Ubuntu's CUDA packages, and WSL's own are found before them
+# Ubuntu's CUDA packages install the libraries too, but the loader finds WSL's own first
 _LINUX_DRIVER = ("nvidia-driver", "nvidia-dkms", "nvidia-open", "nvidia-kernel", "cuda-drivers")
 _LINUX_LIBRARIES = "libnvidia-compute"
 _UNINSTALL = "/usr/bin/nvidia-uninstall"
@@ -177,7 +178,7 @@ def wsl2(node: Node) -> Verdict:
 _WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to install the driver in Windows"
 
 
-_TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own repository has it
+_TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own repository contains it
 
 
 @check(

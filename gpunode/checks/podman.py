@@ -1,4 +1,4 @@
-"""Podman has no daemon to set up: it gets GPUs by CDI specifications alone, if it reads them at all."""
+"""Checks of podman, which has no daemon and gets GPUs only through CDI specifications."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def podman_cdi(node: Node) -> Verdict:
 
 
 def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ...]:
-    """Where this release looks: only newer ones go by the setting, and 5.5 forgot one of the two."""
+    """Directories that this release reads: only newer ones use the setting, and 5.5 forgot one of the two."""
     settable = tables.can("podman", "cdi-spec-dirs", version)
     named = tuple(one.rstrip("/") for one in files.strings(_KEY))
     if settable and named:
@@ -85,7 +85,7 @@ def _hooks_dir(node: Node) -> tuple[str, ...]:
 
 
 def _place(files: PodmanConfig, release: str) -> Evidence:
-    """Where the last file names the directories."""
+    """Position in the last file that names the directories."""
     for file in reversed(files.files):
         lines = enumerate(file.text.splitlines(), start=1)
         number = next((number for number, line in lines if line.strip().startswith(_KEY)), None)

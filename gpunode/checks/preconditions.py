@@ -1,6 +1,6 @@
-"""Preconditions of fix commands: what each kind of command needs on the node, and the fix without that.
+"""Preconditions of fix commands: what each kind of command needs on the node, and an alternative fix.
 
-Every fix passes through `fitting`, so that no check has to know each kind of system.
+Every fix passes through `fitting`, so that checks don't need to know each kind of system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpunode.packages.driver_model import Wish, read_situation
 from gpunode.packages.driver_plan import against_system
 from gpunode.packages.driver_source import choose_route, install_by_tdnf
 
-_ROUNDS = 4  # a fix that replaces another one has preconditions as well
+_ROUNDS = 4  # a fix that replaces another one has preconditions too
 _GKE = "/home/kubernetes/bin"  # Google's node images install the driver and the kubelet below it
 _GKE_INSTALLER = (
     "kubectl apply --filename https://raw.githubusercontent.com/GoogleCloudPlatform/"
@@ -43,7 +43,7 @@ _TOOLKITS = {
     "flatcar": f"follow {_FLATCAR_GUIDE}",
     "gentoo": "emerge app-containers/nvidia-container-toolkit",
 }
-# what brings the module for another kernel where DKMS doesn't build it
+# what installs the module for another kernel if DKMS doesn't build it
 _MODULES = {
     "arch": "pacman -Syu && reboot",
     "azurelinux": "tdnf update && reboot",
@@ -55,7 +55,8 @@ _MODULES = {
 
 @dataclass(frozen=True)
 class Precondition:
-    """Fixes whose command matches `commands` are offered where `holds`; elsewhere `instead` gives the fix."""
+    """Fixes with a command that matches `commands` are offered if `holds` is true; otherwise `instead`
+    returns the fix."""
 
     commands: re.Pattern[str]
     holds: Callable[[Node, str], bool]
@@ -63,7 +64,7 @@ class Precondition:
 
 
 def fitting(node: Node, fix: Fix) -> Fix:
-    """The fix, or what does the same job on this node if a precondition of its command is missing here."""
+    """The fix, or an alternative for this node if a precondition of its command is missing."""
     for _ in range(_ROUNDS):
         instead = _instead(node, fix.command)
         if instead is None or instead == fix:
@@ -83,11 +84,11 @@ def _holds(node: Node, one: Precondition, command: str) -> bool:
     try:
         return one.holds(node, command)
     except GpunodeError:
-        return True  # this user may not look, so nothing speaks against the command
+        return True  # this user has no permission to look, so nothing excludes the command
 
 
 def separate_reboot(fix: Fix) -> tuple[Fix, ...]:
-    """A command that ends in a reboot as two fixes: what to do before the reboot, and the reboot."""
+    """Split a command that ends in a reboot into two fixes: the steps before the reboot, and the reboot."""
     command = fix.command.removesuffix(" && reboot")
     if command == fix.command:
         return (fix,)
@@ -114,7 +115,7 @@ def _no_image(node: Node, command: str) -> bool:
 
 
 def _of_image(node: Node, command: str) -> Fix:
-    """How driver and toolkit come to a system that is an image."""
+    """How to add driver and toolkit to an image-based system."""
     system = node.distribution.id
     if node.host.is_dir(_GKE):
         return Fix(_GKE_INSTALLER.format("cos" if system == "cos" else "ubuntu"), needs_root=False)
@@ -126,7 +127,7 @@ def _of_image(node: Node, command: str) -> Fix:
 
 
 def _driver_refusals(node: Node) -> tuple[str, ...]:
-    """Codes of what `gpunode driver install` would refuse here, whatever runs on the GPUs."""
+    """Codes of the refusals of `gpunode driver install` on this node, whatever runs on the GPUs."""
     situation, wish = read_situation(node), Wish()
     choice = choose(situation, wish)
     route = choose_route(situation, wish, choice)
@@ -138,7 +139,7 @@ def _installs_driver(node: Node, command: str) -> bool:
 
 
 def _other_driver(node: Node, command: str) -> Fix:
-    """How this node gets a driver where `gpunode driver install` refuses."""
+    """How this node gets a driver if `gpunode driver install` refuses."""
     code = _driver_refusals(node)[0]
     system = node.distribution.id
     if code in _BY_REFUSAL:
@@ -151,7 +152,7 @@ def _other_driver(node: Node, command: str) -> Fix:
 
 
 def _from_their_repository(node: Node, command: str) -> Fix:
-    """RPM Fusion and ELRepo have packages of other names than NVIDIA's, which replace each other's files."""
+    """RPM Fusion and ELRepo use other package names than NVIDIA; their files conflict."""
     installed = node.packages.installed
     if "akmod-nvidia" in installed or "xorg-x11-drv-nvidia" in installed:
         return _reboot("dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force && reboot")
@@ -180,7 +181,7 @@ def _other_toolkit(node: Node, command: str) -> Fix:
 
 
 def _has_dkms(node: Node, command: str) -> bool:
-    """DKMS builds the driver here; a distribution with another way may still have the program."""
+    """DKMS builds the driver on this node; a distribution with another method may still have the program."""
     return bool(node.dkms) and node.distribution.id not in _MODULES
 
 
@@ -192,15 +193,15 @@ def _replace_dkms(node: Node, command: str) -> Fix:
 
 
 def _module_package(node: Node, release: str = "") -> Fix:
-    """The module as this system's packages bring it; a module for the running kernel is loaded afterwards."""
+    """The module from this system's packages; a module for the running kernel is then loaded."""
     command = _MODULES[node.distribution.id].format(release=release, suse=driver_packages.suse_modules(node))
     loads = release == node.kernel and not command.endswith("reboot")
     return _reboot(f"{command} && modprobe nvidia" if loads else command)
 
 
 def _kernel_has_modules(node: Node, command: str) -> bool:
-    """A kernel whose package was removed while it runs has no modules left to load or to build into. A system
-    without any kernel's modules isn't one that removed them."""
+    """A kernel whose package was removed while it runs has no modules to load or to build into. A system
+    without any kernel's modules hasn't removed them."""
     there = node.host.listdir("/lib/modules")
     return not node.kernel or not there or node.kernel in there
 
@@ -216,7 +217,7 @@ def _next_kernel(node: Node, command: str) -> Fix:
 
 
 def _key_exists(node: Node, command: str) -> bool:
-    """The certificate is here, or the command makes it before it is imported."""
+    """The certificate exists, or the command creates it before the import."""
     found = _IMPORT.search(command)
     return found is None or node.host.exists(found[1]) or "--new-key" in command or "generate" in command
 
@@ -225,10 +226,10 @@ _IMPORT = re.compile(r"mokutil --import (\S+)")
 _SUSE_LIBRARIES = "nvidia-compute-utils-G06"
 _SUSE_MODULE = "nvidia-open-driver-G06-signed-kmp-default"
 _GUIDES = f"follow ({re.escape(fixes.DRIVER_GUIDE)}|{re.escape(fixes.TOOLKIT_GUIDE)})"
-_CALL = r"(?:^|&& |; )(?:\w+=\S+ )?"  # where a program is called, with what it finds in its environment
+_CALL = r"(?:^|&& |; )(?:\w+=\S+ )?"  # where a program is called, with its environment
 _INSTALLS = r"gpunode (driver|toolkit) install\b"
 PRECONDITIONS = (
-    # the kernel, its modules and the machine belong to the host of a container
+    # a container's kernel, modules and machine belong to its host
     Precondition(
         re.compile(
             r"(?<!pct )\breboot\b|gpunode driver install|--gpu-reset\b|/etc/modprobe\.d|/sys/bus/pci"

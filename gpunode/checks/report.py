@@ -1,4 +1,4 @@
-"""The doctor's findings for people: the verdict first, a line per layer, what is wrong, what to do first."""
+"""Text form of the doctor's report: the verdict, one line per layer, the findings, and the first fix."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
 from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
 
-# How evidence and remedies of a finding are put into a few lines that a person reads at night.
+# Evidence and remedies of a finding in a few lines.
 
 _DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
-# what a command with `restart` restarts, what hurts most first: the layer of a check doesn't show it
+# what a command with `restart` restarts, the most disruptive first: the layer of a check doesn't show it
 _RESTARTS = (
     (r"wsl\.exe --shutdown", "ends everything that runs in WSL"),
     (r"\bpct reboot\b", "reboots this LXC container"),
@@ -52,11 +52,11 @@ _RESTARTS = (
     (r"device-plugin|\bdaemonset\b", "restarts the device plugin: running pods continue"),
     (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
 )
-_ALIKE = 3  # so many lines that differ in one word of their path become one
+_ALIKE = 3  # as many lines that differ in one part of their path are merged
 
 
 def disturbance(fix: Fix) -> str:
-    """What carrying a fix out disturbs; empty for nothing."""
+    """What a fix disturbs; empty for nothing."""
     if fix.disruptive == "none":
         return ""
     known = (effect for pattern, effect in _RESTARTS if re.search(pattern, fix.command))
@@ -64,7 +64,7 @@ def disturbance(fix: Fix) -> str:
 
 
 def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
-    """``place: what was seen`` each; many alike as one, the way a shell would take them all."""
+    """``place: what was seen`` for each; similar ones merged into one line with shell braces."""
     for (value, _, _), group in groupby(evidence, lambda one: (one.value, one.line, one.source.count("/"))):
         alike = list(group)
         place = _braced([one.source for one in alike]) if len(alike) >= _ALIKE else ""
@@ -84,7 +84,7 @@ def _braced(paths: Sequence[str]) -> str:
     )
 
 
-# Which check waits for which, from the blocking graph: the way from a root cause to what it explains.
+# Dependencies between checks, from the blocking graph: the path from a root cause to its consequences.
 
 
 def chains(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -96,7 +96,7 @@ def chains(findings: tuple[Finding, ...]) -> Iterator[Block]:
 
 
 def behind(findings: tuple[Finding, ...]) -> dict[str, dict[str, str]]:
-    """For each cause the checks that wait for it, and the one that each is listed below."""
+    """For each cause the checks that wait for it, each with the check that it is listed below."""
     waiting = {finding.id: finding.blocked_by for finding in findings if finding.blocked_by}
     found: dict[str, dict[str, str]] = {}
     for cause in dict.fromkeys(waiting.values()):
@@ -125,7 +125,7 @@ _STYLES = {
     FindingStatus.PASS: Style.GOOD,
     FindingStatus.SKIP: Style.DIM,
 }
-# the kind of node, where it isn't a plain machine: it decides which checks apply, and what a remedy means
+# the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
 
@@ -136,8 +136,8 @@ def blocks(
     tables: Sequence[dict[str, Any]] = (),
     selection: Selection | None = None,
 ) -> tuple[Block, ...]:
-    """Everything that the table form shows; with `explain` also which check waits for which. `tables` are the
-    reference tables as the report has them. By the `selection` a part is not taken for the whole."""
+    """All blocks of the table form; with `explain` also which check waits for which. `tables` are the
+    report's reference tables. With a `selection` the headline doesn't claim the whole."""
     return (
         *_verdict(node, findings, selection or Selection()),
         *_layers(findings),
@@ -152,8 +152,8 @@ def blocks(
 
 
 def first(findings: tuple[Finding, ...]) -> str | None:
-    """The id of the finding to fix first: a root cause, or the first warning. A reboot comes after what it
-    would break. None if there is nothing to fix."""
+    """The id of the finding to fix first: a root cause, or the first warning. A reboot comes after the
+    findings that it would make worse. None if nothing can be fixed."""
     fixable = [finding for finding in _ordered(findings) if finding.fix]
     if fixable and _mended_by_reboot(fixable[0]):
         breaks = reboot(findings)["findings"]
@@ -162,15 +162,15 @@ def first(findings: tuple[Finding, ...]) -> str | None:
 
 
 def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
-    """``{"safe": true|false|null, "findings": [ids], "mends": [ids], "unjudged": [ids]}``: what to see to
-    before a reboot, what a reboot fixes by itself, and what could not be judged: this user may not look, or
-    the check itself got no answer. Null if nothing was found and nothing, or not everything, was judged."""
+    """``{"safe": true|false|null, "findings": [ids], "mends": [ids], "unjudged": [ids]}``: what to fix before
+    a reboot, what a reboot fixes, and checks without a result because this user has no permission or the
+    check itself failed. Null if nothing was found but not everything was checked."""
     here = [finding for finding in findings if finding.reboot]
     bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
     mends = [finding.id for finding in bad if _mended_by_reboot(finding)]
     breaks = [finding.id for finding in bad if finding.id not in mends]
     unjudged = [finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR]
-    # an engine's file that is well vouches for no GPU
+    # a valid configuration of an engine doesn't prove that a GPU works
     judged = bool(mends) or any(one.status is FindingStatus.PASS and one.layer != "docker" for one in here)
     safe = False if breaks else (True if judged and not unjudged else None)
     return {"safe": safe, "findings": breaks, "mends": mends, "unjudged": unjudged}
@@ -181,7 +181,8 @@ def _mended_by_reboot(finding: Finding) -> bool:
 
 
 def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
-    """The worst first; of those what most others wait for, else the one that is nearer to the hardware."""
+    """The worst first; among equals the one that most others wait for, else the one that is nearer to the
+    hardware."""
     waiting = Counter(finding.blocked_by for finding in findings)
     bad = [finding for finding in findings if finding.status in _BAD]
     return sorted(bad, key=lambda finding: (_BAD.index(finding.status), -waiting[finding.id]))
@@ -204,8 +205,8 @@ def _verdict(node: dict[str, Any], findings: tuple[Finding, ...], selection: Sel
 
 
 def gpus_not_examined(findings: tuple[Finding, ...], kind: str) -> str:
-    """Why NVML wasn't queried for the GPUs of this class of node; "" if it was. NVML doesn't have the
-    integrated GPU of a Jetson, which has a check of its own. Also "" if that check wasn't selected."""
+    """Why NVML wasn't queried for the GPUs of this node class; "" if it was. NVML doesn't list the integrated
+    GPU of a Jetson, which has its own check. Also "" if that check wasn't selected."""
     identifier = "jetson" if kind == TEGRA else "nvml-hang"
     finding = next((one for one in findings if one.id == identifier), None)
     if finding is None:
@@ -216,8 +217,8 @@ def gpus_not_examined(findings: tuple[Finding, ...], kind: str) -> str:
 
 
 def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, kind: str) -> Text:
-    """The headline of a report without errors and warnings. It says ready only if every check that applies
-    could be judged and NVML answered for the GPUs."""
+    """Headline of a report without errors and warnings. It says ready only if every applicable check has a
+    result and NVML answered for the GPUs."""
     unexamined = gpus_not_examined(findings, kind)
     if passed and unexamined and not selection.only and not selection.preflight:
         return Text(f"No fault found; GPUs not checked: {unexamined}", Style.WARN)
@@ -256,7 +257,7 @@ def _gpus(gpus: list[dict[str, Any]]) -> str:
 
 
 def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
-    """What is well in one line, then what is wrong, a line for each layer, then who waits for what."""
+    """Passed layers in one line, then layers with findings, one line each, then layers that wait."""
     by_layer = {layer: [finding for finding in findings if finding.layer == layer] for layer in LAYERS}
     well: list[str] = []
     wrong: list[tuple[Cell, str, str]] = []
@@ -281,7 +282,7 @@ def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
 
 
 def _waits(findings: list[Finding]) -> str:
-    """What kept checks of a layer without a fault from being judged; empty if nothing did."""
+    """Why checks of a layer without a fault have no result; empty if all have one."""
     parts = []
     if any(map(_unread, findings)):
         parts.append("not all checked (needs root)")
@@ -330,7 +331,7 @@ def _reboots_last(finding: Finding) -> bool:
 
 
 def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
-    """What was not judged, and why: a root cause, or something that this user may not read."""
+    """Checks without a result, and why: a root cause, or missing permission."""
     causes = Counter(finding.blocked_by for finding in findings if finding.blocked_by)
     unread: dict[str, list[str]] = {}
     for finding in filter(_unread, findings):
@@ -353,7 +354,7 @@ def _notes(findings: tuple[Finding, ...]) -> Iterator[Block]:
 
 
 def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
-    """The section that is only about what the next boot brings."""
+    """The section about the next boot."""
     verdict = reboot(findings)
     breaks, mends, unjudged = verdict["findings"], verdict["mends"], verdict["unjudged"]
     if verdict["safe"] is None and not (mends or unjudged):
@@ -381,7 +382,7 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
         return
     fix: Fix = finding.fix[0]
     yield Text("")
-    # as a command, which is never wrapped: half of one that is copied would be run alone
+    # as a command, which is never wrapped: a user who copies half of one would run that half
     yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.COMMAND)
     if disturbs := disturbance(fix):
         yield Text(f"({disturbs})", Style.DIM)
@@ -391,7 +392,7 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
 
 
 def _tables(tables: Sequence[dict[str, Any]]) -> Iterator[Block]:
-    """How old the oldest of the reference tables is: what was published since isn't in it."""
+    """Age of the oldest reference table: it doesn't contain what was published since."""
     if tables:
         oldest = min(tables, key=lambda one: str(one["date"]))
         late = ": newer bulletins and releases are unknown" if oldest["ageDays"] > OLD_DAYS else ""
@@ -403,9 +404,9 @@ def _many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-# What a report says of the node itself, beside the findings.
+# Facts about the node in a report, beside the findings.
 
-_MODEL = "/proc/device-tree/model"  # what the device tree calls the module
+_MODEL = "/proc/device-tree/model"  # the module's name in the device tree
 
 Ask = Callable[[Callable[[], Any]], Any]
 
@@ -415,19 +416,21 @@ def _at_once(read: Callable[[], Any]) -> Any:
 
 
 def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
-    """Name, class, distro, kernel, driver, toolkit, engines, gpus. What can't be read is left empty.
+    """Name, class, distro, kernel, driver, toolkit, engines, gpus.
 
-    Every reading goes through `ask`; what that raises is one more that can't be read.
+    Unreadable values are empty. Every reading goes through `ask`; if that raises, the value counts as
+    unreadable.
     """
 
     def known(read: Callable[[], Any], otherwise: Any = None) -> Any:
-        """A topic of a damaged recording or an unreadable machine must not take the report with it."""
+        """Reading a topic of a damaged recording or an unreadable machine must not fail the report."""
         try:
             return ask(read)
         except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
             return otherwise
 
-    # CRI-O, podman and the toolkit only if a check asked: a report adds few questions to a hanging machine
+    # CRI-O, podman and the toolkit only if a check read them: a report must not add queries to a hanging
+    # machine
     asked = node.__dict__
     daemons = (
         known(lambda: node.docker),
@@ -452,12 +455,12 @@ def _gpu(name: str, uuid: str = "") -> dict[str, Any]:
 
 
 def _line(text: str) -> str:
-    """A recorded machine may name itself as it likes: a line break would forge a line of the report."""
+    """A recorded machine may contain any name: a line break would forge a line of the report."""
     return " ".join(text.split())
 
 
 def _engine(daemon: Daemon) -> dict[str, Any]:
-    """`running` is None for podman, which is no daemon."""
+    """`running` is None for podman, which has no daemon."""
     return {
         "name": daemon.name,
         "version": ".".join(map(str, daemon.version)),
@@ -468,13 +471,13 @@ def _engine(daemon: Daemon) -> dict[str, Any]:
 
 
 def _inventory(node: Node) -> Inventory | None:
-    """What NVML listed, if a check asked it."""
+    """What NVML listed, if a check queried it."""
     probe = node.__dict__.get("nvml")
     return probe.inventory if probe else None
 
 
 def _driver(node: Node) -> str | None:
-    """Of the loaded module; in WSL it is Windows' driver that drives the GPUs, and NVML tells of it."""
+    """Version of the loaded module; in WSL that of the Windows driver, from NVML."""
     if node.module is not None:
         return node.module.version
     inventory = _inventory(node)
@@ -482,8 +485,8 @@ def _driver(node: Node) -> str | None:
 
 
 def _gpus_of(node: Node) -> list[dict[str, Any]]:
-    """From the bus; names and UUIDs where NVML was asked anyway. A GPU that is on no bus is known by NVML in
-    WSL, and by the name of its module on a Jetson."""
+    """GPUs from the bus; names and UUIDs if NVML was queried anyway. In WSL no GPU is on the bus and NVML
+    lists it; on a Jetson it is named after its module."""
     inventory = _inventory(node)
     told = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
     if node.kind == TEGRA:

@@ -1,4 +1,4 @@
-"""Walk the blocking graph: blockers first, what a failure explains is skipped, nothing ever raises."""
+"""Runner of the checks: blockers first; a failure skips the checks that it explains; nothing raises."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gpunode.host.redact import without_secrets
 from gpunode.output.result import Finding, FindingStatus, Fix
 
 EVERY = "all"
-BY_OPTION = "by --ignore"  # where no reason was given
+BY_OPTION = "by --ignore"  # if no reason was given
 _NO_GPU = "pci-no-gpu"
-_BUS = "hardware"  # the layer that is judged of GPUs which aren't for containers, too
+_BUS = "hardware"  # this layer also applies to GPUs that aren't for containers
 
 
 @dataclass(frozen=True)
 class Selection:
     """Which checks to run, and how their failures count; ids are known ones.
 
-    With `only`, those, and the failures that explain a skipped one. `skip` and `ignore` hold the reason that
-    was given, if any: a skipped check isn't run, an ignored one's error becomes a warning; `ignore` may name
-    `EVERY`. `preflight` is the installation whose obstacles are wanted, empty for everything.
+    `only` runs those, and the failures that explain a skipped one. `skip` and `ignore` hold the given
+    reasons, if any: a skipped check doesn't run, an ignored one's error becomes a warning; `ignore` may
+    contain `EVERY`. `preflight` is the installation to check for obstacles, empty for everything.
     """
 
     only: Collection[str] = ()
@@ -54,9 +54,9 @@ def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding,
 
 @dataclass(frozen=True)
 class _Walk:
-    """One run; `done` remembers findings, so that every check runs once. `failed` are those that explain what
-    waits, ignored ones included. A check that ended in an error explains only the checks that end in the same
-    one: `errors` has the first check of each message, so that a file that can't be read is reported once."""
+    """One run; `done` remembers findings, so that every check runs once. `failed` are those that explain
+    skipped ones, including ignored ones. A check that ended in an error explains only checks that end in the
+    same one: `errors` has the first check of each message, so that an unreadable file is reported once."""
 
     node: Node
     selection: Selection
@@ -74,7 +74,7 @@ class _Walk:
         return self.done[check.id]
 
     def _ignored(self, check: Check, finding: Finding) -> Finding:
-        """An error that was to be ignored stays to be seen, as a warning. It still explains what waits."""
+        """An ignored error stays visible as a warning. It still explains checks that wait for it."""
         ignore = self.selection.ignore
         if finding.status not in (FindingStatus.FAIL, FindingStatus.ERROR):
             return finding
@@ -104,7 +104,7 @@ class _Walk:
         return replace(finding, milliseconds=milliseconds)
 
     def _not_here(self, check: Check) -> Verdict | None:
-        """Why this check doesn't apply to this node, None if it does."""
+        """Why this check doesn't apply to this node; None if it does."""
         return self._guarded(lambda: self._applies(check))
 
     def _applies(self, check: Check) -> Verdict | None:
@@ -126,8 +126,8 @@ class _Walk:
         return None
 
     def _root_cause(self, check: Check) -> str | None:
-        """The check that failed and explains this one, through any number of skipped ones between, also such
-        as don't apply to this node or were left out."""
+        """The failed check that explains this one, through any number of skipped ones between, including
+        those that don't apply to this node or were skipped by option."""
         for blocker in check.blocked_by:
             before = self.finding(BY_ID[blocker])
             if before.id in self.failed:
@@ -165,11 +165,11 @@ class _Walk:
             )
 
     def _fitting(self, offered: tuple[Fix, ...]) -> tuple[Fix, ...]:
-        """Fixes whose commands this node can run, a reboot apart from what comes before it."""
+        """Fixes with commands that this node can run, a reboot separate from the steps before it."""
         try:
             return tuple(part for fix in offered for part in separate_reboot(fitting(self.node, fix)))
         except (GpunodeError, OSError):
-            return offered  # a fact that can't be read speaks against no command
+            return offered  # a fact that can't be read doesn't exclude a command
 
     def _family(self) -> str:
         try:

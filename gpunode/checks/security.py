@@ -1,4 +1,4 @@
-"""Doors that are open, on purpose or not: mostly notes, since who may do what is the owner's to say."""
+"""Checks of access rights and known vulnerabilities; mostly notes, because access is the owner's decision."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from gpunode.output.result import Evidence, Fix
 
 _PROFILING = "RmProfilingAdminOnly"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-_SYS_ADMIN = 1 << 21  # capabilities(7); the toolkit takes a process that has it for privileged
+_SYS_ADMIN = 1 << 21  # capabilities(7); the toolkit treats a process with it as privileged
 _SHOWN = 8
-# exporters, validators and plugins look at GPUs that were not allocated to them, which is what they are for
+# exporters, validators and plugins use GPUs that were not allocated to them by design
 _INFRASTRUCTURE = ("kube-system", "gpu-operator", "nvidia")
 _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is localhost (moby opts/hosts.go)
 
@@ -85,7 +85,7 @@ def accept_envvar_unprivileged(node: Node) -> Verdict:
 
 
 def _default_handler(node: Node) -> str:
-    """The runtime of pods that name none; empty where the engine doesn't report it."""
+    """The runtime of pods that name none; empty if the engine doesn't report it."""
     try:
         if containerd_role(node).used:
             return node.cri.default_handler
@@ -97,7 +97,7 @@ def _default_handler(node: Node) -> str:
 
 
 def _uninvited(node: Node) -> Iterator[Evidence]:
-    """Unprivileged containers of pods that hold no device and have GPUs all the same, by the variable."""
+    """Unprivileged containers of pods without an allocation that got GPUs through the variable."""
     try:
         held = {(one.namespace, one.pod) for one in node.gpu_holdings}
     except DaemonError:
@@ -120,7 +120,7 @@ def _infrastructure(namespace: str) -> bool:
 
 
 def _privileged(node: Node, pid: int) -> bool:
-    """By its bounding set, as the toolkit judges; also where that can't be read."""
+    """By its bounding set, as the toolkit decides; also if that can't be read."""
     status = node.host.read_text(f"/proc/{pid}/status") or ""
     line = next((one for one in status.splitlines() if one.startswith("CapBnd:")), "")
     try:
@@ -228,13 +228,13 @@ DOORS_CHECKS = (
 )
 
 
-# What closes a driver's hole on this very node: a fixed release from the same source.
+# Fixes for a vulnerable driver on this node: a fixed release from the same source.
 
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
 
 
 def driver_upgrade(node: Node, wanted: str) -> Fix:
-    """To release `wanted` or later; the plan stays in the branch that is here while it gets fixes."""
+    """Upgrade to release `wanted` or later; the plan keeps the current branch while it gets fixes."""
     if TRAITS["operator-driver"].holds(node):
         return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
     if version_numbers(node.next_version) >= version_numbers(wanted):
@@ -242,7 +242,8 @@ def driver_upgrade(node: Node, wanted: str) -> Fix:
     return driver_packages.install_driver(node)
 
 
-# Known holes of the toolkit and the driver, from NVIDIA's bulletins. Nothing is asked of the network.
+# Known vulnerabilities of the toolkit and the driver, from NVIDIA's bulletins. Nothing is queried over the
+# network.
 
 _VGPU_MANAGER = "nvidia_vgpu_vfio"
 

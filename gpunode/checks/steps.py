@@ -1,4 +1,4 @@
-"""Carrying out a fix's steps: files through the journal, programs without a shell, links."""
+"""Execution of a fix's steps: files through the journal, programs without a shell, links."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpunode.host.transaction import LOCK_SECONDS, Restart, attempt, change_file
 from gpunode.output.result import Change, Progress, Step
 
 _OPERATION = "doctor-fix"
-_SECONDS = 120.0  # an initramfs, or a daemon that takes its time to stop
+_SECONDS = 120.0  # an initramfs build, or a daemon that stops slowly
 _OURS = "gpunode"
 
 
 @dataclass(frozen=True)
 class CarriedOut:
-    """What was done. `journal` is the entry that undoes the files, empty if none was written."""
+    """What was done. `journal` is the entry that rolls the files back, empty if none was written."""
 
     changes: tuple[Change, ...] = ()
     commands: tuple[str, ...] = ()
@@ -30,11 +30,11 @@ class CarriedOut:
 def carry_out(
     host: Host, check: str, steps: Sequence[Step], restart: Restart, progress: Progress
 ) -> CarriedOut:
-    """Files first, then links and programs in their order. What fails takes files and links back.
+    """Write files first, then create links and run programs in their order; roll back on failure.
 
-    `restart` is for what a killed run of another command left; see `host.transaction.begin`.
-    `DaemonError` for a program that fails, or `RolledBackError` if files were taken back for it.
-    `PreconditionError` if this user may not.
+    `restart` restores what a killed run of another command left; see `host.transaction.begin`.
+    `DaemonError` for a program that fails, or `RolledBackError` if files were rolled back because of it.
+    `PreconditionError` if this user has no permission.
     """
     if not host.live:
         raise PreconditionError("fixes can be applied only on the node itself", hint="remove --root")
@@ -54,13 +54,13 @@ def carry_out(
         return CarriedOut((), shown)
     context = {"check": check, "commands": list(shown)}
     done = change_files(host, _OPERATION, plan, restart, context=context, activate=activate)
-    if not done.journal:  # the files were as they should be already
+    if not done.journal:  # the files already had the right contents
         activate()
     return CarriedOut(tuple(edit.change() for edit in done.edits), shown, done.journal, done.notes)
 
 
 def _note(host: Host, check: str, commands: tuple[str, ...]) -> None:
-    """Have the journal tell what was run; there is no file to put back."""
+    """Record in the journal what was run; no file needs to be restored."""
     journal = Journal.of(host)
     context = {"engine": "", "units": [], "check": check, "commands": list(commands)}
     with host.lock(lock_path(host), LOCK_SECONDS):

@@ -1,4 +1,5 @@
-"""Whether those who call the toolkit find it, once and not twice, and what it says when called."""
+"""Checks of the container toolkit: engines find it, its configuration is valid, and only one method adds
+GPUs."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.output.result import Evidence, Fix
 
-# Fixes for the toolkit of this very node: upgrades come from its own source, which writes its file.
+# Fixes for this node's toolkit: upgrades come from its own source, settings go into its own file.
 
 OPERATOR_PLACES = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
-# where packages put a low-level runtime that isn't on PATH
+# where packages install a low-level runtime that isn't on PATH
 _LOW_LEVEL = ("/usr/libexec/crio/crun", "/usr/libexec/crio/runc")
 _INSTALL_RUNC = per_family(
     "apt update && apt install runc",
@@ -59,7 +60,7 @@ _INSTALL_RUNC = per_family(
     "zypper install runc",
     "follow https://github.com/opencontainers/runc#install",
 )
-# Docker's own package of containerd holds runc, and the distribution's would replace it
+# Docker's own package of containerd contains runc, and the distribution's would replace it
 _REINSTALL_RUNC = per_family(
     "apt install --reinstall containerd.io",
     "dnf reinstall containerd.io",
@@ -69,7 +70,7 @@ _REINSTALL_RUNC = per_family(
 
 
 def upgrade(node: Node) -> Fix | None:
-    """The GPU operator upgrades a toolkit of its own; None: the usual remedy holds."""
+    """The GPU operator upgrades its own toolkit; None if the usual remedy applies."""
     programs = node.toolkit.programs.values()
     if programs and all(path.startswith(OPERATOR_PLACES) for path in programs):
         return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
@@ -77,13 +78,13 @@ def upgrade(node: Node) -> Fix | None:
 
 
 def change(settings: Settings, verb: str, *words: str) -> Fix:
-    """``gpunode toolkit config set|unset`` on the very file that was judged."""
+    """``gpunode toolkit config set|unset`` for the file that was checked."""
     where = "" if settings.path == DEFAULT_PATH else f"--config {settings.path} "
     return Fix(f"gpunode toolkit config {verb} {where}{' '.join(words)}")
 
 
 def low_level(node: Node, settings: Settings) -> Fix:
-    """Name a low-level runtime that is here, else bring one."""
+    """Set an installed low-level runtime, else install one."""
     host = node.host
     if host.which("runc") or host.which("crun"):
         return change(settings, "unset", RUNTIMES)
@@ -94,7 +95,7 @@ def low_level(node: Node, settings: Settings) -> Fix:
     return remedy.for_family(node.distribution.family)
 
 
-# The NVIDIA Container Toolkit, which puts GPUs into containers.
+# The NVIDIA Container Toolkit, which adds GPUs to containers.
 
 # one of these starts containers; the others are helpers and leftovers
 _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
@@ -135,7 +136,7 @@ def toolkit_missing(node: Node) -> Verdict:
             "no container toolkit is installed, and none is needed: containers get GPUs through CDI",
             seen(alone[0].path, hooks),
         )
-    place = dra_directory(node)  # that driver brings its hook along
+    place = dra_directory(node)  # that driver includes its own hook
     way = Way("NVIDIA's DRA driver allocates the GPUs", place, "there") if place else mounting(node)
     if way is not None:
         return ok(
@@ -185,7 +186,7 @@ def toolkit_too_old(node: Node) -> Verdict:
 
 
 def _gates(node: Node) -> tuple[str, ...]:
-    """The gates of version_gates.json that this node asks for."""
+    """The gates of version_gates.json that apply to this node."""
     cgroup = ("cgroup-v2",) if node.host.is_file("/sys/fs/cgroup/cgroup.controllers") else ()
     if node.kubelet is None:
         return cgroup  # the others are device plugins' needs
@@ -198,14 +199,14 @@ INSTALLED_CHECKS = (
 )
 
 
-# Which releases of the toolkit and its packages are here, and where more of them come from.
+# Installed releases of the toolkit and its packages, and their sources.
 
 _MAIN = "nvidia-container-toolkit"
 _LIBRARIES = ("libnvidia-container-tools", "libnvidia-container1")
 PACKAGES = (_MAIN, f"{_MAIN}-base", *_LIBRARIES)
 _ROLES = {"docker": docker_role, "containerd": containerd_role, "crio": crio_role}
 _REPOSITORY = "nvidia.github.io/"
-# what the repository's own predecessors were called; they hold no release since 2023
+# names of the repository's predecessors; they contain no release since 2023
 _RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container-runtime")
 
 
@@ -273,7 +274,7 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
     if not faults:
         return ok(f"no known fault of toolkit {text} affects this node")
     evidence = [seen(row["ref"], f"{row['what']}; fixed in {row['fixed']}") for row in faults]
-    # what an engine that is set up got of them is judged by its own checks
+    # checks of a configured engine cover its part of these faults
     harmful = [row for row in faults if not row["sets_up"]]
     summary = f"toolkit {text}: {(harmful or faults)[0]['what']}"
     if any(row["windows_driver"] for row in faults):
@@ -329,7 +330,7 @@ def apt_signed_by(node: Node) -> Verdict:
 
 
 def _conflicting(sources: list[AptSource]) -> list[AptSource]:
-    """Entries of the first repository that is to be signed by different keys; that of its own name first."""
+    """Entries of the first repository with different keys; the one with the repository's own name first."""
     for source in sources:
         same = [one for one in sources if (_place(one), one.suite) == (_place(source), source.suite)]
         if len({one.signed_by for one in same}) > 1:
@@ -338,13 +339,13 @@ def _conflicting(sources: list[AptSource]) -> list[AptSource]:
 
 
 def _place(source: AptSource) -> str:
-    """The address with apt's word for the machine's architecture, which guides write out or don't."""
+    """The address with apt's variable for the architecture, which guides spell out or not."""
     head, slash, last = source.uri.rpartition("/")
     return f"{head}{slash}$(ARCH)" if last in ("amd64", "arm64") else source.uri
 
 
 def _removal(sources: list[AptSource]) -> Fix:
-    """Set files aside under a name that apt passes over."""
+    """Rename files with a suffix that apt ignores."""
     paths = dict.fromkeys(source.path for source in sources)
     return Fix(" && ".join(f"mv {path} {path}.disabled" for path in paths) + " && apt update")
 
@@ -356,13 +357,14 @@ RELEASES_CHECKS = (
 )
 
 
-# Which of the toolkit's ways of putting GPUs into containers the engines of this node take.
+# Which of the toolkit's methods the engines of this node use.
 
 
 def cli_user(node: Node) -> str:
-    """Who calls nvidia-container-cli as root here, in words; empty if none does, or if that is unknown.
+    """What calls nvidia-container-cli as root on this node, as text; empty if nothing does, or if that is
+    unknown.
 
-    Docker's --gpus does before it takes CDI devices, and the runtime does in mode legacy.
+    Docker's --gpus does before it uses CDI devices, and the runtime does in mode legacy.
     """
     settings = node.toolkit_settings
     docker = node.docker if docker_role(node).used else None
@@ -378,18 +380,18 @@ def cli_user(node: Node) -> str:
 
 
 def _hook_allowed(node: Node) -> bool:
-    """The hook refuses to work where the mode is set to cdi."""
+    """The hook refuses to run if the mode is cdi."""
     return str(node.toolkit_settings.value(MODE)) != "cdi"
 
 
-# what dockerd looks for on its own PATH when it starts, to serve --gpus
+# what dockerd searches on its own PATH when it starts, for --gpus
 _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
-# the GPU operator's, who gives Docker the whole path of a runtime instead
+# the GPU operator's, which gives Docker the absolute path of a runtime instead
 _OPERATOR = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
 _CLI = "nvidia-container-cli"
 _CLI_SECONDS = 15.0
 _SLOW = "driver rpc error: timed out"
-# what nvidia-container-cli says, and what that means
+# messages of nvidia-container-cli, and their meaning
 _SAYINGS = (
     (
         _SLOW,
@@ -474,7 +476,7 @@ def hook_conflict(node: Node) -> Verdict:
         return skip("neither podman nor CRI-O, which run hooks, is this node's engine")
     directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *_podman_directories(node)))
     hooks = nvidia_hooks(node.host, directories)
-    # the others have the hook leave their containers alone
+    # the others make the hook skip their containers
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus and not spec.stills_toolkit]
     if not hooks:
         return ok("no OCI hook adds GPUs to containers")
@@ -494,11 +496,11 @@ def _podman_directories(node: Node) -> tuple[str, ...]:
     try:
         return node.podman_files.strings("hooks_dir") if node.podman is not None else ()
     except ConfigError:
-        return ()  # podman passes over such a file
+        return ()  # podman ignores such a file
 
 
 def toolkit_cli_probe(node: Node) -> Verdict:
-    """Without --load-kmods, which would load modules and make device files."""
+    """Without --load-kmods, which would load modules and create device files."""
     if not node.host.live and node.host.recorded("commands", f"{_path(node)} info") is None:
         return skip("the recording has no output of nvidia-container-cli")
     if node.module is None or node.nvml.inventory is None:
@@ -621,12 +623,12 @@ def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
 
 
 def _named(settings: Settings) -> str:
-    """The ldconfig in the file."""
+    """The ldconfig that the file names."""
     return str(dig(settings.tree, *LDCONFIG.split(".")) or "")
 
 
 def _programs(node: Node, settings: Settings) -> Verdict | None:
-    """ldconfig and the low-level runtime that the file names, if it names any."""
+    """ldconfig and the low-level runtimes that the file names, if any."""
     host, ldconfig = node.host, _named(settings)
     program = ldconfig.removeprefix("@")
     if program.startswith(f"{DRIVER_ROOT}/") and not host.is_dir(OPERATOR_DRIVER):
@@ -648,18 +650,16 @@ def _programs(node: Node, settings: Settings) -> Verdict | None:
 
 
 def _callers(node: Node) -> list[Daemon]:
-    """Daemons that start NVIDIA's runtime with the PATH of the system's services.
-
-    k3s, rke2 and their like bring runc and add its place to the PATH of their containerd, where the host
-    lacks it; what CRI-O's handlers find is crio-runtime-path's to judge.
-    """
+    """Daemons that start NVIDIA's runtime with the PATH of system services. k3s, rke2 and similar include
+    runc and add its directory to the PATH of their containerd, if the host has none; crio-runtime-path checks
+    what CRI-O's handlers find."""
     docker = node.docker if docker_role(node).used else None
     containerd = node.containerd if containerd_role(node).used else None
     return [one for one in (docker, containerd) if one is not None and not one.manager]
 
 
 def _found(node: Node, program: str, callers: list[Daemon]) -> bool:
-    """Whether one of the toolkit's low-level runtimes is here: by its path, or on a PATH by its name."""
+    """Whether one of the toolkit's low-level runtimes exists: at its path, or on a PATH by its name."""
     host = node.host
     if host.executable(program) or host.which(program):
         return True

@@ -1,4 +1,4 @@
-"""Evidence about a systemd unit: its state, why its last run failed, and the fix that shows this first."""
+"""Evidence about a systemd unit: its state, why its last run failed, and a fix that prints its log first."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def seen_unit(node: Node, name: str) -> tuple[Evidence, ...]:
 
 
 def after_reading_log(name: str, command: str, effect: str = "none") -> Fix:
-    """Print the unit's log, then run `command`: without the cause, a failed unit only fails again."""
+    """Print the unit's log, then run `command`: if the cause remains, a failed unit only fails again."""
     return Fix(f"{COMMAND[0]} -b -u {name} -n 30 --no-pager && {command}", True, effect)

@@ -1,4 +1,4 @@
-"""XIDs of this boot: what the driver wrote into the kernel's log, judged with what NVML says by now."""
+"""XIDs of this boot: what the driver wrote into the kernel's log, compared with NVML's current state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def xid_recent(node: Node) -> Verdict:
         return ok("the driver has reported no XID since the boot")
     if not now:
         return skip("the age of the driver's XIDs is unknown: /proc/uptime can't be read")
-    loaded = last_load(node.kernel_log)  # a driver that is loaded again sets its GPUs up again
+    loaded = last_load(node.kernel_log)  # a driver that is loaded again initialises its GPUs again
     grave, programs = _sorted(tuple(line for line in node.xids if line.seconds >= loaded))
     recent = tuple(line for line in grave if now - line.seconds < _RECENT_SECONDS)
     lasting = tuple(line for line in recent if _lasts(node, line))
@@ -69,7 +69,7 @@ def xid_recent(node: Node) -> Verdict:
 
 
 def _sorted(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
-    """Those that concern the GPU, and those of programs: of each GPU and number the last one."""
+    """XIDs of the GPU, and those of programs: of each GPU and number the last one."""
     last = {(line.address, line.number): line for line in lines}
     grave = tuple(line for line in last.values() if kernel_log.xid(line.number).counts and not _alone(line))
     programs = tuple(
@@ -85,8 +85,8 @@ def _alone(line: XidLine) -> bool:
 
 
 def _lasts(node: Node, line: XidLine) -> bool:
-    """Whether the GPU needs what the XID asks for, as far as is known: a driver that reports its recovery
-    action (570 on) knows better, and a GPU that answers has come back to the bus."""
+    """Whether the GPU still needs the XID's recovery action, as far as known: a driver that reports its
+    recovery action (570 on) knows better, and a GPU that answers is back on the bus."""
     if (
         kernel_log.xid(line.number).kind not in (kernel_log.RESET, kernel_log.REBOOT)
         or line.number == _OFF_THE_BUS
@@ -97,7 +97,7 @@ def _lasts(node: Node, line: XidLine) -> bool:
 
 
 def _link_is_bad(node: Node) -> bool:
-    """Whether the errors of a link are already reported, which end with a GPU that falls off the bus."""
+    """Whether link errors are already reported that end with a GPU falling off the bus."""
     try:
         return pcie_aer_errors.run(node).status is FindingStatus.WARN
     except GpunodeError:
