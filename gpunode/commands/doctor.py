@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +12,10 @@ import typer
 
 from gpunode import __version__
 from gpunode.checks.catalogue import find_check
-from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import behind, blocks, describe, first, gpus_not_examined, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
-from gpunode.checks.steps import carry_out
-from gpunode.commands import doctor_compare
 from gpunode.commands.options import Strings
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
@@ -28,18 +25,12 @@ from gpunode.facts.tables import all_tables
 from gpunode.host import Host
 from gpunode.output.render import ENVELOPES, Output
 from gpunode.output.result import (
-    Block,
-    Change,
     ExitCode,
     Finding,
     FindingStatus,
     Progress,
     Result,
-    Step,
-    Style,
-    Text,
 )
-from gpunode.runtime.apply import engine_restart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -217,43 +208,6 @@ def reference(now: float) -> list[dict[str, Any]]:
     ]
 
 
-# `gpunode doctor --fix`: the plan that mends what was found, and with --apply the part that is safe.
-
-ALLOWANCES = ("restart", "drain", "reboot")
-_ROUNDS = 8  # mending a cause shows what waited for it; a chain is never that long
-_BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
-_WAYS = {
-    "safe": "safe: --apply does it",
-    "allow": "needs --allow {}",
-    "hand": "by hand",
-}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left:
-    then `message` says why.
-
-    `journal` is the entry that undoes its files, empty if it wrote none.
-    """
-
-    id: str
-    outcome: str
-    message: str
-    commands: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-    journal: str = ""
-
-
-@dataclass(frozen=True)
-class Fixes:
-    """`data` of kind DoctorFixes. `plan` is what was found before, `done` is empty without --apply."""
-
-    plan: tuple[PlannedFix, ...]
-    done: tuple[Outcome, ...]
-    applied: bool
-
-
 def run_fix(
     host: Host,
     progress: Progress,
@@ -264,149 +218,13 @@ def run_fix(
     apply: bool = False,
     allow: Collection[str] = (),
 ) -> Result:
-    """Plan; with `apply` carry out what is safe, and what `allow` names of `ALLOWANCES`. Exit 1 if an error
-    is left that somebody has to mend. `PreconditionError` where nothing may be changed."""
+    """The plan of `gpunode doctor --fix`; with `apply`, its safe fixes are carried out."""
+    from gpunode.commands import doctor_fix  # imported when called, as each command is
 
     def look() -> tuple[Finding, ...]:
         return run_checks(node_of(host, questions, progress), selection)
 
-    if apply:
-        _require(host)
-    findings = look()
-    plan = planned_fixes(findings)
-    done: tuple[Outcome, ...] = ()
-    if apply:
-        done, findings = _apply(host, look, findings, allow, progress)
-    return _result(Fixes(plan, done, apply), findings, strict)
-
-
-def _refuse_fix(fix: bool, apply: bool, allow: Collection[str]) -> None:
-    """`UsageError` for an unknown allowance, and for --apply or --allow without what they go with."""
-    for allowance in allow:
-        if allowance not in ALLOWANCES:
-            raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
-    if allow and not apply:
-        allowed = " ".join(f"--allow {one}" for one in allow)
-        raise UsageError("--allow goes with --fix --apply", hint=f"gpunode doctor --fix --apply {allowed}")
-    if not fix:
-        raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
-
-
-def _require(host: Host) -> None:
-    if not host.live:
-        raise PreconditionError(
-            "a fix is only carried out on the node itself", hint="run it there, without --root"
-        )
-    if not host.is_root:
-        raise PreconditionError("carrying out a fix needs root", hint="run it again with sudo")
-
-
-def _apply(
-    host: Host,
-    look: Callable[[], tuple[Finding, ...]],
-    findings: tuple[Finding, ...],
-    allow: Collection[str],
-    progress: Progress,
-) -> tuple[tuple[Outcome, ...], tuple[Finding, ...]]:
-    """Carry out fixes and run the checks again until no new fix is left, each check once; what was done."""
-    done: dict[str, Outcome] = {}
-    for _ in range(_ROUNDS):
-        planned = _next(findings, allow, done)
-        if planned is None:
-            break
-        steps = allowed_steps(planned, allow)
-        outcome = _carry_out(host, planned, steps, progress)
-        if outcome.outcome == "done" and not any(step.disruptive == "reboot" for step in steps):
-            findings = look()
-            outcome = _judged(outcome, findings, planned.steps[len(steps) :])
-        done[planned.id] = outcome
-    for planned in planned_fixes(findings):
-        if planned.id not in done:
-            done[planned.id] = Outcome(planned.id, "left", _way(planned))
-    return tuple(done.values()), findings
-
-
-def _next(findings: tuple[Finding, ...], allow: Collection[str], done: Collection[str]) -> PlannedFix | None:
-    """The next fix that may be carried out. A reboot comes last, and nothing after it."""
-    found = [
-        planned
-        for planned in planned_fixes(findings)
-        if planned.id not in done and allowed_steps(planned, allow)
-    ]
-    found.sort(key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, allow)))
-    return found[0] if found else None
-
-
-def _carry_out(host: Host, planned: PlannedFix, steps: Sequence[Step], progress: Progress) -> Outcome:
-    try:
-        did = carry_out(host, planned.id, steps, engine_restart(host, progress), progress)
-    except GpunodeError as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        return Outcome(planned.id, "failed", f"{error.message}{hint}")
-    return Outcome(planned.id, "done", "", did.commands, did.changes, did.journal)
-
-
-def _judged(outcome: Outcome, findings: tuple[Finding, ...], rest: Sequence[Step]) -> Outcome:
-    """With what the same check says now, and what of the fix is still to come."""
-    now = next((finding for finding in findings if finding.id == outcome.id), None)
-    if now is None or now.status not in _BAD:
-        return replace(outcome, outcome="mended", message=now.summary if now else "")
-    if rest:
-        commands = " && ".join(" ".join(step.argv) for step in rest)
-        return replace(outcome, message=f"it takes effect after: {commands} (--allow {rest[0].disruptive})")
-    return replace(outcome, outcome="not-mended", message=now.summary)
-
-
-def _result(fixes: Fixes, findings: tuple[Finding, ...], strict: bool) -> Result:
-    counts = _BAD if strict else (FindingStatus.FAIL, FindingStatus.ERROR)
-    left = any(finding.status in counts for finding in findings)
-    failed = left or any(one.outcome in ("failed", "not-mended", "done") for one in fixes.done)
-    return Result(
-        "DoctorFixes",
-        fixes,
-        status="fail" if failed else "ok",
-        exit_code=ExitCode.FAILED if failed else ExitCode.OK,
-        blocks=tuple(_done(fixes) if fixes.applied else _planned(fixes)),
-    )
-
-
-def _planned(fixes: Fixes) -> Iterator[Block]:
-    if not fixes.plan:
-        yield Text("Nothing to mend", Style.GOOD)
-        return
-    for planned in fixes.plan:
-        yield Text(f"{planned.id}: {planned.summary}", Style.HEADING)
-        yield Text(f"  {planned.command}", Style.COMMAND)
-        for step in planned.steps:
-            if step.path and not step.link:
-                yield Text(f"  writes {step.path}:", Style.DIM)
-                yield from (Text(f"    {line}", Style.DIM) for line in step.content.splitlines())
-        yield Text(f"  {_way(planned)}", Style.GOOD if planned.way == "safe" else Style.DIM)
-    if any(planned.way == "safe" for planned in fixes.plan):
-        yield Text("")
-        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.COMMAND)
-
-
-def _way(planned: PlannedFix) -> str:
-    return _WAYS[planned.way].format(planned.disruptive)
-
-
-def _done(fixes: Fixes) -> Iterator[Block]:
-    if not fixes.done:
-        yield Text("Nothing to mend", Style.GOOD)
-    styles = {
-        "mended": Style.GOOD,
-        "done": Style.WARN,
-        "failed": Style.BAD,
-        "not-mended": Style.BAD,
-        "left": Style.DIM,
-    }
-    for one in fixes.done:
-        yield Text(f"{one.id} {one.outcome}: {one.message}".removesuffix(": "), styles[one.outcome])
-        yield from (Text(f"  {command}", Style.COMMAND) for command in one.commands)
-        yield from (Text(f"  {change.path} {change.action}") for change in one.changes)
-        if one.journal:
-            yield Text(f"  undo it with: gpunode rollback {one.journal}", Style.DIM)
+    return doctor_fix.run(host, look, progress, strict=strict, apply=apply, allow=allow)
 
 
 # The verbs that only look: what is wrong with this node, and what a check is about.
@@ -531,11 +349,15 @@ def doctor(
         chosen = {"only": only, "skip": skip, "ignore": ignore, "preflight": preflight}
         asked = {"expect_gpus": expect_gpus, "cuda": cuda, "image": image, "deep": deep, "explain": explain}
         _no_diagnosis(session.host, **chosen, **asked)
+        from gpunode.commands import doctor_compare
+
         return doctor_compare.run(checks or (), strict=strict)
     fixing = bool(fix or apply or allow)
     allowed = tuple(one for given in allow or () for one in given.split(","))
     if fixing:
-        _refuse_fix(fix, apply, allowed)
+        from gpunode.commands import doctor_fix
+
+        doctor_fix.refuse(fix, apply, allowed)
     selection = selected(
         (*(checks or ()), *(only or ())), skip or (), ignore or (), preflight.value if preflight else ""
     )

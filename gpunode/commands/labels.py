@@ -18,7 +18,6 @@ from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
 from gpunode.output.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.plugin.config.options import OPTIONS as EVERY
-from gpunode.plugin.config.watch import Hangup
 from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ _END_SECONDS = 1.5
 
 def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
     """Until SIGTERM, Ctrl-C or `stop`. The config file is followed, a missing driver is waited for."""
-    from gpunode.plugin.config.watch import ConfigWatch
+    from gpunode.plugin.config.watch import ConfigWatch, Hangup
     from gpunode.plugin.labels.watch import Labeller
     from gpunode.plugin.logfmt import open_log
     from gpunode.plugin.service import Systemd

@@ -1,0 +1,208 @@
+"""`gpunode doctor --fix`: the plan that mends what was found, and with --apply the part that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
+from gpunode.checks.steps import carry_out
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.host import Host
+from gpunode.output.result import (
+    Block,
+    Change,
+    ExitCode,
+    Finding,
+    FindingStatus,
+    Progress,
+    Result,
+    Step,
+    Style,
+    Text,
+)
+from gpunode.runtime.apply import engine_restart
+
+ALLOWANCES = ("restart", "drain", "reboot")
+_ROUNDS = 8  # mending a cause shows what waited for it; a chain is never that long
+_BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
+_WAYS = {
+    "safe": "safe: --apply does it",
+    "allow": "needs --allow {}",
+    "hand": "by hand",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left:
+    then `message` says why.
+
+    `journal` is the entry that undoes its files, empty if it wrote none.
+    """
+
+    id: str
+    outcome: str
+    message: str
+    commands: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    journal: str = ""
+
+
+@dataclass(frozen=True)
+class Fixes:
+    """`data` of kind DoctorFixes. `plan` is what was found before, `done` is empty without --apply."""
+
+    plan: tuple[PlannedFix, ...]
+    done: tuple[Outcome, ...]
+    applied: bool
+
+
+def run(
+    host: Host,
+    look: Callable[[], tuple[Finding, ...]],
+    progress: Progress,
+    *,
+    strict: bool,
+    apply: bool,
+    allow: Collection[str],
+) -> Result:
+    """Plan fixes for what `look` returns; with `apply` carry out the safe ones, and what `allow` has of
+    `ALLOWANCES`. Exit 1 if an error is left. `PreconditionError` where nothing may be changed."""
+    if apply:
+        _require(host)
+    findings = look()
+    plan = planned_fixes(findings)
+    done: tuple[Outcome, ...] = ()
+    if apply:
+        done, findings = _apply(host, look, findings, allow, progress)
+    return _result(Fixes(plan, done, apply), findings, strict)
+
+
+def refuse(fix: bool, apply: bool, allow: Collection[str]) -> None:
+    """`UsageError` for an unknown allowance, and for --apply or --allow without what they go with."""
+    for allowance in allow:
+        if allowance not in ALLOWANCES:
+            raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
+    if allow and not apply:
+        allowed = " ".join(f"--allow {one}" for one in allow)
+        raise UsageError("--allow goes with --fix --apply", hint=f"gpunode doctor --fix --apply {allowed}")
+    if not fix:
+        raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
+
+
+def _require(host: Host) -> None:
+    if not host.live:
+        raise PreconditionError(
+            "a fix is only carried out on the node itself", hint="run it there, without --root"
+        )
+    if not host.is_root:
+        raise PreconditionError("carrying out a fix needs root", hint="run it again with sudo")
+
+
+def _apply(
+    host: Host,
+    look: Callable[[], tuple[Finding, ...]],
+    findings: tuple[Finding, ...],
+    allow: Collection[str],
+    progress: Progress,
+) -> tuple[tuple[Outcome, ...], tuple[Finding, ...]]:
+    """Carry out fixes and run the checks again until no new fix is left, each check once; what was done."""
+    done: dict[str, Outcome] = {}
+    for _ in range(_ROUNDS):
+        planned = _next(findings, allow, done)
+        if planned is None:
+            break
+        steps = allowed_steps(planned, allow)
+        outcome = _carry_out(host, planned, steps, progress)
+        if outcome.outcome == "done" and not any(step.disruptive == "reboot" for step in steps):
+            findings = look()
+            outcome = _judged(outcome, findings, planned.steps[len(steps) :])
+        done[planned.id] = outcome
+    for planned in planned_fixes(findings):
+        if planned.id not in done:
+            done[planned.id] = Outcome(planned.id, "left", _way(planned))
+    return tuple(done.values()), findings
+
+
+def _next(findings: tuple[Finding, ...], allow: Collection[str], done: Collection[str]) -> PlannedFix | None:
+    """The next fix that may be carried out. A reboot comes last, and nothing after it."""
+    found = [
+        planned
+        for planned in planned_fixes(findings)
+        if planned.id not in done and allowed_steps(planned, allow)
+    ]
+    found.sort(key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, allow)))
+    return found[0] if found else None
+
+
+def _carry_out(host: Host, planned: PlannedFix, steps: Sequence[Step], progress: Progress) -> Outcome:
+    try:
+        did = carry_out(host, planned.id, steps, engine_restart(host, progress), progress)
+    except GpunodeError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        return Outcome(planned.id, "failed", f"{error.message}{hint}")
+    return Outcome(planned.id, "done", "", did.commands, did.changes, did.journal)
+
+
+def _judged(outcome: Outcome, findings: tuple[Finding, ...], rest: Sequence[Step]) -> Outcome:
+    """With what the same check says now, and what of the fix is still to come."""
+    now = next((finding for finding in findings if finding.id == outcome.id), None)
+    if now is None or now.status not in _BAD:
+        return replace(outcome, outcome="mended", message=now.summary if now else "")
+    if rest:
+        commands = " && ".join(" ".join(step.argv) for step in rest)
+        return replace(outcome, message=f"it takes effect after: {commands} (--allow {rest[0].disruptive})")
+    return replace(outcome, outcome="not-mended", message=now.summary)
+
+
+def _result(fixes: Fixes, findings: tuple[Finding, ...], strict: bool) -> Result:
+    counts = _BAD if strict else (FindingStatus.FAIL, FindingStatus.ERROR)
+    left = any(finding.status in counts for finding in findings)
+    failed = left or any(one.outcome in ("failed", "not-mended", "done") for one in fixes.done)
+    return Result(
+        "DoctorFixes",
+        fixes,
+        status="fail" if failed else "ok",
+        exit_code=ExitCode.FAILED if failed else ExitCode.OK,
+        blocks=tuple(_done(fixes) if fixes.applied else _planned(fixes)),
+    )
+
+
+def _planned(fixes: Fixes) -> Iterator[Block]:
+    if not fixes.plan:
+        yield Text("Nothing to mend", Style.GOOD)
+        return
+    for planned in fixes.plan:
+        yield Text(f"{planned.id}: {planned.summary}", Style.HEADING)
+        yield Text(f"  {planned.command}", Style.COMMAND)
+        for step in planned.steps:
+            if step.path and not step.link:
+                yield Text(f"  writes {step.path}:", Style.DIM)
+                yield from (Text(f"    {line}", Style.DIM) for line in step.content.splitlines())
+        yield Text(f"  {_way(planned)}", Style.GOOD if planned.way == "safe" else Style.DIM)
+    if any(planned.way == "safe" for planned in fixes.plan):
+        yield Text("")
+        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.COMMAND)
+
+
+def _way(planned: PlannedFix) -> str:
+    return _WAYS[planned.way].format(planned.disruptive)
+
+
+def _done(fixes: Fixes) -> Iterator[Block]:
+    if not fixes.done:
+        yield Text("Nothing to mend", Style.GOOD)
+    styles = {
+        "mended": Style.GOOD,
+        "done": Style.WARN,
+        "failed": Style.BAD,
+        "not-mended": Style.BAD,
+        "left": Style.DIM,
+    }
+    for one in fixes.done:
+        yield Text(f"{one.id} {one.outcome}: {one.message}".removesuffix(": "), styles[one.outcome])
+        yield from (Text(f"  {command}", Style.COMMAND) for command in one.commands)
+        yield from (Text(f"  {change.path} {change.action}") for change in one.changes)
+        if one.journal:
+            yield Text(f"  undo it with: gpunode rollback {one.journal}", Style.DIM)
