@@ -9,14 +9,19 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from fixtures.scenario import Fault, Scenario, mig_machine
-from gpunode.errors import UsageError
+from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
+from gpunode.host.transaction import uninterrupted
+from gpunode.mig import apply as apply_module
+from gpunode.mig.model import Layouts
 from gpunode.mig.users import Drained, drain
 from gpunode.output.render import SilentProgress
 from tests.cli import clean_environment, command
@@ -265,3 +270,28 @@ def test_a_container_that_is_down_already_may_be_named_again() -> None:
     assert drain(Host(), (word, "41"), (), SilentProgress(), down) == down
     with pytest.raises(UsageError):
         drain(Host(), (word,), (), SilentProgress())
+
+
+def test_a_snapshot_that_cannot_be_saved_leaves_the_one_of_an_earlier_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what the killed run must be rolled back to."""
+    host = Host(tmp_path, environ={})
+    path = tmp_path / apply_module.snapshot_path(host).lstrip("/")
+    path.parent.mkdir(parents=True)
+    path.write_text("of an earlier run")
+
+    def full(*_: object, **_options: object) -> None:
+        raise ConfigError("no space left on device")
+
+    session: Any = SimpleNamespace(layouts=lambda: Layouts("", ()))
+    tools = apply_module.Tools(
+        open=lambda: cast("Any", nullcontext(session)),
+        reset=lambda _gpus: None,
+        uninterrupted=uninterrupted,
+        tell=lambda _text: nullcontext(),
+    )
+    monkeypatch.setattr(Host, "write_atomic", full)
+    with pytest.raises(ConfigError, match="no space left"):
+        apply_module.carry_out(host, tools, (), apply_module.Left())
+    assert path.read_text() == "of an earlier run"
