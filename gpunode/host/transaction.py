@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, TypeVar
 
 from gpunode.errors import (
@@ -31,25 +31,36 @@ _SYSTEMCTL_SECONDS = 60.0
 _NOT_NOW = frozenset({"gpunode-mig.service"})
 
 _Outcome = TypeVar("_Outcome")
+_Handler = Callable[[int, FrameType | None], None]
 Restart = Callable[[Entry], None]
 """Lets the daemon of an entry read its restored files; `GpunodeError` if the daemon doesn't run with them."""
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextmanager
-def uninterrupted(tell: Callable[[str], None] = lambda _name: None) -> Iterator[None]:
+def uninterrupted(report: Callable[[str], None] = lambda _name: None) -> Iterator[None]:
     """Ignore Ctrl-C, SIGTERM and SIGHUP: an incomplete rollback is worse than none, and the command ends
     after it anyway.
 
-    `tell` is called with the signal's name at once.
+    `report` is called with the signal's name at once.
     """
-    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # not SIG_IGN: a daemon that a child starts now would inherit that, and ignore SIGTERM as well
-    before = {one: signal.signal(one, lambda number, _: tell(signal.Signals(number).name)) for one in names}
+    with _handlers({number: lambda number, _: report(signal.Signals(number).name) for number in _SIGNALS}):
+        yield
+
+
+@contextmanager
+def _handlers(handlers: Mapping[signal.Signals, _Handler]) -> Iterator[None]:
+    before: dict[signal.Signals, Any] = {}
     try:
+        for number, handler in handlers.items():
+            before[number] = signal.signal(number, handler)
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def attempt(
@@ -57,16 +68,30 @@ def attempt(
     undo: Callable[[BaseException], None],
     shield: Callable[[], AbstractContextManager[None]] = uninterrupted,
 ) -> _Outcome:
-    """What `do` gives. If it fails or is interrupted, `undo` runs to its end before the error goes on.
+    """Return what `do` returns. If it fails or is interrupted, run `undo` to its end, then raise the error.
 
-    What `undo` raises takes the error's place. `shield` lets signals wait meanwhile.
+    What `undo` raises replaces the error. `shield` ignores signals during `undo`; those that come between the
+    error and the shield are ignored as well, so a second Ctrl-C can't prevent the undo.
     """
-    try:
-        return do()
-    except BaseException as error:
-        with shield():
-            undo(error)
-        raise
+    undoing = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal undoing
+        if not undoing:
+            undoing = True
+            previous[signal.Signals(number)](number, frame)
+            undoing = False  # this handler doesn't interrupt
+
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    previous = {number: handler for number, handler in handlers.items() if callable(handler)}
+    with _handlers(dict.fromkeys(previous, interrupt)):
+        try:
+            return do()
+        except BaseException as error:
+            undoing = True
+            with shield():
+                undo(error)
+            raise
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from gpunode.errors import ConfigError, DaemonError, NotRestoredError, RolledBac
 from gpunode.host import Host, transaction
 from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.process import Completed
-from gpunode.host.transaction import Transaction, begin, change_files, recover, restore
+from gpunode.host.transaction import (
+    Transaction,
+    attempt,
+    begin,
+    change_files,
+    recover,
+    restore,
+    uninterrupted,
+)
 from gpunode.output.render import SilentProgress
 
 DEBIAN = {"engine": "", "units": [], "packageManager": "apt", "packages": {"a": ""}, "stays": True}
@@ -255,3 +264,51 @@ def test_a_plugin_that_gets_no_gpus_is_as_enabled_and_active_as_before(
     with pytest.raises(RolledBackError, match="took no GPUs"):
         setup_steps._enable(host, 0.0, SilentProgress())
     assert (host.enabled, host.active) == (enabled, active)
+
+
+@contextmanager
+def late_shield() -> Iterator[None]:
+    """A signal comes between the failure and the shield's own handlers."""
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with uninterrupted():
+        yield
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("do", "error"), [(interrupt, KeyboardInterrupt), (fail, DaemonError)])
+def test_a_signal_right_after_the_failure_does_not_prevent_the_undo(
+    do: Callable[[], None], error: type[BaseException]
+) -> None:
+    undone: list[str] = []
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    try:
+        with pytest.raises(error):
+            attempt(
+                lambda: attempt(do, lambda _: undone.append("inner"), late_shield),
+                lambda _: undone.append("outer"),
+                late_shield,
+            )
+        after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (undone, after) == (["inner", "outer"], handlers)
+
+
+def test_a_signal_that_its_handler_does_not_raise_keeps_the_next_ones() -> None:
+    seen: list[int] = []
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, lambda number, _: seen.append(number))
+    try:
+        attempt(twice, lambda _: None)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIGHUP, signal.SIGHUP]
