@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpunode.commands import manifests
+from gpunode.commands.node import NodeChange
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, RolledBackError
 from gpunode.facts.kubelet import pod_resources_socket, root_directory
 from gpunode.facts.node import Node
@@ -135,24 +136,38 @@ def journal_ids(host: Host) -> frozenset[str]:
     return frozenset()
 
 
-def interruption(host: Host, command: str, before: frozenset[str]) -> ErrorInfo:
-    """What Ctrl-C during `command` leaves behind: files changed since the journal held `before`, and how to
-    undo it. The command itself has rolled back what it had not finished."""
+def interruption(
+    host: Host, command: str, before: frozenset[str], reports: Sequence[StepReport] = ()
+) -> ErrorInfo:
+    """What stays changed after Ctrl-C during `command`, and the commands that undo it: files, of which the
+    journal held `before` at the start, and objects in the cluster. The command itself was rolled back."""
+    changed: list[str] = []
+    undo: list[str] = []
+    for one in reversed(reports):
+        data = one.result if one.state == "done" else None
+        if isinstance(data, ClusterObjects):
+            changed += [change.object for change in data.changes if change.action == "created"]
+            undo += data.undo
+        elif isinstance(data, NodeChange) and data.undo:
+            changed.append(f"Node {data.node}")
+            undo.append(data.undo)
     with suppress(GpunodeError):
         entries = [
             one for one in Journal.of(host).entries() if one.id not in before and one.state == "committed"
         ]
-        if entries:
-            paths = dict.fromkeys(str(file["path"]) for one in entries for file in one.files)
-            undo = [f"gpunode rollback {one.id}" for one in reversed(entries) if one.undoable]
-            undo += ["gpunode toolkit remove"] if any(one.of_packages for one in entries) else []
-            changed = ", ".join(paths) or "installed packages"
-            return ErrorInfo(
-                "interrupted",
-                f"interrupted during {command}; changed: {changed}",
-                f"undo it with: {' && '.join(undo)}",
-            )
-    return ErrorInfo("interrupted", f"interrupted during {command}; nothing was left changed")
+        files = dict.fromkeys(str(file["path"]) for one in entries for file in one.files)
+        undo += [f"gpunode rollback {one.id}" for one in reversed(entries) if one.undoable]
+        if any(one.of_packages for one in entries):
+            changed.append("installed packages")
+            undo.append("gpunode toolkit remove")
+        changed = [*files, *changed]
+    if not changed:
+        return ErrorInfo("interrupted", f"interrupted during {command}; nothing was left changed")
+    return ErrorInfo(
+        "interrupted",
+        f"interrupted during {command}; changed: {', '.join(changed)}",
+        f"undo it with: {' && '.join(undo)}",
+    )
 
 
 def walk(
@@ -169,7 +184,7 @@ def walk(
             if failure is not None and not dry_run:
                 reports.append(StepReport(step.name, step.command, "waiting", f"for {_stopper(reports)}"))
                 continue
-            report, result = _take(host, step, show, dry_run, before)
+            report, result = _take(host, step, show, dry_run, before, reports)
             reports.append(report)
             if result is not None:
                 errors = result.errors if problems else ()
@@ -178,7 +193,7 @@ def walk(
             if failure is None and report.state in ("failed", "interrupted"):
                 failure = result
     except KeyboardInterrupt:  # between two steps, or while a step's result is printed
-        changes = interruption(host, "set-up", before)
+        changes = interruption(host, "set-up", before, reports)
         exit_code = ExitCode.INTERRUPTED
         raise GpunodeError(
             changes.message, hint=changes.hint, code=changes.code, exit_code=exit_code
@@ -187,7 +202,12 @@ def walk(
 
 
 def _take(
-    host: Host, step: Step, show: Show, dry_run: bool, before: frozenset[str]
+    host: Host,
+    step: Step,
+    show: Show,
+    dry_run: bool,
+    before: frozenset[str],
+    reports: Sequence[StepReport],
 ) -> tuple[StepReport, Result | None]:
     """One step. An expected failure becomes its result, so that the report still has what went before."""
     started, heading = host.monotonic(), [Text(f"$ {step.command}", Style.COMMAND)]
@@ -204,7 +224,7 @@ def _take(
         result = Result("Error", None, "error", error.exit_code, errors=(error.info(),))
         became, why = "failed", error.message
     except KeyboardInterrupt:
-        left = interruption(host, step.command, before)
+        left = interruption(host, step.command, before, reports)
         result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(left,))
         became, why = "interrupted", "interrupted; this step was rolled back"
     if heading:  # it couldn't look
@@ -240,7 +260,7 @@ class ObjectChange:
 
 @dataclass(frozen=True)
 class ClusterObjects:
-    """`data` of the envelope. `undo` are command lines that take away what was made."""
+    """`data` of the envelope. `undo` are command lines that delete what was created."""
 
     server: str
     source: str
@@ -270,16 +290,21 @@ def make_objects(
     dry_run: bool,
     settle: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Make those that are missing, all or none; kind ClusterObjects. What `settle` raises takes them back.
+    """Create those that are missing, all or none; kind ClusterObjects. If `settle` raises, they are deleted.
 
-    `ClusterError`; `RolledBackError` if `settle` fails.
+    `ClusterError`; `RolledBackError` if `settle` fails after objects were created.
     """
     found = look_at(host, cluster, wanted, progress)
     missing = [one.desired for one in found if one.existing is None]
     if not dry_run:
-        with progress.step(f"making {len(missing)} objects at {cluster.server}"):
-            made = create(cluster, missing)
-        _settle(cluster, made, settle)
+        created: list[Json] = []
+
+        def make() -> None:
+            with progress.step(f"making {len(missing)} objects at {cluster.server}"):
+                created.extend(create(cluster, missing))
+            settle()
+
+        attempt(make, lambda error: _delete_again(cluster, created, error))
     actions = tuple(
         ObjectChange(named(one.desired), "created" if one.existing is None else "unchanged") for one in found
     )
@@ -288,18 +313,18 @@ def make_objects(
     return Result("ClusterObjects", data, blocks=_blocks(data, missing))
 
 
-def _settle(cluster: Cluster, made: Sequence[Json], settle: Callable[[], None]) -> None:
-    try:
-        settle()
-    except BaseException as error:
-        left = delete(cluster, made)
-        if not isinstance(error, GpunodeError):
-            raise
-        if left:
-            raise ClusterError(
-                f"{error}; these were made and could not be deleted: {', '.join(left)}",
-                hint="delete them by hand: kubectl delete",
-            ) from error
+def _delete_again(cluster: Cluster, created: Sequence[Json], error: BaseException) -> None:
+    if not created:
+        return  # `create` has deleted its own
+    left = delete(cluster, created)
+    if left:
+        commands = [_undo(one) for one in reversed(created) if named(one) in left]
+        message = str(error) if isinstance(error, GpunodeError) else "interrupted"
+        raise ClusterError(
+            f"{message}; these were created and could not be deleted: {', '.join(left)}",
+            hint=f"delete them: {' && '.join(commands)}",
+        ) from error
+    if isinstance(error, GpunodeError):
         raise RolledBackError(f"{error}; what was made is deleted again", hint=error.hint) from error
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.errors import GpunodeError
-from gpunode.host import Host
+from gpunode.host import Host, transaction
 from gpunode.kubernetes.api import (
     ClusterError,
     Conflict,
@@ -322,16 +322,19 @@ def create(cluster: Cluster, objects: Sequence[Json]) -> tuple[Json, ...]:
     deleted.
     """
     created: list[Json] = []
-    try:
+
+    def create_all() -> None:
         for desired in objects:
             one = _create(cluster, desired)
             if one is not None:
                 created.append(one)
-    except BaseException as error:
+
+    def delete_again(error: BaseException) -> None:
         left = delete(cluster, created)
         if left and isinstance(error, ClusterError):
             error.hint = f"{error.hint}; these were made and could not be deleted: {', '.join(left)}"
-        raise
+
+    transaction.attempt(create_all, delete_again)
     return tuple(created)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -99,6 +101,43 @@ def test_ctrl_c_takes_it_back(api: ApiServer, cluster: Cluster) -> None:
     with pytest.raises(KeyboardInterrupt):
         make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
     assert kept(api) == set()
+
+
+@pytest.mark.parametrize("step", ["settle", "create"])
+def test_a_second_ctrl_c_while_objects_are_deleted_stops_nothing(
+    api: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    delete, create = Cluster.delete, Cluster.create
+
+    def settle() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted_delete(self: Cluster, kind: str, name: str, namespace: str = "") -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        delete(self, kind, name, namespace)
+
+    def interrupted_create(self: Cluster, body: dict[str, Any]) -> Any:
+        if step == "create" and body["kind"] == "DaemonSet":
+            os.kill(os.getpid(), signal.SIGINT)
+        return create(self, body)
+
+    monkeypatch.setattr(Cluster, "delete", interrupted_delete)
+    monkeypatch.setattr(Cluster, "create", interrupted_create)
+    with pytest.raises(KeyboardInterrupt):
+        make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
+    assert kept(api) == set()
+
+
+def test_objects_that_stay_after_ctrl_c_are_named_with_the_command(api: ApiServer, cluster: Cluster) -> None:
+    def settle() -> None:
+        api.faults.append(Fault("DELETE", "serviceaccounts", "status", 99))
+        raise KeyboardInterrupt
+
+    with pytest.raises(ClusterError, match="interrupted; these were created and could not be") as caught:
+        make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
+    assert caught.value.hint == (
+        "delete them: kubectl delete serviceaccount gpunode-device-plugin --namespace kube-system"
+    )
 
 
 def test_an_object_that_differs_is_left_alone(api: ApiServer, cluster: Cluster) -> None:

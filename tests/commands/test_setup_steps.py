@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.commands import setup_steps
-from gpunode.commands.setup_steps import Serving, State, Step, walk
+from gpunode.commands.node import NodeChange
+from gpunode.commands.setup_steps import ClusterObjects, ObjectChange, Serving, State, Step, walk
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
@@ -140,6 +141,36 @@ def test_ctrl_c_between_two_steps_says_what_is_left_changed(host: Host, tmp_path
     assert caught.value.message == "interrupted during set-up; changed: /etc/a"
     assert caught.value.hint.startswith("undo it with: gpunode rollback ")
     assert way.called == ["run a"]
+
+
+OBJECTS = Result(
+    "ClusterObjects",
+    ClusterObjects(
+        "https://api",
+        "test",
+        (ObjectChange("RuntimeClass nvidia", "created"), ObjectChange("RuntimeClass other", "unchanged")),
+        ("kubectl delete runtimeclass nvidia",),
+        dry_run=False,
+    ),
+)
+LABEL = Result(
+    "NodeChange",
+    NodeChange("n1", "https://api", "test", "", (), (), "kubectl label node n1 gpu-", dry_run=False),
+)
+
+
+def test_ctrl_c_names_what_earlier_steps_changed_in_the_cluster_and_its_undo(host: Host) -> None:
+    way = Way()
+    steps = (
+        way.step("a", run=lambda: OBJECTS),
+        way.step("b", run=lambda: LABEL),
+        way.step("c", run=raising(KeyboardInterrupt())),
+    )
+    walked = walk(host, steps, dry_run=False)
+    assert walked.failure is not None
+    (error,) = walked.failure.errors
+    assert error.message == "interrupted during gpunode c; changed: Node n1, RuntimeClass nvidia"
+    assert error.hint == "undo it with: kubectl label node n1 gpu- && kubectl delete runtimeclass nvidia"
 
 
 def test_a_bug_is_no_failing_step(host: Host) -> None:
