@@ -452,7 +452,7 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     refs=("https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/",),
 )
 def hostusers_false(node: Node) -> Verdict:
-    """With hostUsers: false a pod's processes run as the user nobody on the node, and the hook of legacy mode
+    """With hostUsers: false a pod's processes have no privileges on the node, and the hook of legacy mode
     fails: 'read status from sync socket'. Mode cdi doesn't use this hook.
     """
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":

@@ -1,1 +1,1 @@
-"""What is so on this node: pure parsers over captured text, and `Node`, the lazily read snapshot."""
+"""Facts about this node: pure parsers of captured text, and `Node`, the lazily read snapshot."""

@@ -14,11 +14,11 @@ from gpunode.host import Host
 
 AUDIT_LOG = "/var/log/audit/audit.log"
 _SELINUX = "/sys/fs/selinux"
-_TAIL_BYTES = 1 << 20  # auditd keeps 8 MiB in a file; what is older than its last one isn't news
+_TAIL_BYTES = 1 << 20  # auditd keeps 8 MiB in a file; older denials aren't relevant
 # domains of container-selinux, and how it labels NVIDIA's device files
 _CONTAINER = ":container_"
 _NVIDIA_TYPE = ":xserver_misc_device_t:"
-# to look at a file isn't to use it: whoever lists /dev is denied this much
+# looking at a file isn't using it: listing /dev causes this denial for every file
 _LOOKING = {"getattr", "search"}
 _PROFILES = ("docker-default", "cri-containerd", "crio-default", "containers-default", "lxc-", "snap.docker.")
 _NVIDIA_FILES = ("/dev/nvidia", "/proc/driver/nvidia", "/run/nvidia")
@@ -39,14 +39,14 @@ def selinux_enforcing(host: Host) -> bool:
 
 
 def selinux_boolean(host: Host, name: str) -> bool | None:
-    """Whether a boolean of the policy is on now (its file: now and pending); None if there is none."""
+    """Whether a boolean of the policy is on now (its file: now and pending); None if it doesn't exist."""
     text = host.read_text(f"{_SELINUX}/booleans/{name}") or ""
     return text.startswith("1") if text else None
 
 
 def selinux_denials(host: Host, log: tuple[KernelLine, ...]) -> tuple[Denial, ...]:
-    """Enforced denials of containers that wanted to use something of NVIDIA's, oldest first. `Unreadable` if
-    this user may not read auditd's log."""
+    """Enforced denials of containers that tried to use NVIDIA's files, oldest first. `Unreadable` if this
+    user has no permission to read auditd's log."""
     lines = [(SOURCE, line.text) for line in log]
     lines += [(AUDIT_LOG, line) for line in host.read_tail(AUDIT_LOG, _TAIL_BYTES).splitlines()]
     candidates = (one for one in lines if "avc:" in one[1] and "permissive=1" not in one[1])
@@ -55,7 +55,7 @@ def selinux_denials(host: Host, log: tuple[KernelLine, ...]) -> tuple[Denial, ..
 
 
 def _selinux(source: str, text: str) -> Denial | None:
-    """The program's own name (comm) doesn't count: nvidia-smi may be denied anything."""
+    """The program's own name (comm) is ignored: nvidia-smi may be denied anything."""
     denied = re.search(r"denied\s+\{([^}]*)\}", text)
     if denied is None or set(denied[1].split()) <= _LOOKING:
         return None
@@ -69,7 +69,7 @@ def _selinux(source: str, text: str) -> Denial | None:
 
 
 def apparmor_denials(log: tuple[KernelLine, ...]) -> tuple[Denial, ...]:
-    """Denials of containers' profiles that name a file of the driver's, oldest first."""
+    """Denials for containers' profiles that name a file of the driver, oldest first."""
     found = []
     for line in log:
         if 'apparmor="DENIED"' not in line.text:

@@ -1,7 +1,7 @@
-"""What a node's own units, crontabs, scripts and udev rules start, and so make again after a reboot.
+"""What a node's own units, crontabs, scripts and udev rules start, and so create again after a reboot.
 
-Whatever lies in /run and /dev is gone with a reboot. Who comes to say that nobody makes it again must have
-looked wherever administrators put such things; who can't look there says nothing.
+A reboot deletes everything in /run and /dev. To report that nothing creates it again, every usual place must
+have been searched; without permission to search, nothing is reported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.driver import Kernel, newer_kernels, version_key
 from gpunode.host import Host
 
-# where a node's own scripts are started from: directory and pattern
+# directories and patterns of the node's own scripts
 _PLACES = (
     *(("/etc/systemd/system", "*.service"), ("/usr/local/lib/systemd/system", "*.service")),
     *(("/etc/cron.d", "*"), ("/etc", "crontab"), ("/etc", "rc.local"), ("/etc/rc.d", "rc.local")),
@@ -27,17 +27,18 @@ _MODULES = (
     *(("/etc/modprobe.d", "*.conf"), ("/usr/lib/modprobe.d", "*.conf"), ("/lib/modprobe.d", "*.conf")),
 )
 _SCRIPTS = ("/usr/local/", "/opt/", "/root/", "/etc/", "/srv/", "/home/")
-_LONGEST = 256 << 10  # bytes; a script is shorter, a program isn't
+_LONGEST = 256 << 10  # bytes; scripts are shorter than that, programs longer
 OPERATOR = "/run/nvidia/validations"
-"""The GPU operator's mark on a node: its pods make devices, links and specifications after every boot."""
+"""Directory that the GPU operator leaves on a node: its pods create devices, links and specifications after
+every boot."""
 
 
 def started(
     host: Host, commands: tuple[str, ...], *, besides: tuple[str, ...] = (), rules: bool = False
 ) -> str:
-    """The file of this node's own that has one of these commands run, directly or in a script that it starts;
-    empty if none does. `besides` are units that are left out, since systemd knows better whether they are on;
-    with `rules` udev's are searched too."""
+    """The node's own file that runs one of these commands, directly or in a script that it starts; empty if
+    none does. `besides` are units to leave out, because systemd reports whether they are enabled; with
+    `rules` udev's rules are searched too."""
     for directory, pattern in (*_PLACES, *(_RULES if rules else ())):
         for path in host.glob(directory, pattern):
             if path.rpartition("/")[2] not in besides and _runs(host, path, commands):
@@ -48,7 +49,7 @@ def started(
 def _runs(host: Host, path: str, commands: tuple[str, ...], depth: int = 0) -> bool:
     text = _text(host, path)
     if text is None:
-        return True  # who can't look mustn't say that nobody does
+        return True  # without permission to search, report nothing
     if depth or any(command in text for command in commands):
         return any(command in text for command in commands)
     words = (word.removeprefix("ExecStart=").strip("\"'-@!+:;()&|") for word in text.split())
@@ -57,9 +58,9 @@ def _runs(host: Host, path: str, commands: tuple[str, ...], depth: int = 0) -> b
 
 
 def loaded(host: Host, module: str) -> str:
-    """The file that has a kernel module (``nvidia-uvm``) loaded at boot or along with another one: a list of
-    modules, a dependency of modprobe.d, a rule of udev, a unit or script of the node's own; empty if there is
-    none. ``-`` and ``_`` are the same in names."""
+    """The file that loads a kernel module (``nvidia-uvm``) at boot or along with another one: a list of
+    modules, a dependency in modprobe.d, a udev rule, a unit or script of this node; empty if there is none.
+    ``-`` and ``_`` are equal in names."""
     for directory, pattern in (*_MODULES, *_RULES):
         for path in host.glob(directory, pattern):
             text = _text(host, path)
@@ -69,13 +70,14 @@ def loaded(host: Host, module: str) -> str:
 
 
 def _names(line: str, module: str) -> bool:
-    """Whether a line speaks of the module, other than to keep it out or to give it options."""
+    """Whether a line concerns the module, other than to blacklist it or to set its options."""
     words = line.strip().replace("_", "-")
     return module in words and not words.startswith(("#", ";", "blacklist ", "options ", "alias "))
 
 
 def _text(host: Host, path: str) -> str | None:
-    """Empty for what is gone or too long to be a script, None for what this user may not read."""
+    """Empty for a file that doesn't exist or is too long for a script, None for one that this user can't
+    read."""
     try:
         found = host.stat(path)
         return (host.read_text(path) or "") if found is not None and found.st_size <= _LONGEST else ""
@@ -83,15 +85,15 @@ def _text(host: Host, path: str) -> str | None:
         return None
 
 
-# Kernels that wait for a reboot, as the distribution itself tells: Debian's list, RHEL's chosen entry.
+# Kernels that wait for a reboot, as the distribution itself reports them: Debian's list, RHEL's chosen entry.
 
 PACKAGES = "/run/reboot-required.pkgs"
 GRUB = "/boot/grub2/grubenv"
 
 
 def kernel_waiting(host: Host, kernels: tuple[Kernel, ...], running: str) -> str | None:
-    """The installed kernel for which update-notifier asks for a reboot; None if it asks for none. Other
-    packages on its list don't touch GPUs, and a driver's are compared with what is loaded."""
+    """The installed kernel for which update-notifier requests a reboot; None if there is none. Other packages
+    on its list don't concern GPUs, and a driver's are compared with what is loaded."""
     lines = (host.read_text(PACKAGES) or "").splitlines()
     asked = {line.strip().removeprefix("linux-image-").removeprefix("unsigned-") for line in lines}
     newer = newer_kernels(kernels, running)
@@ -101,13 +103,13 @@ def kernel_waiting(host: Host, kernels: tuple[Kernel, ...], running: str) -> str
 
 def chosen_kernel(host: Host) -> str:
     """The boot entry that grubby or grub2-set-default chose, such as ``MACHINEID-5.14.0-503.el9.x86_64``;
-    empty if nobody did. `Unreadable` for an ordinary user where /boot is closed."""
+    empty if none is chosen. `Unreadable` for an ordinary user without access to /boot."""
     lines = (host.read_text(GRUB) or "").splitlines()
     return next((line.partition("=")[2].strip() for line in lines if line.startswith("saved_entry=")), "")
 
 
 def chosen_release(host: Host, kernels: tuple[Kernel, ...]) -> str:
-    """The installed kernel that this entry boots; empty if nobody chose one, or if this user may not look."""
+    """The installed kernel that this entry boots; empty if none is chosen, or without permission."""
     try:
         chosen = chosen_kernel(host)
     except Unreadable:

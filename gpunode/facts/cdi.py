@@ -1,4 +1,4 @@
-"""CDI specifications for NVIDIA devices: what they refer to, and which of them an engine takes."""
+"""CDI specifications for NVIDIA devices: the files that they refer to, and which of them an engine uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)
 
 @dataclass(frozen=True)
 class CdiNode:
-    """A device file that a spec puts into containers; its numbers are None where the engine looks them up."""
+    """A device file that a spec adds to containers; its numbers are None if the engine looks them up."""
 
     path: str
     major: int | None
@@ -51,9 +51,10 @@ class CdiDevice:
 
 @dataclass(frozen=True)
 class CdiSpec:
-    """One file. `problem` says why it can't be used, and then the rest is empty.
+    """One file.
 
-    `edits` are what every device of the file brings along; `version` is its cdiVersion as it stands there.
+    `problem` says why it can't be used, and then the rest is empty. `edits` apply to every device of the
+    file; `version` is its cdiVersion as written.
     """
 
     path: str
@@ -70,32 +71,32 @@ class CdiSpec:
 
     @property
     def serves_gpus(self) -> bool:
-        """Whether containers can get GPUs by it."""
+        """Whether containers can get GPUs through it."""
         return self.kind == f"{VENDOR}/gpu" and bool(self.devices) and not self.problem
 
     @property
     def stills_toolkit(self) -> bool:
-        """Whether it tells the toolkit's hook and runtime to leave its containers alone."""
+        """Whether it makes the toolkit's hook and runtime skip its containers."""
         return _STILL in self.edits.env or all(_STILL in device.edits.env for device in self.devices)
 
     @property
     def nodes(self) -> tuple[CdiNode, ...]:
-        """Device files of the whole file, each once."""
+        """Device files of the whole file, without duplicates."""
         return tuple(dict.fromkeys(node for edits in self._all() for node in edits.nodes))
 
     @property
     def mounts(self) -> tuple[str, ...]:
-        """Mounted paths of this machine, each once."""
+        """Mounted paths of this machine, without duplicates."""
         return tuple(dict.fromkeys(path for edits in self._all() for path in edits.mounts))
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Programs that are run, each once."""
+        """Programs that are run, without duplicates."""
         return tuple(dict.fromkeys(path for edits in self._all() for path in edits.hooks))
 
     @property
     def everything(self) -> CdiEdits:
-        """The edits of the whole file, each once."""
+        """The edits of the whole file, without duplicates."""
         return CdiEdits(self.nodes, self.mounts, self.hooks)
 
     def _all(self) -> Iterator[CdiEdits]:
@@ -121,7 +122,7 @@ def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[
 
 
 def _spec_at(host: Host, path: str) -> CdiSpec | None:
-    """What lies at a path: engines pass over a directory; a pipe or a circle of links is a broken file."""
+    """The file at a path: engines ignore a directory; a pipe or a loop of links is a broken file."""
     try:
         return parse_spec(host.read_text(path) or "", path)
     except Unreadable:
@@ -154,7 +155,7 @@ def parse_spec(text: str, path: str) -> CdiSpec | None:
 
 
 def _name(value: Any) -> str:
-    """A device's name as engines read it, a number included; "" for what is none."""
+    """A device's name as engines read it, a number included; "" if it is not a name."""
     return str(value) if isinstance(value, str | int | float) else ""
 
 
@@ -187,7 +188,7 @@ def _edits(holder: dict[str, Any]) -> CdiEdits:
 
 
 def _nodes(edits: dict[str, Any]) -> Iterator[CdiNode]:
-    """hostPath is where the node lies on this machine; path is the container's and the default for it."""
+    """hostPath is the node's path on this machine; path is the container's and the default for hostPath."""
     for node in _list(edits, "deviceNodes"):
         path = (node.get("hostPath") or node.get("path")) if isinstance(node, dict) else None
         if isinstance(path, str):
@@ -207,13 +208,13 @@ def _strings(edits: dict[str, Any], key: str, field: str) -> Iterator[str]:
 
 
 def stale_parts(host: Host, spec: CdiSpec, driver: str, gpus: frozenset[str] | None) -> Iterator[str]:
-    """Everything in a spec that no longer fits this machine; the only judge of that.
+    """Everything in a spec that no longer matches this machine; no other function decides this.
 
     `driver` is the loaded module's version, "" if unknown; `gpus` are the UUIDs of `known_gpus`.
     """
     yield from stale_edits(host, spec.everything, driver)
     if spec.kind == f"{VENDOR}/gpu" and gpus is not None:
-        # MIG devices get other names with each layout; their device files show whether they exist
+        # MIG devices get new names with each layout; their device files show whether they exist
         unknown = (name for name in spec.names if name.startswith("GPU-") and name not in gpus)
         yield from (f"{name}: no such GPU exists" for name in unknown)
 
@@ -226,7 +227,7 @@ def known_gpus(inventory: Inventory | None) -> frozenset[str] | None:
 
 
 def stale_edits(host: Host, edits: CdiEdits, driver: str) -> Iterator[str]:
-    """The same for a part of a spec: one sentence for each path."""
+    """Outdated parts of these edits: one sentence for each path."""
     libraries = ((path, _LIBRARY_VERSION.search(path)) for path in edits.mounts)
     others = {path for path, match in libraries if match and driver and match[1] != driver}
     yield from (f"{path}: the loaded driver is {driver}" for path in sorted(others))

@@ -1,4 +1,4 @@
-"""Which cgroup driver the kubelet goes by: its own setting, or what its engine tells it."""
+"""The kubelet's cgroup driver, from its own setting or from its engine, and engines that use systemd's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from gpunode.facts.toolkit import runtime_mode
 
 
 def kubelets_own(node: Node, engine: str, release: tuple[int, ...], used: str) -> str | None:
-    """The driver that its configuration names; None if it names none, or if the engine's word counts.
+    """The driver that its configuration sets; None if it sets none, or if the engine's setting takes
+    precedence.
 
-    `used` is the engine's. Where the two differ, it matters whether this kubelet asks its engine and ignores
-    its own setting: then its program is asked for its release. One that doesn't say counts as asking.
+    `used` is the engine's. If the two differ, the kubelet's release matters: newer ones query the engine and
+    ignore their own setting. An unknown release counts as newer.
     """
     kubelet = node.kubelet
     if kubelet is None or kubelet.cgroup_driver in (None, used):
@@ -39,8 +40,8 @@ _SECONDS = 3.0
 
 @dataclass(frozen=True)
 class SystemdEngine:
-    """`forgets` says why systemd doesn't learn of GPUs, as seen at `source`; empty if it does. `by_hook`: the
-    toolkit's hook adds them, which with `old_toolkit` has no other way."""
+    """`forgets` says why systemd doesn't know of GPUs, as seen at `source`; empty if it does. `by_hook`: the
+    toolkit's hook adds them; with `old_toolkit` there is no other method."""
 
     name: str
     source: str
@@ -50,7 +51,7 @@ class SystemdEngine:
 
 
 def systemd_engines(node: Node) -> tuple[SystemdEngine, ...]:
-    """Of the engines that are used here; one that can't be asked is left out."""
+    """Those of the engines in use; one that doesn't answer is left out."""
     return tuple(one for one in (_docker(node), _containerd(node)) if one is not None)
 
 
@@ -88,7 +89,7 @@ def _containerd(node: Node) -> SystemdEngine | None:
 
 
 def _runc(node: Node) -> tuple[int, ...]:
-    """Of the program on PATH; () if there is none, or it doesn't tell."""
+    """Version of the runc on PATH; () if there is none, or it doesn't report it."""
     path = node.host.which("runc")
     done = node.host.run([path, "--version"], timeout=_SECONDS) if path else None
     return parse_version(done.stdout) if done is not None and done.ok else ()

@@ -1,4 +1,4 @@
-"""containerd on this node: which one, and its configuration with everything that it imports."""
+"""containerd on this node: its process and its configuration with all imports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def import_base(importer: str, pattern: str, release: Release = ()) -> str:
 
 
 def expand_import(host: Host, importer: str, pattern: str, release: Release = ()) -> tuple[str, ...]:
-    """Files that one import means; the one of a plain path need not exist."""
+    """Files that one import names; the file of a plain path need not exist."""
     base = import_base(importer, pattern, release)
     if "*" not in base:
         return (base,)
@@ -77,7 +77,7 @@ def covers(importer: str, pattern: str, path: str, release: Release = ()) -> boo
 def _matches(pattern: str, name: str) -> bool:
     try:
         return re.fullmatch(_go_glob(pattern), name) is not None
-    except re.error:  # a range backwards: containerd matches nothing with it either
+    except re.error:  # a reversed range: containerd matches nothing with it either
         return False
 
 
@@ -107,7 +107,7 @@ DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
 KIND = Kind("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
 CRI_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-LARGEST = 512 << 10  # characters; the largest seen has 80 KB, and editing takes 4 s a megabyte
+LARGEST = 512 << 10  # characters; the largest known file has 80 KB, and editing takes 4 s per megabyte
 _VERSION_SECONDS = 1.0  # a daemon that runs answers in 3 ms
 BYTE_ORDER_MARK = "\ufeff"  # containerd skips one at the start of its file, Python's parser does not
 # any of these in disabled_plugins takes the CRI away from the kubelet
@@ -117,8 +117,8 @@ CRI_IDS = (*CRI_PLUGINS.values(), "io.containerd.cri.v1.images")
 def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
     """The containerd that reads `config`, else the system's own; None if there is none on this node.
 
-    One that dockerd started for itself is never meant. If only a Kubernetes distribution's (k3s, rke2, k0s,
-    microk8s) runs or is here, that one is given, and its `manager` names the distribution.
+    The one that dockerd started for itself never counts. If only a Kubernetes distribution's (k3s, rke2, k0s,
+    microk8s) runs or is installed, it is returned, and its `manager` names the distribution.
     """
     processes = list(running(host, "containerd"))
     if config:
@@ -158,7 +158,7 @@ def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon 
 def cri_version(
     host: Host, name: str, binary: str | None, process: Process | None, socket: str
 ) -> tuple[int, ...]:
-    """The version that the running daemon gives; its program is only started (20 ms) where it gives none."""
+    """Version reported by the running daemon; its program runs (20 ms) only if the daemon reports none."""
     if host.live and process is not None:
         from gpunode.daemons.cri import running_version
 
@@ -176,7 +176,7 @@ def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:
     try:
         merged = load_config(host, config).merged
     except GpunodeError:
-        return DEFAULT_SOCKET  # whoever edits or checks the file says what is wrong with it
+        return DEFAULT_SOCKET  # the command that edits or checks the file reports what is wrong with it
     for name in (("grpc",), ("plugins", "io.containerd.server.v1.grpc")):
         address = dig(merged, *name, "address")
         if isinstance(address, str) and address:
@@ -185,7 +185,7 @@ def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:
 
 
 def dig(tree: Any, *keys: str) -> Any:
-    """The value under nested tables, None where one is missing or no table."""
+    """The value under nested tables, None if one is missing or not a table."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
@@ -193,7 +193,7 @@ def dig(tree: Any, *keys: str) -> Any:
 
 @dataclass(frozen=True)
 class MissingImport:
-    """A file that an import names, `pattern` as it stands in `importer`, and that doesn't exist."""
+    """A file that an import names, `pattern` as written in `importer`, and that doesn't exist."""
 
     path: str
     importer: str
@@ -204,8 +204,8 @@ class MissingImport:
 class ContainerdConfig:
     """containerd's configuration: the main file (`main`, `main_text`) and, in `merged`, with its imports.
 
-    `files` are those that exist, main file first, in merging order; `versions` maps each to its `version`,
-    `trees` to what it holds. `release` is the containerd that reads them, () if that isn't known.
+    `files` are the existing ones, main file first, in merging order; `versions` maps each to its `version`,
+    `trees` to its contents. `release` is the containerd that reads them, () if unknown.
     """
 
     path: str
@@ -221,12 +221,13 @@ class ContainerdConfig:
 
     @property
     def version(self) -> int:
-        """The main file's `version`; 1 if it names none, as containerd takes it."""
+        """The main file's `version`; 1 if it sets none, as in containerd."""
         return self.versions.get(self.path, 1)
 
     @property
     def deep(self) -> bool:
-        """Whether this containerd merges imports key by key: 2.0 and up, which alone read version 3."""
+        """Whether this containerd merges imports key by key: 2.0 and newer, which are also the only ones to
+        read version 3."""
         return self.release >= (2,) if self.release else self.version >= 3
 
     @property
@@ -246,14 +247,14 @@ class ContainerdConfig:
         table = _table(dig(self.merged, "plugins", self.plugin))
         if not self.deep or self.version not in (2, 3):
             return table
-        # containerd 2 lays the migrated table of version 2 below one with the newer name
+        # containerd 2 merges the migrated table of version 2 under the one with the newer name
         older, newer = (_table(dig(self.merged, "plugins", CRI_PLUGINS[number])) for number in (2, 3))
         migrates = self.version == 2 or self.release >= (2, 3)
         return _merge_tables(older, newer) if migrates else newer
 
     @property
     def runtimes(self) -> dict[str, Any]:
-        """Handlers by name, merged; one that no file spells out (containerd's own runc) isn't here."""
+        """Handlers by name, merged; containerd's built-in runc is included only if a file defines it."""
         return _table(dig(self.cri, "containerd", "runtimes"))
 
     @property
@@ -263,13 +264,13 @@ class ContainerdConfig:
 
     @property
     def named_default(self) -> str:
-        """Name of the default handler as a file spells it out; empty if none does."""
+        """Name of the default handler that a file sets; empty if none does."""
         name = dig(self.cri, "containerd", "default_runtime_name")
         return name if isinstance(name, str) else ""
 
     @property
     def disabled(self) -> tuple[str, ...]:
-        """Entries of `disabled_plugins` that switch the CRI off."""
+        """Entries of `disabled_plugins` that disable the CRI plugin."""
         listed = self.merged.get("disabled_plugins")
         return tuple(one for one in listed if one in CRI_IDS) if isinstance(listed, list) else ()
 
@@ -287,11 +288,11 @@ def _table(value: Any) -> dict[str, Any]:
 def load_config(
     host: Host, path: str, daemon_version: tuple[int, ...] = (), without: frozenset[str] = frozenset()
 ) -> ContainerdConfig:
-    """Read containerd's file and its imports; `ConfigError` names file, line and column of what isn't TOML.
+    """Read containerd's file and its imports; `ConfigError` names file, line and column of a syntax error.
+    containerd before 2.0 replaces a plugin's whole table by a later file's, 2.0 and newer merge it key by
+    key; without `daemon_version` the file's own version decides (only 2.0 and newer read 3).
 
-    containerd before 2.0 replaces a plugin's whole table by a later file's, 2.0 and up merge it key by key;
-    without `daemon_version` the file's own version tells (3 and up can only be read by 2.0 and up). Files in
-    `without` are passed over, as if they were not there.
+    Files in `without` are skipped, as if they didn't exist.
     """
     text = host.read_text(path)
     main = parse_toml(text or "", path)
@@ -315,7 +316,7 @@ def _read_imports(
     release: tuple[int, ...],
     without: frozenset[str],
 ) -> tuple[MissingImport, ...]:
-    """Add every imported file to `trees`, breadth first like containerd; gives the ones that don't exist."""
+    """Add every imported file to `trees`, breadth first like containerd; return those that don't exist."""
     missing = []
     waiting = list(trees)
     while waiting:
@@ -363,7 +364,7 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
 
 
 def version_of(tree: dict[str, Any], path: str, text: str = "") -> int:
-    """The file's `version`; absent (or 0) is 1 as for containerd. An error names the line in `text`."""
+    """The file's `version`; a missing one (or 0) is 1 as in containerd. An error names the line in `text`."""
     version = tree.get("version", 1)
     if isinstance(version, bool) or not isinstance(version, int) or version < 0:
         line = line_of_key(text, ("version",))
@@ -375,7 +376,7 @@ def version_of(tree: dict[str, Any], path: str, text: str = "") -> int:
 
 
 def merge(base: dict[str, Any], other: dict[str, Any], *, deep: bool) -> dict[str, Any]:
-    """`other` laid over `base` the way containerd merges an imported file; neither is changed."""
+    """`other` merged over `base` as containerd merges an imported file; neither is changed."""
     result = dict(base)
     for key, value in other.items():
         here = result.get(key)
@@ -398,19 +399,17 @@ def _merge_tables(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]
     return result
 
 
-# What an imported file takes away: before 2.0 containerd replaces a plugin's table by a later file's.
-#
-# A file that was meant to add a handler drops the pause image, the registries and the cgroup driver of the
-# main file then (containerd issue 5837). What is lost by the files is only a candidate: the running daemon
-# tells.
+# Settings that an imported file removes: before 2.0 containerd replaces a plugin's table by a later file's. A
+# file that was meant to add a handler then removes the pause image, the registries and the cgroup driver of
+# the main file (containerd issue 5837). The files only show candidates: the running daemon decides.
 
-_TOLD_WHOLE = ("runtimes", "mirrors")  # by name: one that it doesn't tell isn't there
+_TOLD_WHOLE = ("runtimes", "mirrors")  # by name: a handler that the daemon doesn't report doesn't exist
 _SECRET = ("auth", "configs", "headers")
 
 
 @dataclass(frozen=True)
 class Lost:
-    """One setting of the CRI's table: `file` has it, and the table in `by` replaces that one."""
+    """One setting of the CRI's table: `file` sets it, and the table in `by` replaces that table."""
 
     keys: tuple[str, ...]
     value: Any
@@ -422,7 +421,7 @@ class Lost:
         return ".".join(self.keys)
 
     def __str__(self) -> str:
-        """For people; what may be a password isn't shown."""
+        """Text for users; possible passwords are not shown."""
         shown = "" if any(word in key for key in self.keys for word in _SECRET) else f" = {self.value}"
         return f"{self.name}{shown}"
 
@@ -455,7 +454,7 @@ def _leaves(table: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def is_lost(running: Mapping[str, Any], one: Lost) -> bool:
-    """Whether the running daemon goes without it; what it doesn't tell counts as kept."""
+    """Whether the running daemon lacks it; a setting that the daemon doesn't report counts as kept."""
     value = in_force(running, one.keys)
     if value is not None:
         return bool(value != one.value)
@@ -466,9 +465,9 @@ def is_lost(running: Mapping[str, Any], one: Lost) -> bool:
 
 
 def in_force(running: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    """A setting in the running daemon's own account (CRI Status), None if it doesn't tell.
+    """A setting as the running daemon reports it (CRI Status), None if it doesn't.
 
-    It spells keys its own way: ``sandboxImage`` for ``sandbox_image``, ``enableCDI`` for ``enable_cdi``.
+    It spells keys differently: ``sandboxImage`` for ``sandbox_image``, ``enableCDI`` for ``enable_cdi``.
     """
     here: Any = running
     for key in keys:
@@ -483,13 +482,12 @@ def _same(name: object, key: str, wanted: str) -> bool:
     return name == key or (isinstance(name, str) and name.lower() == wanted)
 
 
-# What containerd passes over because of its files' versions.
-#
-# After containerd's own source, ``LoadConfig`` and the plugins' ``ConfigMigration``. A file that names no
-# version is brought up to the one in force as it is read, and so changes nothing. Among those that name one
-# the last decides for all of them, up to 2.2: before 2.0 it says under which name the CRI's table is read at
-# all; 2.0 to 2.2 take the table of version 2 along only if version 2 is in force, and its runtimes only if
-# that of version 3 has none. From 2.3 on each file is brought up by itself, and nothing is passed over.
+# What containerd ignores because of its files' versions. From containerd's source, ``LoadConfig`` and the
+# plugins' ``ConfigMigration``: a file without a version is migrated to the effective one as it is read, and
+# so changes nothing. Among those with a version the last one decides for all, up to 2.2: before 2.0 it
+# determines under which name the CRI's table is read at all; 2.0 to 2.2 use the table of version 2 only if
+# version 2 is effective, and its runtimes only if that of version 3 has none. From 2.3 on each file is
+# migrated by itself, and nothing is ignored.
 
 IMAGES = "io.containerd.cri.v1.images"
 _SHORT, _OLD, _NEW = (CRI_PLUGINS[number] for number in (1, 2, 3))
@@ -498,7 +496,7 @@ _EACH_FILE_BY_ITSELF = (2, 3)
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A CRI table that isn't read: `what` of it is nowhere else, runtimes and settings, in words."""
+    """A CRI table that isn't read: `what` lists its runtimes and settings that no other table has."""
 
     path: str
     plugin: str
@@ -506,7 +504,7 @@ class PassedOver:
 
 
 def version_in_force(config: ContainerdConfig) -> int:
-    """The version that decides which tables count; a main file without one is version 1 before 2.0."""
+    """The version that decides which tables are read; a main file without one is version 1 before 2.0."""
     named = (tree.get("version") for tree in config.trees.values())
     least = 2 if config.deep else 1
     numbers = [one for one in named if isinstance(one, int) and one >= least]
@@ -514,7 +512,7 @@ def version_in_force(config: ContainerdConfig) -> int:
 
 
 def passed_over(config: ContainerdConfig) -> tuple[PassedOver, ...]:
-    """Tables that this containerd doesn't read, as far as something of them is lost by that."""
+    """Tables that this containerd ignores, if something in them is lost as a result."""
     if not config.release or config.release >= _EACH_FILE_BY_ITSELF:
         return ()
     names = _names(config)
@@ -530,7 +528,7 @@ def passed_over(config: ContainerdConfig) -> tuple[PassedOver, ...]:
 
 
 def _names(config: ContainerdConfig) -> tuple[str, ...]:
-    """Under which names runtimes are read."""
+    """Names of the tables from which runtimes are read."""
     force = version_in_force(config)
     if config.deep:
         newer = any(dig(tree, "plugins", _NEW, "containerd", "runtimes") for tree in config.trees.values())
@@ -539,12 +537,12 @@ def _names(config: ContainerdConfig) -> tuple[str, ...]:
 
 
 def _full(config: ContainerdConfig, tree: dict[str, Any], plugin: str) -> str:
-    """2.0 and up give the short names of a file without version their full ones."""
+    """2.0 and newer expand the short plugin names of a file without version."""
     return _OLD if plugin == _SHORT and config.deep and tree.get("version", 1) in (0, 1) else plugin
 
 
 def _lost(config: ContainerdConfig, table: dict[str, Any], kept: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Handlers, their cgroup driver and registries; what else a table has falls to the same default."""
+    """Handlers, their cgroup driver and registries; other settings fall back to the same default."""
     runtimes = dig(table, "containerd", "runtimes")
     found = [
         name if systemd is None else f"{name}: SystemdCgroup = true"
@@ -552,14 +550,14 @@ def _lost(config: ContainerdConfig, table: dict[str, Any], kept: list[dict[str, 
         for systemd in _missed(name, runtime, [dig(one, "containerd", "runtimes", name) for one in kept])
     ]
     registry = dig(table, "registry")
-    moved = config.deep and version_in_force(config) > 2  # into a table of their own, which it reads alone
+    moved = config.deep and version_in_force(config) > 2  # into a separate table, the only one that it reads
     if moved and isinstance(registry, dict) and _says(registry) and not _images(config):
         found.append("registry")
     return tuple(found)
 
 
 def _missed(name: str, runtime: Any, kept: list[Any]) -> tuple[bool | None, ...]:
-    """Nothing, (None,) for the whole handler, (True,) for SystemdCgroup alone. runc is compiled in."""
+    """Lost parts of a handler: nothing, (None,) for all of it, (True,) for SystemdCgroup."""
     systemd = dig(runtime, "options", "SystemdCgroup") is True
     there = [one for one in kept if isinstance(one, dict)]
     if not there and (name != "runc" or dig(runtime, "options", "BinaryName")):

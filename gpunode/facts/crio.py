@@ -1,10 +1,10 @@
-"""CRI-O on this node: which one, and the configuration that its files add up to.
+"""CRI-O on this node: its process, and its merged configuration.
 
-How CRI-O reads them (pkg/config/config.go, the same from 1.20 to 1.37): the main file, then *every* file in
-the drop-in directory and below, in lexical order, whatever its name: hidden ones, ``*.bak``, subdirectories
-too. A key in a later file replaces an earlier one; a handler under ``crio.runtime.runtimes`` is replaced as a
-whole. Flags on the command line come last; a variable of the environment counts as its flag. A drop-in that
-can't be read, a link that leads nowhere included, keeps CRI-O from starting.
+How CRI-O reads it (pkg/config/config.go, the same from 1.20 to 1.37): the main file, then *every* file below
+the drop-in directory, in lexical order, whatever its name, including hidden ones, ``*.bak`` and
+subdirectories. A key in a later file overrides an earlier one; a handler under ``crio.runtime.runtimes`` is
+replaced as a whole. Flags on the command line come last; an environment variable counts as its flag. A
+drop-in that can't be read, including a dangling link, keeps CRI-O from starting.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_DIRECTORY = "/etc/crio/crio.conf.d"
 DEFAULT_SOCKET = "/var/run/crio/crio.sock"
 _CONFIG_FLAGS = ("--config", "-c")
 _DIRECTORY_FLAGS = ("--config-dir", "-d")
-# internal/criocli/criocli.go, as far as it matters here
+# internal/criocli/criocli.go, the relevant flags
 _VARIABLES = {
     "CONTAINER_CONFIG": _CONFIG_FLAGS,
     "CONTAINER_CONFIG_DIR": _DIRECTORY_FLAGS,
@@ -42,7 +42,7 @@ _VARIABLES = {
 _KINDS = tuple(
     Kind("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ("crio.service", "cri-o.service")
 )
-_CRUN_SINCE = (1, 31)  # before, the handler compiled in was runc
+_CRUN_SINCE = (1, 31)  # before that, the built-in handler was runc
 
 
 def find_crio(host: Host, config: str | None = None) -> Daemon | None:
@@ -73,17 +73,17 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
 
 
 def _with_environment(host: Host, process: Process) -> Process:
-    """The process as if its environment had been flags."""
+    """The process with its environment variables as flags."""
     try:
         text = host.read_text(f"/proc/{process.pid}/environ") or ""
     except GpunodeError:
-        return process  # only root may look; then the flags must do
+        return process  # only root may read it; otherwise only the flags count
     variables = dict(one.partition("=")[::2] for one in text.split("\0"))
     return replace(process, argv=_with_variables(process.argv, variables))
 
 
 def _with_variables(argv: tuple[str, ...], variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The command line with a flag for each variable that none of its own flags outdoes."""
+    """The command line with a flag for each variable that no flag overrides."""
     given = [
         (flags[0], variables[name])
         for name, flags in _VARIABLES.items()
@@ -93,7 +93,7 @@ def _with_variables(argv: tuple[str, ...], variables: Mapping[str, str]) -> tupl
 
 
 def drop_in_directory(daemon: Daemon) -> str:
-    """The directory whose files this CRI-O lays over its main file."""
+    """The drop-in directory that this CRI-O reads."""
     return (option_value(daemon.argv[1:], *_DIRECTORY_FLAGS) or DEFAULT_DIRECTORY).rstrip("/") or "/"
 
 
@@ -104,7 +104,7 @@ def _socket(host: Host, daemon: Daemon) -> str:
     try:
         listen = load_crio(host, daemon.config_path, drop_in_directory(daemon)).setting("api", "listen")
     except GpunodeError:
-        return DEFAULT_SOCKET  # whoever edits the file says what is wrong with it
+        return DEFAULT_SOCKET  # the command that edits the file reports what is wrong with it
     return socket_path(listen) or DEFAULT_SOCKET if isinstance(listen, str) else DEFAULT_SOCKET
 
 
@@ -123,11 +123,11 @@ class CrioFile:
 
     @property
     def handlers(self) -> dict[str, Any]:
-        """The handlers that it defines."""
+        """The handlers in this file."""
         return _table(self.runtime.get("runtimes"))
 
     def line_of(self, key: str) -> int:
-        """Where `key` first stands, as a key or as the last part of a table's header; 1 if nowhere."""
+        """First line of `key`, as a key or as the last part of a table's header; 1 if there is none."""
         found = re.search(
             rf"""^[^\S\n]*(?:\[.*)?["']?{re.escape(key)}["']?\s*[\]=]""", self.text, re.MULTILINE
         )
@@ -136,7 +136,7 @@ class CrioFile:
 
 @dataclass(frozen=True)
 class CrioConfig:
-    """CRI-O's files in the order in which it reads them, and what they add up to."""
+    """CRI-O's files in the order in which it reads them, and the merged result."""
 
     path: str
     directory: str
@@ -144,7 +144,7 @@ class CrioConfig:
 
     @cached_property
     def handlers(self) -> dict[str, Any]:
-        """Handlers by name; the one compiled in isn't here unless a file spells it out."""
+        """Handlers by name; the built-in one is included only if a file defines it."""
         merged: dict[str, Any] = {}
         for file in self.files:
             merged |= file.handlers
@@ -152,33 +152,33 @@ class CrioConfig:
 
     @property
     def named_default(self) -> str:
-        """The default handler that a file names; empty if none does."""
+        """The default handler that a file sets; empty if none does."""
         name = self.setting("runtime", "default_runtime")
         return name if isinstance(name, str) else ""
 
     def defines(self, name: str) -> tuple[CrioFile, ...]:
-        """The files that define a handler; the last one counts."""
+        """The files that define a handler; the last one takes effect."""
         return tuple(file for file in self.files if name in file.handlers)
 
     def setting(self, table: str, key: str) -> Any:
-        """``crio.TABLE.KEY`` as the last file has it, None if none does."""
+        """``crio.TABLE.KEY`` from the last file that sets it, None if none does."""
         values = (dig(file.tree, "crio", table, key) for file in self.files)
         return next((value for value in reversed(tuple(values)) if value is not None), None)
 
 
 def compiled_default(version: tuple[int, ...]) -> str:
-    """The handler that CRI-O has and takes as default without any file."""
+    """The handler that CRI-O includes and uses as default without any file."""
     return "runc" if version and version < _CRUN_SINCE else "crun"
 
 
 def load_crio(host: Host, main: str, directory: str) -> CrioConfig:
-    """Read the files. `ConfigError` names file, line and column of what CRI-O couldn't read either."""
+    """Read the files. `ConfigError` names file, line and column of an error that stops CRI-O too."""
     found = (load_file(host, path) for path in (main, *_walk(host, directory)))
     return CrioConfig(main, directory, tuple(file for file in found if file is not None))
 
 
 def load_file(host: Host, path: str) -> CrioFile | None:
-    """One file, None if there is none. Errors as for `load_crio`."""
+    """Read one file, None if it doesn't exist. Errors as for `load_crio`."""
     text = host.read_text(path)
     if text is None:
         return None
@@ -188,9 +188,9 @@ def load_file(host: Host, path: str) -> CrioFile | None:
 
 
 def _walk(host: Host, directory: str) -> Iterator[str]:
-    """Every file below, in the order of Go's filepath.Walk; a link to a directory counts as a file there.
+    """Every file below, in the order of Go's filepath.Walk; a link to a directory counts as a file.
 
-    `ConfigError` for a link that leads nowhere.
+    `ConfigError` for a dangling link.
     """
     for name in host.listdir(directory):
         path = f"{directory}/{name}"
@@ -237,10 +237,9 @@ def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# The programs behind CRI-O's handlers, and which of them NVIDIA's runtime finds.
-#
-# CRI-O's packages put crun and runc into /usr/libexec/crio. nvidia-container-runtime takes the first of
-# ``nvidia-container-runtime.runtimes`` that it finds, by default the bare names, and fails every pod without.
+# The programs behind CRI-O's handlers, and which of them NVIDIA's runtime finds. CRI-O's packages install
+# crun and runc in /usr/libexec/crio. nvidia-container-runtime uses the first of
+# ``nvidia-container-runtime.runtimes`` that it finds, by default the bare names; without one every pod fails.
 
 NVIDIA_NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 RUNTIMES_KEY = ("nvidia-container-runtime", "runtimes")
@@ -262,7 +261,7 @@ def is_nvidias(name: str, table: Any) -> bool:
 
 
 def low_level_paths(host: Host, config: CrioConfig, version: tuple[int, ...]) -> tuple[str, ...]:
-    """Where crun and runc are: the default's first, then other handlers', then the packages' place."""
+    """Paths of crun and runc: the default's first, then other handlers', then the packages' directory."""
     default = config.named_default or compiled_default(version)
     tables = sorted(config.handlers.items(), key=lambda pair: pair[0] != default)
     named = [str(table.get("runtime_path", "")) for name, table in tables if is_low_level(name, table)]
@@ -271,7 +270,7 @@ def low_level_paths(host: Host, config: CrioConfig, version: tuple[int, ...]) ->
 
 
 def toolkit_runtimes(text: str) -> tuple[str, ...]:
-    """What the toolkit's configuration makes NVIDIA's runtime look for, in order."""
+    """The runtimes that NVIDIA's runtime looks for, in order, from the toolkit's configuration."""
     listed = dig(parse_toml(text, DEFAULT_PATH), *RUNTIMES_KEY)
     if not isinstance(listed, list):
         return _TOOLKIT_DEFAULT

@@ -31,10 +31,10 @@ DEBUGGING = (
     *("CUDA_PROFILE", "COMPUTE_PROFILE", "OPENCL_PROFILE"),
 )
 HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-_NOTHING = {False: ("", "0"), True: ("", "all")}  # values that change nothing, by whether they hide GPUs
+_NOTHING = {False: ("", "0"), True: ("", "all")}  # harmless values, by whether the variable hides GPUs
 _ENVIRONMENT = "/etc/environment"
 _SYSTEMD = ("/etc/systemd/system.conf", "/etc/systemd/system.conf.d")
-# by the program that runs: a distribution's agent and server are one program, whichever of its units is here
+# by the running program: a distribution's agent and server are one program, whichever unit is installed
 _UNITS = {
     **{"dockerd": ("docker.service",), "containerd": ("containerd.service",), "crio": ("crio.service",)},
     **{"kubelet": ("kubelet.service",), "k3s": ("k3s.service", "k3s-agent.service")},
@@ -45,7 +45,7 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable; `source` is the file, unit or environment that has it, `line` 1-based if it is a file."""
+    """One variable; `source` is the file, unit or environment that sets it, `line` 1-based for a file."""
 
     name: str
     value: str
@@ -54,15 +54,15 @@ class Setting:
 
 
 def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
-    """All of them that change CUDA; a value that changes nothing counts as none. Of container daemons those
-    among `programs`, which run."""
+    """All settings that affect CUDA; a harmless value is left out. Of container daemons only the running
+    `programs` count."""
     units = [unit for program, units in _UNITS.items() if program in programs for unit in units]
     found = (*_of_node(host), *_of_units(host, units), *_own(host.environ))
     return tuple(one for one in found if one.value not in _NOTHING[one.name in HIDING])
 
 
 def _own(environ: Mapping[str, str]) -> Iterator[Setting]:
-    """Of whoever calls gpunode, who may well choose GPUs for his own programs."""
+    """Settings in gpunode's own environment, where a user may choose GPUs on purpose."""
     for name in DEBUGGING:
         if name in environ:
             yield Setting(name, environ[name], "the environment of gpunode itself")
@@ -81,7 +81,7 @@ def _of_node(host: Host) -> Iterator[Setting]:
 
 
 def _assignments(text: str, *, several: bool) -> Iterator[tuple[str, str]]:
-    """pam_env(8) takes one a line, systemd-system.conf(5) any number of words, quoted if need be."""
+    """pam_env(8) reads one per line, systemd-system.conf(5) any number of words, quoted if necessary."""
     import shlex
 
     if not any(name in text for name in (*DEBUGGING, *HIDING)) or text.startswith("#"):
@@ -111,7 +111,7 @@ def _text(host: Host, path: str) -> str:
         return ""
 
 
-# CUDA releases: which driver runs them and which GPUs they make code for, from the tables.
+# CUDA releases: the drivers that run them and the GPUs that they support, from the tables.
 
 DRIVERS = "cuda_drivers"
 CAPABILITIES = "compute_capabilities"
@@ -119,15 +119,15 @@ _RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.[\w.+-]*)?", re.ASCII)
 
 
 def release_of(text: str) -> tuple[int, int] | None:
-    """``12.8`` and ``12.8.1`` as (12, 8); None for what is no release."""
+    """``12.8`` and ``12.8.1`` as (12, 8); None if it is not a release."""
     found = _RELEASE.fullmatch(text.strip())
     return (int(found[1]), int(found[2])) if found else None
 
 
 @dataclass(frozen=True)
 class Release:
-    """`minimum` is the oldest driver that runs the release's programs, `own` the one that came with it and is
-    the oldest that compiles its PTX."""
+    """`minimum` is the oldest driver that runs the release's programs, `own` the driver that was released
+    with it and is the oldest that compiles its PTX."""
 
     cuda: str
     minimum: str
@@ -138,8 +138,8 @@ class Release:
 
 
 def release(wanted: tuple[int, int]) -> Release | None:
-    """What the table has of a release; a point release that it lacks is judged as the newest before it of the
-    same major one. None for a major one that it doesn't know."""
+    """The table's row of a release; an unknown point release counts as the newest known one before it of the
+    same major release. None for an unknown major release."""
     best: tuple[tuple[int, int], Release] | None = None
     for row in table(DRIVERS).rows:
         known = release_of(row["cuda"])
@@ -151,9 +151,9 @@ def release(wanted: tuple[int, int]) -> Release | None:
 
 
 def runs(wanted: tuple[int, int], driver: str, offered: tuple[int, int] | None) -> tuple[bool | None, str]:
-    """Whether programs of a release run on a driver that offers the CUDA `offered`, None if that can't be
-    told, and which driver they need. Of a release that the table doesn't know only this much is sure: it runs
-    on a driver of its own or a later CUDA, and on none of an earlier major one."""
+    """Whether programs of a release run on a driver that offers the CUDA `offered`, None if unknown, and
+    which driver they need. For a release that is not in the table only this is certain: it runs on a driver
+    of its own or a later CUDA, and on none of an earlier major release."""
     known = release(wanted)
     if known is not None:
         return known.runs_on(driver), f"driver {known.minimum} or later"
@@ -163,14 +163,14 @@ def runs(wanted: tuple[int, int], driver: str, offered: tuple[int, int] | None) 
 
 
 def newest_of(driver: str) -> tuple[int, int] | None:
-    """The newest release whose own driver is this one or older: what the driver itself calls its CUDA."""
+    """The newest release with this driver or an older one as its own: what the driver reports as its CUDA."""
     here = version_numbers(driver)
     known = (release_of(row["cuda"]) for row in table(DRIVERS).rows if version_numbers(row["own"]) <= here)
     return max(filter(None, known), default=None)
 
 
 def makes_code_for(wanted: tuple[int, int], capability: str) -> str:
-    """Whether a release makes code for GPUs of a compute capability: yes, too-early, dropped or unknown."""
+    """Whether a release supports GPUs of a compute capability: yes, too-early, dropped or unknown."""
     for row in table(CAPABILITIES).rows:
         if row["capability"] == capability:
             first, last = release_of(row["first"]), release_of(row["last"])
@@ -181,25 +181,25 @@ def makes_code_for(wanted: tuple[int, int], capability: str) -> str:
 
 
 def first_for(capability: str) -> str:
-    """The first release that makes code for such GPUs; empty if the table doesn't know."""
+    """The first release that supports such GPUs; empty if the table has none."""
     rows = (row["first"] for row in table(CAPABILITIES).rows if row["capability"] == capability)
     return next(rows, "")
 
 
 def last_for(capability: str) -> str:
-    """The last release that makes code for such GPUs; empty if there is none or the table doesn't know."""
+    """The last release that supports such GPUs; empty if there is none or the table doesn't know."""
     rows = (row["last"] for row in table(CAPABILITIES).rows if row["capability"] == capability)
     return next(rows, "")
 
 
-# Whether CUDA really works here: gpunode's vector-add on every device, in a child process.
+# Test of CUDA on this node: gpunode's vector addition on every device, in a child process.
 
 DEVICE_SECONDS = 8.0
-_SECONDS = 20.0  # below what the doctor waits for one check
+_SECONDS = 20.0  # less than the doctor's limit for one check
 
 
 def run_cuda(host: Host) -> Answer | None:
-    """What the program said; a recorded machine has its document under ``nvml.cuda``, None without one."""
+    """The program's result; a recorded machine has it under ``nvml.cuda``, None without it."""
     import json
 
     if not host.live:
@@ -223,7 +223,7 @@ def run_cuda(host: Host) -> Answer | None:
         raise GpunodeError(f"the vector addition returned an invalid result: {error}") from error
 
 
-# What the user asks of CUDA on this node, and what the node has: the driver, its CUDA, its GPUs.
+# The requested CUDA release, and what the node has: the driver, its CUDA, its GPUs.
 
 # product names (nvmlDeviceGetName) and the brands that drivers have given such products (nvmlBrandType_t):
 # it changed with the driver's branch for some
@@ -243,7 +243,7 @@ _BRANDS = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """A CUDA release that is asked for, and who asks: ``--cuda`` or the image."""
+    """A requested CUDA release, and its source: ``--cuda`` or the image."""
 
     release: tuple[int, int]
     source: str
@@ -253,7 +253,7 @@ class Wanted:
 
 
 def wanted_release(node: Node) -> Wanted | None:
-    """--cuda, else what the image was built with; None if nobody asks, or the image doesn't say."""
+    """--cuda, else the image's release; None if neither is given, or the image doesn't name one."""
     named = release_of(node.questions.cuda)
     if named is not None:
         return Wanted(named, "--cuda")
@@ -262,19 +262,19 @@ def wanted_release(node: Node) -> Wanted | None:
 
 
 def inventory(node: Node) -> Inventory | None:
-    """What NVML lists; None if it can't be asked, or lists nothing."""
+    """What NVML lists; None if it doesn't answer, or lists nothing."""
     return node.nvml.inventory
 
 
 def driver_version(node: Node) -> str:
-    """The loaded driver, ``550.54.14``; empty if it doesn't say. WSL2 has no module to ask."""
+    """The loaded driver, ``550.54.14``; empty if unknown. WSL2 has no module to read."""
     known = inventory(node) if node.module is None else None
     told = node.module.version if node.module else (known.driver_version if known else "")
     return told if version_numbers(told) else ""
 
 
 def driver_cuda(node: Node) -> tuple[int, int] | None:
-    """The newest CUDA that the driver offers: NVML's own word, else by the table."""
+    """The newest CUDA that the driver offers: reported by NVML, else from the table."""
     known = inventory(node)
     told = release_of(known.cuda_version) if known else None
     version = driver_version(node)
@@ -282,7 +282,7 @@ def driver_cuda(node: Node) -> tuple[int, int] | None:
 
 
 def brands_of(name: str) -> tuple[str, ...]:
-    """The brands that a driver may give a GPU of this name; () if it can't be told."""
+    """The brands that a driver may report for a GPU of this name; () if unknown."""
     lowered = name.lower()
     return next((brands for words, brands in _BRANDS if words in lowered), ())
 
@@ -298,7 +298,7 @@ class Judged:
 
 
 def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Judged, ...]:
-    """Every requirement on every GPU. ValueError for one that is no expression."""
+    """Every requirement on every GPU. ValueError for an invalid expression."""
     known = inventory(node)
     facts: dict[str, tuple[str, ...]] = {}
     if driver_version(node):
@@ -322,7 +322,7 @@ def _holds(text: str, facts: Mapping[str, tuple[str, ...]], gpu: Gpu | None) -> 
     if gpu is not None and _version(gpu.compute_capability):
         told["arch"] = (gpu.compute_capability,)
     brands = brands_of(gpu.name) if gpu is not None else ()
-    # one brand is the right one: where all of them lead to one answer, that is it
+    # only one brand is right: if all candidates lead to one result, that is the result
     answers = {satisfied(alternatives, {**told, "brand": (brand,)}) for brand in brands}
     return answers.pop() if len(answers) == 1 else satisfied(alternatives, told)
 

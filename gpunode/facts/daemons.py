@@ -1,6 +1,6 @@
-"""Which container daemons are on this node, and which configuration file each one really uses.
+"""Container daemons on this node, and the configuration file that each one uses.
 
-Where a running process and a unit file disagree, the process is right: it is what serves containers now.
+If a running process and a unit file disagree, the process counts: it serves containers now.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gpunode.host import Host
 
 @dataclass(frozen=True)
 class Daemon:
-    """One container daemon as found on the node.
+    """One container daemon of the node.
 
-    `version` is () if it can't be told. `config_source` says how `config_path` was found, for people.
-    `process` is None if it isn't running; `argv` are the running process's arguments, else the unit's.
-    `manager` is who writes its configuration and starts it (k3s, rke2, k0s, microk8s, snap), empty for the
-    system's own. `user` is whose systemd runs a rootless one, empty for the system's. `log` is the file that
-    it logs to, empty for the journal.
+    `version` is () if unknown. `config_source` says how `config_path` was found, for users. `process` is None
+    if it isn't running; `argv` are the running process's arguments, else the unit's. `manager` is what writes
+    its configuration and starts it (k3s, rke2, k0s, microk8s, snap), empty for the system's own. `user` is
+    the owner of the systemd that runs a rootless one, empty for the system's. `log` is the file that it logs
+    to, empty for the journal.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Daemon:
 
 
 def reader(host: Host, daemon: Daemon) -> Host:
-    """The host as the user of a rootless daemon sees it: for every path and socket that this user names."""
+    """The host as the user of a rootless daemon sees it: for all paths from this user."""
     return host.as_user(daemon.process.uid) if daemon.process else host
 
 
@@ -55,7 +55,7 @@ def parse_version(output: str) -> tuple[int, ...]:
 
 
 def as_recorded(host: Host, name: str, version: tuple[int, ...]) -> None:
-    """What a daemon told of itself, as its program would print it: a recorded machine asks nothing else."""
+    """What a daemon reported, as its program would print it: a recorded machine has no other source."""
     host.heard("commands", f"{name} --version", {"stdout": f"{name} {'.'.join(map(str, version))}"})
 
 
@@ -104,13 +104,13 @@ def process_unit(host: Host, process: Process, name: str) -> Unit | None:
 
 
 def same_file(host: Host, one: str, other: str) -> bool:
-    """Whether two node paths lead to the same file."""
+    """Whether two paths lead to the same file."""
     return one == other or host.realpath(one) == host.realpath(other)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What to look for: a daemon's program, its packaged unit, its default file and the flags naming it."""
+    """What to look for: a daemon's program, its packaged unit, its default file and its file flags."""
 
     name: str
     unit: str
@@ -124,7 +124,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Found:
-    """A daemon's process, unit and file; `source` says for people how the file was found."""
+    """A daemon's process, unit and file; `source` says for users how the file was found."""
 
     process: Process | None
     unit: Unit | None
@@ -136,8 +136,8 @@ class Found:
 def locate(host: Host, kind: Kind, processes: Sequence[Process], wanted: str | None) -> Found | None:
     """Find the daemon of the file `wanted`, else the system's own; None without process, unit and program.
 
-    The system's own is the process in the packaged unit's control group, else one that reads the file which
-    that unit names, else, on a node without such a unit, the one that reads the default file or is alone.
+    The system's own is the process in the packaged unit's control group, else one that reads the unit's file,
+    else, on a node without such a unit, the one that reads the default file or is the only one.
     """
     unit = read_unit(host, kind.unit)
     if unit is not None and unit.program != kind.name:

@@ -1,4 +1,4 @@
-"""The device plugins that run on this node: their processes, settings and logs."""
+"""Device plugins on this node: their processes, settings and logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.facts.processes import Process, environment
 from gpunode.facts.workloads import container_of
 from gpunode.host import Host
 
-# The toolkit's own container, run by the GPU operator: it sets up the engine and may inject GPUs by NRI.
+# The toolkit's own container, run by the GPU operator: it configures the engine and may add GPUs through NRI.
 
 # its program since 1.17 and before (cmd/nvidia-ctk-installer)
 _PROGRAMS = ("nvidia-ctk-installer", "nvidia-toolkit")
@@ -21,7 +21,7 @@ _TRUE = ("1", "t", "true")
 
 
 def nri_plugin(host: Host, processes: Sequence[Process]) -> Process | None:
-    """The toolkit's process that wants to inject GPUs by NRI; None if none does, or it can't be told."""
+    """The toolkit's process with its NRI plugin enabled; None if there is none, or it is unknown."""
     for process in processes:
         if process.name not in _PROGRAMS or process.uid not in (0, host.uid):
             continue
@@ -40,7 +40,7 @@ _OURS = ("gpunode", "gpunode.light")  # earlier versions ran services as the sec
 POD_LOGS = "/var/log/pods"
 _LOG_BYTES = 64 << 10
 _OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
-PLUGIN_STATE = "/var/lib/gpunode/plugin"  # where gpunode's own plugin keeps its state by default
+PLUGIN_STATE = "/var/lib/gpunode/plugin"  # default state directory of gpunode's own plugin
 _SECONDS = 2.0  # what the kubelet itself allows
 
 
@@ -61,7 +61,7 @@ class PluginProcess:
         return self.process.option(flag) or self.environment.get(variable, "")
 
     def switched(self, flag: str, variable: str) -> bool:
-        """A flag without a value is on."""
+        """A flag without a value is true."""
         word = self.setting(flag, variable) or ("true" if flag in self.process.argv else "")
         return word.lower() in ("true", "1", "t")
 
@@ -78,14 +78,15 @@ class PluginLog:
 
 
 def status_path(state_dir: str) -> str:
-    """The file in which gpunode's plugin says what it advertises, and which process it is."""
+    """The file in which gpunode's plugin writes its status, including its process."""
     return f"{state_dir.rstrip('/')}/status.json"
 
 
 def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginProcess, ...]:
-    """Every device plugin for NVIDIA GPUs, gpunode's included; settings of others' processes need root.
+    """Every device plugin for NVIDIA GPUs, gpunode's included; reading others' settings needs root.
 
-    Only root can register with the kubelet: a process of another user isn't one."""
+    Only root can register with the kubelet: a process of another user isn't one.
+    """
     return tuple(
         PluginProcess(one, container_of(host, one.pid)[0], environment(host, one.pid))
         for one in processes
@@ -98,8 +99,7 @@ def _is_ours(argv: tuple[str, ...]) -> bool:
 
 
 def keeps_nvml_open(argv: tuple[str, ...]) -> bool:
-    """Whether this is a service of gpunode's that has NVML open all day: a device plugin, or one that keeps
-    the node's labels."""
+    """Whether this is a service of gpunode that keeps NVML open: a device plugin, or the labels service."""
     return _is_ours(argv) or ("--watch" in argv and _runs_ours(argv, "labels"))
 
 
@@ -110,8 +110,8 @@ def _runs_ours(argv: tuple[str, ...], *words: str) -> bool:
 
 
 def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:
-    """The newest log of each plugin container whose pod is still on this node, at most the last 64 KiB; with
-    `helpers` also of its init and side containers.
+    """The newest log of each plugin container of an existing pod, at most the last 64 KiB; with `helpers`
+    also of its init and sidecar containers.
 
     The kubelet keeps them in /var/log/pods/NAMESPACE_POD_UID/CONTAINER/RESTARTS.log.
     """
@@ -143,14 +143,14 @@ def unit_of(device: str) -> str:
 def all_foreign(devices: Iterable[str], units: Iterable[str]) -> bool:
     """Whether the kubelet has devices of a resource, and none is one of these units.
 
-    Then another plugin has registered the resource's name: the kubelet takes the one that registers last.
+    Then another plugin has registered the resource's name: the kubelet uses the last registration.
     """
     known, own = {unit_of(device) for device in devices}, set(units)
     return bool(known) and bool(own) and known.isdisjoint(own)
 
 
 def plugin_answers(host: Host, socket: str) -> bool | None:
-    """Whether a plugin answers GetDevicePluginOptions within two seconds; None where nobody may be asked."""
+    """Whether a plugin answers GetDevicePluginOptions within two seconds; None if it must not be queried."""
     if not host.live:
         seen = host.recorded("daemons", socket)
         return seen.get("options") is not None if isinstance(seen, dict) else None
@@ -166,10 +166,9 @@ def plugin_answers(host: Host, socket: str) -> bool | None:
     return answers
 
 
-# What a running device plugin was told: its file, its MIG strategy, whether it shares GPUs by MPS.
-#
-# The names are those of NVIDIA's device plugin (its README, "Configuring the NVIDIA device plugin binary");
-# gpunode's own knows them, too.
+# Settings of a running device plugin: its file, its MIG strategy, whether it shares GPUs with MPS. The names
+# are those of NVIDIA's device plugin (its README, "Configuring the NVIDIA device plugin binary"), which
+# gpunode's own uses too.
 
 _STRATEGY = ("MIG_STRATEGY", "GPUNODE_PLUGIN_SERVE_MIG_STRATEGY")
 _MPS = r"^sharing:[ \t]*\n(?:[ \t#].*\n|\n)*?[ \t]+mps:"
@@ -184,21 +183,20 @@ def configuration(host: Host, plugin: PluginProcess) -> str:
 
 
 def mig_strategy(host: Host, plugin: PluginProcess) -> str:
-    """Flag or variable, else the file's; empty for the default, none."""
+    """From the flag or variable, else from the file; empty for the default, none."""
     given = next(filter(None, (plugin.setting("--mig-strategy", name) for name in _STRATEGY)), "")
     found = re.search(r"migStrategy:\s*[\"']?(\w+)", configuration(host, plugin)) if not given else None
     return given or (found[1] if found else "")
 
 
 def shares_by_mps(host: Host, plugin: PluginProcess) -> bool:
-    """Whether its file has ``sharing.mps``; there is no flag for it."""
+    """Whether its file has ``sharing.mps``; no flag sets it."""
     return re.search(_MPS, configuration(host, plugin), re.MULTILINE) is not None
 
 
-# What NVIDIA's GPU operator has left on this node: its pods' logs and its validator's marks.
-#
-# Pods are known by the kubelet's log directories, NAMESPACE_POD_UID, which go with the pod. The validator
-# writes a file for each stage that it has passed, and takes it away when it ends (gpu-operator,
+# Traces of NVIDIA's GPU operator on this node: its pods' logs and its validator's status files. Pods are
+# known by the kubelet's log directories, NAMESPACE_POD_UID, which are deleted with the pod. The validator
+# writes a file for each stage that it has passed, and removes it when it exits (gpu-operator,
 # cmd/nvidia-validator).
 
 VALIDATIONS = "/run/nvidia/validations"
@@ -237,7 +235,7 @@ class Operator:
 
 
 def find_operator(host: Host) -> Operator:
-    """`Unreadable` where this user may not list the kubelet's logs."""
+    """`Unreadable` if this user has no permission to list the kubelet's logs."""
     pods = tuple(name for name in host.listdir(POD_LOGS) if any(part in name for part in _PARTS))
     done = host.listdir(VALIDATIONS) if pods else ()
     ready = tuple(stage for stage in STAGES if f"{stage}-ready" in done)
@@ -263,14 +261,14 @@ def driver_failure(host: Host, operator: Operator) -> tuple[str, str] | None:
 
 
 def _newest(host: Host, directory: str) -> str:
-    """Path of the log of a container's last start; "" if it has none."""
+    """Path of the log of a container's last start; "" if there is none."""
     numbers = [int(name[:-4]) for name in host.listdir(directory) if name[:-4].isdecimal()]
     return f"{directory}/{max(numbers)}.log" if numbers else ""
 
 
 def stage_log(host: Host, operator: Operator, stage: str) -> tuple[str, tuple[str, ...], float] | None:
-    """The newest log of a stage's container, the end of it, and since when the container is there (seconds
-    since the epoch, 0 on a recorded machine); None if it has none yet."""
+    """The end of the newest log of a stage's container, and when the container was created (seconds since the
+    epoch, 0 on a recorded machine); None if it has no log yet."""
     for pod in operator.validators:
         place = f"{POD_LOGS}/{pod}/{stage}-validation"
         path = _newest(host, place)

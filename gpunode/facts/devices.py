@@ -1,4 +1,4 @@
-"""NVIDIA's device files, and the numbers that the kernel gave out for them."""
+"""NVIDIA's device files, and the device numbers that the kernel assigned to them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
 @dataclass(frozen=True)
 class DriverGpu:
-    """One GPU as the loaded driver lists it; `minor` is N of /dev/nvidiaN, None if it doesn't say.
+    """One GPU as the loaded driver lists it; `minor` is N of /dev/nvidiaN, None if unknown.
 
-    `video_bios` is its version, ``00.00.00.00.00`` for a virtual GPU. `excluded` if the driver was told to
-    leave it alone (NVreg_ExcludedGpus): NVML doesn't list it then.
+    `video_bios` is its version, ``00.00.00.00.00`` for a virtual GPU. `excluded` if the driver is configured
+    to ignore it (NVreg_ExcludedGpus): NVML doesn't list it then.
     """
 
     address: str
@@ -40,7 +40,7 @@ def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
         try:
             text = host.read_text(f"{_GPUS}/{address}/information") or ""
         except GpunodeError:
-            text = ""  # a lost GPU fails here; it stays in the list without its numbers
+            text = ""  # reading a lost GPU fails here; it stays in the list without its numbers
         fields = dict(_pairs(text))
         minor = fields.get("Device Minor", "")
         found.append(
@@ -117,17 +117,15 @@ def needed(path: str) -> bool:
 
 
 def device_file_mode(host: Host) -> int | None:
-    """The mode that the loaded driver wants for its files (the decimal DeviceFileMode); None if untold."""
+    """The mode that the loaded driver sets for its files (the decimal DeviceFileMode); None if unknown."""
     fields = dict(_pairs(host.read_text(_PARAMS) or ""))
     told = fields.get("DeviceFileMode", "")
     return int(told) if re.fullmatch(r"\d{1,4}", told, re.ASCII) else None
 
 
-# Which of the driver's device files a process has open: /proc/PID/fd (proc(5)), by device number.
-#
-# A path proves nothing: a container's /dev/nvidia0 may be a file that somebody made, or what a driver left
-# that is no longer loaded, and a device may be opened under any name. Of a recorded machine only the names
-# are known.
+# Which of the driver's device files a process has open: /proc/PID/fd (proc(5)), by device number. A path
+# proves nothing: a container's /dev/nvidia0 may be an ordinary file, or a leftover of a driver that is no
+# longer loaded, and a device may be opened under any name. On a recorded machine only the names are known.
 
 CONTROL_MINOR = 255
 """The minor number of /dev/nvidiactl beside the GPUs' (nvidia's kernel-open/common/inc/nv-linux.h)."""
@@ -150,9 +148,10 @@ class Opened:
 
 
 def opened(host: Host, pid: int, majors: Mapping[str, int]) -> Opened | None:
-    """What a process has open of the driver's; None if that isn't ours to see, nothing if it is gone.
+    """The driver's device files that a process has open; None without permission to see them, nothing if the
+    process has ended.
 
-    `majors` is driver name to major number, as /proc/devices has them (`Node.majors`).
+    `majors` is driver name to major number, as in /proc/devices (`Node.majors`).
     """
     place = f"/proc/{pid}/fd"
     gpus, caps, control = set(), set(), False
@@ -178,11 +177,11 @@ def is_the_drivers(major: int, majors: Mapping[str, int]) -> bool:
 
 
 def _driver_file(host: Host, path: str, majors: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Whose device an open file is, and its minor number; nothing if it is another one."""
+    """The driver and minor number of an open file; nothing if it is another file."""
     link = host.readlink(path) or ""
     if not host.live:
         yield from _by_name(link)
-    # only what may be a device is looked at: a file on a dead network drive would let us wait
+    # only possible devices are examined: a file on an unreachable network drive would block
     elif link.startswith("/dev/") or "nvidia" in link:
         node = host.device(path)
         for kind in (*_NAMES, _UVM, _CAPS) if node is not None else ():

@@ -1,4 +1,5 @@
-"""Room on the file systems that images and pods fill, and below which limits the kubelet evicts pods."""
+"""Free space of the file systems that hold images and pods, and the limits below which the kubelet evicts
+pods."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _UNITS |= {"k": 10**3, "G": 10**9, "T": 10**12}
 
 @dataclass(frozen=True)
 class Place:
-    """A directory and the file system that it lies on; `signal` is nodefs or imagefs."""
+    """A directory and its file system; `signal` is nodefs or imagefs."""
 
     path: str
     signal: str
@@ -26,13 +27,14 @@ class Place:
 
 
 def places(host: Host, wanted: Iterable[tuple[str, str]]) -> tuple[Place, ...]:
-    """`wanted` are directories and their signals; those that aren't there are left out."""
+    """`wanted` are directories and their signals; those that don't exist are left out."""
     found = ((path, signal, host.file_system(path)) for path, signal in wanted)
     return tuple(Place(path, signal, room) for path, signal, room in found if room is not None and room.size)
 
 
 def limits(texts: Iterable[str], process: Process | None) -> Mapping[str, str]:
-    """evictionHard of a KubeletConfiguration, or --eviction-hard; {} if neither is given. The flag wins."""
+    """evictionHard of a KubeletConfiguration, or --eviction-hard; {} if neither is set. The flag takes
+    precedence."""
     found: dict[str, str] = {}
     for text in texts:
         found.update(parse_eviction_hard(text))

@@ -1,7 +1,7 @@
-"""The containerd that a Kubernetes distribution brings: k3s, rke2, k0s and microk8s.
+"""The containerd of a Kubernetes distribution: k3s, rke2, k0s and microk8s.
 
-Each starts it as a child (microk8s as a service of its snap), from a file that it writes itself. The facts
-are those of the distributions' own sources: k3s pkg/agent/containerd and pkg/agent/templates, rke2's units,
+Each starts it as a child process (microk8s as a service of its snap), with a file that it writes itself. The
+facts are from the distributions' own sources: k3s pkg/agent/containerd and pkg/agent/templates, rke2's units,
 k0s pkg/component/worker/containerd and pkg/config/cfgvars.go, microk8s' run-containerd-with-args.
 """
 
@@ -20,10 +20,10 @@ from gpunode.host import Host
 
 @dataclass(frozen=True)
 class _Kind:
-    """Where a distribution keeps things; ``{data}`` stands for its data directory.
+    """Files and settings of a distribution; ``{data}`` is its data directory.
 
-    `variable` and `settings` are the environment variable and the YAML file that may name another one.
-    `other_engine` are the flags with which it runs no containerd of its own.
+    `variable` and `settings` are the environment variable and the YAML file that may set another one. With
+    the flags `other_engine` it runs no containerd of its own.
     """
 
     units: tuple[str, ...]
@@ -82,7 +82,7 @@ _KINDS = {
 }
 DISTRIBUTIONS = tuple(_KINDS)
 _UNITS = {unit: name for name, kind in _KINDS.items() for unit in kind.units}
-# whose containerd it is, by where its configuration lies
+# the owner of a containerd, by the directory of its configuration
 _OWNERS = {
     "/docker/containerd/": "docker",
     "/rancher/k3s/": "k3s",
@@ -97,12 +97,12 @@ _CONFIG_FLAGS = ("--config", "-c")
 
 
 def owner(config_path: str) -> str:
-    """Who manages the containerd of this file: docker, k3s, rke2, k0s, microk8s; empty for the system."""
+    """What manages the containerd of this file: docker, k3s, rke2, k0s, microk8s; empty for the system."""
     return next((name for part, name in _OWNERS.items() if part in config_path), "")
 
 
 def manager(host: Host, process: Process) -> str:
-    """Who runs a containerd process: docker or a distribution, by its service, else by its file."""
+    """What runs a containerd process: docker or a distribution, by its service, else by its file."""
     unit = _service(host, process)
     if unit in _UNITS:
         return _UNITS[unit]
@@ -110,13 +110,13 @@ def manager(host: Host, process: Process) -> str:
     by_path = owner(config)
     if by_path or not (process.option("--address", "-a") or "").startswith("/run/k3s/"):
         return by_path
-    # a data directory of one's own: k3s and rke2 share socket and layout
+    # a custom data directory: k3s and rke2 share socket and layout
     installed = [name for name in ("k3s", "rke2") if _unit(host, name) is not None]
     return installed[0] if installed else "k3s"
 
 
 def _service(host: Host, process: Process) -> str:
-    """The service in whose control group a process is; empty if it can't be told."""
+    """The service of a process, by its control group; empty if unknown."""
     try:
         text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
     except GpunodeError:
@@ -167,14 +167,14 @@ def distribution_at(host: Host, endpoint: str) -> Daemon | None:
 
 
 def k0s_manages(host: Host, config_path: str) -> bool:
-    """Whether k0s writes this file: its first line that isn't empty says so, or it isn't there."""
+    """Whether k0s manages this file: its first non-empty line says so, or it doesn't exist."""
     text = host.read_text(config_path)
     lines = (line for line in (text or "").splitlines() if line)
     return text is None or next(lines, "") == K0S_MARK
 
 
 def sources(host: Host, daemon: Daemon) -> tuple[str, ...]:
-    """What a person edits in place of a distribution's rendered file, as far as it is there."""
+    """The files that a user edits in place of a distribution's rendered file, if they exist."""
     if daemon.manager == "k0s" and not k0s_manages(host, daemon.config_path):
         return (daemon.config_path,)
     directory = daemon.config_path.rpartition("/")[0]
@@ -188,7 +188,7 @@ def sources(host: Host, daemon: Daemon) -> tuple[str, ...]:
 
 
 def _unit(host: Host, name: str, process: Process | None = None) -> Unit | None:
-    """The service to restart: the running containerd's, else the enabled one, else one that is there."""
+    """The service to restart: the running containerd's, else the enabled one, else an installed one."""
     units = _KINDS[name].units
     own = _service(host, process) if process else ""
     enabled = [unit for unit in units if host.is_symlink(f"{_WANTS}/{unit}")]
@@ -207,7 +207,7 @@ def _uses_another(host: Host, kind: _Kind, unit: Unit) -> bool:
 
 
 def _data_directory(host: Host, kind: _Kind, process: Process | None, unit: Unit | None) -> str:
-    """Where the distribution keeps its data: told by the running containerd, else as it would be started."""
+    """The distribution's data directory: from the running containerd, else as it would be started."""
     suffix = kind.config.removeprefix("{data}")
     config = (process.option(*_CONFIG_FLAGS) if process else None) or ""
     if suffix != kind.config and config.endswith(suffix):
@@ -222,7 +222,8 @@ def _data_directory(host: Host, kind: _Kind, process: Process | None, unit: Unit
 
 
 def _setting(host: Host, kind: _Kind, key: str) -> str:
-    """A value in the distribution's YAML settings; in their directory the last file wins; "" if unset."""
+    """A value in the distribution's YAML settings; the last file of their directory takes precedence; "" if
+    unset."""
     if not kind.settings:
         return ""
     found = ""
@@ -230,14 +231,14 @@ def _setting(host: Host, kind: _Kind, key: str) -> str:
         try:
             text = host.read_text(path) or ""
         except GpunodeError:
-            continue  # whoever needs root to read it is told so elsewhere
+            continue  # a command that needs root reports it elsewhere
         shown = re.findall(rf"""^["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s#]+)""", text, re.MULTILINE)
         found = shown[-1] if shown else found
     return found
 
 
 def _settled(host: Host, path: str) -> str:
-    """microk8s runs from its revision's directory; ``current`` leads to it and outlives a refresh."""
+    """microk8s runs from its revision's directory; ``current`` leads to it and survives a refresh."""
     current = re.sub(r"^/var/snap/microk8s/[^/]+/", "/var/snap/microk8s/current/", path)
     return current if current != path and host.realpath(current) == host.realpath(path) else path
 
@@ -263,11 +264,8 @@ def _expanded(host: Host, pattern: str) -> tuple[str, ...]:
 
 
 def _version(host: Host, binary: str | None) -> tuple[int, ...]:
-    """containerd's version; () if unknown.
-
-    k3s's containerd is one program with many names: under any other one, such as /proc/PID/exe, it tells
-    k3s's own version.
-    """
+    """containerd's version; () if unknown. k3s's containerd is one program with many names: under any other
+    name, such as /proc/PID/exe, it prints k3s's own version."""
     if binary is None:
         return ()
     answer = host.run([binary, "--version"], timeout=5.0)

@@ -1,0 +1,56 @@
+"""User-visible strings use plain English: the worst words of the first edition stay out of them."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpunode
+
+ROOT = Path(gpunode.__file__).parent
+# packages of which the strings are rewritten; this list only grows
+PACKAGES = ("checks", "facts", "host", "output")
+WORDS = re.compile(
+    r"\b(mends?|mended|told|nobody|somebody|someone|whoever|whose|anew|strangers?|begun|in force|taken back|"
+    r"puts? back|of no use)\b",
+    re.IGNORECASE,
+)
+# fixed data, not text: a state in the journal, a user, a key of the JSON report, the name of a version gate
+DATA = {"begun", "nobody", "mends", "cgroup-driver-told"}
+
+
+def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """String constants and docstrings of checks, which are printed; other docstrings are left out."""
+    docstrings = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        is_check = isinstance(node, ast.FunctionDef) and any(
+            isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == "check"
+            for one in node.decorator_list
+        )
+        if not is_check:
+            docstrings |= {id(one.value) for one in node.body if isinstance(one, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_user_visible_strings_have_none_of_the_worst_words(package: str) -> None:
+    paths = sorted((ROOT / package).rglob("*.py"))
+    assert paths
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text!r}"
+        for path in paths
+        for line, text in strings(ast.parse(path.read_text()))
+        if text not in DATA and WORDS.search(text)
+    ]
+    assert wrong == []
+
+
+def test_a_checks_reason_and_a_message_are_text_and_other_docstrings_are_not() -> None:
+    tree = ast.parse('@check("a")\ndef a():\n    """Why."""\n    fail("told")\n\ndef b():\n    """whose"""\n')
+    assert sorted(text for _, text in strings(tree)) == ["Why.", "a", "told"]
