@@ -19,7 +19,6 @@ from gpunode.facts.docker import (
     nvidia_programs,
     parse_daemon_json,
     programs,
-    sudo_name,
     unknown_keys,
 )
 from gpunode.facts.engines import docker_role
@@ -27,6 +26,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.packages import toolkit_installed, utc
 from gpunode.facts.services import UnitState
 from gpunode.facts.system import TEGRA, WSL2
+from gpunode.facts.users import sudo_name
 from gpunode.gpu.vectoradd import plan
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix

@@ -8,11 +8,12 @@ from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, 
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker import account, as_user, hook_injects, no_cgroups, nvidia_programs
+from gpunode.facts.docker import as_user, hook_injects, no_cgroups, nvidia_programs
 from gpunode.facts.docker_desktop import CONTEXT
 from gpunode.facts.effective import configured
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
+from gpunode.facts.users import account
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.output.result import Fix
 

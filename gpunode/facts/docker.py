@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, GpunodeError
@@ -25,6 +24,7 @@ from gpunode.facts.processes import Process, environment, option_value, running
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.facts.tables import can, table
 from gpunode.facts.toolkit import DEFAULT_PATH
+from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
 
@@ -442,49 +442,6 @@ def _version(host: Host) -> tuple[int, ...]:
 ROOTLESS_UNIT = "docker.service"  # what dockerd-rootless-setuptool.sh installs for `systemctl --user`
 
 
-@dataclass(frozen=True)
-class Account:
-    """A user of this node."""
-
-    name: str
-    uid: int
-    home: str
-
-    @property
-    def runtime_directory(self) -> str:
-        """Where systemd-logind makes the user's sockets' directory."""
-        return f"/run/user/{self.uid}"
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where a user's programs keep configuration, and sockets while the user is logged in or lingers."""
-
-    config_home: str
-    runtime_directory: str
-
-    @property
-    def daemon_json(self) -> str:
-        return f"{self.config_home}/docker/daemon.json"
-
-    @property
-    def toolkit_config(self) -> str:
-        """The NVIDIA toolkit's configuration of this user."""
-        return f"{self.config_home}/nvidia-container-runtime/config.toml"
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """Directories of user units, systemd.unit(5); the first that has a file of a name wins."""
-        return (
-            f"{self.config_home}/systemd/user",
-            "/etc/systemd/user",
-            f"{self.runtime_directory}/systemd/user",
-            "/run/systemd/user",
-            "/usr/local/lib/systemd/user",
-            "/usr/lib/systemd/user",
-        )
-
-
 def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = None) -> Daemon | None:
     """The rootless Docker of the ordinary user who runs gpunode; None for root and for users without one."""
     if not host.live or host.is_root:
@@ -536,18 +493,6 @@ def _daemon(
     )
 
 
-def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
-    """The directories as `process` has them, else as whoever runs gpunode has, else as `uid` by default."""
-    who = account(host, host.uid if uid is None else uid)
-    own = host.environ if who.uid == host.uid and host.live else {}
-    known = environment(host, process.pid) if process else own
-    home = (known.get("HOME") or who.home).rstrip("/")
-    return Places(
-        (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
-        (known.get("XDG_RUNTIME_DIR") or who.runtime_directory).rstrip("/"),
-    )
-
-
 def _config(host: Host, process: Process, uid: int | None = None) -> str:
     return process.option("--config-file") or places(host, process, uid).daemon_json
 
@@ -562,21 +507,6 @@ def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
         return True
     parts = [part for line in text.splitlines() for part in line.rpartition(":")[2].split("/")]
     return unit.name in parts or not any(part.endswith((".service", ".scope")) for part in parts)
-
-
-def account(host: Host, uid: int) -> Account:
-    """The user by number, from /etc/passwd; one of a directory service is known by the number alone."""
-    for line in (host.read_text("/etc/passwd") or "").splitlines():
-        fields = line.split(":")
-        if len(fields) > 5 and fields[2] == str(uid):
-            return Account(fields[0], uid, fields[5])
-    own = host.environ if uid == host.uid else {}
-    return Account(own.get("USER") or str(uid), uid, own.get("HOME") or "/")
-
-
-def sudo_name(name: str) -> str:
-    """A user as sudo(8) takes one: a number without a name in the user database is written '#1000'."""
-    return f"'#{name}'" if name.isdecimal() else name
 
 
 def as_user(who: Account) -> str:

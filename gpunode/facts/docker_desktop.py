@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.docker import account
 from gpunode.facts.processes import Process
+from gpunode.facts.users import account
 from gpunode.host import Host
 
 CONTEXT = "desktop-linux"

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker import CONFIG_VARIABLE, account, as_user, hook_injects, places, rootless_docker
+from gpunode.facts.docker import CONFIG_VARIABLE, as_user, hook_injects, rootless_docker
 from gpunode.facts.processes import Process, environment, running
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toolkit import DEFAULT_PATH
+from gpunode.facts.users import account, places
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime.engine import Unwanted, Wanted, decode

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import DISTRIBUTIONS
-from gpunode.facts.docker import places
+from gpunode.facts.users import places
 from gpunode.host import Host
 
 _COMMAND_SECONDS = 120.0

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gpunode.facts.docker import (
-    account,
     find_docker,
     flag_conflicts,
     flag_default,
@@ -16,9 +15,9 @@ from gpunode.facts.docker import (
     flag_place,
     flag_runtimes,
     listens_there,
-    places,
     refused_by_20,
 )
+from gpunode.facts.users import account, places
 from gpunode.host import Host
 
 SNAP_UNIT = "[Service]\nExecStart=/usr/bin/snap run docker.dockerd\n"

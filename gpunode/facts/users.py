@@ -1,0 +1,78 @@
+"""Users of this node, and the directories of their programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpunode.facts.processes import Process, environment
+from gpunode.host import Host
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user of this node."""
+
+    name: str
+    uid: int
+    home: str
+
+    @property
+    def runtime_directory(self) -> str:
+        """Where systemd-logind makes the user's sockets' directory."""
+        return f"/run/user/{self.uid}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a user's programs keep configuration, and sockets while the user is logged in or lingers."""
+
+    config_home: str
+    runtime_directory: str
+
+    @property
+    def daemon_json(self) -> str:
+        return f"{self.config_home}/docker/daemon.json"
+
+    @property
+    def toolkit_config(self) -> str:
+        """The NVIDIA toolkit's configuration of this user."""
+        return f"{self.config_home}/nvidia-container-runtime/config.toml"
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Directories of user units, systemd.unit(5); the first that has a file of a name wins."""
+        return (
+            f"{self.config_home}/systemd/user",
+            "/etc/systemd/user",
+            f"{self.runtime_directory}/systemd/user",
+            "/run/systemd/user",
+            "/usr/local/lib/systemd/user",
+            "/usr/lib/systemd/user",
+        )
+
+
+def account(host: Host, uid: int) -> Account:
+    """The user by number, from /etc/passwd; one of a directory service is known by the number alone."""
+    for line in (host.read_text("/etc/passwd") or "").splitlines():
+        fields = line.split(":")
+        if len(fields) > 5 and fields[2] == str(uid):
+            return Account(fields[0], uid, fields[5])
+    own = host.environ if uid == host.uid else {}
+    return Account(own.get("USER") or str(uid), uid, own.get("HOME") or "/")
+
+
+def sudo_name(name: str) -> str:
+    """A user as sudo(8) takes one: a number without a name in the user database is written '#1000'."""
+    return f"'#{name}'" if name.isdecimal() else name
+
+
+def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
+    """The directories as `process` has them, else as whoever runs gpunode has, else as `uid` by default."""
+    who = account(host, host.uid if uid is None else uid)
+    own = host.environ if who.uid == host.uid and host.live else {}
+    known = environment(host, process.pid) if process else own
+    home = (known.get("HOME") or who.home).rstrip("/")
+    return Places(
+        (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
+        (known.get("XDG_RUNTIME_DIR") or who.runtime_directory).rstrip("/"),
+    )
