@@ -1,9 +1,10 @@
-"""The machine. The only module that runs processes, writes files, opens daemon sockets or reads the clock.
+"""Access to the machine: the only module that runs processes, writes files, opens daemon sockets or reads the
+clock.
 
 Every path is absolute *on the node* and is joined to `Host.root`, symlinks included, so a recorded machine, a
 mounted host and a test's tmp_path are the same thing. With a root other than ``/`` nothing live is contacted:
 what can't be a file in the tree (command output, device numbers, daemon answers) comes from
-``ROOT/.gpunode/recording.json``, whose format is docs/recorded-machines.md.
+``ROOT/.gpunode/recording.json``, in the format of docs/recorded-machines.md.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ += ["Completed", "DeviceNode", "FileSystem", "Host"]
 
 @dataclass(frozen=True)
 class Host(ReadingHost):
-    """One machine, seen through `root`. `environ` is what children inherit, `trace` is told every command."""
+    """One machine, seen through `root`. `environ` is what children inherit, `trace` gets every command."""
 
     # --- processes -------------------------------------------------------------------------------------
 
@@ -96,8 +97,8 @@ class Host(ReadingHost):
         return LineChild(tuple(argv), {**self.environ, "LC_ALL": "C.UTF-8"}, noting)
 
     def refuse_unsafe(self, *names: str) -> None:
-        """`PreconditionError` for a program of which this node has only one that other users can have
-        written: whoever looked for it would say that it is missing."""
+        """`PreconditionError` for a program if the node only has one that other users may have written: the
+        caller would otherwise report it as missing."""
         for name in names:
             found = self.unsafe_program(name)
             if found is not None:
@@ -108,8 +109,9 @@ class Host(ReadingHost):
                 )
 
     def as_user(self, uid: int) -> Self:
-        """This host for paths that another user names: they are read as that user could read them, sockets
-        must be that user's, and nothing is run. The host itself for root and for our own user."""
+        """This host for paths that another user specifies: they are read as that user could read them,
+        sockets must be that user's, and nothing is run. Returns the host itself for root and for our own
+        user."""
         return self if not self.live or uid in (0, self.uid) else replace(self, behalf=uid)
 
     def _replay(self, argv: Sequence[str]) -> Completed:
@@ -174,7 +176,7 @@ class Host(ReadingHost):
         return self.listener(path)[0]
 
     def listener(self, path: str) -> tuple[str, int]:
-        """`socket_state`, and the process that listens; 0 if it can't be told. Nothing is said to it."""
+        """`socket_state`, and the process that listens; 0 if unknown. Sends no data."""
         if not self.live:
             return self.recorded("sockets", path) or "absent", 0
         from gpunode.host.sockets import listener
@@ -197,7 +199,7 @@ class Host(ReadingHost):
         return listen_tcp(address, port)
 
     def notify(self, message: str) -> None:
-        """Tell systemd (READY=1, STATUS=...); does nothing when it isn't listening. See sd_notify(3)."""
+        """Notify systemd (READY=1, STATUS=...); does nothing if it isn't listening. See sd_notify(3)."""
         from gpunode.host.sockets import send_datagram
 
         address = self.environ.get("NOTIFY_SOCKET", "")
@@ -205,13 +207,13 @@ class Host(ReadingHost):
             send_datagram(address, message)
 
     def listen_unix(self, path: str) -> socket.socket:
-        """A listening socket that only we may connect to. `PreconditionError` says why there is none."""
+        """A listening socket for this user only. `PreconditionError` says why there is none."""
         from gpunode.host.sockets import listen_unix
 
         return listen_unix(self.path(path, follow=False))
 
     def waiter(self) -> Waiter:
-        """What a thread can wait with until there is news; see `waiting.Waiter`. To be closed."""
+        """An object on which a thread waits for events; see `waiting.Waiter`. The caller closes it."""
         from gpunode.host.waiting import Waiter
 
         return Waiter()
@@ -360,12 +362,12 @@ class Host(ReadingHost):
             raise explain_os_error(error, path, "create") from error
 
     def make_link(self, path: str, target: str) -> None:
-        """A symlink to `target` at `path`. OSError if something is there."""
+        """Create a symlink to `target` at `path`. OSError if something exists there."""
         with self._held(path) as place:
             os.symlink(target, place.name, dir_fd=place.directory)
 
     def remove(self, path: str) -> None:
-        """Remove one file; nothing happens if it is gone already."""
+        """Remove one file; nothing happens if it doesn't exist."""
         try:
             with self._held(path) as place:
                 os.unlink(place.name, dir_fd=place.directory)
@@ -375,7 +377,7 @@ class Host(ReadingHost):
             raise explain_os_error(error, path, "remove") from error
 
     def remove_empty_directory(self, path: str) -> bool:
-        """Remove a directory that gpunode made; False if something lies in it, or it is gone."""
+        """Remove a directory that gpunode created; False if it isn't empty, or doesn't exist."""
         try:
             with self._held(path) as place:
                 os.rmdir(place.name, dir_fd=place.directory)
@@ -395,7 +397,8 @@ class Host(ReadingHost):
             raise explain_os_error(error, path, "change the owner of") from error
 
     def set_mode(self, path: str, mode: int) -> None:
-        """The permission bits of what we made. No symlink at its end is followed."""
+        """Set the permission bits of a file that gpunode created. No symlink at the end of the path is
+        followed."""
         try:
             with self._held(path) as place:
                 if stat.S_ISLNK(os.fstat(place.existing()).st_mode):
@@ -417,7 +420,7 @@ class Host(ReadingHost):
             raise explain_os_error(error, old, "rename") from error
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory that gpunode itself made, with everything in it."""
+        """Remove a directory that gpunode created, with its contents."""
         import shutil
 
         with suppress(OSError), self._held(path) as place:

@@ -40,7 +40,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What an archive may come to: bytes and members in all, bytes of one file, seconds to read it."""
+    """Limits of an archive: bytes and members in total, bytes of one file, seconds to read it."""
 
     total_bytes: int
     file_bytes: int
@@ -89,7 +89,7 @@ def members(stream: IO[bytes], limits: Limits) -> Iterator[tuple[tarfile.TarInfo
 
 @contextmanager
 def _damaged() -> Iterator[None]:
-    """tarfile doesn't catch everything that a crafted number in a header makes int() and re raise."""
+    """tarfile doesn't catch every error that int() and re raise for a crafted number in a header."""
     try:
         yield
     except (ArithmeticError, LookupError, ValueError) as error:

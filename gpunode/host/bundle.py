@@ -1,7 +1,7 @@
-"""`Host`'s drawer for support bundles: a .tar.gz that `gpunode report` made on another machine, unpacked.
+"""Support bundles: unpacking an untrusted .tar.gz that `gpunode report` made, and packing one.
 
-A bundle is untrusted: whoever sends one may have built it by hand. So it holds files and directories only,
-below one directory; symlinks of the recorded machine stand in links.json, and are made after all else.
+A bundle may be crafted. So it contains files and directories only, below one directory; symlinks of the
+recorded machine are listed in links.json, and are created after everything else.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MOST_DIRECTORIES = 10_000
 MOST_SECONDS = 30.0  # to unpack one; the largest takes a few
 _MOST_DEPTH = 64
 _MOST_NAME = 2048
-_LATEST = 1 << 33  # the year 2242; beyond it some file systems refuse a time
+_LATEST = 1 << 33  # the year 2242; some file systems refuse a later time
 
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """The recorded machine of a bundle as a directory, as long as the context lasts; else `ConfigError`."""
+    """The recorded machine of a bundle as a directory, while the context lasts; else `ConfigError`."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="gpunode-bundle-") as name:
@@ -57,7 +57,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
 
 
 def report_in(archive: Path) -> bytes:
-    """The DoctorReport that a bundle carries, as JSON; `ConfigError` if it has none."""
+    """The DoctorReport in a bundle, as JSON; `ConfigError` if it has none."""
     found = None
     for parts, _, content in _members(archive):
         if parts == (REPORT,) and content is not None:
@@ -73,7 +73,7 @@ def report_in(archive: Path) -> bytes:
 
 @contextmanager
 def _refusing(archive: Path) -> Iterator[None]:
-    """Whatever goes wrong while a bundle is read, by the bundle's name."""
+    """Report any error while a bundle is read, with the bundle's name."""
     import zlib
 
     try:
@@ -98,7 +98,7 @@ def _members(archive: Path) -> Iterator[tuple[tuple[str, ...], tarfile.TarInfo, 
 
 
 def _inside(name: str) -> tuple[str, ...]:
-    """The parts of a path that leads nowhere else."""
+    """The parts of a path that doesn't lead out of the archive."""
     shown = ascii(name[:100])
     parts = tuple(name.split("/", _MOST_DEPTH))
     if len(name) > _MOST_NAME or len(parts) > _MOST_DEPTH:
@@ -109,8 +109,8 @@ def _inside(name: str) -> tuple[str, ...]:
 
 
 class _Place:
-    """The directory that a bundle is unpacked into: never through a link, and no more than `MOST_DIRECTORIES`
-    of them, which cost a bundle nothing."""
+    """The directory that a bundle is unpacked into: never through a link, and with at most `MOST_DIRECTORIES`
+    directories, which cost a bundle nothing."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -118,7 +118,7 @@ class _Place:
         root.mkdir()
 
     def write(self, parts: tuple[str, ...], member: tarfile.TarInfo, content: IO[bytes] | None) -> None:
-        """No link was made yet; a second file of a name is refused."""
+        """No link exists yet; a second file of the same name is refused."""
         if content is None:
             self._directory(parts)
             return
@@ -131,7 +131,7 @@ class _Place:
         os.utime(target, (moment, moment))
 
     def link(self, path: str, target: str) -> None:
-        """Where it shows doesn't matter: `Host` follows links inside the root only."""
+        """The target doesn't matter: `Host` follows links inside the root only."""
         parts = _inside(path.removeprefix("/"))
         try:
             (self._directory(parts[:-1]) / parts[-1]).symlink_to(target)
@@ -162,7 +162,7 @@ def _links(text: bytes) -> dict[str, str]:
     return found
 
 
-# A support bundle: what was kept of a machine, redacted, as one .tar.gz that `Host`'s drawer can unpack.
+# A support bundle: a redacted recording of a machine, as one .tar.gz that `unpacked` can read.
 
 _PROC = re.compile(r"/proc/([0-9]+)/(?:task/[0-9]+/)?(cmdline|environ)")
 _OF_IMAGES = ("NVIDIA_", "CUDA_")
@@ -182,8 +182,8 @@ def files_of(kept: Kept, redaction: Redaction) -> dict[str, bytes]:
 
 
 def _without_images(recording: Mapping[str, Any]) -> dict[str, Any]:
-    """The recording with nothing of an image's environment but what is about GPUs: anybody's program is in
-    it. podman prints an image's settings with all else that it knows of it."""
+    """The recording without variables of an image's environment that don't concern GPUs: they may belong to
+    any program. podman prints an image's settings with everything else about it."""
     found = {name: dict(section) for name, section in recording.items()}
     for socket, told in found.get("daemons", {}).items():
         images = told.get("images") if isinstance(told, dict) else None
@@ -213,7 +213,7 @@ def _inspected(text: str) -> str:
 
 
 def links_of(kept: Kept, redaction: Redaction) -> dict[str, str]:
-    """Without such as would hide what is kept below them."""
+    """Without links that would hide files below them."""
     solid = {parent for path in (*kept.files, *kept.directories) for parent in _parents(path)}
     return {
         redaction.path(path): redaction.path(target)
@@ -228,7 +228,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _cleaned(path: str, data: bytes, redaction: Redaction) -> bytes:
-    """Binary files, such as the loader's cache, are tables that hold no text of anybody's."""
+    """Binary files, such as the loader's cache, are tables without private text."""
     found = _PROC.fullmatch(path)
     if found is not None:
         data = _arguments(data) if found[2] == "cmdline" else _variables(data)
@@ -264,7 +264,7 @@ def _without_person(line: bytes) -> bytes:
 def packed(
     top: str, inside: Mapping[str, bytes], kept: Kept, beside: Mapping[str, bytes], now: float
 ) -> bytes:
-    """The archive: `beside` first, so that a person finds the report on top, then the machine."""
+    """The archive: `beside` first, so that a user finds the report on top, then the machine."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as archive:
         for name, data in beside.items():
@@ -315,14 +315,14 @@ _SECONDS = 5.0
 
 
 def daemon_logs(host: Host) -> tuple[dict[str, str], dict[str, str]]:
-    """Texts by unit, and for those without any why. One that hangs is the last that is asked."""
+    """Texts by unit, and the reason for units without one. No unit is queried after one that hangs."""
     found: dict[str, str] = {}
     missing: dict[str, str] = {}
     if not host.live:
         return found, missing
     for unit in UNITS:
         done = host.run(
-            # --no-hostname: a log that is passed on needn't say on every line whose it is
+            # --no-hostname: a log that is passed on must not name its host on every line
             ("journalctl", "-u", unit, "-b", "-n", str(_LINES), "-q", "--no-pager", "--no-hostname"),
             timeout=_SECONDS,
         )

@@ -45,17 +45,17 @@ class Item(NamedTuple):
 
     @property
     def what(self) -> str:
-        """For messages: what is found here."""
+        """The kind of value, for messages."""
         return {"map": "a mapping", "list": "a list", "null": "nothing"}.get(self.kind, repr(self.text))
 
 
 EMPTY = Item(1, "null")
 Notes = list[tuple[int, str]]
-"""(line, what is passed over there)."""
+"""(line, what is ignored there)."""
 
 
 def read(data: bytes, notes: Notes) -> Item:
-    """The tree. `DocumentError` for what is no plain YAML document. `notes` grow."""
+    """Read the tree. `DocumentError` for anything but a plain YAML document. Appends to `notes`."""
     documents = _documents(_text(data), _MAX_DEPTH, _MAX_ITEMS)
     if len(documents) > 1:
         line = documents[1].start_mark.line + 1
@@ -64,7 +64,7 @@ def read(data: bytes, notes: Notes) -> Item:
 
 
 def read_all(data: bytes, notes: Notes) -> tuple[Item, ...]:
-    """Every document of a stream that isn't empty; otherwise as `read`. Together they are bounded as one."""
+    """Every non-empty document of a stream; otherwise as `read`. The limits apply to all of them together."""
     tree = _Tree(notes)
     return tuple(
         tree.item(one, ()) for one in _documents(_text(data, MAX_STREAM_BYTES), _MAX_DEPTH, _MAX_ITEMS)
@@ -93,7 +93,7 @@ def load(text: str) -> Any:
 
 
 class _Bounds:
-    """Counts what is built of a document: aliases share one value, but a merge (``<<``) copies each time."""
+    """Counts the values of a document: aliases share one value, but a merge (``<<``) copies each time."""
 
     def __init__(self) -> None:
         self._entries: dict[int, int] = {}
@@ -153,7 +153,7 @@ def _documents(text: str, depth: int, values: int) -> list[Any]:
 
 
 def _refuse_nesting(events: Iterable[Any], depth: int, values: int) -> None:
-    """Before libyaml's composer sees the text: it recurses on the C stack, its parser doesn't."""
+    """Checked before libyaml's composer sees the text: it recurses on the C stack, its parser doesn't."""
     import yaml
 
     level = 0

@@ -67,7 +67,7 @@ def read_end(path: Path, limit: int) -> bytes:
 
 
 class DanglingLink(FileNotFoundError):
-    """A symlink, the `filename`, leads to nothing."""
+    """A symlink, the `filename`, without a target."""
 
 
 class Place(NamedTuple):
@@ -84,7 +84,7 @@ class Place(NamedTuple):
     path: str
 
     def existing(self) -> int:
-        """The descriptor; FileNotFoundError if nothing is there."""
+        """The descriptor; FileNotFoundError if nothing exists there."""
         if self.descriptor is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
         return self.descriptor
@@ -170,12 +170,12 @@ def _replace(
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=staging)
         raise
-    with listable(place.directory) as directory:  # the entry is what must reach the disk
+    with listable(place.directory) as directory:  # the entry itself must be on the disk
         os.fsync(directory)
 
 
 def _content(place: Place) -> bytes | None:
-    """What is there now; nothing if there is no file, or a symlink. None if it isn't the file that was
+    """The current contents; nothing if there is no file, or a symlink. None if it isn't the file that was
     checked."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -230,7 +230,7 @@ def _set_owner(descriptor: int, owner: tuple[int, int]) -> None:
 
 
 def _keep_attributes(place: Place, target: int) -> None:
-    """Copy SELinux label, ACLs and the like where the file system has them and we may."""
+    """Copy SELinux label, ACLs and the like if the file system has them and we have permission."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with suppress(OSError), os.fdopen(os.open(place.name, flags, dir_fd=place.directory), "rb") as stream:
         for name in os.listxattr(stream.fileno()):
@@ -238,7 +238,7 @@ def _keep_attributes(place: Place, target: int) -> None:
 
 
 def restrict_umask() -> None:
-    """Add 022 to the umask, if it lacks it. It is read from /proc: os.umask can't ask without changing."""
+    """Add 022 to the umask, if it is missing. It is read from /proc: os.umask can't read without changing."""
     lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
     masks = [int(line.removeprefix("Umask:"), 8) for line in lines if line.startswith("Umask:")]
     mask = masks[0] if masks else 0  # the line is there since Linux 4.7
@@ -276,7 +276,7 @@ def exclusive_lock(descriptor: int, path: Path, timeout: float) -> Iterator[None
                     alive = holder.isdecimal() and Path("/proc", holder).exists()
                     raise TimeoutError(f"{f'pid {holder}, ' if alive else ''}lock {path}") from None
                 time.sleep(0.05)
-        with suppress(OSError):  # on a full disk the next one waits for a pid that it can't name
+        with suppress(OSError):  # on a full disk the next process waits for a pid that it can't name
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -310,16 +310,16 @@ def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
 
 
 def _steps(path: str) -> list[str]:
-    """What is to be walked, the last step first."""
+    """The remaining steps of a path, the first step last."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _link_text(path: str) -> str:
-    """Where a symlink leads; empty for anything else, also for what isn't there."""
+    """Target of a symlink; empty for anything else, including a missing file."""
     try:
         return os.readlink(path)  # noqa: PTH115
     except ValueError:
-        return ""  # a name with a NUL byte; whoever opens it is told
+        return ""  # a name with a NUL byte; opening it reports the error
     except OSError as error:
         if error.errno in _NO_LINK:
             return ""
@@ -327,7 +327,7 @@ def _link_text(path: str) -> str:
 
 
 def socket_state_of(error: OSError) -> str:
-    """What a failed connect(2) says of the socket: absent, refused, denied or other-type."""
+    """State of a socket from a failed connect(2): absent, refused, denied or other-type."""
     known = {
         **{errno.ENOENT: "absent", errno.EACCES: "denied", errno.EPERM: "denied"},
         errno.EPROTOTYPE: "other-type",
@@ -336,7 +336,7 @@ def socket_state_of(error: OSError) -> str:
 
 
 def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
-    """An operating system error as a person needs it: the file, what was tried, what mends it."""
+    """An operating system error as a message: the file, the action, and a hint."""
     number = error.errno or 0
     reason = error.strerror or str(error)
     if number in (errno.EACCES, errno.EPERM):
@@ -371,34 +371,35 @@ def read_from(path: Path, offset: int, most: int) -> bytes:
 
 
 def empty_file(path: Path) -> None:
-    """Make a file empty in place: who appends to it goes on at its start."""
+    """Empty a file in place: a process that appends to it continues at its start."""
     os.truncate(path, 0)
 
 
 class LogReader:
-    """What is appended to the kernel's log, /dev/kmsg, or to a file like it. OSError if it may not be read.
+    """Lines that are appended to the kernel's log, /dev/kmsg, or to a file like it.
 
-    Each read(2) of /dev/kmsg gives one record, EPIPE where records were overwritten before they were read,
-    and EAGAIN at the end (the kernel's Documentation/ABI/testing/dev-kmsg).
+    OSError without permission. Each read(2) of /dev/kmsg returns one record, EPIPE if records were
+    overwritten before they were read, and EAGAIN at the end (the kernel's
+    Documentation/ABI/testing/dev-kmsg).
     """
 
     _RECORD = 8192
-    _MOST = 20_000  # records: more than the kernel's own buffer has
+    _MOST = 20_000  # records: more than the kernel's own buffer holds
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         self.skip()
 
     def skip(self) -> None:
-        """What is there by now is no news."""
+        """Skip the lines that exist now."""
         os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def rewind(self) -> None:
-        """Everything that is still there is news."""
+        """Return to the oldest line that still exists."""
         os.lseek(self._descriptor, 0, os.SEEK_SET)
 
     def news(self) -> Iterator[str]:
-        """Lines that have come since."""
+        """Lines since the last call."""
         for _ in range(self._MOST):
             try:
                 data = os.read(self._descriptor, self._RECORD)

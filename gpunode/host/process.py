@@ -1,6 +1,6 @@
-"""`Host.run`'s other half: a child in its own session, killed as a whole, never waited for without end.
+"""Child processes: each in its own session, killed as a whole, never waited for without a limit.
 
-`LineChild` is one that stays and talks in lines.
+`LineChild` is a child that stays and exchanges lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-# Files without a name: gone with the last process that has them open.
+# Files without a name: deleted with the last process that has them open.
 
 
 def unnamed_file() -> int:
@@ -38,7 +38,7 @@ def unnamed_file() -> int:
 
 COMMAND_NOT_FOUND = 127
 _GRACE_SECONDS = 1.0
-_MOST_BYTES = 4 << 20  # a line longer than that is no answer; 16 GPUs in 7 MIG devices each take 60 KiB
+_MOST_BYTES = 4 << 20  # no answer has a longer line; 16 GPUs with 7 MIG devices each take 60 KiB
 _LAST_WORDS = 2000
 
 
@@ -95,7 +95,7 @@ def run_process(
 
 
 def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Kill the whole session; give up on a child that even SIGKILL doesn't end."""
+    """Kill the whole session; give up on a child that survives even SIGKILL."""
     import subprocess
 
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -115,7 +115,7 @@ def _text(data: bytes | None) -> str:
 
 
 class Daemon:
-    """A program that may outlive us: in a session of its own, its output appended to a file."""
+    """A program that may outlive gpunode: in a session of its own, its output appended to a file."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         """Use `start_daemon`."""
@@ -127,11 +127,11 @@ class Daemon:
         return self._child.poll()
 
     def signal(self, name: str) -> None:
-        """Send it SIGTERM, ...; nothing happens once it has ended (its number may be somebody else's)."""
+        """Send it SIGTERM, ...; nothing happens once it has ended (its number may be another process's)."""
         self._child.send_signal(signal.Signals[f"SIG{name}"])
 
     def end_children(self) -> None:
-        """SIGTERM to what is left of its process group after its own end."""
+        """Send SIGTERM to the rest of its process group after it has ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGTERM)
 
@@ -223,7 +223,7 @@ class LineChild:
                 self._stderr = (self._stderr + self._take(self._err))[-_LAST_WORDS:]
             if self._out in ready:
                 self._buffer += self._take(self._out)
-            if left <= 0 and b"\n" not in self._buffer:  # also while stderr never ends
+            if left <= 0 and b"\n" not in self._buffer:  # also if stderr never ends
                 return None
 
     def _take(self, pipe: int) -> bytes:
@@ -237,7 +237,7 @@ class LineChild:
         return data
 
     def note(self) -> bytes:
-        """What the child has written to its note; nothing after `end`."""
+        """Contents that the child has written to its note; nothing after `end`."""
         return os.pread(self._note, _LAST_WORDS, 0) if self._note >= 0 else b""
 
     def tell(self, line: str) -> None:
@@ -247,12 +247,12 @@ class LineChild:
             os.write(self._child.stdin.fileno(), line.encode() + b"\n")
 
     def wake(self) -> None:
-        """Let `read_line` return at once."""
+        """Make `read_line` return at once."""
         with contextlib.suppress(OSError):
             os.write(self._wake, b"w")
 
     def ended(self) -> bool:
-        """Whether it is really gone; asking also frees its place in the process table."""
+        """Whether the process has ended; the call also removes its entry from the process table."""
         return self._child.poll() is not None
 
     def end(self) -> int | None:
@@ -275,7 +275,7 @@ class LineChild:
         return self._child.returncode
 
 
-# `Host.run`'s other half for what must not be ended half-way because nobody listens any more.
+# Child processes that must not end half-way because their reader has gone.
 
 _LOOK_SECONDS = 0.25
 _WATCHED_GRACE_SECONDS = 10.0
@@ -324,7 +324,7 @@ def run_watched(
 
 
 def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int]) -> bool:
-    """Whether it ends before it has been silent for so long; `look` counts the bytes that it has said."""
+    """Whether it ends before it has been silent for that long; `look` counts the bytes of its output."""
     deadline, said = time.monotonic() + timeout, 0
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -336,7 +336,7 @@ def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int
 
 
 def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to its session: package managers put their locks and lists in order."""
+    """Send SIGTERM to its session: package managers then clean up their locks and lists."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -352,7 +352,7 @@ def _size(file: BinaryIO) -> int:
 
 
 def _last_line(file: BinaryIO) -> str:
-    """Carriage returns end lines too, as progress bars have them. The child's own position stays."""
+    """Carriage returns end lines too, for progress bars. The child's own position doesn't change."""
     end = os.pread(file.fileno(), _LAST_BYTES, max(0, _size(file) - _LAST_BYTES))
     lines = (line.strip() for line in reversed(_text(end).splitlines()))
     return next((line for line in lines if line), "")

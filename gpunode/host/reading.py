@@ -1,4 +1,5 @@
-"""`Host`'s first drawer: where things lie below the root, and reading them. Nothing here changes anything."""
+"""Reading from a host: paths below the root, files, devices and the kernel's log. Nothing here changes
+anything."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from gpunode.host.files import (
 )
 from gpunode.host.recording import KERNEL_LOG, RECORDING, parse_recording
 
-# what a process has below its root directory; the link itself leads where its text doesn't say
+# paths below a process's root directory; the link's text isn't its real target
 _INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)", re.DOTALL)
 _SYSTEM_PATH = (
     *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
@@ -78,7 +79,7 @@ def _tail_for(word: tuple[int, str, str], limit: int) -> bytes:
 
 
 def _stat_for(word: tuple[int, str, str], *, follow: bool = True) -> os.stat_result:
-    """Of the opened file: what was resolved can be exchanged for a link until it is looked at by its path."""
+    """Of the opened file: a resolved path may be exchanged for a link before it is used."""
     from gpunode.host.trust import opened_as
 
     with opened_as(*word, follow=follow) as (descriptor, _):
@@ -103,9 +104,10 @@ def _list_for(word: tuple[int, str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReadingHost:
-    """See `Host`. `behalf` is the user on whose word paths are read; None for ours.
+    """See `Host`.
 
-    `asked` is what each thread, by its identifier, asked for last: the doctor names it if no answer comes.
+    `behalf` is the user for whom paths are read; None for ours. `asked` is the last request of each thread,
+    by its identifier: the doctor names it if no answer comes.
     """
 
     root: Path = Path("/")
@@ -121,7 +123,7 @@ class ReadingHost:
 
     @property
     def uid(self) -> int:
-        """Who runs gpunode: the effective user id."""
+        """The effective user id of gpunode."""
         return os.geteuid()
 
     @property
@@ -131,7 +133,7 @@ class ReadingHost:
     # --- paths -----------------------------------------------------------------------------------------
 
     def path(self, path: str | Path, *, follow: bool = True) -> Path:
-        """Where a node path lies on this machine; symlinks are resolved inside the root, never out of it."""
+        """Path on this machine of a node path; symlinks are resolved inside the root, never out of it."""
         if self.live:
             word = self._word(str(path))
             return Path(path) if word is None else self._resolved_for(*word, follow)
@@ -141,18 +143,18 @@ class ReadingHost:
         return resolve_in_root(self.root, path, follow)
 
     def _word(self, path: str) -> tuple[int, str, str] | None:
-        """On whose word a path of the live node is read: the user, the root directory, and the path below it.
-        None for ours."""
+        """For whom a path of the live node is read: the user, the root directory, and the path below it. None
+        for ours."""
         word: tuple[int, str, str] | None = None
         if self.behalf is not None:
-            word = self.behalf, "/", path  # also where it leads through the root directory of a process
+            word = self.behalf, "/", path  # also if it leads through the root directory of a process
         elif path.startswith("/proc/") and (inside := _INSIDE.fullmatch(path)):
             word = self.owner(int(inside[2])), inside[1], inside[3]
         self.note(f"reading {path}")
         return word
 
     def note(self, request: str) -> None:
-        """Remember what this thread is about to ask the machine for."""
+        """Record the request that this thread is about to make to the machine."""
         self.asked[get_ident()] = request
 
     def _resolved_for(self, uid: int, root: str, path: str, follow: bool) -> Path:
@@ -162,7 +164,7 @@ class ReadingHost:
             return Path(real)
 
     def owner(self, pid: int) -> int:
-        """The user on whose word a process acts. It is -1 for a live process that is gone or hidden, and 0 in
+        """The user for whom a process acts. It is -1 for a live process that has ended or is hidden, and 0 in
         a recording without the process's status."""
         from gpunode.host.trust import owner_in
 
@@ -171,7 +173,8 @@ class ReadingHost:
         return owner_in(ours._text_of(pid, "status"), unknown)
 
     def is_own(self, pid: int) -> bool:
-        """Whether a process is the node's own, as gpunode/host/trust.py defines it: its words are trusted."""
+        """Whether a process is the node's own, as gpunode/host/trust.py defines it: only such a process is
+        trusted."""
         from gpunode.host import trust
 
         if self.owner(pid) not in (0, self.uid) or (self.live and trust.setuid_program(pid)):
@@ -199,7 +202,7 @@ class ReadingHost:
         return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
     def _namespace(self, pid: str, kind: str) -> str:
-        """A process's namespace; empty where this user may not see it, or it wasn't recorded."""
+        """A process's namespace; empty if this user can't see it, or it wasn't recorded."""
         try:
             return self.readlink(f"/proc/{pid}/ns/{kind}") or ""
         except GpunodeError:
@@ -226,17 +229,18 @@ class ReadingHost:
     # --- reading ---------------------------------------------------------------------------------------
 
     def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes | None:
-        """The bytes, None if nothing is there. `Unreadable` if this user may not, else `ConfigError`.
+        """The bytes, None if the file doesn't exist.
 
-        A pipe, a socket or a device is refused, since reading one may never end; so is a file of more than
-        `limit` bytes, of which no more is read.
+        `Unreadable` if this user has no permission, else `ConfigError`. A pipe, a socket or a device is
+        refused, because reading one may never end; so is a file of more than `limit` bytes, of which no more
+        is read.
         """
         try:
             if self.live and (word := self._word(path)):
                 return _read_for(word, limit)
             return read_regular(self.path(path), limit)
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None  # a name with a NUL byte, a ValueError, is nobody's
+            return None  # a file name can't contain a NUL byte, a ValueError
         except OSError as error:
             raise explain_os_error(error, path, "read") from error
 
@@ -246,7 +250,8 @@ class ReadingHost:
         return None if data is None else data.decode("utf-8", "surrogateescape")
 
     def read_tail(self, path: str, limit: int) -> str:
-        """The last `limit` bytes of a file, however large, decoded like `read_text`; empty if it is gone."""
+        """The last `limit` bytes of a file, however large, decoded like `read_text`; empty if it doesn't
+        exist."""
         try:
             if self.live and (word := self._word(path)):
                 return _tail_for(word, limit).decode("utf-8", "surrogateescape")
@@ -273,9 +278,10 @@ class ReadingHost:
         return stat.S_ISLNK(self._mode(path, follow=False))
 
     def _mode(self, path: str, *, follow: bool = True) -> int:
-        """`st_mode` of what the path leads to, 0 if there is nothing. `Unreadable` if this user may not.
+        """`st_mode` of the path's target, 0 if there is none.
 
-        Nothing is behind symlinks in a circle, or has a name that is longer than its file system allows.
+        `Unreadable` if this user has no permission. A loop of symlinks has no target, nor has a name that is
+        too long for its file system.
         """
         try:
             if self.live and (word := self._word(path)):
@@ -289,7 +295,7 @@ class ReadingHost:
             raise explain_os_error(error, path, "look at") from error
 
     def readlink(self, path: str) -> str | None:
-        """The link's own text, None if it is no link."""
+        """The link's own text, None if it isn't a link."""
         try:
             if self.live and (word := self._word(path)):
                 return _link_for(word)
@@ -301,7 +307,7 @@ class ReadingHost:
             raise explain_os_error(error, path, "look at") from error
 
     def listdir(self, path: str) -> tuple[str, ...]:
-        """Sorted names; empty if there is no such directory."""
+        """Sorted names; empty if the directory doesn't exist."""
         try:
             if self.live and (word := self._word(path)):
                 return _list_for(word)
@@ -319,7 +325,7 @@ class ReadingHost:
         return tuple(f"{directory.rstrip('/')}/{name}" for name in names)
 
     def stat(self, path: str) -> os.stat_result | None:
-        """`stat` of what the path leads to, None if there is nothing."""
+        """`stat` of the path's target, None if there is none."""
         try:
             if self.live and (word := self._word(path)):
                 return _stat_for(word)
@@ -342,13 +348,14 @@ class ReadingHost:
     def which(self, name: str) -> str | None:
         """Node path of a program: PATH on the live node, the system directories in any other root.
 
-        On the live node one that another user can have written is passed over; see `unsafe_program`."""
+        On the live node a program that another user may have written is skipped; see `unsafe_program`.
+        """
         if name.startswith("/"):
             return name if self.executable(name) else None
         return next((path for path in self._places(name) if not self.refusal(path)), None)
 
     def unsafe_program(self, name: str) -> tuple[str, str] | None:
-        """What `which` passes over where it finds no other: path, and why it isn't run."""
+        """The program that `which` skips if it finds no other: its path, and why it isn't run."""
         if "/" in name or self.which(name) is not None:
             return None
         return next(((path, f"it was not run: {self.refusal(path)}") for path in self._places(name)), None)
@@ -356,7 +363,7 @@ class ReadingHost:
     def _places(self, name: str) -> Iterator[str]:
         own = self.environ.get("PATH", "").split(":") if self.live else []
         for directory in dict.fromkeys([*filter(None, own), *_SYSTEM_PATH]):
-            with suppress(Unreadable):  # one that is closed to this user; a shell passes it over, too
+            with suppress(Unreadable):  # one that this user can't read; a shell skips it too
                 if self.executable(f"{directory}/{name}"):
                     yield f"{directory}/{name}"
 
@@ -382,7 +389,8 @@ class ReadingHost:
         return DeviceNode(path, major, minor, stat.S_IMODE(found.st_mode), found.st_gid)
 
     def file_system(self, path: str) -> FileSystem | None:
-        """What is left where `path` lies (statvfs(3)); None if nothing is there. Waits for a stuck one."""
+        """Free space of the file system of `path` (statvfs(3)); None if the path doesn't exist. Waits for a
+        stuck one."""
         if not self.live:
             return _recorded_file_system(self.recorded("filesystems", path))
         try:
@@ -406,12 +414,13 @@ class ReadingHost:
         return tuple(node for node in found if node is not None)
 
     def kernel_log(self) -> tuple[str, ...] | None:
-        """The kernel's log of this boot as far as it is kept, lines as /dev/kmsg has them or, from a recorded
-        machine, as dmesg(1) prints them. None if there is none; `Unreadable` if this user may not."""
+        """The kernel's log of this boot as far as it is kept, lines as in /dev/kmsg or, on a recorded
+        machine, as dmesg(1) prints them. None if there is none; `Unreadable` if this user has no permission.
+        """
         from gpunode.host.files import LogReader
 
         if not self.live:
-            self.path("/dev/kmsg")  # whoever recorded this machine may not have been allowed to read it
+            self.path("/dev/kmsg")  # the user who recorded this machine may have had no permission to read it
             text = self.read_text("/" + KERNEL_LOG, LARGE_BYTES)
             return None if text is None else tuple(text.splitlines())
         try:
@@ -432,7 +441,7 @@ class ReadingHost:
 
     @cached_property
     def recording(self) -> dict[str, Any]:
-        """What a recorded machine holds that can't be a file; empty for a live one."""
+        """Values of a recorded machine that can't be files; empty for a live one."""
         if self.live:
             return {}
         try:
@@ -445,13 +454,13 @@ class ReadingHost:
 
     @cached_property
     def _unreadable(self) -> dict[str, str]:
-        """What the one who recorded this machine couldn't see, by path."""
+        """Paths that the recording user couldn't read."""
         found: dict[str, str] = self.recording.get("unreadable", {})
         return found
 
     def recorded(self, section: str, key: str) -> Any:
-        """One recorded value, None where nothing was recorded."""
+        """One recorded value, None if it wasn't recorded."""
         return self.recording.get(section, {}).get(key)
 
     def heard(self, section: str, key: str, value: Any) -> None:
-        """Whoever asks a daemon or NVML says so, in a recording's terms; a `RecordingHost` keeps it."""
+        """Receives each answer of a daemon or NVML, in a recording's format; a `RecordingHost` stores it."""

@@ -1,6 +1,6 @@
-"""`Host`'s drawer for support bundles: a host that keeps what it is asked, and so makes a recorded machine.
+"""A host that stores what is read from it, for support bundles, and so records a machine.
 
-What a doctor asked of such a host is all that the same doctor asks of the recording. Nothing else is read.
+A recording contains exactly what the doctor requested from such a host. Nothing else is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_FILE = 8 << 20
 MOST_BYTES = 96 << 20
 _MOST_STEPS = 400
 _PROGRAM = b"#!/bin/sh\n"
-# links of proc(5) that lead where their text doesn't say: what is read behind one is kept below its own name
+# links of proc(5) whose text isn't their real target: files below one are stored below its own name
 _MAGIC = re.compile(r"/proc/[0-9]+/(?:root|cwd)")
 _Answer = TypeVar("_Answer")
 
@@ -46,7 +46,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class RecordingHost(Host):
-    """A `Host` that answers as it does, and keeps each answer."""
+    """A `Host` that stores each of its answers."""
 
     kept: Kept = field(default_factory=Kept)
 
@@ -136,7 +136,7 @@ class RecordingHost(Host):
         return lines
 
     def _latest(self, lines: tuple[str, ...]) -> list[str]:
-        """The end of a log that is larger than a file may be."""
+        """The end of a log that is larger than the limit of a file."""
         left = MOST_FILE
         for number, line in enumerate(reversed(lines)):
             left -= len(line) + 1
@@ -164,7 +164,7 @@ class RecordingHost(Host):
         import sys
 
         done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env, watch=watch)
-        # gpunode's own children ask what has a section of its own; a program that isn't there needs no entry
+        # gpunode's own children query what has a section of its own; a missing program needs no entry
         if argv[0] != sys.executable and done.code != 127:
             answer: dict[str, Any] = {"code": done.code}
             for name, text in (("stdout", done.stdout), ("stderr", done.stderr)):
@@ -177,7 +177,7 @@ class RecordingHost(Host):
         return done
 
     def heard(self, section: str, key: str, value: Any) -> None:
-        """Objects are put together: a daemon's answers come one by one. A recording is copied as it is."""
+        """Objects are merged: a daemon's answers come one by one. A recording is copied unchanged."""
         if self.live:
             place = self.kept.recording.setdefault(section, {})
             before = place.get(key)
@@ -187,7 +187,7 @@ class RecordingHost(Host):
     # --- keeping ---------------------------------------------------------------------------------------
 
     def _asked(self, path: str, ask: Callable[[], _Answer]) -> _Answer:
-        """What this user may not see is kept as that; else it would seem to be missing."""
+        """Missing permission is stored as such; the file would otherwise look missing."""
         try:
             return ask()
         except Unreadable as error:
@@ -199,7 +199,7 @@ class RecordingHost(Host):
         if found:
             self._place(self._trail(path))
         else:
-            self._trail(path)  # a link to nothing is there, all the same
+            self._trail(path)  # a link without a target exists, too
         return found
 
     def _keep(self, real: str, data: bytes) -> None:
@@ -212,7 +212,7 @@ class RecordingHost(Host):
         self._place(real)
 
     def _place(self, real: str) -> None:
-        """That something is there: a directory, a link, or a file with nothing in it."""
+        """Records that a path exists: a directory, a link, or a file without its contents."""
         target = self._link(real)
         if target is not None:
             self.kept.links[real] = target
@@ -228,7 +228,7 @@ class RecordingHost(Host):
             self.kept.times[real] = found.st_mtime
 
     def _trail(self, path: str, *, follow: bool = True) -> str:
-        """Where a path leads on the node; every link on the way is kept."""
+        """Where a path leads on the node; every link in it is stored."""
         current, todo = "", [part for part in reversed(Path(path).parts) if part != "/"]
         for _ in range(_MOST_STEPS):
             if not todo:
@@ -258,7 +258,6 @@ class RecordingHost(Host):
 
 
 def programs_as_files(kept: Kept) -> dict[str, bytes]:
-    """Every file of the machine: a program that was only looked at isn't copied, but has to be more than
-    nothing."""
+    """Every file of the machine: a program that was only looked up isn't copied, but must not be empty."""
     stubs = {path: _PROGRAM for path in kept.programs if not kept.files.get(path)}
     return {**kept.files, **stubs}

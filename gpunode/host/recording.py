@@ -1,4 +1,4 @@
-"""`Host`'s third drawer: what a recorded machine holds that can't be a file, checked when it is read."""
+"""Values of a recorded machine that can't be files, validated when they are read."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ _NAMES = {int: "an integer", str: "a string", bool: "true or false", dict: "an o
 
 
 def parse_recording(text: str) -> dict[str, Any]:
-    """The recording's sections; `ConfigError` names the entry that can't be right."""
+    """The recording's sections; `ConfigError` names the invalid entry."""
     import json
 
     try:

@@ -34,12 +34,12 @@ _CAMEL = r"[\w.\-]{0,60}[a-z](?-i:Pwd?|Pass|Psk|Otp|Key)"
 _BARE_KEY = r"auths?|(?:db|root|bind|user|admin|ftp|my)(?:pwd?|pass)|pwd?|creds?|psk|t?otp|jwt|dsn|sas"
 _KEY = rf"(?:{_KEYS}|[\w.\-]{{0,60}}[_.\-](?:{_SHORT}|key)|{_CAMEL}|{_BARE_KEY})"
 _SECTION = r"(?:http[_-]?)?headers?|auths?|credentials?|(?:basic|proxy)[_-]?auth|log-opts"
-# a line without any of these holds no secret; most lines are passed over for it
+# a line without any of these contains no secret; most lines are skipped because of it
 _HINT = (
     r"pass|secret|token|credential|creds?|auth|key|pwd|[_.\-]?pw|psk|otp|dsn|sas|jwt|cookie|://|bearer|basic"
     r"|sig|x-|connection|identified|-[uUpaw]|exec|command|cmd|environ|license|(?:args|opts|options|flags)="
 )
-# a key that only says where a secret lies, or how it is used, is none
+# a key that only says where a secret is stored, or how it is used, is no secret
 _HARMLESS_KEY = (
     r"(?:file|path|dir|directory|url|mode|ttl|timeout|plugin|webhook|enabled|name|id|days|type|count|max|min"
     r"|policy|provider|endpoint|interval|period|version|format|strategy)s?$"
@@ -75,7 +75,7 @@ _HOOK = (
 _UUID = r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f-])"
 _BARE = r"(?<![0-9A-Za-z])[0-9a-f]{32}(?![0-9A-Za-z])"
 _SHORTEST_NAME = 4
-# names that are also words of what the doctor reads: such a host is renamed only where the name stands alone
+# names that are also words in the doctor's input: such a host name is replaced only as a separate word
 _ORDINARY = frozenset(
     {
         *("localhost", "node", "nodes", "host", "server", "worker", "master", "control", "linux", "ubuntu"),
@@ -87,7 +87,7 @@ _ORDINARY = frozenset(
 
 @cache
 def _in_texts() -> tuple[_Rule, ...]:
-    """What to look for in a whole text, and what takes its place."""
+    """Patterns for a whole text, and their replacements."""
     key = rf"(?P<open>(?<![\w.\-])(?P<key>{_KEY})[\"']?[ \t]*"
     toml = (
         rf"(?P<open>^[ \t]*\[\[?(?:[^\]\n]{{0,300}}\.)?\"?(?:{_SECTION})\"?\]\]?[^\n]*\n)"
@@ -120,7 +120,7 @@ def _in_texts() -> tuple[_Rule, ...]:
 
 @cache
 def _in_lines() -> tuple[_Rule, ...]:
-    """The same for the lines in which `_HINT` is found."""
+    """The same for the lines in which `_HINT` matches."""
     key = rf"(?<![\w.\-])(?P<key>{_KEY})"
     value = r"""(?P<value>\\"[^"\\\n]*\\"|"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[^\s,;"'\[\]{}\0\\]+)"""
     flags = re.IGNORECASE
@@ -216,7 +216,7 @@ _COMMAND_LINE = (
     r"|(?P<options>\b\w{0,60}(?:ARGS|OPTS|OPTIONS|FLAGS)=[\"']?(?=-))(?P<given>.*)"
     rf"|(?P<client>(?<![\w.-])(?:{_CLIENTS})[ \t]+)(?P<words>[^\n|;&]*)"
 )
-# flags that a diagnosis reads; what is behind any other one is kept only if it can be no secret
+# flags that a diagnosis reads; a value of any other flag is kept only if it can't be a secret
 _KEPT_FLAG = (
     r"(?:add-)?runtimes?|default-runtime|conmon|listen|address|data-?(?:dir|root)|exec-root|root(?:-dir)?|hosts?"
     r"|state(?:-dir)?|config(?:-\w+)*|[Hv]|pid-?file|exec-opts?|storage-driver|log-(?:level|driver|format)"
@@ -249,7 +249,7 @@ _PLAIN = (
 
 
 def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line as it may be shown: programs, flags and what is known to be harmless behind them."""
+    """A command line that is safe to show: programs, flags and values that are known to be harmless."""
     shown = list(argv[:1])
     flag = ""
     subcommands = runs_known_program(argv)
@@ -283,7 +283,7 @@ def runs_known_program(argv: Sequence[str]) -> bool:
 
 
 def shown_variable(assignment: str) -> str:
-    """``NAME=VALUE`` as it may be shown."""
+    """``NAME=VALUE`` that is safe to show."""
     name, equals, value = assignment.partition("=")
     if not equals or value.lower() in _HARMLESS:
         return assignment
@@ -431,7 +431,7 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def secret_key(name: str) -> bool:
-    """Whether what stands behind this name is a secret."""
+    """Whether the value of this name is a secret."""
     return (
         re.fullmatch(_KEY, name, re.IGNORECASE) is not None
         and re.search(_HARMLESS_KEY, name, re.IGNORECASE) is None
@@ -439,7 +439,7 @@ def secret_key(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """The text with every secret replaced. Quotes stay, so that JSON and TOML stay what they are."""
+    """The text with every secret replaced. Quotes stay, so that JSON and TOML remain valid."""
     hint = re.compile(_HINT, re.IGNORECASE)
     if not hint.search(text):
         return _replaced(text, _in_texts()[:1])
@@ -458,8 +458,8 @@ def _replaced(text: str, rules: Iterable[_Rule]) -> str:
 
 @dataclass(frozen=True)
 class Redaction:
-    """One bundle's. `names` are this node's own, `uuids` says whether UUIDs are replaced; `known` maps each
-    that was met to what takes its place."""
+    """Redaction of one bundle. `names` are this node's own, `uuids` says whether UUIDs are replaced; `known`
+    maps each one found to its replacement."""
 
     names: tuple[str, ...] = ()
     uuids: bool = False

@@ -1,4 +1,4 @@
-"""`Host`'s sockets: connecting to a daemon's, asking who listens, listening ourselves, telling systemd."""
+"""Unix and TCP sockets: connecting to daemons, identifying listeners, listening, notifying systemd."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def listener(
     found: os.stat_result | None,
     connect: Callable[[str, float], socket.socket] = connect_unix,
 ) -> tuple[str, int]:
-    """The state of what `stat` found at `path`, and who listens there; see `Host.listener`."""
+    """The state of what `stat` found at `path`, and the listening process; see `Host.listener`."""
     if found is None:
         return "absent", 0
     if not stat.S_ISSOCK(found.st_mode):
@@ -61,7 +61,7 @@ def refuses(path: Path) -> bool:
 
 
 def _peer(connection: socket.socket) -> int:
-    """The process that called listen(2) on the other side (unix(7)); 0 if it lives in a namespace unseen."""
+    """The process that called listen(2) on the other side (unix(7)); 0 if it is in another namespace."""
     size = struct.calcsize("3i")
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(pid)
@@ -104,8 +104,8 @@ def listen_tcp(address: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A listening socket, born 0600: bind(2) takes the mode that the descriptor has. A dead socket in its
-    place goes; what is no socket, or is listened on, stays and is a `PreconditionError`."""
+    """A listening socket, created with mode 0600: bind(2) uses the mode that the descriptor has. A dead
+    socket at the path is removed; anything else, or a socket in use, stays and is a `PreconditionError`."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(listening.fileno(), 0o600)

@@ -46,7 +46,7 @@ def find_program(name: str, path: str) -> tuple[str, str]:
     Both are empty if there is no such program.
     """
     if name in (sys.executable, os.path.realpath(sys.executable)):
-        return name, ""  # it runs already
+        return name, ""  # it is running already
     if "/" in name:
         places = [("", os.path.abspath(name))]  # noqa: PTH100
     else:
@@ -63,7 +63,7 @@ def find_program(name: str, path: str) -> tuple[str, str]:
 
 
 def safe_path(path: str) -> str:
-    """PATH without the directories in which another user can put a program (sticky ones are such, too), and
+    """PATH without the directories in which another user can put a program (including sticky ones), and
     without missing ones: our children search it, too."""
     return ":".join(
         entry for entry in path.split(":") if entry.startswith("/") and not refusal(entry, directory=True)
@@ -118,7 +118,7 @@ def _number(path: str, default: int) -> int:
 
 
 def advice(reason: str) -> str:
-    """What to do about a program that isn't run for this reason."""
+    """Hint for a program that isn't run for this reason."""
     if _UNMAPPED in reason:
         return "run gpunode on the node itself, or map the owner into the container's user namespace"
     return "make root the only owner and writer of it and its directories: chown root:root, chmod go-w"
@@ -129,9 +129,10 @@ def advice(reason: str) -> str:
 
 @contextmanager
 def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> Iterator[Place]:
-    """The place to write to; see `walk`. `PreconditionError` for a path through another user's symlink.
+    """The place to write to; see `walk`.
 
-    A link at the end is only followed with `follow`, and never in a shared directory.
+    `PreconditionError` for a path through another user's symlink. A link at the end is followed only with
+    `follow`, and never in a shared directory.
     """
 
     def check(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
@@ -160,7 +161,7 @@ def is_shared(directory: os.stat_result) -> bool:
 
 
 def _replaceable(directory: os.stat_result, entry: os.stat_result) -> bool:
-    """Whether another user can put something else in the place of an entry that root or we own."""
+    """Whether another user can replace an entry that root or we own."""
     return not _trusted(directory) or (_others_may_write(directory) and not _kept_apart(directory, entry))
 
 
@@ -205,7 +206,7 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
     try:
         names: list[str] = []
         todo = _parts(path)
-        link, target, after = "", "", 0  # a link that is being followed, and how many steps come after it
+        link, target, after = "", "", 0  # links that are being followed, and how many steps come after each
         for _ in range(_MAX_STEPS):
             if not todo:
                 end = "/".join((root.rstrip("/"), *names)) or "/"
@@ -296,9 +297,9 @@ def _parts(path: str) -> list[str]:
 
 
 def owner_in(status: str, unknown: int) -> int:
-    """The user on whose word a process acts, from its /proc/PID/status; `unknown` if that doesn't say.
+    """The user for whom a process acts, from its /proc/PID/status; `unknown` if that doesn't say.
 
-    Of a setuid program's ids one is still the user's who chose its arguments.
+    A setuid program's ids include that of the user who chose its arguments.
     """
     for line in status.splitlines():
         if line.startswith("Uid:"):
@@ -308,7 +309,7 @@ def owner_in(status: str, unknown: int) -> int:
 
 
 def setuid_program(pid: int) -> bool:
-    """Whether a process runs a setuid or setgid program; whoever may not see it gets no."""
+    """Whether a process runs a setuid or setgid program; False without permission to see it."""
     try:
         return bool(os.stat(f"/proc/{pid}/exe").st_mode & (stat.S_ISUID | stat.S_ISGID))  # noqa: PTH116
     except OSError:
@@ -316,7 +317,7 @@ def setuid_program(pid: int) -> bool:
 
 
 def root_directory(pid: str) -> tuple[int, int] | None:
-    """Identity of a process's root directory; None where this user may not see it."""
+    """Identity of a process's root directory; None if this user can't see it."""
     try:
         found = os.stat(f"/proc/{pid}/root")  # noqa: PTH116
     except OSError:
@@ -375,7 +376,7 @@ def readable_as(uid: int, root: str, path: str) -> Iterator[tuple[Path, int]]:
 
 @contextmanager
 def socket_as(uid: int, path: str) -> Iterator[str]:
-    """A path of ours to the socket at `path`, which `uid` must own."""
+    """A path of ours to the socket at `path`, which must belong to `uid`."""
     with opened_as(uid, "/", path) as (descriptor, _):
         found = os.fstat(descriptor)
         if not stat.S_ISSOCK(found.st_mode) or found.st_uid != uid:
@@ -384,7 +385,7 @@ def socket_as(uid: int, path: str) -> Iterator[str]:
 
 
 def _may(uid: int, found: os.stat_result, right: int) -> bool:
-    """Whether `uid` has a right, given as the bit of others."""
+    """Whether `uid` has a permission, given as the bit for others."""
     if uid == 0:
         return True
     return bool(found.st_mode & (right << 6 if found.st_uid == uid else right))

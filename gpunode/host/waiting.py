@@ -20,7 +20,7 @@ from typing import Any
 _IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE = 0x4, 0x8, 0x40, 0x80, 0x100
 _IN_DELETE, _IN_DELETE_SELF, _IN_MOVE_SELF, _IN_ONLYDIR = 0x200, 0x400, 0x800, 0x1000000
 _NAMES = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF
-# a socket that was made anew in the same inode shows no more than other attributes
+# a socket that was created again in the same inode shows only changed attributes
 _CHANGES = _NAMES | _IN_ATTRIB | _IN_CLOSE_WRITE
 
 
@@ -69,7 +69,7 @@ class Waiter:
         return min(made, default=0) >= 0
 
     def wait(self, seconds: float) -> None:
-        """Until a wake-up, a signal or a change, `seconds` at most; all that came until then are consumed."""
+        """Wait until a wake-up, a signal or a change, at most `seconds`; consumes all of them."""
         self._run_handlers()  # of signals that came before `hear_signals`
         for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
             with suppress(BlockingIOError):
@@ -79,7 +79,7 @@ class Waiter:
 
     def _run_handlers(self) -> None:
         if self._hears_signals:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # which looks for itself whether any is due
+            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # which checks by itself whether one is due
 
     def close(self) -> None:
         if self._hears_signals:

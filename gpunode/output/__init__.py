@@ -1,1 +1,1 @@
-"""What a command returns and how it is printed: terminal, JSON, YAML, HTML, Prometheus."""
+"""Results of commands and their output formats: terminal, JSON, YAML, HTML, Prometheus."""

@@ -1,7 +1,7 @@
-"""A DoctorReport as one page for a browser: no file beside it, no request, nothing lost without JavaScript.
+"""A DoctorReport as one self-contained HTML page: no other file, no request, complete without JavaScript.
 
-The text is drawn here, escaped; the script (doctor.js) only filters and copies. A page that comes by mail is
-not trusted, so its own policy allows exactly this style and this script, by their hashes, and no connection.
+The text is rendered here, escaped; the script (doctor.js) only filters and copies. A page may arrive by mail,
+so its own policy allows exactly this style and this script, by their hashes, and no connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-# The sections of the doctor's page as HTML, every value escaped; what a person needs first is on top.
+# Sections of the doctor's page as HTML, every value escaped; the most urgent ones first.
 
 _ORDER = ("fail", "error", "warn", "note", "waits", "skip", "pass")
 _WORDS = {
@@ -44,7 +44,8 @@ def escaped(value: object) -> str:
 
 
 def state(finding: Mapping[str, Any]) -> str:
-    """One word for the filters: the status, with notes and what waits for a cause told apart."""
+    """One word for the filters: the status, but notes and checks that wait for a cause have words of their
+    own."""
     if finding["note"]:
         return "note"
     return "waits" if finding["blockedBy"] else str(finding["status"])
@@ -52,7 +53,7 @@ def state(finding: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """What the sections share."""
+    """Data that the sections share."""
 
     envelope: Mapping[str, Any]
     findings: tuple[Mapping[str, Any], ...]
@@ -78,14 +79,14 @@ class Report:
 
 
 def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ...]) -> tuple[str, str]:
-    """The verdict in a few words, and which colour it has."""
+    """The verdict in a few words, and its colour."""
     errors = sum(state(one) in ("fail", "error") for one in findings)
     warnings = sum(state(one) == "warn" for one in findings)
     parts = [_many(errors, "error")] if errors else []
     parts += [_many(warnings, "warning")] if warnings else []
     if parts:
         return ", ".join(parts), "bad" if errors else "warn"
-    unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't say
+    unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't contain it
     if unexamined and envelope["data"]["counts"]["pass"]:
         return f"No fault found; GPUs not checked: {unexamined}", "warn"
     unread = sum(one["skipped"] == "unreadable" for one in findings)
@@ -93,7 +94,7 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
         return f"No fault found, {_many(unread, 'check')} not run", "warn"
     if not envelope["data"]["counts"]["pass"]:
         return "No check ran", "warn"
-    chosen = envelope["data"].get("selection", {})  # reports of earlier versions don't tell
+    chosen = envelope["data"].get("selection", {})  # reports of earlier versions don't contain it
     if any(chosen.values()):
         return "No fault found by the selected checks", "good"
     return "Ready: no check found a fault", "good"
@@ -146,7 +147,7 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _first(report: Report) -> Iterator[str]:
-    """The root cause, with the one command that comes first."""
+    """The root cause, with the command to run first."""
     cause = next((one for one in report.findings if one["id"] == report.data["first"]), None)
     if cause is None:
         return
@@ -188,7 +189,7 @@ def _reboot(report: Report) -> Iterator[str]:
 
 
 def _filters(report: Report) -> Iterator[str]:
-    """Hidden until the script has made them work."""
+    """Hidden until the script has initialised them."""
     layers = dict.fromkeys(one["layer"] for one in report.findings)
     yield '<form class="filters" id="filters" hidden><h2 class="unseen">Filter the checks</h2>'
     yield '<label class="text">Search <input type="search" id="text" autocomplete="off"></label>'
@@ -254,7 +255,7 @@ def _fixes(finding: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _chain(report: Report, cause: str) -> Iterator[str]:
-    """What waits for this, each below the check that it stands behind."""
+    """Checks that wait for this one, each below its nearest blocker."""
     parents: Mapping[str, str] = report.data["chains"].get(cause, {})
     if not parents:
         return
@@ -297,7 +298,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 
 def _layers(report: Report) -> Iterator[str]:
-    """Everything else, layer by layer; open layers are those with something that waits."""
+    """All other findings, by layer; layers with a waiting check are open."""
     rest = "All other checks" if report.having("fail", "error", "warn", "note") else "All checks"
     yield f'<section class="all" aria-labelledby="all"><h2 id="all">{rest}</h2>'
     for layer in dict.fromkeys(one["layer"] for one in report.findings):
@@ -368,7 +369,7 @@ def page(envelope: Mapping[str, Any]) -> str:
 
 
 def embedded(envelope: Mapping[str, Any]) -> str:
-    """JSON that can stand inside a script element: nothing in it ends the element or a line of JavaScript."""
+    """JSON that is safe inside a script element: nothing in it ends the element or a line of JavaScript."""
     text = json.dumps(envelope, ensure_ascii=False, separators=(",", ":"))
     text = text.encode("utf-8", "backslashreplace").decode()
     for char in "<>&\u2028\u2029":
@@ -381,7 +382,7 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a Content-Security-Policy names a source (CSP3, "hash-source")."""
+    """Hash of a source in a Content-Security-Policy (CSP3, "hash-source")."""
     import base64
     import hashlib
 
@@ -389,7 +390,7 @@ def _hash(text: str) -> str:
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> Iterator[str]:
-    """The template with each ``{{name}}`` replaced, once: what is put in is never looked at again."""
+    """The template with each ``{{name}}`` replaced once: inserted text isn't searched again."""
     pieces: Sequence[str] = template.split("{{")
     yield pieces[0]
     for piece in pieces[1:]:

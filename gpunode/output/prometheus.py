@@ -1,6 +1,6 @@
-"""A DoctorReport as metrics, in Prometheus' text format, for the textfile collector of its node exporter.
+"""A DoctorReport as metrics in Prometheus' text format, for the textfile collector of its node exporter.
 
-No sample carries a time: the collector refuses a file with one. docs/doctor.md lists the metrics.
+No sample has a timestamp: the collector refuses a file with one. docs/doctor.md lists the metrics.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _node(data: Mapping[str, Any]) -> Iterator[Family]:
 
 
 def _engines(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Each name and version once: two rootless daemons would be the same series twice."""
+    """Each name and version once: two rootless daemons would produce the same series twice."""
     return list({(one["name"], one["version"]): one for one in node["engines"]}.values())
 
 
@@ -116,7 +116,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Prometheus' three escapes; bytes that are no UTF-8 are shown, since the file has to be."""
+    """Prometheus' three escapes; bytes that are not UTF-8 are escaped too, because the file must be UTF-8."""
     value = value.encode("utf-8", "backslashreplace").decode()
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", " ")
 

@@ -1,7 +1,8 @@
-"""Results for people and programs. The only module that writes to stdout; imports rich only for a terminal.
+"""Output of results for users and programs. The only module that writes to stdout; imports rich only for a
+terminal.
 
-Data goes to stdout, everything else to stderr. Text that came from a file or a daemon is untrusted: control
-characters are shown as ``\\x1b`` and never reach the terminal.
+Data goes to stdout, everything else to stderr. Text from a file or a daemon is untrusted: control characters
+are shown as ``\\x1b`` and never reach the terminal.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, TextIO
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.output.result import Block, Cell, Diff, Result, Style, Table, Text
 
-# The two choices of how to print. A module of its own: the command line needs it before anything else.
+# Output formats and colour. They come first, because the command line needs them before anything else.
 
 
 class Output(StrEnum):
-    """``-o``: how a result is written. Only some commands have a page and metrics (`Result.documents`)."""
+    """``-o``: the output format. Only some commands have a page and metrics (`Result.documents`)."""
 
     TABLE = "table"
     JSON = "json"
@@ -40,11 +41,11 @@ class PlainOutput(StrEnum):
 
 
 ENVELOPES = (Output.JSON, Output.YAML)
-"""The forms that every command has for programs."""
+"""The machine-readable forms that every command has."""
 
 
 def output_for(path: str) -> Output | None:
-    """The form that a file's name asks for, None if it asks for none."""
+    """The format for a file's suffix, None if the suffix has none."""
     ends = {".json": Output.JSON, ".yaml": Output.YAML, ".yml": Output.YAML, ".html": Output.HTML}
     ends |= {".htm": Output.HTML, ".prom": Output.PROMETHEUS, ".txt": Output.TABLE}
     return next((form for end, form in ends.items() if path.endswith(end)), None)
@@ -74,7 +75,7 @@ _UNSEEN = {
     for part in ((0x7F, 0xA0), (0x202A, 0x202F), (0x2066, 0x206A))
     for one in range(*part)
 }
-"""What JSON may hold as it is and a terminal takes for commands: DEL, C1 controls, turns of direction."""
+"""Characters that JSON may contain unescaped and a terminal interprets: DEL, C1 controls, text direction."""
 _FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
 _ALIVE_SECONDS = 20.0  # a log is not to fill, and nobody is to think that it hangs
 _ALIVE_WIDTH = 160
@@ -92,9 +93,9 @@ def wants_color(color: Color, stream: TextIO, environ: Mapping[str, str]) -> boo
 
 
 def render(result: Result, output: Output, color: Color) -> None:
-    """Write a result to stdout in the asked form, and its messages to stderr when people read it.
+    """Write a result to stdout in the requested format, and its messages to stderr in the table format.
 
-    `ConfigError` where stdout takes no more, such as a file on a full disk.
+    `ConfigError` if stdout can't be written, for example on a full disk.
     """
     try:
         if output is Output.TABLE:
@@ -112,9 +113,9 @@ def render(result: Result, output: Output, color: Color) -> None:
 
 
 def output_failed(error: OSError) -> ConfigError | None:
-    """What to report of a failed write to stdout: nothing if its reader has seen enough (`| head`).
+    """Error for a failed write to stdout: none if its reader has exited (`| head`).
 
-    Nothing more is written to stdout, so that Python doesn't complain again at exit.
+    Nothing more is written to stdout, so that Python doesn't report it again at exit.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
@@ -131,7 +132,7 @@ def render_error(error: GpunodeError) -> None:
     if error.hint:
         sys.stderr.write(
             printable(f"hint: {error.hint}") + "\n"
-        )  # whole, so that a command in it can be copied
+        )  # not wrapped, so that a user can copy a command in it
 
 
 def say(text: str) -> None:
@@ -140,7 +141,8 @@ def say(text: str) -> None:
 
 
 def document(result: Result, output: Output) -> str:
-    """The whole result as one text, ending in a newline, without colour; empty if it has no such form."""
+    """The whole result as one text, ending in a newline, without colour; empty if the result has no such
+    form."""
     if output is Output.TABLE:
         lines = [printable(line) for block in result.blocks for line in plain_lines(block)]
         return "".join(f"{line}\n" for line in lines)
@@ -158,7 +160,7 @@ def document(result: Result, output: Output) -> str:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # whoever has gone can't be told; what is being done goes on
+    with suppress(OSError):  # nothing can reach a reader that has exited; the command continues
         if sys.stderr.isatty():
             width = _columns(sys.stderr)
             text = "\n".join(_wrapped(Text(line), width) for line in text.split("\n"))
@@ -167,12 +169,12 @@ def _say(text: str) -> None:
 
 
 def _columns(stream: TextIO) -> int:
-    """A serial console doesn't tell its width, and says 0."""
+    """A serial console doesn't report its width, and returns 0."""
     return os.get_terminal_size(stream.fileno()).columns or 80
 
 
 class _ChangingLine:
-    """The last line of a terminal while it is written over and over; any other text takes its place."""
+    """The last line of a terminal while it is rewritten; any other text replaces it."""
 
     def __init__(self) -> None:
         self._shown = False
@@ -191,7 +193,7 @@ class _ChangingLine:
             self._shown = False
 
 
-_LINE = _ChangingLine()  # a terminal has one
+_LINE = _ChangingLine()  # a terminal has an encoding
 
 
 def _is_changing() -> bool:
@@ -211,7 +213,7 @@ def _render_blocks(blocks: tuple[Block, ...], color: bool) -> None:
     if color:
         _render_rich(blocks)
         return
-    # lines stay whole in a file or a pipe, where grep and diff want them
+    # lines are not wrapped in a file or a pipe, for grep and diff
     width = _columns(sys.stdout) if sys.stdout.isatty() else None
     for block in blocks:
         if width and isinstance(block, Text):
@@ -257,7 +259,7 @@ def _render_rich(blocks: tuple[Block, ...]) -> None:
 
 
 def _wrapped(block: Text, width: int) -> str:
-    """Words stay whole and lines keep their indent; a command stays one line, so that it can be copied."""
+    """Words are not broken and lines keep their indent; a command stays on one line for copying."""
     import textwrap
 
     text = printable(block.text)
@@ -270,7 +272,7 @@ def _wrapped(block: Text, width: int) -> str:
 
 
 def _rich_table(block: Table, width: int) -> Any:
-    """Columns are folded where the terminal is too narrow; a short first one, which names the row, is not."""
+    """Columns are folded if the terminal is too narrow, except a short first one, which names the row."""
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
@@ -300,9 +302,9 @@ def _diff_style(line: str) -> str:
 
 @dataclass(frozen=True)
 class StderrProgress:
-    """One line per finished step with its seconds; a step that fails says so and the error follows.
+    """One line per finished step with its seconds; a failed step is reported as failed and the error follows.
 
-    A terminal is told when it begins, too.
+    On a terminal the start of a step is shown too.
     """
 
     verbose: int = 0
@@ -324,7 +326,7 @@ class StderrProgress:
 
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
-        """On a terminal one line that changes, elsewhere a line every `_ALIVE_SECONDS`."""
+        """On a terminal one line that is rewritten, elsewhere a line every `_ALIVE_SECONDS`."""
         started = told = time.monotonic()
         changing = _is_changing()
 
@@ -356,7 +358,7 @@ class SilentProgress:
         yield
 
     def note(self, text: str) -> None:
-        """Nothing is said."""
+        """Nothing is printed."""
 
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:

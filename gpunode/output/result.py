@@ -1,7 +1,7 @@
-"""What a command gives back: data for programs, blocks for people, one exit code for both.
+"""Return value of a command: data for programs, blocks for users, one exit code for both.
 
-A command returns a `Result` and prints nothing; `render.py` is the only reader. `Result.envelope()` is the
-JSON contract (``apiVersion: gpunode/v1``): fields are added within v1, never removed or renamed.
+A command returns a `Result` and prints nothing; `render.py` prints it. `Result.envelope()` is the JSON
+contract (``apiVersion: gpunode/v1``): fields are added within v1, never removed or renamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ API_VERSION = "gpunode/v1"
 
 
 class ExitCode(IntEnum):
-    """What the process exits with; docs/exit-codes.md says when."""
+    """Exit codes of the process, as in docs/exit-codes.md."""
 
     OK = 0
     FAILED = 1
@@ -43,7 +43,7 @@ class Style(StrEnum):
 
 @dataclass(frozen=True)
 class Text:
-    """One line for people; leading spaces are kept."""
+    """One line of text; leading spaces are kept."""
 
     text: str
     style: Style = Style.PLAIN
@@ -51,7 +51,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Cell:
-    """One table cell with a meaning. `short` stands for it where the terminal is too narrow for all."""
+    """One table cell with a style. `short` replaces its text if the terminal is too narrow."""
 
     text: str
     style: Style = Style.PLAIN
@@ -78,7 +78,7 @@ Block = Text | Table | Diff
 
 @dataclass(frozen=True)
 class ErrorInfo:
-    """One error as programs read it; `code` is stable kebab-case."""
+    """One error for programs; `code` is stable kebab-case."""
 
     code: str
     message: str
@@ -87,10 +87,11 @@ class ErrorInfo:
 
 @dataclass(frozen=True)
 class Result:
-    """One command's outcome. `status` is ok, warn, fail or error; `data` is plain JSON or dataclasses.
+    """Result of one command.
 
-    `documents` are the forms that only some results have (html, prometheus): by name, what draws each from
-    the envelope. With `file` the result is written to that path of this machine, and not to stdout.
+    `status` is ok, warn, fail or error; `data` is plain JSON or dataclasses. `documents` are the formats that
+    only some results have (html, prometheus): by name, the function that renders each from the envelope. With
+    `file` the result is written to that path of this machine, and not to stdout.
     """
 
     kind: str
@@ -118,10 +119,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a fix does, as it is carried out: a program without a shell, or a file or a link.
+    """One step of a fix: a program without a shell, or a file or a link.
 
-    Either `argv`, or `path` with `content` (the whole file) or `link` (what the symlink shows). `disruptive`
-    as `Fix` has it.
+    Either `argv`, or `path` with `content` (the whole file) or `link` (the symlink's target). `disruptive` as
+    in `Fix`.
     """
 
     argv: tuple[str, ...] = ()
@@ -133,10 +134,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Fix:
-    """One command that mends a finding. `disruptive` is none, restart, drain or reboot.
+    """One command that fixes a finding.
 
-    A fix with `steps` can be carried out by `doctor --fix --apply`; one that is also `safe` disturbs nothing
-    that runs, can be undone, and needs no further leave.
+    `disruptive` is none, restart, drain or reboot. A fix with `steps` can be carried out by `doctor --fix
+    --apply`; one that is also `safe` disturbs nothing, can be rolled back, and needs no further permission.
     """
 
     command: str
@@ -156,7 +157,7 @@ class Evidence:
 
 
 class FindingStatus(StrEnum):
-    """What a check came to; `error` means the check itself broke."""
+    """Status of a finding; `error` means that the check itself failed."""
 
     PASS = "pass"  # noqa: S105 - a verdict, not a password
     WARN = "warn"
@@ -167,11 +168,12 @@ class FindingStatus(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of one check, in the JSON contract's field order. `severity`: error, warning or info.
+    """The result of one check, in the JSON contract's field order.
 
-    A `note` has passed and is worth knowing. `skipped` is why there is no judgement: not-applicable, blocked,
-    unreadable, left-out, hangs or nothing-to-judge; empty if there is one. `ignored` is the reason for which
-    an error only counts as a warning. `reboot`: it belongs to the section "Safe to reboot?".
+    `severity`: error, warning or info. A `note` has passed and is useful to know. `skipped` is why there is
+    no result: not-applicable, blocked, unreadable, left-out, hangs or nothing-to-judge; empty if there is
+    one. `ignored` is the reason for which an error only counts as a warning. `reboot`: it belongs to the
+    section "Safe to reboot?".
     """
 
     id: str
@@ -205,14 +207,14 @@ class Change:
 
 
 class Progress(Protocol):
-    """Tells a person what is going on, on stderr; tests pass `SilentProgress`."""
+    """Progress messages on stderr; tests pass `SilentProgress`."""
 
     def step(self, text: str) -> AbstractContextManager[None]:
-        """Announce work that may take a moment; leaving the context says how long it took."""
+        """Announce work that may take a moment; leaving the context prints its duration."""
 
     def note(self, text: str) -> None:
-        """Say one thing that a person should know now."""
+        """Print one line that the user needs now."""
 
     def following(self, text: str, name: str) -> AbstractContextManager[Callable[[str], None]]:
-        """As `step`, for what may take minutes: whoever does the work calls what this gives, as often as it
-        likes, with the last thing that it heard. `name` is what a person calls the work in a word or two."""
+        """Like `step`, for work that may take minutes: the worker calls the returned function as often as it
+        likes with the last line of output. `name` is one or two words for the work."""

@@ -39,7 +39,7 @@ _JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, whic
 
 @cache
 def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
-    """A dataclass's fields as they are named here and in JSON; None of anything else."""
+    """A dataclass's fields by their Python and JSON names; None for anything else."""
     return tuple((one.name, camel(one.name)) for one in fields(kind)) if is_dataclass(kind) else None
 
 
@@ -50,7 +50,7 @@ def camel(name: str) -> str:
 
 
 class PlainError(ValueError):
-    """Data of another shape; the message begins with the keys that lead to it, such as ``gpus[0].uuid``."""
+    """Data of another shape; the message starts with the keys that lead to it, such as ``gpus[0].uuid``."""
 
 
 def from_plain(
