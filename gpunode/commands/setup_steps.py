@@ -26,7 +26,9 @@ from gpunode.host.transaction import (
     UnitChanges,
     attempt,
     change_files,
+    not_restored,
     restore_unit_states,
+    systemctl,
     unit_states,
 )
 from gpunode.kubernetes.api import ClusterError, Json, named
@@ -350,7 +352,6 @@ def _blocks(data: ClusterObjects, missing: Sequence[Json]) -> tuple[Block, ...]:
 # The device plugin as a service of this node: its unit through the journal, and the wait for the kubelet.
 
 OPERATION = "device-plugin"
-_SYSTEMCTL_SECONDS = 60.0
 _LOOK = f"journalctl -u {UNIT} -n 20, and gpunode plugin status"
 
 
@@ -452,7 +453,7 @@ def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progres
     def activate() -> None:
         if ran:  # enabling it has not started it anew
             restarted.append(UNIT)
-            _systemctl(host, "restart", UNIT)
+            systemctl(host, "restart", UNIT)
         _wait(host, wait, progress)
 
     def plan() -> tuple[FileEdit, ...]:
@@ -462,11 +463,18 @@ def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progres
         back = engine_restart(host, progress)
         return change_files(host, OPERATION, plan, back, named_units=(UNIT,), activate=activate)
 
-    def restart(_error: BaseException) -> None:
+    def restart(error: BaseException) -> None:
         if restarted:
-            host.run(("systemctl", "restart", UNIT), timeout=_SYSTEMCTL_SECONDS)
+            _or_not_restored(error, lambda: systemctl(host, "restart", UNIT))
 
     return attempt(write, restart)
+
+
+def _or_not_restored(error: BaseException, undo: Callable[[], None]) -> None:
+    try:
+        undo()
+    except DaemonError as problem:
+        raise not_restored(error, (problem,)) from error
 
 
 def _enable(host: Host, wait: float, progress: Progress) -> None:
@@ -477,18 +485,11 @@ def _enable(host: Host, wait: float, progress: Progress) -> None:
         _wait(host, wait, progress)
 
     def back(error: BaseException) -> None:
-        restore_unit_states(host, before)
+        _or_not_restored(error, lambda: restore_unit_states(host, before))
         if isinstance(error, DaemonError):
             raise RolledBackError(f"{error}; the service is as before", hint=_LOOK) from error
 
     attempt(enable, back)
-
-
-def _systemctl(host: Host, *words: str) -> None:
-    done = host.run(("systemctl", *words), timeout=_SYSTEMCTL_SECONDS)
-    if not done.ok:
-        said = (done.stderr or done.stdout).strip()[-500:]
-        raise DaemonError(f"systemctl {' '.join(words)} failed: {said or f'status {done.code}'}", hint=_LOOK)
 
 
 def _wait(host: Host, wait: float, progress: Progress) -> None:

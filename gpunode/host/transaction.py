@@ -132,19 +132,17 @@ class UnitChanges:
         """`DaemonError` if systemd refuses a unit that is to be enabled."""
         if not _acts(host) or not (self.enable or self.disable or self.read):
             return
-        commands: list[tuple[str, ...]] = [("systemctl", "daemon-reload")]
+        commands: list[tuple[str, ...]] = [("daemon-reload",)]
         now = tuple(unit for unit in self.enable if unit not in _NOT_NOW)
         later = tuple(unit for unit in self.enable if unit in _NOT_NOW)
-        commands += [("systemctl", "enable", "--now", *now)] if now else []
-        commands += [("systemctl", "enable", *later)] if later else []
-        for argv in commands:
-            answer = host.run(argv, timeout=_SYSTEMCTL_SECONDS)
-            if not answer.ok and self.enable:
-                said = (answer.stderr or answer.stdout).strip()[-500:]
-                raise DaemonError(
-                    f"{' '.join(argv)} failed: {said or f'status {answer.code}'}",
-                    hint=f"look at them: systemctl status {' '.join(self.enable)}",
-                )
+        commands += [("enable", "--now", *now)] if now else []
+        commands += [("enable", *later)] if later else []
+        for command in commands:
+            try:
+                systemctl(host, *command)
+            except DaemonError:
+                if self.enable:
+                    raise
 
 
 @dataclass(frozen=True)
@@ -171,12 +169,24 @@ def unit_states(host: Host, units: Iterable[str]) -> dict[str, UnitBefore]:
 
 
 def restore_unit_states(host: Host, states: Mapping[str, UnitBefore]) -> None:
-    """Stop and disable the units that were not active or not enabled."""
+    """Stop and disable the units that were not active or not enabled. `DaemonError` if systemd refuses."""
     for unit, state in states.items():
         if not state.active:
-            host.run(("systemctl", "stop", unit), timeout=_SYSTEMCTL_SECONDS)
+            systemctl(host, "stop", unit)
         if not state.enabled:
-            host.run(("systemctl", "disable", unit), timeout=_SYSTEMCTL_SECONDS)
+            systemctl(host, "disable", unit)
+
+
+def systemctl(host: Host, *arguments: str) -> None:
+    """Run systemctl. `DaemonError` with its output if it fails."""
+    answer = host.run(("systemctl", *arguments), timeout=_SYSTEMCTL_SECONDS)
+    if not answer.ok:
+        output = (answer.stderr or answer.stdout).strip()[-500:] or f"status {answer.code}"
+        units = [one for one in arguments[1:] if not one.startswith("-")]
+        raise DaemonError(
+            f"systemctl {' '.join(arguments)} failed: {output}",
+            hint=f"see why: {' '.join(('systemctl status', *units))}",
+        )
 
 
 def _acts(host: Host) -> bool:
@@ -233,10 +243,10 @@ def restore(
         journal.restore(entry)
         foreign = {path: _changed(entry, path) for path in journal.foreign(entry)}
         daemon = _error_of(lambda: restart(entry))
-        restored = Restored(foreign, _error_of(lambda: units.after_files(host)), daemon)
-        restore_unit_states(host, units_before)
+        enabling = _error_of(lambda: units.after_files(host))
+        disabling = _error_of(lambda: restore_unit_states(host, units_before))
         journal.mark(entry, state)
-    return restored
+    return Restored(foreign, enabling or disabling, daemon)
 
 
 def _error_of(do: Callable[[], None]) -> GpunodeError | None:

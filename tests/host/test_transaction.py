@@ -218,9 +218,12 @@ class Systemd(Host):
     """Answers as a systemd that knows one unit."""
 
     enabled = active = False
+    refuses = ""
 
     def run(self, argv: Sequence[str], **_: object) -> Completed:
         verb, now = argv[1], "--now" in argv
+        if verb == self.refuses:
+            return Completed(tuple(argv), 1, "", f"Failed to {verb} unit.")
         if verb in ("enable", "disable"):
             self.enabled = verb == "enable"
         if verb in ("start", "stop") or now:
@@ -312,3 +315,19 @@ def test_a_signal_that_its_handler_does_not_raise_keeps_the_next_ones() -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert seen == [signal.SIGHUP, signal.SIGHUP]
+
+
+def test_a_unit_that_does_not_stop_is_named_and_no_rollback_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "_acts", lambda _host: True)
+    host = Systemd(tmp_path, environ={})
+    host.refuses = "stop"
+    edit = FileEdit(f"/etc/systemd/system/{UNIT}", b"old", b"new")
+    host.make_dirs("/etc/systemd/system")
+    host.write_atomic(edit.path, b"old")
+    with pytest.raises(NotRestoredError, match=f"no start; rolled back, but systemctl stop {UNIT}") as caught:
+        change_files(host, "test", lambda: (edit,), nothing, named_units=(UNIT,), activate=fail)
+    assert caught.value.hint == f"see why: systemctl status {UNIT}"
+    with pytest.raises(NotRestoredError, match=f"rolled back, but systemctl stop {UNIT} failed"):
+        setup_steps._enable(host, 0.0, SilentProgress())
