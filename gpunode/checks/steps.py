@@ -32,7 +32,7 @@ def carry_out(
 ) -> CarriedOut:
     """Write files first, then create links and run programs in their order; roll back on failure.
 
-    `restart` restores what a killed run of another command left; see `host.transaction.begin`.
+    `restart` restarts the engine of another command's killed run; see `host.transaction.begin`.
     `DaemonError` for a program that fails, or `RolledBackError` if files were rolled back because of it.
     `PreconditionError` if this user has no permission.
     """

@@ -320,7 +320,7 @@ def roll_back(
 ) -> Result:
     """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
 
-    Without a `name` it is the last entry. `ConfigError` if someone changed one of them since: nothing is
+    Without a `name` it is the last entry. `ConfigError` if another program changed one since: nothing is
     restored then.
     """
     if not dry_run and _killed(Journal.of(host), name):
@@ -338,14 +338,14 @@ def roll_back(
         def plan(active: Active | None) -> Plan:
             return Original(back.edits, back.units).plan(engines[0], back.names, active)
 
-        def in_force(active: Active) -> bool:
+        def is_active(active: Active) -> bool:
             return all(_is_as_before(active, manifest, name) for name in back.names)
 
         intent = Intent(
             "rollback",
             back.names,
             plan,
-            in_force,
+            is_active,
             kind="Rollback",
             done=lambda: back.finish(journal),
             notes=(*_also(back), *_bereft(back, journal)),
@@ -399,7 +399,7 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
 
 
 def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) -> Result:
-    """Restore an entry of no engine: nobody has to be asked or restarted."""
+    """Restore an entry of no engine: no daemon is queried or restarted."""
     journal = Journal.of(host)
     back = functools.cache(lambda: past(host, journal, entry))  # looked at once, under the lock
     did = change_files(

@@ -384,7 +384,7 @@ class _Run:
         self._labels, self._progress = labels, progress
         self._room = Room(host, progress)
         self._tools = Tools(
-            open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, tell=progress.step
+            open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, announce=progress.step
         )
         self._keeper = apply.Keeper(host, _again(request, labels, chosen.label))
         self._rests = bool(self._keeper.drained.again)  # and is to be started again at the end

@@ -98,7 +98,7 @@ class Step:
 class StepReport:
     """What became of a step, for programs; `result` is that command's own data, null if it wasn't run.
 
-    `state`: right (skipped), done, planned (a dry run), left (for somebody else), failed, interrupted, or
+    `state`: right (skipped), done, planned (a dry run), left (to the user), failed, interrupted, or
     waiting (for an earlier one).
     """
 
@@ -438,7 +438,7 @@ def _runs(host: Host) -> bool:
 
 
 def _commands(host: Host, edit: FileEdit) -> tuple[str, ...]:
-    """What is run beside writing the file; a running plugin is started anew if its unit changes."""
+    """What is run beside writing the file; a running plugin is restarted if its unit changes."""
     if edit.action == "unchanged":
         return (f"systemctl enable --now {UNIT}",)
     again = (f"systemctl restart {UNIT}",) if _runs(host) else ()
@@ -451,7 +451,7 @@ def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progres
     restarted: list[str] = []
 
     def activate() -> None:
-        if ran:  # enabling it has not started it anew
+        if ran:  # enabling it has not restarted it
             restarted.append(UNIT)
             systemctl(host, "restart", UNIT)
         _wait(host, wait, progress)
@@ -556,7 +556,7 @@ class Serving:
 
 
 def serving(host: Host) -> Serving:
-    """As the kubelet tells it now; where nobody may be asked, as the node's files do."""
+    """As the kubelet reports it now; where it can't be queried, as the node's files say."""
     node = Node(host)
     allocatable = node.allocatable
     known = allocatable is not None and (

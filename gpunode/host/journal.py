@@ -1,9 +1,10 @@
-"""A write-ahead journal: what files were before gpunode changed them, and how far a change came.
+"""Write-ahead journal: what files held before gpunode changed them, and the state of each change.
 
 Each operation has a directory (0700) `<UTC time>-<operation>` with copies of the files and `manifest.json`
 (0600), which is complete on disk before the first file is touched. `state` goes begun -> applied ->
-committed, or to rolled-back. Whoever holds the lock and finds an entry begun or applied has found the remains
-of a process that was killed. Back-ups never lie beside the files: containerd and CRI-O would load them.
+committed, or to rolled-back; a later rollback of a committed entry goes by applied too. An entry that is
+begun or applied while no process holds the lock is of a process that was killed. Backups are never beside
+the files: containerd and CRI-O would load them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _is(value: Any, kind: type) -> bool:
 
 STATE_DIRECTORY = "/var/lib/gpunode"
 LOCK = "/run/gpunode/lock"  # in our own directory: every user can create files in /run/lock
-KEEP = 50  # undoing needs the entries that tell what was there before the first change
+KEEP = 50  # a rollback needs the entries with the content before the first change
 LIST_HINT = "see what there is: gpunode journal list"
 OPEN_STATES = ("begun", "applied")
 
@@ -76,8 +77,8 @@ class FileEdit:
 
     `interim` is what the daemon must read when it reloads, where reading `after` would not undo what it
     remembers (dockerd keeps a runtime whose key is gone from its file); `undo` is the same for the way back.
-    `generated` marks a file that is written anew whenever the node changes, such as a CDI specification: on
-    the way back a newer one is no stranger's. `beside` marks a file that no engine reads as configuration:
+    `generated` marks a file that is written again whenever the node changes, such as a CDI specification: a
+    rollback treats a newer one as gpunode's own. `beside` marks a file that no engine reads as configuration:
     the specification, and the systemd units that keep it fresh.
     """
 
@@ -152,7 +153,7 @@ class Entry:
     def stays(self) -> bool:
         """Whether a killed run's files stay: the packages that came with them need their repository.
 
-        What is still missing is found by whoever plans anew.
+        The next run plans what is still missing.
         """
         return bool(self.manifest.get("stays"))
 
@@ -206,7 +207,7 @@ class Journal:
         )
 
     def _back_up(self, directory: str, number: int, edit: FileEdit) -> dict[str, Any]:
-        found = self.host.stat(edit.path)
+        status = self.host.stat(edit.path)
         backup = ""
         if edit.before is not None:
             backup = f"{number:02}-{edit.path.rpartition('/')[2]}"
@@ -214,9 +215,9 @@ class Journal:
         return {
             "path": edit.path,
             "existed": edit.before is not None,
-            "mode": stat.S_IMODE(found.st_mode) if found else 0o644,
-            "uid": found.st_uid if found else 0,
-            "gid": found.st_gid if found else 0,
+            "mode": stat.S_IMODE(status.st_mode) if status else 0o644,
+            "uid": status.st_uid if status else 0,
+            "gid": status.st_gid if status else 0,
             "before": digest(edit.before),
             "after": digest(edit.after),
             "interim": [digest(text) for text in (edit.interim, edit.undo) if text is not None],
@@ -236,7 +237,7 @@ class Journal:
         return missing
 
     def tidy(self, entry: Entry) -> None:
-        """Remove the directories that an operation made, if nothing lies in them any more."""
+        """Remove the directories that an operation made, if they are empty."""
         made = {path for file in entry.files for path in file.get("directories", ())}
         for path in sorted(made, key=len, reverse=True):
             self.host.remove_empty_directory(path)
@@ -253,8 +254,8 @@ class Journal:
 
     def entries(self) -> tuple[Entry, ...]:
         """All complete entries, oldest first; a directory without a manifest never began."""
-        found = (self._load(name) for name in self.host.listdir(self.directory))
-        return tuple(sorted((entry for entry in found if entry is not None), key=lambda one: one.sequence))
+        loaded = (self._load(name) for name in self.host.listdir(self.directory))
+        return tuple(sorted((entry for entry in loaded if entry is not None), key=lambda one: one.sequence))
 
     def _load(self, name: str) -> Entry | None:
         text = self.host.read_text(f"{self.directory}/{name}/manifest.json")
@@ -290,7 +291,7 @@ class Journal:
         )
 
     def elsewhere(self) -> str:
-        """Where else there is a journal, for somebody who misses an entry; empty for the node's own."""
+        """Where another journal is, for a user who misses an entry; empty for the node's own."""
         if self.host.environ.get("GPUNODE_STATE_DIR"):
             return "GPUNODE_STATE_DIR chose this journal; without it the node's own is used"
         if _is_users(self.host):
@@ -371,11 +372,11 @@ class Journal:
     def own(self, entry: Entry) -> None:
         """Give restored files the owner and mode they had."""
         for file in entry.files:
-            found = self.host.stat(file["path"])
+            status = self.host.stat(file["path"])
             then = (file["uid"], file["gid"], file["mode"])
-            if not file["existed"] or found is None:
+            if not file["existed"] or status is None:
                 continue
-            if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == then:
+            if (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == then:
                 continue
             data = self.host.read_bytes(file["path"])
             if data is not None and digest(data) == file["before"]:
@@ -391,7 +392,7 @@ class Journal:
     def prune(self, keep: int = KEEP) -> None:
         """Forget finished entries beyond `keep`, and what never became one. Needs the lock.
 
-        The newer half is kept. Of the others those go last that tell what an engine had before.
+        The newer half is kept. Of the others, entries with an engine's previous files are removed last.
         """
         for name in self.host.listdir(self.directory):
             manifest = f"{self.directory}/{name}/manifest.json"
@@ -417,7 +418,7 @@ def state_of(file: Mapping[str, Any], content: bytes | None) -> str:
 
 
 def state_directory(host: Host) -> str:
-    """Where the journal lies; ``GPUNODE_STATE_DIR`` moves it (and the lock).
+    """The directory of the journal; ``GPUNODE_STATE_DIR`` moves it (and the lock).
 
     An ordinary user's, about their rootless Docker, is below ``$XDG_STATE_HOME``, else ~/.local/state.
     """

@@ -27,7 +27,7 @@ from gpunode.host.journal import OPEN_STATES, Entry, FileEdit, Journal, lock_pat
 
 LOCK_SECONDS = 30.0
 _SYSTEMCTL_SECONDS = 60.0
-# takes the lock that whoever installs it holds, and has nothing to do before the next boot
+# needs the lock that the command which installs it holds, and has nothing to do before the next boot
 _NOT_NOW = frozenset({"gpunode-mig.service"})
 
 _Outcome = TypeVar("_Outcome")

@@ -43,12 +43,12 @@ class LayoutRequest:
 @dataclass(frozen=True)
 class Tools:
     """`open` opens NVML anew; none is open when `reset` resets GPUs. `uninterrupted` lets signals wait,
-    `tell` announces a step."""
+    `announce` shows a step."""
 
     open: Callable[[], MigSession]
     reset: Callable[[Sequence[GpuLayout]], None]
     uninterrupted: Callable[[], AbstractContextManager[None]]
-    tell: Callable[[str], AbstractContextManager[None]]
+    announce: Callable[[str], AbstractContextManager[None]]
 
 
 class HalfDone(GpunodeError):
@@ -113,7 +113,7 @@ def _forward(tools: Tools, plans: Sequence[GpuPlan], skip_reset: bool, mode_only
         for plan in plans:
             for step in plan.steps:
                 if step.action in ("enable", "disable"):
-                    with tools.tell(f"GPU {plan.gpu.index}: {step.text}"):
+                    with tools.announce(f"GPU {plan.gpu.index}: {step.text}"):
                         change = session.set_mode(plan.gpu.uuid, plan.wish.enabled)
                     waiting += [plan.gpu] if change.current != plan.wish.enabled else []
                 elif step.action.startswith("destroy"):
@@ -197,7 +197,7 @@ def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
 
 def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int], int]) -> None:
     """One step on instances; `made` has the ids of new GPU instances by UUID and start."""
-    with tools.tell(f"GPU {step.gpu}: {step.text}"):
+    with tools.announce(f"GPU {step.gpu}: {step.text}"):
         if step.action == "destroy-compute":
             assert step.gi is not None and step.ci is not None
             session.destroy_compute_instance(step.uuid, step.gi, step.ci)
@@ -296,7 +296,7 @@ def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLa
         return False
     for step in towards(seen, seen.instances, ())[0]:
         _do(tools, session, step, {})
-    with tools.tell(f"GPU {gpu.index}: switch MIG {'on' if gpu.current else 'off'} again"):
+    with tools.announce(f"GPU {gpu.index}: switch MIG {'on' if gpu.current else 'off'} again"):
         return session.set_mode(gpu.uuid, gpu.current).current != gpu.current
 
 

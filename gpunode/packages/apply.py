@@ -1,6 +1,6 @@
 """Carrying out what installs or removes packages: files through the journal, commands under one lock.
 
-What fails takes the packages back as far as the manager can, then the files.
+A failure rolls back the packages as far as the manager can, then the files.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def carry_out(
 ) -> CarriedOut:
     """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
 
-    `restart` is for what a killed run of another command left; see `host.transaction.begin`.
-    `give_up` takes back first what only the caller knows of. Ctrl-C lets the command at work end, and stops
+    `restart` restarts the engine of another command's killed run; see `host.transaction.begin`.
+    `give_up` first undoes what only the caller knows of. Ctrl-C lets the command at work end, and stops
     before the next. An error that leaves packages changed says which. The journal tells before the first
     command what is to be done, also where there are no files: a run that is killed leaves packages that
     somebody must know of.
@@ -150,14 +150,14 @@ class _Work:
     def _whole(self, command: Command) -> Iterator[None]:
         """It isn't interrupted, and whoever tries is told at once what comes of it."""
 
-        def tell(name: str) -> None:
-            then = "what was done is being taken back"
+        def report(name: str) -> None:
+            then = "what was done is being rolled back"
             if not self._ending:
                 self._stopped_by = name
-                then = "if a step is left after it, that isn't begun, and what was done is taken back"
+                then = "if a step is left after it, that isn't begun, and what was done is rolled back"
             self._say(name, f"{command.name} is left to end, half of it would be worse; {then}")
 
-        with uninterrupted(tell):
+        with uninterrupted(report):
             yield
 
     def _say(self, name: str, what: str) -> None:
@@ -168,18 +168,18 @@ class _Work:
         """All commands, or all packages as before."""
 
         def shield() -> AbstractContextManager[None]:
-            return uninterrupted(lambda name: self._say(name, "what was done is being taken back"))
+            return uninterrupted(lambda name: self._say(name, "what was done is being rolled back"))
 
-        attempt(lambda: self.act(self._run), self._take_back, shield)
+        attempt(lambda: self.act(self._run), self._roll_back, shield)
 
-    def _take_back(self, error: BaseException) -> None:
+    def _roll_back(self, error: BaseException) -> None:
         self._ending = True
         if not self._started:
             return
         try:
             self.give_up(self._run)
         except GpunodeError as trouble:
-            self.job.progress.note(f"not taken back: {trouble.message}")
+            self.job.progress.note(f"not rolled back: {trouble.message}")
         try:
             _packages_back(self.job, self._run, error)
         except PackagesError as left:
@@ -255,7 +255,7 @@ def _packages_back(job: Job, run: Run, error: BaseException) -> None:
 
 
 def back(manager: Manager, now: Mapping[str, PackageState], before: Mapping[str, str]) -> tuple[Command, ...]:
-    """The commands that undo a half-done transaction: out with what was not there, then the old versions."""
+    """The commands that undo a incomplete transaction: out with what was not there, then the old versions."""
     wrong = _different(now, before)
     out = [name for name in wrong if not before.get(name)]
     again = [Wanted(name, before[name]) for name in wrong if before.get(name)]

@@ -31,7 +31,7 @@ _SETTLE_SECONDS = 8.0  # a daemon that answers but lacks the runtime may still b
 
 @dataclass(frozen=True)
 class Applied:
-    """What was done. `seconds` is how long the restart took; `active` is None if nobody was asked."""
+    """What was done. `seconds` is the restart's duration; `active` is None if the daemon wasn't queried."""
 
     journal: str = ""
     performed: bool = False
@@ -41,19 +41,19 @@ class Applied:
 
 @dataclass(frozen=True)
 class Job:
-    """A plan with everything needed to carry it out and to take it back.
+    """A plan with everything needed to carry it out and to roll it back.
 
-    `in_force` judges what the daemon answers. Without a `restarter` files are written and nothing is asked.
+    `is_active` judges the daemon's answer. Without a `restarter` only files are written.
     """
 
     host: Host
     engine: Engine
     plan: Plan
     operation: str
-    in_force: Callable[[Active], bool]
+    is_active: Callable[[Active], bool]
     restarter: Restarter | None
     progress: Progress
-    ask: bool = True
+    query: bool = True
     context: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,20 +97,20 @@ def apply(job: Job, journal: Journal) -> Applied:
 
 
 def _activate(job: Job) -> tuple[float, Active | None]:
-    """Restart or reload, and wait until the daemon says that it has what was wanted."""
+    """Restart or reload, and wait until the daemon says that it has what was configured."""
     if job.restarter is None or job.plan.verb == "none":
         return 0.0, None
     seconds = 0.0
     if job.plan.verb != "wait":
         with job.progress.step(job.restarter.shown(job.plan.verb)):
             seconds = job.restarter.perform(job.plan.verb)
-    if not job.ask:
+    if not job.query:
         job.host.sleep(_RELOAD_SECONDS if job.plan.verb == "reload" else 0.0)
         return seconds, None
-    with job.progress.step(f"asking {job.plan.engine}"):
+    with job.progress.step(f"querying {job.plan.engine}"):
         patience = _ANSWER_SECONDS if job.plan.verb == "wait" else _SETTLE_SECONDS
-        active = wait_for_answer(job.host, job.engine, job.in_force, patience)
-    if not job.in_force(active):
+        active = wait_for_answer(job.host, job.engine, job.is_active, patience)
+    if not job.is_active(active):
         listed = ", ".join(active.handlers) or "none"
         raise DaemonError(
             f"{job.plan.engine} answers, but not with what was configured (runtimes: {listed};"
@@ -152,12 +152,12 @@ def roll_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: 
         engine = job.plan.engine
         try:
             entry = next(one for one in journal.entries() if one.id == name)
-            found = restore(journal, entry, functools.partial(_restart_with_old_files, job)).problems
+            remaining = restore(journal, entry, functools.partial(_restart_with_old_files, job)).problems
         except GpunodeError as failure:  # the others must be rolled back all the same
-            found = (GpunodeError(f"{engine} was not rolled back: {failure.message}", hint=failure.hint),)
+            remaining = (GpunodeError(f"{engine} was not rolled back: {failure.message}", hint=failure.hint),)
         else:
             job.progress.note(f"{engine} was rolled back as well")
-        problems += found
+        problems += remaining
     if problems:
         raise not_restored(error, problems) from error
     if written and isinstance(error, GpunodeError) and not isinstance(error, _ROLLED_BACK):
@@ -247,7 +247,7 @@ def restarter_of(host: Host, command: str, engine: Engine) -> Restarter:
     return Restarter(host, engine.daemon, again, command)
 
 
-def ask_if_up(engine: Engine) -> Active | None:
+def query_if_up(engine: Engine) -> Active | None:
     """What the daemon says now; None if it doesn't run, isn't reachable or must not be contacted."""
     if not engine.host.live:
         return None
@@ -261,7 +261,7 @@ def _restart_after_recovery(engine: Engine, restarter: Restarter, verb: str) -> 
     """A reload is rolled back by a reload: a restart of Docker would stop its containers."""
     if verb == "wait":
         return  # the program that reads the files next reads the old ones
-    if verb != "reload" or ask_if_up(engine) is None:
+    if verb != "reload" or query_if_up(engine) is None:
         restarter.perform("restart")
         return
     from gpunode.runtime.docker import for_reload

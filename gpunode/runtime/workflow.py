@@ -1,4 +1,4 @@
-"""The whole way of one change: lock, recover, find, plan, check, apply, report. One engine or several.
+"""All steps of one change: lock, recover, find, plan, check, apply, report. One engine or several.
 
 With several, all are planned and validated before the first byte is written, and a failure of one rolls back
 the others as well.
@@ -19,8 +19,8 @@ from gpunode.runtime.apply import (
     Applied,
     Job,
     apply,
-    ask_if_up,
     engine_restart,
+    query_if_up,
     restarter_of,
     roll_back_all,
 )
@@ -188,7 +188,7 @@ class Intent:
     operation: str
     names: tuple[str, ...]
     plan: Callable[[Active | None], Plan]
-    in_force: Callable[[Active], bool]
+    is_active: Callable[[Active], bool]
     expected: Wanted | None = None
     kind: str = "RuntimeConfiguration"
     require: Callable[[], None] = lambda: None
@@ -244,7 +244,7 @@ def _require_rights(host: Host, request: Request) -> None:
 def _task(host: Host, request: Request, engine: Engine, intent: Intent) -> Task:
     shown = intent.plan(None) if request.dry_run and engine.daemon.name not in _ASKED_ANYWAY else None
     quick = shown is not None and shown.changed
-    active = None if quick else ask_if_up(engine)
+    active = None if quick else query_if_up(engine)
     plan = shown if quick and shown else intent.plan(active)
     return Task(engine, intent, plan, active, restarter_of(host, request.restart_command, engine))
 
@@ -303,7 +303,7 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
         engine,
         plan,
         intent.operation,
-        lambda answer: intent.in_force(answer.without(plan.remaining)),
+        lambda answer: intent.is_active(answer.without(plan.remaining)),
         task.restarter if acts else None,
         progress,
         not request.no_verify,

@@ -329,5 +329,6 @@ def test_a_unit_that_does_not_stop_is_named_and_no_rollback_is_claimed(
     with pytest.raises(NotRestoredError, match=f"no start; rolled back, but systemctl stop {UNIT}") as caught:
         change_files(host, "test", lambda: (edit,), nothing, named_units=(UNIT,), activate=fail)
     assert caught.value.hint == f"see why: systemctl status {UNIT}"
+    host.active = False
     with pytest.raises(NotRestoredError, match=f"rolled back, but systemctl stop {UNIT} failed"):
         setup_steps._enable(host, 0.0, SilentProgress())

@@ -289,7 +289,7 @@ def test_a_snapshot_that_cannot_be_saved_leaves_the_one_of_an_earlier_run(
         open=lambda: cast("Any", nullcontext(session)),
         reset=lambda _gpus: None,
         uninterrupted=uninterrupted,
-        tell=lambda _text: nullcontext(),
+        announce=lambda _text: nullcontext(),
     )
     monkeypatch.setattr(Host, "write_atomic", full)
     with pytest.raises(ConfigError, match="no space left"):
