@@ -244,7 +244,7 @@ def cdi_duplicate(node: Node) -> Verdict:
         above = hidden_by(tuple(specs), spec)
         if above is not None and (above.devices, above.edits) != (spec.devices, spec.edits):
             fix = Fix(f"mv {spec.path} {spec.path}.disabled")
-            evidence = (seen(spec.path, "hidden"), seen(above.path, "the file that engines use"))
+            evidence = (seen(spec.path, "overridden"), seen(above.path, "the file that engines use"))
             return warn(
                 f"{spec.path} is overridden by {above.path}, which has different contents", *evidence, fix=fix
             )

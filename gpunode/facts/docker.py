@@ -1,4 +1,4 @@
-"""Docker on this node: which dockerd, and which daemon.json it reads."""
+"""Docker on this node: its dockerd, its daemon.json, and what the running daemon has loaded."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
 
-# dockerd's daemon.json as text: what is in it, where it is broken, and where its daemon listens.
+# dockerd's daemon.json as text: its settings, syntax errors, and the socket that its daemon listens on.
 
 DEFAULT_SOCKET = "/run/docker.sock"
-_VERSION_SECONDS = 1.0  # a dockerd that runs answers in 2 ms
+_VERSION_SECONDS = 1.0  # a running dockerd answers in 2 ms
 
 
 def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEFAULT_SOCKET) -> str:
     """The first unix socket that dockerd listens on: from -H/--host, else `hosts` in its file."""
     for address in addresses(host, argv, config):
         if address.startswith("fd://"):
-            return default  # docker.socket of the package listens there for it
+            return default  # docker.socket of the package listens there for dockerd
         path = socket_path(address)
         if path:
             return path
@@ -46,13 +46,13 @@ def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEF
 
 
 def addresses(host: Host, argv: tuple[str, ...], config: str) -> tuple[str, ...]:
-    """What dockerd was told to listen on: -H/--host, and `hosts` in its file (a file that can't be read has
-    none)."""
+    """Addresses that dockerd is configured to listen on: -H/--host, and `hosts` in its file (none in an
+    unreadable file)."""
     return (*_hosts(argv), *_hosts_in_file(host, config))
 
 
 def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
-    """Whether dockerd asks whoever comes over the network for a certificate (--tlsverify)."""
+    """Whether dockerd requires a certificate of network clients (--tlsverify)."""
     word = option_value((*argv[1:], ""), "--tlsverify")
     if word is not None:
         return word.lower() not in ("false", "0", "f")
@@ -63,13 +63,13 @@ def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
 
 
 def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
-    """Whether the socket of `socket_of` is this dockerd's: one that listens on TCP alone has none."""
+    """Whether this dockerd listens on the socket of `socket_of`: one that listens only on TCP has none."""
     found = addresses(host, argv, config)
     return not found or any(one.startswith("fd://") or one == "unix://" or socket_path(one) for one in found)
 
 
 def docker_version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
-    """The running dockerd's own word; its program is only started (35 ms) where `socket` says nothing."""
+    """Version reported by the running dockerd; its program runs (35 ms) only if `socket` reports none."""
     if host.live and process is not None and socket:
         from gpunode.daemons.docker import DockerApi
 
@@ -96,15 +96,15 @@ def _hosts_in_file(host: Host, config: str) -> list[str]:
     try:
         hosts = parse_daemon_json(host.read_text(config) or "", config, twice=True).get("hosts")
     except GpunodeError:
-        return []  # whoever edits or checks the file says what is wrong with it
+        return []  # the command that edits or checks the file reports what is wrong with it
     return [one for one in hosts if isinstance(one, str)] if isinstance(hosts, list) else []
 
 
 def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str, Any]:
-    """The object in a daemon.json; an empty file and ``null`` are {} as dockerd takes them.
+    """The object in a daemon.json; an empty file and ``null`` are {} as in dockerd.
 
-    `ConfigError` names file, line and column of what isn't JSON, and a key that stands there twice. With
-    `twice` the last one counts, as dockerd has it; whoever edits the file mustn't guess.
+    `ConfigError` names file, line and column of a syntax error, and a duplicate key. With `twice` the last
+    value is used, as in dockerd; a command that edits the file must not guess.
     """
     import json
 
@@ -147,7 +147,7 @@ def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str,
 
 
 def _twice(key: str, text: str, path: str) -> ConfigError:
-    """Names the place of the second one; without it if other objects in the file have such a key as well."""
+    """Names the position of the second one; without it if other objects in the file have such a key too."""
     import json
 
     name = re.escape(json.dumps(key, ensure_ascii=False))
@@ -173,9 +173,9 @@ def _name(value: Any) -> str:
     return names.get(type(value), "something else")
 
 
-# dockerd's command line against its file: a setting in both is fatal, whatever the two values are.
+# dockerd's command line against its file: a setting in both is fatal, even with equal values.
 
-# moby daemon/config: flags that may be repeated bear a plural name in daemon.json
+# moby daemon/config: flags that may be repeated have a plural name in daemon.json
 _PLURALS = {
     "host": "hosts",
     "label": "labels",
@@ -202,12 +202,12 @@ _BOTH_ALLOWED = {"runtimes"}  # the one directive that dockerd merges from flag 
 # objects in daemon.json that are one setting; of any other object dockerd takes the members (flatOptions)
 WHOLE = {"runtimes", "log-opts", "default-ulimits", "default-network-opts", "cluster-store-opts"}
 WHOLE |= {"features", "builder", "nri-opts"}
-# where distributions keep the flags that their unit takes from its environment
+# where distributions keep the flags that their unit reads from its environment
 _ENVIRONMENT_FILES = ("/etc/default/docker", "/etc/sysconfig/docker")
 
 
 def settings_of(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """What a command line sets, under the names that daemon.json has for it."""
+    """Settings of a command line, under their names in daemon.json."""
     found = []
     for argument in argv[1:]:
         flag = re.match(r"--([a-z0-9-]+)(?:=|$)", argument)
@@ -218,13 +218,13 @@ def settings_of(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def flag_conflicts(argv: tuple[str, ...], config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of daemon.json that dockerd was also given as a flag; it refuses to start with any of them."""
+    """Keys of daemon.json that dockerd also got as a flag; it refuses to start with any of them."""
     keys = file_settings(config)
     return tuple(key for key in settings_of(argv) if key in keys and key not in _BOTH_ALLOWED)
 
 
 def file_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a daemon.json sets: its keys, and in place of an object that only groups some, their keys."""
+    """Settings of a daemon.json: its keys, and for an object that only groups settings their keys."""
     found: list[str] = []
     for key, value in config.items():
         found += value if isinstance(value, dict) and key not in WHOLE else [key]
@@ -255,7 +255,7 @@ def flag_runtimes(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def flag_default(argv: tuple[str, ...]) -> str:
-    """What ``--default-runtime`` says; empty if it isn't given."""
+    """Value of ``--default-runtime``; empty if it isn't set."""
     return option_value(argv[1:], "--default-runtime") or ""
 
 
@@ -276,13 +276,12 @@ def flag_place(host: Host, unit: str | None, key: str) -> str:
     return ""
 
 
-# What dockerd takes in its file: 20.10 can't check a file without starting, later releases are asked.
-#
-# The names and types are those of moby v20.10.24, cmd/dockerd and daemon/config: a key must be one of its
-# flags, or the plural under which a repeatable flag stands in the file.
+# Keys that dockerd accepts in its file: 20.10 can't check a file without starting, later releases can. Names
+# and types are those of moby v20.10.24, cmd/dockerd and daemon/config: a key must be one of its flags, or the
+# plural name of a repeatable flag.
 
 TABLE = "docker_keys"
-_UNKNOWN = "don't match any configuration option: "  # dockerd's own words, with the keys behind them
+_UNKNOWN = "don't match any configuration option: "  # dockerd's own error, which names the keys
 _LISTED, _VALIDATES = (20, 10), (23,)
 _SECONDS = 5.0
 
@@ -318,9 +317,10 @@ _KIND_OF = {name: kind for kind, names in _KEYS.items() for name in names.split(
 
 
 def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Settings in a file that this dockerd doesn't know; None if that can't be told.
+    """Settings in a file that this dockerd doesn't know; None if unknown.
 
-    What is in no list is put to dockerd itself (``--validate``, 23.0 and up), which then only reads the file.
+    Keys that are in no list are checked by dockerd itself (``--validate``, 23.0 and newer), which then only
+    reads the file.
     """
     strange = tuple(
         key for key in file_settings(tree) if key not in _KIND_OF and key not in table(TABLE).rows
@@ -340,7 +340,7 @@ def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[s
 
 
 def refused_by_20(tree: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
-    """The keys that lead to what dockerd 20.10 refuses and the reason; both empty if it takes the file."""
+    """The keys that dockerd 20.10 refuses and the reason; both empty if it accepts the file."""
     for key, value in tree.items():
         if isinstance(value, dict) and key not in WHOLE:
             for inner, deeper in value.items():
@@ -373,7 +373,7 @@ def _refused(key: str, value: Any) -> str:
 
 
 def programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
-    """Programs by runtime; empty where the engine itself looks for one."""
+    """Programs by runtime; empty if the engine itself finds one."""
     entries = tree.get(key)
     return {
         name: str(entry.get("path") or "") if isinstance(entry, dict) else ""
@@ -382,7 +382,7 @@ def programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
 
 
 def nvidia_programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
-    """Those of NVIDIA's runtimes, by name or program."""
+    """Programs of NVIDIA's runtimes, by name or program."""
     found = programs(tree, key).items()
     return {name: path for name, path in found if name == "nvidia" or is_nvidia_program(path)}
 
@@ -394,7 +394,9 @@ def nvidia_programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str,
 
 CONFIG = "/var/snap/docker/current/config/daemon.json"
 SNAP_UNIT = "snap.docker.dockerd.service"
-PROGRAMS = "/snap/docker/current/usr/bin"  # what dockerd can start there: it sees no program of the host
+PROGRAMS = (
+    "/snap/docker/current/usr/bin"  # programs that dockerd can start there: it sees no program of the host
+)
 _DATA = "/var/snap/docker/"
 
 
@@ -410,7 +412,7 @@ def find_snap(host: Host, processes: Sequence[Process], config: str | None = Non
     argv = process.argv if process else ()
     return Daemon(
         name="docker",
-        binary=None,  # outside its confinement it lacks its libraries
+        binary=None,  # outside its confinement its libraries are missing
         version=_version(host),
         config_path=path,
         config_source="the docker snap" + (f", process {process.pid}" if process else ""),
@@ -428,7 +430,7 @@ def is_snap(process: Process) -> bool:
 
 
 def _version(host: Host) -> tuple[int, ...]:
-    """The snap bears dockerd's version; its description is in every mounted revision."""
+    """The snap has dockerd's version; its description is in every mounted revision."""
     described = host.read_text("/snap/docker/current/meta/snap.yaml") or ""
     found = re.search(r"^version: *['\"]?([^'\"\n]+)", described, re.MULTILINE)
     return parse_version(found[1]) if found else ()
@@ -459,7 +461,7 @@ def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = N
 
 
 def find_others(host: Host, daemons: Sequence[Process]) -> tuple[Daemon, ...]:
-    """The rootless Dockers that run here for other users than the one who runs gpunode."""
+    """The rootless Dockers of other users than the one who runs gpunode."""
     own = {0, host.uid} if host.live else {0}
     found = []
     for process in daemons:
@@ -510,7 +512,7 @@ def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
 
 
 def as_user(who: Account) -> str:
-    """The command that prepares a user's rootless Docker, as root gives it."""
+    """The command that configures a user's rootless Docker, as root runs it."""
     runtime = f"XDG_RUNTIME_DIR={who.runtime_directory}"
     return f"sudo -Hu {sudo_name(who.name)} {runtime} gpunode configure-runtime --runtime docker"
 
@@ -520,10 +522,10 @@ KIND = Kind("dockerd", "docker.service", DEFAULT_CONFIG, ("--config-file",))
 
 
 def find_docker(host: Host, config: str | None = None) -> Daemon | None:
-    """The dockerd that reads `config`, else the one that is meant here; None if there is none on this node.
+    """The dockerd that reads `config`, else the node's; None if there is none.
 
-    An ordinary user means their own rootless one if they have one. Else it is the system's, or the snap's
-    where only that runs or is installed.
+    An ordinary user gets their own rootless one if they have one. Otherwise it is the system's, or the snap's
+    if only that runs or is installed.
     """
     daemons = running(host, "dockerd")
     own = find_rootless(host, daemons, config)
@@ -574,7 +576,7 @@ CONFIG_VARIABLE = "NVIDIA_CTK_CONFIG_FILE_PATH"
 
 
 def hook_injects(host: Host, daemon: Daemon, programs: tuple[str, ...]) -> bool:
-    """Whether a container may get its GPUs by the hook: in mode legacy, or by ``--gpus``.
+    """Whether a container may get its GPUs through the hook: in legacy mode, or with ``--gpus``.
 
     `programs` are those of Docker's nvidia runtimes.
     """
@@ -582,24 +584,26 @@ def hook_injects(host: Host, daemon: Daemon, programs: tuple[str, ...]) -> bool:
         return True
     mode = _setting(host, daemon, "nvidia-container-runtime", "mode") or "auto"
     if mode != "auto":
-        return mode == "legacy"  # in cdi, jit-cdi and csv the hook refuses, so --gpus doesn't use it either
+        return (
+            mode == "legacy"
+        )  # in cdi, jit-cdi and csv the hook refuses to run, so --gpus doesn't use it either
     from gpunode.facts.toolkit import find_toolkit
 
     toolkit = find_toolkit(host)
     hook = "nvidia-container-runtime-hook" in toolkit.programs
-    # the mode auto means legacy before jit-cdi came; docker run --gpus used the hook before it used CDI
+    # before jit-cdi the mode auto means legacy; docker run --gpus used the hook before it used CDI
     return not can("toolkit", "jit-cdi", toolkit.version) or (
         hook and not can("docker", "gpus-by-cdi", daemon.version)
     )
 
 
 def no_cgroups(host: Host, daemon: Daemon) -> bool:
-    """Whether this user's toolkit configuration, else the node's, tells the hook to leave cgroups alone."""
+    """Whether the toolkit configuration of this user, else of the node, makes the hook skip cgroups."""
     return _setting(host, daemon, "nvidia-container-cli", "no-cgroups") is True
 
 
 def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
-    """A value of the toolkit's configuration as dockerd's environment leads to it; None for broken files."""
+    """A value of the toolkit configuration that dockerd's environment selects; None for broken files."""
     import tomllib
 
     from gpunode.facts.containerd import dig
@@ -611,4 +615,4 @@ def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
     try:
         return dig(tomllib.loads(text), *keys)
     except tomllib.TOMLDecodeError:
-        return None  # whoever edits the file says what is wrong with it
+        return None  # the command that edits the file reports what is wrong with it

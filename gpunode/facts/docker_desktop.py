@@ -1,4 +1,5 @@
-"""Docker Desktop for Linux, whose containers live in a virtual machine, and whose `docker` command means it.
+"""Docker Desktop for Linux, which runs containers in a virtual machine and redirects the `docker` command to
+it.
 
 It runs ``com.docker.backend`` as the user; the command line follows `currentContext` of the user's
 ~/.docker/config.json, which Desktop sets to ``desktop-linux``.
@@ -21,8 +22,8 @@ _PROGRAM = "com.docker.backend"
 
 @dataclass(frozen=True)
 class Desktop:
-    """One user's running Docker Desktop. `context` is what their docker command talks to, None if it can't be
-    told; `config` is the file that says so."""
+    """One user's running Docker Desktop. `context` is the context of their docker command, None if unknown;
+    `config` is the file that sets it."""
 
     user: str
     pid: int
@@ -31,7 +32,7 @@ class Desktop:
 
 
 def running_desktops(host: Host, processes: Iterable[Process]) -> tuple[Desktop, ...]:
-    """One for each user; only homes of users whose Desktop runs are looked into."""
+    """One per user; only homes of users who run Desktop are read."""
     found: dict[str, Desktop] = {}
     for process in processes:
         if process.name == _PROGRAM:

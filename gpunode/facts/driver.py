@@ -1,4 +1,4 @@
-"""The NVIDIA kernel module: loaded, on disk for each kernel, waiting in DKMS."""
+"""The NVIDIA kernel module: loaded, on disk for each kernel, in DKMS, and its security bulletins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NUMBERS = re.compile(r"\d{1,9}", re.ASCII)
 
 @dataclass(frozen=True)
 class LoadedModule:
-    """The running module; `live` is False while it is still coming up or going away."""
+    """The running module; `live` is False while it is loading or unloading."""
 
     name: str
     version: str
@@ -47,14 +47,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class ModuleFile:
-    """The module that the next ``modprobe nvidia`` would load; empty strings where modinfo says nothing."""
+    """The module that the next ``modprobe nvidia`` would load; empty strings for unknown values."""
 
     version: str
     signer: str
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """``550.54.14`` as numbers that compare; () if there are none. Drivers have two or three parts."""
+    """``550.54.14`` as numbers that compare; () if it has none. Drivers have two or three parts."""
     return tuple(int(part) for part in _NUMBERS.findall(text)[:4])
 
 
@@ -78,8 +78,8 @@ def module_loaded(host: Host, name: str) -> bool:
 
 
 def parameters(host: Host) -> dict[str, str]:
-    """The settings that the loaded driver runs with, names without NVreg_, strings without their quotes; {}
-    where /proc/driver/nvidia/params isn't there."""
+    """The loaded driver's settings, names without NVreg_, strings without their quotes; {} if
+    /proc/driver/nvidia/params doesn't exist."""
     pairs = (line.partition(":") for line in (host.read_text(PARAMETERS) or "").splitlines())
     return {name.strip(): value.strip().strip('"') for name, colon, value in pairs if colon}
 
@@ -118,8 +118,8 @@ def module_for(host: Host, release: str) -> bool:
 
 
 def flavour(release: str) -> str:
-    """What tells kernels of one version apart: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on RHEL, and
-    Oracle's own kernels from Red Hat's. Arch Linux counts releases behind the word (arch1-1)."""
+    """The part that distinguishes kernels of one version: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on
+    RHEL, and Oracle's own kernels from Red Hat's. Arch Linux appends the release to it (arch1-1)."""
     named = re.search(r"-([a-z][a-z0-9-]*|64kb)$", release)
     if named:
         return "arch" if named[1].startswith("arch") else named[1]
@@ -141,12 +141,12 @@ def version_key(release: str) -> tuple[int, ...]:
 
 
 def dkms_versions(host: Host) -> tuple[str, ...]:
-    """Driver versions whose source DKMS has, whether built or not."""
+    """Driver versions with source in DKMS, whether built or not."""
     return tuple(version for _, version in _dkms_trees(host))
 
 
 def dkms_name(host: Host, version: str) -> str:
-    """What DKMS calls the driver of this version: ``nvidia/580.159.03``, with Debian's packages
+    """DKMS's name for this driver version: ``nvidia/580.159.03``, with Debian's packages
     ``nvidia-current/550.163.01``."""
     names = (name for name, here in _dkms_trees(host) if here == version)
     return f"{next(names, 'nvidia')}/{version}"
@@ -161,7 +161,7 @@ def _dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def module_file(host: Host) -> ModuleFile | None:
-    """What modinfo(8) says of the module on disk; None if modinfo finds none or isn't there."""
+    """modinfo(8)'s output for the module on disk; None if modinfo finds none or isn't installed."""
     for name in ("nvidia", "nvidia-current"):
         answer = host.run(["modinfo", "-F", "version", name], timeout=5.0)
         if answer.ok and answer.stdout.strip():
@@ -189,15 +189,13 @@ def next_version(host: Host, release: str) -> str:
 
 
 def has_headers(host: Host, release: str) -> bool:
-    """Whether modules can be built for this kernel: its build directory is there and configured."""
+    """Whether modules can be built for this kernel: its build directory exists and is configured."""
     return host.stat(f"/lib/modules/{release}/build/include/generated/autoconf.h") is not None
 
 
 def waiting_keys(host: Host) -> bytes | None:
-    """Certificates that MokManager asks about during the next boot (mokutil --import); None if none waits.
-
-    shim keeps them in the variable MokNew of its vendor's GUID, which mokutil writes.
-    """
+    """Certificates for which MokManager prompts during the next boot (mokutil --import); None if there are
+    none. shim keeps them in the variable MokNew of its vendor's GUID, which mokutil writes."""
     return host.read_bytes("/sys/firmware/efi/efivars/MokNew-605dab50-e046-4300-abb6-3dd810dd8b23")
 
 
@@ -208,7 +206,8 @@ def signing_key(host: Host) -> str:
 
 
 def key_enrolled(host: Host, path: str) -> bool | None:
-    """Whether Secure Boot accepts what this certificate signed, as mokutil(1) tells; None if it doesn't."""
+    """Whether Secure Boot accepts modules signed with this certificate, according to mokutil(1); None if it
+    doesn't report it."""
     answer = host.run(["mokutil", "--test-key", path], timeout=5.0)
     if "is already enrolled" in answer.stdout:
         return True
@@ -232,7 +231,7 @@ def _is_driver(package: str) -> bool:
     return named is not None or package == "akmod-nvidia"  # RPM Fusion's
 
 
-# How the loaded driver runs: its parameters, its firmware, and whether it has crashed.
+# State of the loaded driver: its parameters, its firmware, and whether it has crashed.
 
 _CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
 # a crash names its kind first and the place of the instruction some lines later
@@ -241,14 +240,14 @@ _LINES_OF_A_CRASH = 60
 
 
 def switched_off(host: Host) -> tuple[str, ...]:
-    """Parameters that somebody set to 0 and that decide who makes device files, or where the driver runs."""
+    """Parameters set to 0 that determine what creates device files, or where the driver runs."""
     found = parameters(host)
     return tuple(name for name in ("ModifyDeviceFiles", "EnableGpuFirmware") if found.get(name) == "0")
 
 
 def wants_firmware(host: Host) -> bool:
-    """Whether the proprietary module runs its GPUs with GSP firmware: NVML knows, a file doesn't. Only what
-    was switched on by hand counts here (NVreg_EnableGpuFirmware=1)."""
+    """Whether the proprietary module runs its GPUs with GSP firmware: NVML knows, a file doesn't. Only an
+    explicit setting counts here (NVreg_EnableGpuFirmware=1)."""
     return parameters(host).get("EnableGpuFirmware") == "1"
 
 
@@ -296,10 +295,9 @@ def crash(log: tuple[KernelLine, ...]) -> tuple[KernelLine, ...]:
     return found
 
 
-# Which GPUs a driver drives: by the branch it belongs to and by the kind of its kernel module.
-#
-# The driver refuses others when it is offered them (`rm_is_supported_device` in the open modules' nv-pci.c),
-# so that a GPU which it has taken is supported, whatever the table says.
+# Which GPUs a driver supports: by its branch and by the kind of its kernel module. The driver refuses others
+# (`rm_is_supported_device` in the open modules' nv-pci.c), so a GPU that it controls is supported, whatever
+# the table says.
 
 TABLE = "gpu_branches"
 DROPPED, TOO_NEW, FLAVOUR = "dropped", "too-new", "flavour"
@@ -318,7 +316,7 @@ class Supports:
 
 @dataclass(frozen=True)
 class Unsuited:
-    """A GPU that this driver doesn't take, and why: `DROPPED`, `TOO_NEW` or `FLAVOUR`."""
+    """A GPU that this driver doesn't support, and why: `DROPPED`, `TOO_NEW` or `FLAVOUR`."""
 
     gpu: PciGpu
     supports: Supports
@@ -326,7 +324,7 @@ class Unsuited:
 
 
 def supports(device_id: str) -> Supports | None:
-    """What drives a GPU of this PCI device id (``0x2330``); None for one that the table doesn't know."""
+    """Drivers that support a GPU of this PCI device id (``0x2330``); None if it is not in the table."""
     try:
         number = int(device_id, 16)
     except ValueError:
@@ -338,7 +336,7 @@ def supports(device_id: str) -> Supports | None:
 
 
 def branch(version: str) -> int:
-    """580 of ``580.159.03``; 0 if it can't be told."""
+    """580 of ``580.159.03``; 0 if unknown."""
     return next(iter(version_numbers(version)), 0)
 
 
@@ -355,7 +353,7 @@ def unsuited(
 
 
 def refusal(row: Supports, number: int, opened: bool | None) -> str:
-    """Why a driver of this branch doesn't take such a GPU; empty if it does, or for branch 0."""
+    """Why a driver of this branch doesn't support such a GPU; empty if it does, or for branch 0."""
     if row.max and number > row.max:
         return DROPPED
     if 0 < number < row.min:
@@ -383,7 +381,7 @@ def _last_bulletin() -> Mapping[str, Any]:
 
 
 def ended(number: int) -> DriverBulletin | None:
-    """The last bulletin that we know, if it passes this driver branch over and has newer ones; else None."""
+    """The last known bulletin, if it has no fix for this driver branch but for newer ones; else None."""
     last = _last_bulletin()
     branches = kept()
     if number in branches or number > max(branches, default=0):
@@ -391,22 +389,21 @@ def ended(number: int) -> DriverBulletin | None:
     return DriverBulletin(last["bulletin"], last["published"], branches)
 
 
-# Security bulletins of NVIDIA's, against what is installed: which holes a release still has.
-#
-# A bulletin is a row of tables/driver_cves.json or tables/toolkit_cves.json, newest first. What was published
-# after a table's date isn't in it: nothing here says that a release has no hole.
+# NVIDIA's security bulletins against installed releases: which vulnerabilities a release still has. A
+# bulletin is a row of tables/driver_cves.json or tables/toolkit_cves.json, newest first. A table doesn't
+# contain later bulletins: nothing here says that a release has no vulnerability.
 
 DRIVER, TOOLKIT = "driver_cves", "toolkit_cves"
 Bulletin = Mapping[str, Any]
 
 
 def name_of(bulletin: Bulletin) -> str:
-    """For people."""
+    """Text for users."""
     return f"NVIDIA's security bulletin {bulletin['bulletin']} of {bulletin['published']}"
 
 
 def driver_bulletins(version: str) -> tuple[tuple[Bulletin, str], ...]:
-    """Those with a fix for this driver's own branch that it hasn't, each with the release that has it."""
+    """Bulletins with a fix in this driver's own branch that it lacks, each with the release that has it."""
     here = version_numbers(version)
     found = []
     for bulletin in table(DRIVER).rows:
@@ -418,7 +415,7 @@ def driver_bulletins(version: str) -> tuple[tuple[Bulletin, str], ...]:
 
 
 def toolkit_bulletins(host: Host, version: tuple[int, ...], settings: Settings) -> tuple[Bulletin, ...]:
-    """Those whose hole this release has, as it is set up here."""
+    """Bulletins with a vulnerability that this release has, as it is configured here."""
     return tuple(row for row in table(TOOLKIT).rows if _concerns(row, host, version, settings))
 
 
@@ -434,7 +431,7 @@ def _concerns(row: Bulletin, host: Host, version: tuple[int, ...], settings: Set
 
 
 def _low_level(host: Host, settings: Settings) -> str:
-    """The first low-level runtime of the list that is on this node: the toolkit takes that one."""
+    """The first low-level runtime of the list that exists on this node: the toolkit uses that one."""
     names = [str(one) for one in settings.value(RUNTIMES)]
     here = (one for one in names if host.executable(one) or host.which(one))
     return next(here, names[0]).rpartition("/")[2]

@@ -1,5 +1,4 @@
-"""Which driver a node's GPUs want, and where it has one from: what doctor's fixes and the driver's own plan
-both go by."""
+"""The driver that a node's GPUs need, and its source: for doctor's fixes and the driver plan."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ _REPOSITORY_DIRECTORIES = ("/etc/apt/sources.list.d", "/etc/yum.repos.d", "/etc/
 
 
 def last_branch(node: Node) -> int:
-    """The last branch that drives the GPUs here; 0 for no limit."""
+    """The last branch that supports the GPUs here; 0 for no limit."""
     return last_branch_for(node.gpus)
 
 
 def computing(gpus: tuple[PciGpu, ...]) -> tuple[PciGpu, ...]:
-    """Those that a driver is for: a card for a screen doesn't count beside GPUs that compute."""
+    """GPUs that need the driver: a display card doesn't count beside GPUs that compute."""
     mine = tuple(gpu for gpu in gpus if not gpu.for_vms)
     return tuple(gpu for gpu in mine if not gpu.display) or mine
 
 
 def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
-    """As `last_branch`. An old GPU doesn't count where another needs a driver that doesn't take it."""
+    """Like `last_branch`. An old GPU doesn't count if another one needs a driver that doesn't support it."""
     rows = [row for gpu in computing(gpus) if (row := driver.supports(gpu.device_id))]
     limits = [row.max for row in rows if row.max]
     last = min(limits, default=0)
@@ -36,7 +35,7 @@ def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
 
 
 def newer_branch(node: Node) -> int:
-    """The branch to change to: the one that is kept longest, for whoever has that one the newest."""
+    """The branch to upgrade to: the one with the longest support, for nodes on the newest one."""
     here = driver.branch(node.driver_version)
     wanted = LONG_TERM if here < LONG_TERM else max(here, *driver.kept())
     return min(wanted, last_branch(node) or wanted)
@@ -48,7 +47,7 @@ def has_repository(node: Node) -> bool:
 
 
 def repository_lines(node: Node) -> tuple[str, ...]:
-    """Every line of the package manager's repository files; one that this user may not read is left out."""
+    """All lines of the package manager's repository files; files that this user can't read are left out."""
     found: list[str] = []
     for directory in _REPOSITORY_DIRECTORIES:
         for path in node.host.glob(directory, "*"):
@@ -60,12 +59,12 @@ def repository_lines(node: Node) -> tuple[str, ...]:
 
 
 def module_for(node: Node) -> str:
-    """The only kernel module that drives the GPUs here: open, proprietary, or empty for either."""
+    """The only kernel module that supports the GPUs here: open, proprietary, or empty for either."""
     return module_for_gpus(node.gpus)
 
 
 def module_for_gpus(gpus: tuple[PciGpu, ...]) -> str:
-    """As `module_for`."""
+    """Like `module_for`."""
     if last_branch_for(gpus):
         return "proprietary"
     rows = (driver.supports(gpu.device_id) for gpu in gpus if not gpu.for_vms)
@@ -73,5 +72,5 @@ def module_for_gpus(gpus: tuple[PciGpu, ...]) -> str:
 
 
 def run_installed(node: Node) -> bool:
-    """Whether the driver came with NVIDIA's .run installer alone."""
+    """Whether the driver was installed only by NVIDIA's .run installer."""
     return node.host.executable(RUN_INSTALLER) and not driver_packages(node.packages)

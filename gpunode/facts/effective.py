@@ -1,4 +1,4 @@
-"""What an engine's files say, in one form for every engine: files, handlers, default, CDI. Pure reading."""
+"""Settings in an engine's files, in one form for every engine: files, handlers, default, CDI. Read-only."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _CRIO_CDI, _PODMAN_CDI = (1, 24), (4, 1)
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """One file that an engine reads. `text` is None where it doesn't exist; `role` is main or drop-in.
+    """One file that an engine reads.
 
-    `copy` is what NVIDIA's tools copied into it, None if it is no such copy.
+    `text` is None if it doesn't exist; `role` is main or drop-in. `copy` is what NVIDIA's tools copied into
+    it, None if it is no such copy.
     """
 
     path: str
@@ -37,9 +38,9 @@ class ConfigFile:
 
 @dataclass(frozen=True)
 class ConfiguredHandler:
-    """A handler as the files have it, or the daemon's command line: `file` is `COMMAND_LINE` then.
+    """A handler from the files, or from the daemon's command line: `file` is `COMMAND_LINE` then.
 
-    `path` is empty where the engine itself looks for the program.
+    `path` is empty if the engine itself finds the program.
     """
 
     name: str
@@ -49,10 +50,10 @@ class ConfiguredHandler:
 
 @dataclass(frozen=True)
 class Configured:
-    """`default` is empty if no file names one. `cdi` is None where this release has none, or nobody knows.
+    """`default` is empty if no file sets one.
 
-    `problem` says why the files can't be understood; what they hold isn't known then. `readable` is False if
-    only this user's rights are missing.
+    `cdi` is None if this release has none, or it is unknown. `problem` says why the files can't be parsed;
+    their settings are unknown then. `readable` is False if only permission is missing.
     """
 
     files: tuple[ConfigFile, ...]
@@ -70,7 +71,7 @@ class Configured:
 
 
 def configured(host: Host, daemon: Daemon) -> Configured:
-    """What the files of this daemon say; never raises for what is in them."""
+    """The settings in this daemon's files; never raises for their contents."""
     try:
         return _READERS[daemon.name](reader(host, daemon), daemon)
     except GpunodeError as error:
@@ -176,14 +177,14 @@ def _split(values: Iterable[str]) -> Iterable[str]:
 
 
 def _named(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandler]:
-    """Handlers that the daemon was given as flags: the name, `mark`, the program, and what may follow."""
+    """Handlers from flags of the daemon: the name, `mark`, the program, and what may follow."""
     for value in values:
         name, *rest = value.split(mark)
         yield ConfiguredHandler(name, rest[0] if rest else "", COMMAND_LINE)
 
 
 def _files(main: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:
-    """The files that exist; a main file that doesn't is named as well."""
+    """The existing files; the main file is listed even if it doesn't exist."""
     files = [
         ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in found
     ]

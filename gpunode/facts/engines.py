@@ -1,4 +1,4 @@
-"""Who uses which container engine here: what decides whether an engine's state is a fault at all."""
+"""Which container engines this node uses: only the state of a used engine can be a fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OFF = ("disabled", "masked", "masked-runtime", "bad")
 
 @dataclass(frozen=True)
 class Role:
-    """`used`: GPU containers on this node need the engine. `reason` says why or why not, for people."""
+    """`used`: GPU containers on this node need the engine. `reason` says why or why not, for users."""
 
     used: bool
     reason: str
@@ -25,7 +25,7 @@ def _absent(node: Node, name: str, program: str) -> str:
 
 
 def docker_role(node: Node) -> Role:
-    """Docker counts unless the kubelet talks to another engine, or it only lies there beside containerd."""
+    """Docker counts unless the kubelet uses another engine, or it is only installed beside containerd."""
     if node.docker is None:
         return Role(False, _absent(node, "Docker", "dockerd"))
     kubelet = node.kubelet
@@ -42,8 +42,8 @@ def docker_role(node: Node) -> Role:
 
 
 def _docker_is_off(node: Node) -> bool:
-    """Whether root has switched docker.service off or has none: every user can run a process called dockerd,
-    which says nothing about a service that has stopped."""
+    """Whether root has disabled docker.service or has none: every user can run a process called dockerd,
+    which says nothing about a stopped service."""
     try:
         units = [node.units.get(name) for name in ("docker.service", "docker.socket")]
     except GpunodeError:
@@ -55,10 +55,10 @@ def _docker_is_off(node: Node) -> bool:
 
 
 def containerd_role(node: Node) -> Role:
-    """containerd's CRI counts if the kubelet talks to it, or if it is the only engine here.
+    """containerd's CRI counts if the kubelet uses it, or if it is the only engine here.
 
-    Docker brings a containerd of its own and needs no CRI of it, nor does nerdctl: Docker rules it out as
-    long as no kubelet has joined a cluster, nerdctl as long as there is none.
+    Docker starts its own containerd and doesn't need its CRI, nor does nerdctl: Docker rules it out as long
+    as no kubelet has joined a cluster, nerdctl as long as no kubelet exists.
     """
     if node.containerd is None:
         return Role(False, _absent(node, "containerd", "containerd"))
@@ -80,7 +80,7 @@ def containerd_role(node: Node) -> Role:
 
 
 def crio_role(node: Node) -> Role:
-    """CRI-O counts if the kubelet talks to it, or if it is the only engine here."""
+    """CRI-O counts if the kubelet uses it, or if it is the only engine here."""
     if node.crio is None:
         return Role(False, _absent(node, "CRI-O", "crio"))
     kubelet = node.kubelet
@@ -94,7 +94,7 @@ def crio_role(node: Node) -> Role:
 
 
 def podman_role(node: Node) -> Role:
-    """Podman comes with some distributions: it counts where there is nothing else to run containers with."""
+    """Podman is preinstalled on some distributions: it counts only if no other engine is installed."""
     kubelet = node.kubelet
     if kubelet is not None and kubelet.joined:
         return Role(False, f"the kubelet uses {kubelet.engine} ({kubelet.endpoint}), not podman")

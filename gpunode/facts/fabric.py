@@ -1,4 +1,4 @@
-"""The fabric manager: whether it runs, its version, and what it has logged since it was last started."""
+"""The fabric manager: whether it runs, its version, and its log since its last start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SWITCH_ERROR = r"detected NVSwitch (non-)?fatal error (\d+)"
 
 @dataclass(frozen=True)
 class LogFinding:
-    """One telling line of the log. `kind`: version, topology, fatal or non-fatal; `text` without its time."""
+    """A relevant line of the log. `kind`: version, topology, fatal or non-fatal; `text` without its time."""
 
     kind: str
     line: int | None
@@ -37,7 +37,7 @@ class LogFinding:
 
 
 def package_version(packages: Packages) -> tuple[str, str] | None:
-    """Name and upstream version of the installed fabric manager; None if no package brings one."""
+    """Name and upstream version of the installed fabric manager; None if no package contains one."""
     for package in packages.starting(*_PACKAGES):
         if _NOT_IT not in package.name and re.fullmatch(r"[\d.]+", package.upstream):
             return package.name, package.upstream
@@ -45,8 +45,8 @@ def package_version(packages: Packages) -> tuple[str, str] | None:
 
 
 def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
-    """What the fabric manager needs on a Blackwell baseboard (its user guide) and isn't here: place, what is
-    seen there, and the package or the module that mends it."""
+    """What the fabric manager of a Blackwell baseboard needs (its user guide) and is missing: path, what is
+    seen there, and the package or module that fixes it."""
     found = []
     if not host.is_file(_SUBNET_MANAGER):
         found.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
@@ -59,9 +59,9 @@ def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
 
 
 def read_log(host: Host) -> tuple[LogFinding, ...]:
-    """What it has logged since its last start, each kind once, the last line of it. () without a log.
+    """Its log since its last start, each kind once, the last line of it. () without a log.
 
-    The border is the line that it writes when it starts: its times are local ones, which tell no boot.
+    The start is the line that it writes then: its times are local ones, which don't identify a boot.
     """
     text = host.read_tail(LOG, _TAIL_BYTES)
     found = host.stat(LOG) if text else None
@@ -69,7 +69,7 @@ def read_log(host: Host) -> tuple[LogFinding, ...]:
 
 
 def parse_log(text: str, *, whole: bool = True) -> tuple[LogFinding, ...]:
-    """The findings of a log; where only its end is there, nobody knows the number of a line."""
+    """The findings of a log; if only its end was read, the line numbers are unknown."""
     lines = text.splitlines()
     start = max((number for number, line in enumerate(lines) if _START in line), default=0)
     found: dict[str, LogFinding] = {}
@@ -120,7 +120,7 @@ class NvSwitch:
 
 
 def read_switches(host: Host, gpus: tuple[PciGpu, ...]) -> tuple[NvSwitch, ...]:
-    """Those that a fabric manager of this node would look after; ones kept for a virtual machine are not."""
+    """Those that this node's fabric manager configures; ones reserved for a virtual machine are left out."""
     if not gpus:
         return ()
     found = [switch for address in host.listdir(DEVICES) if (switch := _bridge(host, address)) is not None]
@@ -147,7 +147,7 @@ def _manages(host: Host, name: str) -> bool:
     return _MANAGEMENT in (host.read_bytes(f"{_INFINIBAND}/{name}/device/vpd") or b"")
 
 
-# What lets other devices reach GPU memory: nvidia_peermem or DMA-BUF, nvidia_fs, gdrdrv.
+# Modules that let other devices access GPU memory: nvidia_peermem or DMA-BUF, nvidia_fs, gdrdrv.
 
 INFINIBAND = "/sys/class/infiniband"
 _MODULES_LOAD = (
@@ -174,7 +174,7 @@ def _driver(host: Host, name: str) -> str:
 
 
 def infiniband_ports(host: Host, cards: tuple[str, ...]) -> tuple[str, ...]:
-    """Ports that are up and speak InfiniBand; one that speaks Ethernet is often just the node's network."""
+    """Active InfiniBand ports; an Ethernet port is often just the node's network."""
     ports = (f"{INFINIBAND}/{card}/ports/{port}" for card in cards for port in _ports(host, card))
     return tuple(port for port in ports if _speaks_infiniband(host, port))
 
@@ -189,12 +189,12 @@ def _speaks_infiniband(host: Host, port: str) -> bool:
 
 
 def loaded(host: Host, module: str) -> bool:
-    """As /proc/modules has it; built into the kernel it has a directory all the same."""
+    """From /proc/modules; a module that is built into the kernel also has a directory."""
     return host.is_dir(f"/sys/module/{module}")
 
 
 def wanted_at_boot(host: Host, module: str) -> tuple[str, int] | None:
-    """The file and line that has systemd load it at boot (modules-load.d(5))."""
+    """The file and line that makes systemd load it at boot (modules-load.d(5))."""
     spelled = (module, module.replace("-", "_"))
     for directory in _MODULES_LOAD:
         for path in host.glob(directory, "*.conf"):
@@ -205,14 +205,13 @@ def wanted_at_boot(host: Host, module: str) -> tuple[str, int] | None:
 
 
 def by_dmabuf(open_module: bool | None, kernel: str) -> bool:
-    """Whether open modules and this kernel share GPU memory without nvidia_peermem. What can't be told is
-    taken for yes."""
+    """Whether open modules and this kernel share GPU memory without nvidia_peermem. Unknown counts as yes."""
     numbers = tuple(version_numbers(kernel.partition("-")[0]))[:2]
     return open_module is not False and (not numbers or numbers >= _DMABUF_KERNEL)
 
 
 def installed_extras(host: Host, kernel: str) -> Iterator[tuple[str, str, str]]:
-    """What somebody has installed for the running kernel: its name, its module, and the file that tells."""
+    """What is installed for the running kernel: its name, its module, and the file that shows it."""
     index = f"/lib/modules/{kernel}/modules.dep"
     text = host.read_text(index) or ""
     for name, module, source in _EXTRAS:
@@ -221,7 +220,7 @@ def installed_extras(host: Host, kernel: str) -> Iterator[tuple[str, str, str]]:
             yield name, module, index
 
 
-# Network adapters for RDMA, and how much memory a process may pin for them.
+# Network adapters for RDMA, and how much memory a process may lock for them.
 
 _ADAPTERS = "/sys/class/infiniband"  # InfiniBand and RoCE alike
 

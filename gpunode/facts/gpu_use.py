@@ -1,7 +1,7 @@
-"""Who uses the GPUs now: processes with NVIDIA's device files open, and containers that have them in /dev.
+"""What uses the GPUs now: processes with NVIDIA's device files open, and containers with them in /dev.
 
-/proc/PID/fd tells it without NVML, and so also where the driver is half exchanged. The driver's own services
-don't count: they end and start with it.
+/proc/PID/fd shows it without NVML, and so also with a half replaced driver. The driver's own services don't
+count: they stop and start with it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class GpuUser:
 
 @dataclass(frozen=True)
 class GpuUsers:
-    """Who they are, and how many processes are closed to us: an ordinary user sees no others' files."""
+    """The users, and the number of processes without permission to read: an ordinary user can't read others'
+    files."""
 
     users: tuple[GpuUser, ...] = ()
     closed: int = 0
 
 
 def gpu_users(node: Node) -> GpuUsers:
-    """By process number; one in a container is named once. Nobody uses a driver that isn't loaded."""
+    """By process number; one per container. A driver that isn't loaded has no users."""
     majors, live = node.majors, node.host.live
     if live and not any(is_the_drivers(major, majors) for major in majors.values()):
         return GpuUsers()
@@ -65,20 +66,20 @@ def gpu_users(node: Node) -> GpuUsers:
     return GpuUsers(tuple(found[pid] for pid in sorted(found)), closed)
 
 
-# How GPUs reach pods where the engine has no nvidia handler: by NRI, by CDI, or by a plugin's mounts.
+# How pods get GPUs if the engine has no nvidia handler: through NRI, CDI, or a plugin's mounts.
 
 _PLUGINS_KIND = "k8s.device-plugin.nvidia.com/gpu"  # of the specifications that NVIDIA's device plugin writes
 _DRA = (
     "plugins/gpu.nvidia.com"  # of NVIDIA's driver for dynamic resource allocation, below the kubelet's root
 )
-# Google's plugin mounts the driver into containers by itself (container-engine-accelerators)
+# Google's plugin mounts the driver into containers itself (container-engine-accelerators)
 _MOUNTING = ("nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
 _OWN_KERNELS = ("kata", "runsc", "gvisor")  # their containers have no device files that the node sees
 
 
 @dataclass(frozen=True)
 class Way:
-    """`summary` says how, for people; `source` and `value` are where that was seen."""
+    """`summary` describes the method for users; `source` and `value` are the evidence."""
 
     summary: str
     source: str
@@ -87,7 +88,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Holder:
-    """A running container that holds GPUs, says the kubelet; `handler` is its pod's, "" for the default."""
+    """A running container with allocated GPUs, as the kubelet reports; `handler` is its pod's, "" for the
+    default."""
 
     name: str
     handler: str
@@ -95,16 +97,16 @@ class Holder:
 
 
 def other_way(node: Node, *, cdi: bool) -> Way | None:
-    """The way that this node's GPUs may take without a handler, None if none is known.
+    """The method by which pods may get GPUs without a handler, None if none is known.
 
-    `cdi` is whether the engine's is on. The toolkit's packages write a specification on every node, so that
-    one alone only shows a way that is open: see `taken_way`.
+    `cdi` is whether the engine's CDI is enabled. The toolkit's packages write a specification on every node,
+    so it alone only shows a possible method: see `taken_way`.
     """
     return taken_way(node, cdi=cdi) or (_by_specification(node, "nvidia.com/gpu") if cdi else None)
 
 
 def taken_way(node: Node, *, cdi: bool) -> Way | None:
-    """A way that somebody has set up, or that pods have got their GPUs by."""
+    """A method that was configured, or that pods have got their GPUs by."""
     by_cdi = (_by_specification(node, _PLUGINS_KIND) or _by_dra(node)) if cdi else None
     return _by_nri(node) or by_cdi or mounting(node) or _seen(node)
 
@@ -141,7 +143,7 @@ def dra_directory(node: Node) -> str:
 
 
 def mounting(node: Node) -> Way | None:
-    """A plugin that needs no toolkit either."""
+    """A plugin that doesn't need the toolkit either."""
     for one in node.plugin_processes:
         if one.process.name in _MOUNTING:
             text = "the device plugin mounts the driver into containers"
@@ -150,7 +152,7 @@ def mounting(node: Node) -> Way | None:
 
 
 def _seen(node: Node) -> Way | None:
-    """Pods under another handler that hold GPUs and see them."""
+    """Pods under another handler with allocated GPUs that they can access."""
     for one in holders(node):
         if one.container.nodes and not one.handler.startswith("nvidia"):
             return Way("pods use GPUs without it", f"/proc/{one.container.pid}/root/dev", one.name)
@@ -158,7 +160,7 @@ def _seen(node: Node) -> Way | None:
 
 
 def holders(node: Node) -> tuple[Holder, ...]:
-    """Whoever holds GPUs, as far as it runs on this kernel; () where nobody tells."""
+    """Running containers with allocated GPUs, as far as they use this kernel; () if unknown."""
     try:
         held = {(one.namespace, one.pod, one.container) for one in node.gpu_holdings}
     except DaemonError:
@@ -170,6 +172,6 @@ def holders(node: Node) -> tuple[Holder, ...]:
         if (one.namespace, one.pod, one.name) in held
         and one.id in running
         and not one.handler.startswith(_OWN_KERNELS)
-        # a virtual machine's GPU is no device of this kernel's driver
+        # a virtual machine's GPU isn't a device of this kernel's driver
         and not node.host.is_dir(f"/proc/{running[one.id].pid}/root/dev/vfio")
     )

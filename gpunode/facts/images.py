@@ -1,4 +1,4 @@
-"""What a container image says of the CUDA and the driver that it needs, asked of the engines that hold it."""
+"""CUDA and driver requirements of a container image, from the engines that hold it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAEMON_SECONDS = 3.0
 _PODMAN_SECONDS = 10.0
 _REQUIRE = "NVIDIA_REQUIRE_"
 _OURS = ("NVIDIA_", "CUDA_")
-# Tegra's own word for what is mounted, no condition
+# Tegra's own variable for mounts, not a condition
 _NO_CONDITION = "NVIDIA_REQUIRE_JETPACK"
 _TRUE = ("1", "t", "true", "all")  # NVIDIA_DISABLE_REQUIRE as the toolkit reads it (strconv.ParseBool)
 
@@ -30,7 +30,7 @@ class Image:
 
     @property
     def requirements(self) -> dict[str, str]:
-        """The NVIDIA_REQUIRE_* by name; {} where the image switches them off itself."""
+        """The NVIDIA_REQUIRE_* by name; {} if the image disables them itself."""
         if self.environment.get("NVIDIA_DISABLE_REQUIRE", "").lower() in _TRUE:
             return {}
         return {
@@ -41,14 +41,14 @@ class Image:
 
     @property
     def cuda(self) -> str:
-        """The CUDA release that it was built with, such as ``12.4.1``; empty if it doesn't say."""
+        """The CUDA release that it was built with, such as ``12.4.1``; empty if unknown."""
         return self.environment.get("CUDA_VERSION", "")
 
 
 @dataclass(frozen=True)
 class Search:
-    """The image, None if nobody holds it; `held_not` are the engines that said so, `silent` those that gave
-    no answer, with the reason."""
+    """The image, None if no engine has it; `held_not` are the engines that reported so, `silent` those that
+    didn't answer, with the reason."""
 
     image: Image | None
     held_not: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def _of_cri(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
 
 
 def _heard(host: Host, socket: str, reference: str, config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Say it in a recording's terms, without variables that may hold an image's secrets."""
+    """Report the answer in a recording's format, without variables that may contain an image's secrets."""
     env = config.get("Env") if config else None
     kept = [one for one in env if str(one).startswith(_OURS)] if isinstance(env, list) else []
     host.heard("daemons", socket, {"images": {} if config is None else {reference: {"Env": kept}}})
@@ -110,7 +110,7 @@ def _heard(host: Host, socket: str, reference: str, config: dict[str, Any] | Non
 
 
 def _of_podman(host: Host, reference: str) -> dict[str, Any] | None:
-    """podman's own exit code 125 stands for every failure, an unknown image among them."""
+    """podman's exit code 125 covers every failure, including an unknown image."""
     from json import loads
 
     done = host.run(("podman", "image", "inspect", "--", reference), timeout=_PODMAN_SECONDS)
@@ -137,7 +137,7 @@ def _recorded(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
 
 
 def _environment(config: Mapping[str, Any]) -> dict[str, str]:
-    """Env of an image's settings: ``NAME=VALUE`` strings; what is none is left out."""
+    """Env of an image's settings: ``NAME=VALUE`` strings; anything else is left out."""
     listed = config.get("Env")
     pairs = (item for item in (listed if isinstance(listed, list) else ()) if isinstance(item, str))
     return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
@@ -191,7 +191,7 @@ def _condition(text: str) -> Condition:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """A version as numbers that compare, without zeros at its end. ValueError if it is none."""
+    """A version as numbers that compare, without trailing zeros. ValueError if it is not a version."""
     parts = [part for part in text.split(".") if part]
     if not _NUMBERS.fullmatch(text) or not parts or max(map(len, parts)) > _DIGITS:
         raise ValueError(f"{text!r} is not a version")
@@ -204,10 +204,10 @@ def numbers(text: str) -> tuple[int, ...]:
 def satisfied(
     alternatives: Iterable[Iterable[Condition]], facts: Mapping[str, Collection[str]]
 ) -> bool | None:
-    """Whether one alternative holds; None if that can't be told. No alternative at all requires nothing.
+    """Whether one alternative is satisfied; None if unknown.
 
-    `facts` maps a property to the values that it may have: one where it is known, several or
-    none where it isn't.
+    No alternative at all requires nothing. `facts` maps a property to its possible values: one if it is
+    known, several or none if it isn't.
     """
     answers = [_all(_holds(one, facts.get(one.name, ())) for one in group) for group in alternatives]
     if True in answers or not answers:
@@ -241,7 +241,7 @@ def _compared(condition: Condition, value: str) -> bool:
     }[condition.operator]
 
 
-# Images that guides tell people to try their GPUs with, and the CUDA of each.
+# Sample images that guides recommend for a GPU test, and the CUDA release of each.
 
 TABLE = "sample_images"
 VECTOR_ADD = "nvcr.io/nvidia/k8s/cuda-sample"

@@ -1,4 +1,4 @@
-"""The kernel's log of this boot: what the driver, the bus and the loader had to say."""
+"""The kernel's log of this boot: messages of the driver, the bus and the module loader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunode.facts.tables import table
 from gpunode.host import Host
 
 SOURCE = "dmesg"
-"""How a person finds these lines again."""
+"""Command that shows these lines to a user."""
 
 # /dev/kmsg: level,sequence,microseconds,flags;text (ABI/testing/dev-kmsg); dmesg: [seconds] text
 _KMSG = re.compile(r"(?P<level>\d+),\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)", re.DOTALL)
@@ -27,8 +27,8 @@ class KernelLine:
 
 
 def read_kernel_log(host: Host) -> tuple[KernelLine, ...]:
-    """Oldest first; () where no log is kept. `Unreadable` if this user may not. What a process wrote into it
-    (a facility other than the kernel's) is left out: anybody with access could have."""
+    """Oldest first; () if no log is kept. `Unreadable` without permission. Lines that a process wrote (a
+    facility other than the kernel's) are left out: any user with access could have written them."""
     found = []
     for line in host.kernel_log() or ():
         kmsg = _KMSG.fullmatch(line)
@@ -54,7 +54,7 @@ _MESSAGE_LINES = 6  # such a message is one printk over several lines
 
 
 def failed_gpus(lines: tuple[KernelLine, ...]) -> frozenset[str]:
-    """Addresses of the GPUs that the driver calls unsupported or failed to initialise."""
+    """Addresses of the GPUs that the driver reports as unsupported or failed to initialise."""
     found, address, left = set(), "", 0
     for line in lines:
         match = _GPU.match(line.text)
@@ -70,12 +70,12 @@ def failed_gpus(lines: tuple[KernelLine, ...]) -> frozenset[str]:
 
 
 def matching(lines: tuple[KernelLine, ...], pattern: str) -> tuple[tuple[KernelLine, re.Match[str]], ...]:
-    """Lines in which the pattern is found, each with its match."""
+    """Lines that match the pattern, each with its match."""
     compiled = re.compile(pattern)
     return tuple((line, match) for line in lines if (match := compiled.search(line.text)))
 
 
-# XIDs in the kernel's log: the driver's own account of what went wrong with which GPU.
+# XIDs in the kernel's log: the driver's reports of GPU errors.
 
 _MARK = "NVRM: Xid ("
 _LOADING = "NVRM: loading NVIDIA UNIX"  # proprietary and open modules alike
@@ -97,7 +97,7 @@ class XidLine:
 
 
 def xid_lines(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
-    """Oldest first. A program's name stands in such a line, so that only its beginning is believed."""
+    """Oldest first. Such a line contains a program's name, so only its beginning is trusted."""
     found = []
     for line in log:
         if not line.text.startswith(_MARK):
@@ -109,7 +109,7 @@ def xid_lines(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
 
 
 def fallen_off(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
-    """The lines that say of a GPU that it has fallen off the bus, XID 79 among them."""
+    """Lines that report that a GPU fell off the bus, including XID 79."""
     found = [line for line in xid_lines(log) if line.number == _XID_LOST]
     for line in log:
         if line.text.startswith("NVRM: GPU ") and _LOST in line.text:
@@ -157,7 +157,7 @@ _ALL_INSTANCES = "*"
 
 @dataclass(frozen=True)
 class Xid:
-    """One code. With `whole` it concerns the GPU, whichever MIG instance was told with it."""
+    """One code. With `whole` it concerns the GPU, whichever MIG instance the line names."""
 
     number: int
     meaning: str
@@ -171,12 +171,12 @@ class Xid:
 
     @property
     def text(self) -> str:
-        """For people: ``XID 79: the GPU has fallen off the bus``."""
+        """Text for users: ``XID 79: the GPU has fallen off the bus``."""
         return f"XID {self.number}: {self.meaning}" if self.meaning else f"XID {self.number}"
 
 
 def xid(number: int) -> Xid:
-    """The code as catalogued; one that isn't counts, and the driver decides when it is over."""
+    """The catalogue's entry; an unknown code counts, and the driver decides when it is over."""
     return catalogue().get(number) or Xid(number, "", BY_DRIVER)
 
 

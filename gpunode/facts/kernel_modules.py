@@ -49,7 +49,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class Option:
-    """One parameter of a module as it is going to be, and where that stands."""
+    """One parameter of a module at its next load, and where it is set."""
 
     name: str
     value: str
@@ -59,7 +59,7 @@ class Option:
 
 @dataclass(frozen=True)
 class ModuleOptions:
-    """Every directive, in the order in which they count; `arguments` are the words of the command line."""
+    """All directives, in order of precedence; `arguments` are the words of the command line."""
 
     directives: tuple[Directive, ...]
     arguments: tuple[str, ...]
@@ -95,7 +95,7 @@ class ModuleOptions:
         return found
 
     def option(self, module: str, name: str) -> Option | None:
-        """One parameter of a module, None if nobody sets it."""
+        """One parameter of a module, None if nothing sets it."""
         return self.options(module).get(name)
 
     def argument(self, name: str) -> str | None:
@@ -110,7 +110,7 @@ class ModuleOptions:
 
 
 def read_module_options(host: Host) -> ModuleOptions:
-    """`Unreadable` if this user may not read one of the files: whatever it says would be missed."""
+    """`Unreadable` if this user can't read one of the files: its directives would be missing."""
     files: dict[str, str] = {}
     for directory in DIRECTORIES:
         for path in host.glob(directory, "*.conf"):
@@ -124,11 +124,11 @@ def _text(host: Host, path: str) -> str:
     try:
         return host.read_text(path) or ""
     except ConfigError:
-        return ""  # a directory or a pipe of that name; kmod passes it over, too
+        return ""  # a directory or a pipe of that name; kmod ignores it too
 
 
 def parse_modprobe(text: str, source: str) -> tuple[Directive, ...]:
-    """The directives of one file; what modprobe.d(5) doesn't know is left out."""
+    """The directives of one file; what modprobe.d(5) doesn't define is left out."""
     found = []
     joined, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -157,7 +157,7 @@ def kernel_arguments(text: str) -> tuple[str, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Words parted by blanks; double quotes hold one together and are left out (lib/cmdline.c)."""
+    """Words separated by blanks; double quotes group words and are removed (lib/cmdline.c)."""
     if '"' not in text:
         return tuple(text.split())
     found, quoted, word = [], False, ""
@@ -193,13 +193,13 @@ def _loads_nothing(command: str) -> bool:
     return first.rstrip(";") in _NOTHING
 
 
-# How nouveau and nova are kept from GPUs: files of modprobe.d, and what has the next boot know them.
+# Files of modprobe.d that keep nouveau and nova from GPUs, and the commands that put them into the next boot.
 
 NOUVEAU_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
 NOUVEAU_TEXT = "blacklist nouveau\noptions nouveau modeset=0\n"
 NOVA_FILE = "/etc/modprobe.d/blacklist-nova.conf"
 NOVA_TEXT = "blacklist nova_core\nblacklist nova_drm\nblacklist nova\n"
-# by distribution family: the initramfs may hold nouveau, and loads it before any file of the root is read
+# by distribution family: the initramfs may contain nouveau, and loads it before reading any file of the root
 INITRAMFS: dict[str, tuple[tuple[str, ...], ...]] = {
     "debian": (("update-initramfs", "-u", "-k", "all"),),
     "rhel": (
@@ -223,7 +223,7 @@ _ERROR = r"\S+\.[ch]:\d+:\d+: error: "
 
 @dataclass(frozen=True)
 class FailedBuild:
-    """The first line that says why, with its number (None in a log too long to be read from its beginning);
+    """The first line with the reason, with its number (None in a log too long to be read from its start);
     `realtime` if the driver refuses the kernel as a realtime one."""
 
     path: str
@@ -234,7 +234,7 @@ class FailedBuild:
 
 
 def failed_build(host: Host, release: str) -> FailedBuild | None:
-    """Of the last try for this kernel, None if there was none, or no compiler's error in it."""
+    """The last failed build for this kernel, None if there was none, or no compiler error in it."""
     for path, version in _logs(host, release):
         text = host.read_tail(path, _TAIL_BYTES)
         for number, line in enumerate(text.splitlines(), 1):
@@ -261,7 +261,7 @@ def _logs(host: Host, release: str) -> Iterator[tuple[str, str]]:
                 yield path, path.rpartition("/")[2].partition("-")[0]
 
 
-# Which package has the headers of a kernel: what DKMS builds modules against.
+# Packages of a kernel's headers, which DKMS needs to build modules.
 
 _AMAZONS_FIRST = "6.1"
 _ARCHITECTURE = re.compile(r"\.(?:x86_64|aarch64)$")

@@ -1,4 +1,4 @@
-"""The kubelet of this node, if it has one: running or not, and which container engine it talks to."""
+"""The kubelet of this node, if it has one: whether it runs, and which container engine it uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS = (
     "k0sworker.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
 )  # fmt: skip
 _DEFAULT_ENDPOINT = "/run/containerd/containerd.sock"
-# Kubernetes distributions bring a containerd of their own; by the beginning of the unit's or program's name
+# Kubernetes distributions include their own containerd; by the start of the unit's or program's name
 _OWN_ENDPOINTS = {
     "k3s": "/run/k3s/containerd/containerd.sock",
     "rke2": "/run/k3s/containerd/containerd.sock",
@@ -36,7 +36,7 @@ _OWN_ENDPOINTS = {
     "kubelite": "/var/snap/microk8s/common/run/containerd.sock",
     "snap.microk8s": "/var/snap/microk8s/common/run/containerd.sock",
 }
-# what is there once a cluster has taken the node, by the beginning of the unit's name
+# files that exist once the node has joined a cluster, by the start of the unit's name
 _JOINED = {
     "kubelet": "/etc/kubernetes/kubelet.conf",
     "k3s": "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
@@ -46,9 +46,10 @@ _JOINED = {
 
 @dataclass(frozen=True)
 class Kubelet:
-    """`unit` is what starts it. `endpoint` is the engine's socket path, `endpoint_source` where that stands.
+    """`unit` is what starts it.
 
-    `joined` is False on a node whose kubelet was installed but that no cluster has taken yet.
+    `endpoint` is the engine's socket path, `endpoint_source` where it is set. `joined` is False on a node
+    with a kubelet that hasn't joined a cluster.
     """
 
     process: Process | None
@@ -60,7 +61,7 @@ class Kubelet:
 
     @property
     def engine(self) -> str:
-        """docker, containerd, crio, or other: what is behind the endpoint."""
+        """docker, containerd, crio, or other: the engine at the endpoint."""
         if "docker" in self.endpoint:
             return "docker"
         if "containerd" in self.endpoint:
@@ -69,7 +70,7 @@ class Kubelet:
 
 
 def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
-    """None on a node that has no kubelet installed and none running."""
+    """None on a node without an installed or running kubelet."""
     process = next((one for one in processes if one.name in KUBELETS), None)
     unit = next((name for name in _by_likelihood(host, process) if read_unit(host, name) is not None), None)
     config = _config(host, process)
@@ -82,7 +83,7 @@ def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
 
 
 def _by_likelihood(host: Host, process: Process | None) -> list[str]:
-    """The units, the one first that started what runs, else the one whose cluster has taken this node."""
+    """The units, first the one that started the running kubelet, else the one that has joined a cluster."""
     program = process.argv[0] if process else ""
     words = (("k3s", "k3s"), ("/rke2/", "rke2"), ("/k0s/", "k0s"), ("kubelite", "snap."))
     runs = next((start for word, start in words if word in program), "kubelet") if program else ""
@@ -96,7 +97,7 @@ def _by_likelihood(host: Host, process: Process | None) -> list[str]:
 
 
 def _cgroup_driver(host: Host, process: Process | None, config: str) -> str | None:
-    """Its flag, else the last file of its drop-in directory that says so, else its file."""
+    """Its flag, else the last file of its drop-in directory that sets it, else its file."""
     flag = process.option("--cgroup-driver") if process else None
     place = process.option("--config-dir") if process and not flag else None
     later = (setting(host.read_text(path) or "", "cgroupDriver") for path in _drop_ins(host, place or ""))
@@ -108,9 +109,10 @@ def _drop_ins(host: Host, place: str) -> tuple[str, ...]:
 
 
 def _config(host: Host, process: Process | None) -> str | None:
-    """The kubelet's file. A running kubelet whose arguments name its engine is told without it, too.
+    """The kubelet's file.
 
-    What runs reads no file that it wasn't told of: kubeadm's may be left over where another one runs.
+    It isn't needed for a running kubelet whose arguments set its engine. A running kubelet reads only the
+    files that its arguments name: kubeadm's may be left over from another one.
     """
     if process is not None and not _kubeadms(process):
         return None
@@ -123,7 +125,7 @@ def _config(host: Host, process: Process | None) -> str | None:
 
 
 def _kubeadms(process: Process) -> bool:
-    """Whether a running kubelet may be kubeadm's; k3s', rke2's and microk8s' are told elsewhere."""
+    """Whether a running kubelet may be kubeadm's; k3s', rke2's and microk8s' are found elsewhere."""
     elsewhere = process.option("--config-dir") is not None and process.option("--config") is None
     return process.name == "kubelet" and not elsewhere
 
@@ -165,7 +167,7 @@ def socket_of(endpoint: str) -> str:
 
 
 def sockets_in(host: Host, directory: str) -> tuple[str, ...]:
-    """Names of the unix sockets that device plugins made in the kubelet's directory; not kubelet.sock."""
+    """Names of the unix sockets that device plugins created in the kubelet's directory; not kubelet.sock."""
     names: set[str] = set(host.listdir(directory))
     if not host.live:
         recorded = host.recording.get("sockets", {})
@@ -174,7 +176,7 @@ def sockets_in(host: Host, directory: str) -> tuple[str, ...]:
 
 
 def pod_resources_socket(kubelet: Kubelet | None) -> str:
-    """Where PodResources listens: unlike device plugins' sockets it follows the kubelet's --root-dir."""
+    """Path of the PodResources socket: unlike device plugins' sockets it follows the kubelet's --root-dir."""
     return f"{root_directory(kubelet)}/pod-resources/kubelet.sock"
 
 
@@ -187,11 +189,10 @@ def root_directory(kubelet: Kubelet | None) -> str:
     return given or (SNAP_ROOT if process.name == "kubelite" else ROOT)
 
 
-# The kubelet's own memory of devices, a file: what it could hand out and which pods hold what.
-#
+# The kubelet's checkpoint of devices: what it could allocate and which pods have which devices.
 # ``kubelet_internal_checkpoint`` in the device plugin directory, JSON with a checksum (Kubernetes,
-# pkg/kubelet/cm/devicemanager/checkpoint). It knows pods by UID only; the kubelet's log directories, called
-# NAMESPACE_NAME_UID, give their names.
+# pkg/kubelet/cm/devicemanager/checkpoint). It contains only UIDs of pods; the kubelet's log directories,
+# called NAMESPACE_NAME_UID, provide their names.
 
 NAME = "kubelet_internal_checkpoint"
 _LOGS = "/var/log/pods"
@@ -201,7 +202,7 @@ _LOGS = "/var/log/pods"
 class Checkpoint:
     """`healthy` is what the kubelet last counted as allocatable, by resource.
 
-    `holdings` may include pods that have ended: the kubelet forgets those when it next hands something out.
+    `holdings` may include pods that have ended: the kubelet removes those at its next allocation.
     """
 
     healthy: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -209,7 +210,7 @@ class Checkpoint:
 
 
 def read_checkpoint(host: Host, directory: str) -> Checkpoint | None:
-    """None if there is no such file. `Unreadable`, or `ConfigError` if it isn't what a kubelet writes."""
+    """None if there is no such file. `Unreadable`, or `ConfigError` if a kubelet can't have written it."""
     path = f"{directory}/{NAME}"
     text = host.read_text(path)
     if text is None:
@@ -250,7 +251,7 @@ def _strings(ids: Any) -> list[str]:
 
 
 def _named(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, ...]:
-    """With namespace and name of the pods whose logs are here."""
+    """With namespace and name of the pods whose logs exist."""
     if not entries:
         return entries
     known = {}

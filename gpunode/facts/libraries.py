@@ -92,7 +92,7 @@ class Library:
 
 
 def linked_libraries(host: Host) -> tuple[CachedLibrary, ...]:
-    """What the dynamic linker's cache holds for 64-bit programs."""
+    """64-bit entries of the dynamic linker's cache."""
     return parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
 
 
@@ -131,7 +131,7 @@ def library_in(host: Host, root: str, soname: str, first: tuple[str, ...] = ()) 
 
 
 def is_compat(path: str) -> bool:
-    """Whether a library is one of cuda-compat: it stands in for the driver's own and has another version."""
+    """Whether a library belongs to cuda-compat: it replaces the driver's own and has another version."""
     return "compat" in path.split("/")[:-1] or "/cuda-compat" in path
 
 

@@ -30,7 +30,7 @@ def key_lines(lines: list[str]) -> list[tuple[int, KeyPath]]:
 
 
 def dotted_into(lines: list[str], table: KeyPath) -> tuple[int, KeyPath] | None:
-    """The first line whose dotted key lies in `table`, and the header above it; None if no line does."""
+    """The first line with a dotted key in `table`, and the header above it; None if there is none."""
     above: KeyPath = ()
     for number, path, is_header in _paths(lines):
         if is_header:
@@ -41,7 +41,8 @@ def dotted_into(lines: list[str], table: KeyPath) -> tuple[int, KeyPath] | None:
 
 
 def line_of_key(text: str, path: KeyPath) -> int:
-    """The line (from 1) where the key or table at `path` begins, or the table it is written into; 0 if none.
+    """The line (from 1) where the key or table at `path` starts, or the table that contains it; 0 if there is
+    none.
 
     A key inside an inline table has the line of that table.
     """
@@ -83,7 +84,7 @@ def place(path: str, line: int) -> str:
 
 
 def _keys(text: str) -> KeyPath | None:
-    """The key path that one line of TOML without a value of its own makes."""
+    """The key path of one line of TOML that has no value of its own."""
     import tomllib
 
     try:

@@ -1,7 +1,7 @@
-"""MIG layouts: which GPUs are partitioned, who makes the partitions again, and drivers that get it wrong.
+"""MIG layouts: partitioned GPUs, what restores the partitions, and driver releases with MIG faults.
 
-The driver forgets MIG's instances with every boot (NVIDIA's MIG user guide); mig-parted's unit or the GPU
-operator's MIG manager makes them again, or a script of the node's own.
+The driver loses MIG instances at every boot (NVIDIA's MIG user guide); mig-parted's unit, the GPU operator's
+MIG manager, or a script of the node's own creates them again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 UNIT = "nvidia-mig-manager.service"
 FAULTS = "mig_driver_faults"
-# programs in pods: the MIG manager of the GPU operator; the DRA driver, which cuts GPUs as pods ask for it
+# programs in pods: the GPU operator's MIG manager; the DRA driver, which partitions GPUs for pods
 _PODS = ("nvidia-mig-manager", "gpu-kubelet-plugin")
-_GKE = "/etc/nvidia/gpu_config.json"  # by which Google's partition_gpu cuts a node's GPUs at each start
+_GKE = "/etc/nvidia/gpu_config.json"  # Google's partition_gpu partitions a node's GPUs with it at each start
 _COMMANDS = (
     *("nvidia-mig-parted", "nvidia-smi mig", "mig -cgi", "mig --create-gpu-instance"),
     "mig apply --config-file",  # gpunode-mig.service
@@ -28,14 +28,14 @@ _COMMANDS = (
 
 
 def partitioned(node: Node) -> list[Gpu]:
-    """GPUs with MIG on, as NVML lists them; those that it can't be asked about are left out."""
+    """GPUs with MIG enabled, as NVML lists them; those that don't answer are left out."""
     inventory = node.nvml.inventory
     return [gpu for gpu in inventory.gpus if gpu.mig_enabled and not gpu.error] if inventory else []
 
 
 def keeper(node: Node, besides: str = "") -> str:
-    """Who makes the instances again after a reboot: a unit, a process or a file; empty if nobody does.
-    `besides` is a unit that doesn't count."""
+    """What restores the instances after a reboot: a unit, a process or a file; empty if nothing does.
+    `besides` is a unit to ignore."""
     from gpunode.facts.boot import started
 
     unit = node.units.get(UNIT)
@@ -50,7 +50,7 @@ def keeper(node: Node, besides: str = "") -> str:
 
 
 def manager(node: Node) -> str:
-    """A process that cuts the GPUs as the cluster asks for it; empty if none runs."""
+    """A process that partitions the GPUs for the cluster; empty if none runs."""
     found = (one for one in node.processes if one.name in _PODS)
     return next((f"process {one.pid}, {one.name}" for one in found), "")
 

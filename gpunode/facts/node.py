@@ -1,7 +1,7 @@
-"""`Node`: everything the checks may know of one machine, each topic read once, when first asked for.
+"""`Node`: all facts about one machine that checks may use, each topic read once, at its first use.
 
-The topics are grouped by subject. A topic raises `Unreadable` if this user may not read it, and `ConfigError`
-for a file that can't be parsed; a check that needs it is skipped or reports it.
+The topics are grouped by subject. A topic raises `Unreadable` if this user has no permission to read it, and
+`ConfigError` for a file that can't be parsed; a check that needs it is skipped or reports it.
 """
 
 from __future__ import annotations
@@ -73,11 +73,13 @@ if TYPE_CHECKING:
     from gpunode.gpu.probe import NvmlProbe
 
 
-# Time limits of `Node`'s queries, and what the user asks.
+# Time limits of `Node`'s queries, and the user's options.
 
 DAEMON_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 NVML_SECONDS = 15.0
-NVML_SECONDS_MANY = 20.0  # without persistence GPUs wake up one after another, eight in more than ten seconds
+NVML_SECONDS_MANY = (
+    20.0  # without persistence mode GPUs initialise one after another, eight in more than ten seconds
+)
 FEW_GPUS = 4
 
 _Answer = TypeVar("_Answer")
@@ -85,11 +87,11 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Questions:
-    """What the user wants to know beyond the usual.
+    """Options of the user that checks use.
 
     `expect_gpus` is how many GPUs there should be, None if unknown. `cuda` is the CUDA release that programs
-    here need ("12.8"), `image` a container image to compare with this node; both are empty if not
-    asked. `deep` allows checks that run something: a container, a plugin's RPC.
+    here need ("12.8"), `image` a container image to compare with this node; both are empty if not requested.
+    `deep` allows checks that run something: a container, a plugin's RPC.
     """
 
     expect_gpus: int | None = None
@@ -100,31 +102,32 @@ class Questions:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of something that was tried; `passed` is None if it couldn't be, and `text` says why."""
+    """Result of a test; `passed` is None if it didn't run, and `text` says why."""
 
     passed: bool | None
     text: str
 
 
 def or_raise(answer: _Answer | DaemonError) -> _Answer:
-    """A daemon's answer, or what kept it from giving one: a topic keeps both, so that a daemon that hangs is
+    """Return a daemon's answer, or raise the stored error: a topic stores both, so that a hanging daemon is
     waited for once and not by every check."""
     if isinstance(answer, DaemonError):
         raise answer
     return answer
 
 
-# Topics of `Node`: the engines beside Docker and containerd's CRI, and other Dockers than the one meant.
+# Topics of `Node`: the engines beside Docker and containerd's CRI, and other Dockers than the main one.
 
 _CRIO_UNITS = ("crio.service", "cri-o.service")
 
 
-# Topics of `Node`: what runs on its GPUs, and what the kubelet may hand out of them.
+# Topics of `Node`: what runs on its GPUs, and what the kubelet can allocate.
 
 
 @dataclass(frozen=True)
 class Allocatable:
-    """Healthy devices by resource, held or not; from the running kubelet (`live`) or from its checkpoint."""
+    """Healthy devices by resource, allocated or not; from the running kubelet (`live`) or from its
+    checkpoint."""
 
     resources: Mapping[str, tuple[str, ...]]
     source: str
@@ -172,17 +175,18 @@ class Node:
 
     @topic
     def xids(self) -> tuple[xid_log.XidLine, ...]:
-        """Of this boot, oldest first; `Unreadable` as `kernel_log` is."""
+        """XIDs of this boot, oldest first; `Unreadable` like `kernel_log`."""
         return xid_log.xid_lines(self.kernel_log)
 
     @topic
     def packages(self) -> packages.Packages:
-        """Installed packages. Where rpm has to be asked it takes half a second: ask files first."""
+        """Installed packages. An rpm query takes half a second: read files first."""
         return packages.read_packages(self.host)
 
     @topic
     def module_options(self) -> kernel_modules.ModuleOptions:
-        """What modprobe.d and the command line say of modules. `Unreadable` if a file of it is closed."""
+        """Settings of modules in modprobe.d and on the command line. `Unreadable` if this user can't read a
+        file of it."""
         return kernel_modules.read_module_options(self.host)
 
     @topic
@@ -193,7 +197,7 @@ class Node:
     def processes(self) -> tuple[processes.Process, ...]:
         return processes.running(self.host)
 
-    # The kernel module, its libraries, device files and what NVML says.
+    # The kernel module, its libraries, device files and NVML's report.
 
     @topic
     def module(self) -> driver.LoadedModule | None:
@@ -205,7 +209,7 @@ class Node:
 
     @topic
     def module_open(self) -> bool | None:
-        """Whether the module, loaded or on disk, is the open one; None if that is unknown."""
+        """Whether the module, loaded or on disk, is the open one; None if unknown."""
         if self.module is not None:
             return self.module.open
         license_ = driver.module_license(self.host)
@@ -225,7 +229,7 @@ class Node:
 
     @topic
     def refused_gpus(self) -> tuple[str, ...]:
-        """Addresses of GPUs that the driver owns and failed to initialise, by the kernel's log."""
+        """Addresses of GPUs that the driver failed to initialise, according to the kernel's log."""
         try:
             found = failed_gpus(self.kernel_log)
         except GpunodeError:
@@ -293,8 +297,8 @@ class Node:
 
     @topic
     def nvml(self) -> NvmlProbe:
-        """What NVML says, asked in a child process; not `asked` where its answer would cost a change: NVML
-        has the module loaded and makes the device files that lack, which would hide the fault."""
+        """NVML's report, from a child process; not `asked` if the query would change the node: NVML loads the
+        module and creates missing device files, which would hide the fault."""
         from gpunode.gpu.probe import NvmlProbe, probe
 
         library = self.nvml_library
@@ -315,9 +319,9 @@ class Node:
 
     @property
     def _nvml_would(self) -> str:
-        """What NVML would change to get what it needs; empty if everything is there."""
+        """What NVML would change to get what it needs; empty if nothing is missing."""
         if self.kind not in (BARE_METAL, VM):
-            return ""  # a container has only what it was given, and WSL has neither module nor these files
+            return ""  # a container has only some files, and WSL has neither module nor these files
         if self.module is None:
             return "load the module"
         there = {device.path for device in self.device_nodes}
@@ -325,7 +329,7 @@ class Node:
             there = {
                 device.path.removeprefix(DRIVER_ROOT) for device in self.host.devices(f"{DRIVER_ROOT}/dev")
             }
-            # a toolkit container may make them in the node's own /dev instead
+            # a toolkit container may create them in the node's own /dev instead
             there |= {device.path for device in self.device_nodes}
         minors = sorted(gpu.minor for gpu in self.driver_gpus if gpu.minor is not None and not gpu.excluded)
         wanted = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
@@ -344,12 +348,12 @@ class Node:
 
     @topic
     def operator(self) -> Operator:
-        """What is here of NVIDIA's GPU operator; nothing, where it isn't."""
+        """Traces of NVIDIA's GPU operator on this node, if any."""
         return find_operator(self.host)
 
     @topic
     def docker_snap(self) -> Daemon | None:
-        """The docker snap, also where it is beside a Docker of the system's."""
+        """The docker snap, also if it is installed beside the system's Docker."""
         daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid == 0)
         if not daemons and read_unit(self.host, SNAP_UNIT) is None:
             return None
@@ -357,7 +361,7 @@ class Node:
 
     @topic
     def docker_rootless(self) -> tuple[Daemon, ...]:
-        """Dockers that ordinary users run, the own one first."""
+        """Dockers that ordinary users run, this user's own first."""
         daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid != 0)
         own = find_rootless(self.host, daemons) if daemons else None
         return tuple(filter(None, (own,))) + find_others(self.host, daemons)
@@ -375,14 +379,14 @@ class Node:
 
     @topic
     def crio_files(self) -> CrioConfig | None:
-        """What CRI-O's files add up to; `ConfigError` for one that it can't read either."""
+        """Merged configuration in CRI-O's files; `ConfigError` for a file that CRI-O can't read either."""
         if self.crio is None:
             return None
         return load_crio(self.host, self.crio.config_path, drop_in_directory(self.crio))
 
     @topic
     def crio_config(self) -> dict[str, Any]:
-        """What the running CRI-O holds (``/config``); `DaemonError` if it doesn't say."""
+        """Configuration of the running CRI-O (``/config``); `DaemonError` if it doesn't report it."""
         return or_raise(self._crio_answer)
 
     @topic
@@ -405,7 +409,7 @@ class Node:
 
     @topic
     def kubelet_version(self) -> tuple[int, ...]:
-        """Of the kubelet that runs, () if none does or it doesn't say. It takes a start of its program."""
+        """Version of the running kubelet, () if none runs or it is unknown. Runs the kubelet's program."""
         process = self.kubelet.process if self.kubelet else None
         if process is None or process.name != "kubelet":
             return ()
@@ -440,12 +444,12 @@ class Node:
 
     @topic
     def docker_info(self) -> dict[str, Any]:
-        """The running daemon's own account; `DaemonError` if there is none."""
+        """The running daemon's own report; `DaemonError` if there is none."""
         return or_raise(self._docker_answer)
 
     @topic
     def _docker_answer(self) -> dict[str, Any] | DaemonError:
-        """A failure is kept as well: a daemon that hangs is waited for once, not by every check."""
+        """A failure is stored too: a hanging daemon is waited for once, not by every check."""
         from gpunode.daemons.docker import DockerApi
 
         try:
@@ -472,7 +476,7 @@ class Node:
 
     @topic
     def cri(self) -> CriStatus:
-        """The running containerd's own account of its CRI; `DaemonError` if it gives none."""
+        """The running containerd's report of its CRI; `DaemonError` if there is none."""
         return or_raise(self._cri_answer)
 
     @topic
@@ -485,7 +489,7 @@ class Node:
         except DaemonError as error:
             return error
 
-    # The container image that the user asks about.
+    # The container image that the user requests.
 
     @topic
     def image(self) -> Search:
@@ -526,12 +530,12 @@ class Node:
 
     @topic
     def fabric_log(self) -> tuple[LogFinding, ...]:
-        """Since the fabric manager was last started, in whichever boot that was."""
+        """The log since the fabric manager's last start, in whichever boot that was."""
         return read_log(self.host)
 
     @topic
     def allocatable(self) -> Allocatable | None:
-        """The running kubelet's word (PodResources), else its checkpoint's; None if neither can be had."""
+        """From the running kubelet (PodResources), else from its checkpoint; None if neither is available."""
         answer = self._allocatable_answer
         if not isinstance(answer, DaemonError):
             socket = kubelet.pod_resources_socket(self.kubelet)
@@ -543,7 +547,7 @@ class Node:
         return Allocatable(checkpoint.healthy, path)
 
     def _older_than_kubelet(self, path: str) -> bool:
-        """Whether an earlier kubelet wrote the file; times of a recorded machine say nothing."""
+        """Whether an earlier kubelet wrote the file; times of a recorded machine mean nothing."""
         found = self.host.stat(path) if self.host.live else None
         process = self.kubelet.process if self.kubelet else None
         return found is not None and process is not None and found.st_mtime < process.started
@@ -560,13 +564,13 @@ class Node:
 
     @topic
     def kubelet_silence(self) -> str:
-        """What a kubelet that runs leaves unanswered, in words; empty if it answers or can't be asked."""
+        """The query that a running kubelet doesn't answer; empty if it answers or can't be queried."""
         answer = self._allocatable_answer
         return answer.message if isinstance(answer, DaemonError) and answer.code == "timeout" else ""
 
     @topic
     def gpu_holdings(self) -> tuple[Holding, ...]:
-        """Which containers hold which NVIDIA devices; `DaemonError` if the kubelet doesn't say."""
+        """Which containers have which NVIDIA devices; `DaemonError` if the kubelet doesn't report it."""
         return or_raise(self._holdings_answer)
 
     @topic
@@ -582,7 +586,7 @@ class Node:
 
     @topic
     def cri_containers(self) -> tuple[CriContainer, ...]:
-        """What runs under the engine that the kubelet talks to; () if there is none or it doesn't answer."""
+        """Running containers of the kubelet's engine; () if there is none or it doesn't answer."""
         from gpunode.daemons.cri import running_containers
 
         socket = self.kubelet.endpoint if self.kubelet else self.containerd.socket if self.containerd else ""
@@ -593,7 +597,7 @@ class Node:
 
     @topic
     def docker_containers(self) -> tuple[tuple[str, str, str], ...]:
-        """Id, name and image of what runs under Docker; () without Docker, or if it doesn't answer."""
+        """Id, name and image of running Docker containers; () without Docker, or if it doesn't answer."""
         from gpunode.daemons.docker import DockerApi
 
         try:
@@ -605,12 +609,12 @@ class Node:
 
     @topic
     def containers(self) -> tuple[Container, ...]:
-        """What runs in a container on this node, whatever its engine."""
+        """Running containers of this node, whatever their engine."""
         return containers(self.host, self.processes)
 
     @topic
     def gpu_containers(self) -> tuple[Container, ...]:
-        """Those with NVIDIA's device files in their /dev."""
+        """Containers with NVIDIA's device files in their /dev."""
         return tuple(one for one in self.containers if one.nodes)
 
     @topic

@@ -1,7 +1,7 @@
-"""The package database: what is installed in which version, from dpkg's status file or one query of rpm.
+"""The package database: installed packages and versions, from dpkg's status file or one query of rpm.
 
 The status file is dpkg(1)'s, with the fields of deb-control(5); a held package has ``hold`` as the first word
-of its Status. rpm's answer is the whole database, since rpm reads all of it for any pattern.
+of its Status. rpm's answer is the whole database, because rpm reads all of it for any pattern.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpunode.host.files import LARGE_BYTES, SMALL_BYTES
 
 STATUS = "/var/lib/dpkg/status"
 RPM_QUERY = ("rpm", "-qa", "--qf", r"%{NAME}\t%{EVR}\t%{INSTALLTIME}\n")
-SECONDS = 10.0  # rpm needs less than one; one that waits for a lock must not hold us up
+SECONDS = 10.0  # rpm needs less than a second; one that waits for a lock must not block the doctor
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Packages:
-    """`manager` is dpkg, rpm, or empty where there is no database that we can read; then nothing is known,
-    which isn't the same as nothing being installed."""
+    """`manager` is dpkg, rpm, or empty if there is no readable database; then nothing is known, which isn't
+    the same as nothing being installed."""
 
     manager: str = ""
     installed: Mapping[str, Package] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Packages:
         return next((self.installed[name].upstream for name in names if name in self.installed), None)
 
     def starting(self, *prefixes: str) -> tuple[Package, ...]:
-        """Installed packages whose names start so, by name."""
+        """Installed packages with this prefix, by name."""
         return tuple(self.installed[name] for name in sorted(self.installed) if name.startswith(prefixes))
 
     def containing(self, word: str) -> tuple[Package, ...]:
@@ -62,7 +62,7 @@ def upstream(version: str) -> str:
 
 
 def read_packages(host: Host) -> Packages:
-    """Whichever database this node has; of several versions of one package the one installed last."""
+    """The packages in this node's database; of several versions of one package the one installed last."""
     found = {package.name: package for package in _from_dpkg(host.read_text(STATUS, LARGE_BYTES) or "")}
     if found:
         return Packages("dpkg", found)
@@ -127,8 +127,8 @@ class Change:
 
 
 def brought(host: Host, version: str, packages: Callable[[], Packages]) -> Change | None:
-    """The last change that brought a driver package of `version` (``580.173.02``). `packages` is only asked
-    where no log tells."""
+    """The last change that installed a driver package of `version` (``580.173.02``). `packages` is queried
+    only if no log has it."""
     for path, parse in ((APT, apt_changes), (ZYPP, zypp_changes), (DNF, dnf_changes)):
         found = None
         for change in parse(host.read_text(path) or ""):
@@ -236,7 +236,7 @@ _MODULES = "/etc/dnf/modules.d"
 
 
 def locked(host: Host, family: str, *packages: str) -> bool:
-    """Whether one of these packages is."""
+    """Whether one of these packages is locked."""
     find = {"debian": apt_pins, "rhel": dnf_locks, "suse": zypp_locks}.get(family)
     patterns = tuple(find(host)) if find else ()
     return any(fnmatchcase(package, pattern) for package in packages for pattern in patterns)
@@ -252,7 +252,7 @@ def module_stream(host: Host, module: str) -> str:
     return stream[1] if stream else ""
 
 
-# Package sources of apt: which addresses, and which key each one is to be signed by (sources.list(5)).
+# Package sources of apt: addresses, and the key for each one (sources.list(5)).
 
 MAIN = "/etc/apt/sources.list"
 DIRECTORY = "/etc/apt/sources.list.d"
@@ -270,7 +270,7 @@ class AptSource:
 
 
 def read_sources(host: Host, main: str = MAIN, directory: str = DIRECTORY) -> tuple[AptSource, ...]:
-    """All that are switched on, in either format; where apt's configuration has them."""
+    """All enabled sources, in either format, from the directories in apt's configuration."""
     found: list[AptSource] = []
     for path in (main, *host.glob(directory, "*.list")):
         found += _one_line(host.read_text(path) or "", path)
@@ -357,9 +357,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Automatic:
-    """Who upgrades, and where that is said. `origins` are the repositories that it takes from, as its
-    configuration names them (apt alone); `kept` are the patterns of packages that it leaves alone, regular
-    expressions with `regex`, else globs."""
+    """A tool that upgrades packages automatically, and where that is configured. `origins` are the
+    repositories that it uses, as its configuration names them (apt only); `kept` are the patterns of excluded
+    packages, regular expressions with `regex`, else globs."""
 
     tool: str
     source: str
@@ -370,7 +370,7 @@ class Automatic:
     regex: bool = False
 
     def leaves(self, package: str) -> bool:
-        """Whether a package of this name is kept from it."""
+        """Whether a package of this name is excluded."""
         if not self.regex:
             return any(fnmatchcase(package, pattern) for pattern in self.kept)
         return any(_matches(pattern, package) for pattern in self.kept)
@@ -384,7 +384,7 @@ def _matches(pattern: str, package: str) -> bool:
 
 
 def automatic_upgrades(host: Host, family: str) -> Automatic | None:
-    """Who upgrades packages by itself, None if nobody does. `family` is debian, rhel or suse."""
+    """The tool that upgrades packages automatically, or None. `family` is debian, rhel or suse."""
     find = {"debian": _apt, "rhel": _dnf, "suse": _zypp}.get(family)
     return find(host) if find else None
 
@@ -408,7 +408,7 @@ def _apt(host: Host) -> Automatic | None:
 
 
 def apt_settings(host: Host) -> Iterator[Setting]:
-    """Everything that apt's configuration files set, in the order in which they are read."""
+    """All settings in apt's configuration files, in the order in which they are read."""
     names = (path for path in host.glob(_APT_DIRECTORY, "*"))
     files = [path for path in names if "." not in path.rpartition("/")[2] or path.endswith(".conf")]
     for path in (*files, "/etc/apt/apt.conf"):

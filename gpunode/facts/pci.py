@@ -1,4 +1,4 @@
-"""NVIDIA GPUs on the PCI bus, from sysfs: there before any driver is."""
+"""NVIDIA GPUs on the PCI bus, from sysfs: available without any driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AUDIO_CLASS = "0x0403"
 
 @dataclass(frozen=True)
 class PciGpu:
-    """One display function. `driver` is the kernel driver that owns it, None if nobody does; `display` is
+    """One display function. `driver` is the kernel driver bound to it, None if there is none; `display` is
     True for a VGA controller, which may drive a screen, False for a GPU without outputs (3D controller)."""
 
     address: str
@@ -27,8 +27,8 @@ class PciGpu:
 
     @property
     def for_vms(self) -> bool:
-        """Whether it is kept for virtual machines: by vfio-pci, a variant of it (nvgrace-gpu-vfio-pci), or
-        the stub that comes before it."""
+        """Whether it is reserved for virtual machines: by vfio-pci, a variant of it (nvgrace-gpu-vfio-pci),
+        or the stub driver before it."""
         return (self.driver or "").endswith("vfio-pci") or self.driver == "pci-stub"
 
 
@@ -51,12 +51,12 @@ def read_gpus(host: Host) -> tuple[PciGpu, ...]:
 
 
 def display_cards(these: tuple[PciGpu, ...], gpus: tuple[PciGpu, ...]) -> bool:
-    """Whether these GPUs are there for a screen, beside others that have no outputs."""
+    """Whether these GPUs drive displays, beside others without outputs."""
     return all(gpu.display for gpu in these) and any(not gpu.display for gpu in gpus)
 
 
 def lone_audio(host: Host) -> tuple[str, ...]:
-    """Audio functions of NVIDIA cards whose display function is not there."""
+    """Audio functions of NVIDIA cards whose display function is missing."""
     found = []
     for address in host.listdir(DEVICES):
         place = f"{DEVICES}/{address}"
@@ -77,7 +77,7 @@ def _word(host: Host, path: str) -> str:
 
 def _numa(host: Host, place: str) -> int | None:
     text = _word(host, f"{place}/numa_node")
-    # -1: the platform doesn't say
+    # -1: the platform doesn't report it
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
@@ -100,7 +100,7 @@ _CONFIG_BYTES = 4096
 
 @dataclass(frozen=True)
 class Bar:
-    """One memory window; `size` in bytes. `assigned` is False if the kernel found no place for it."""
+    """One memory window; `size` in bytes. `assigned` is False if the kernel found no address for it."""
 
     number: int
     size: int
@@ -135,7 +135,7 @@ def memory_bars(host: Host, address: str) -> tuple[Bar, ...] | None:
 
 
 def without_window(host: Host, address: str) -> bool:
-    """Whether the kernel found no place for one of a function's memory windows."""
+    """Whether the kernel found no address for one of a function's memory windows."""
     return any(not bar.assigned for bar in memory_bars(host, address) or ())
 
 
@@ -146,7 +146,7 @@ def bridges(host: Host, address: str) -> tuple[str, ...]:
 
 
 def read_link(host: Host, address: str) -> Link | None:
-    """None unless both ends tell what they can."""
+    """None unless both ends report their widths."""
     port = next(iter(bridges(host, address)), "")
     place = f"{DEVICES}/{address}"
     words = [_link_word(host, f"{place}/{name}") for name in ("current_link_width", "max_link_width")]

@@ -1,8 +1,8 @@
-"""Podman on this node: no daemon, only a program and the files that it reads each time it runs.
+"""Podman on this node: no daemon, only a program and the files that it reads at each run.
 
 containers.conf(5): the distribution's file, the administrator's, then ``*.conf`` of its ``.d`` directory in
-alphabetical order; a key of a later file counts, a runtime under ``engine.runtimes`` as a whole. A file that
-can't be parsed is reported by podman and passed over.
+alphabetical order; a later file overrides a key, and a runtime under ``engine.runtimes`` as a whole. podman
+reports and ignores a file that can't be parsed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PACKAGED = "/usr/share/containers/containers.conf"
 
 
 def find_podman(host: Host, config: str | None = None) -> Daemon | None:
-    """The podman on PATH; None if there is none. `config` changes nothing: its files are where they are."""
+    """The podman on PATH; None if there is none. `config` is ignored: podman's files have fixed paths."""
     binary = host.which("podman")
     if binary is None:
         return None
@@ -60,7 +60,7 @@ class PodmanConfig:
         return merged
 
     def setting(self, key: str) -> Any:
-        """``engine.KEY`` as the last file has it, None if none does."""
+        """``engine.KEY`` from the last file that sets it, None if none does."""
         values = [dig(file.tree, "engine", key) for file in self.files]
         return next((value for value in reversed(values) if value is not None), None)
 

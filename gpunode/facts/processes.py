@@ -11,7 +11,7 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 
-# the daemons that gpunode looks for: only the node's own count
+# daemons that gpunode looks for: only the node's own count
 _DAEMONS = {
     *("dockerd", "containerd", "crio", "cri-dockerd"),
     *("kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"),
@@ -25,8 +25,8 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Process:
-    """One running process; `started` is seconds since the epoch. `uid` is the user on whose word it acts; it
-    is 0 for programs whose settings are never read."""
+    """One running process; `started` is seconds since the epoch. `uid` is the user for whom it acts; it is 0
+    for programs whose settings are never read."""
 
     pid: int
     argv: tuple[str, ...]
@@ -35,7 +35,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The program's base name, as it was started; k3s overwrites its arguments by one ``k3s server``."""
+        """The program's base name, as it was started; k3s replaces its arguments with ``k3s server``."""
         return _name(self.argv)
 
     def option(self, *names: str) -> str | None:
@@ -63,7 +63,7 @@ def option_values(argv: tuple[str, ...], *names: str) -> tuple[str, ...]:
 
 
 def environment(host: Host, pid: int) -> Mapping[str, str]:
-    """A process's environment as it was started; {} where this user may not see it."""
+    """A process's environment at its start; {} without permission to read it."""
     try:
         text = host.read_text(f"/proc/{pid}/environ") or ""
     except GpunodeError:
@@ -84,7 +84,7 @@ def start_ticks(host: Host, pid: int | str) -> int | None:
 
 
 def own_identity(host: Host) -> dict[str, Any]:
-    """What identifies this process to a reader, also to one outside its container; see `identifies`."""
+    """Identity of this process for a reader, also outside its container; see `identifies`."""
     return {
         "pid": os.getpid(),
         "pidNamespace": host.readlink("/proc/self/ns/pid") or "",
@@ -139,21 +139,21 @@ def running(host: Host, *names: str) -> tuple[Process, ...]:
         try:
             process = _process(host, pid, names, boot, ticks)
         except GpunodeError:
-            continue  # gone meanwhile, or not ours to see
+            continue  # the process has ended, or this user can't read it
         if process is not None and (process.name not in _DAEMONS or _counts(host, process)):
             found.append(process)
     return tuple(found)
 
 
 def _counts(host: Host, process: Process) -> bool:
-    """Whether a daemon is this node's, or a user's rootless Docker, and not a container's."""
+    """Whether a daemon is this node's, or a user's rootless Docker, and not in a container."""
     if process.name == "dockerd" and process.uid != 0:
         return not host.in_pid_namespace(process.pid)
     return host.is_own(process.pid)
 
 
 def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: int) -> Process | None:
-    """One process, read no further than it takes to know that it isn't meant: a node may run thousands."""
+    """One process, read only as far as needed to exclude it: a node may run thousands."""
     raw = host.read_bytes(f"/proc/{pid}/cmdline")
     if not raw:
         return None
@@ -168,7 +168,7 @@ def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: i
     if _name(argv) in _DAEMONS | _SETTINGS or b"gpunode" in raw:
         uid = host.owner(int(pid))
         if host.read_bytes(f"/proc/{pid}/cmdline") != raw:
-            return None  # another process has the number now: whose arguments these are isn't known
+            return None  # another process has the number now, and these arguments may be either's
     return Process(int(pid), argv, boot + int(fields[19]) / ticks, uid)
 
 

@@ -1,6 +1,6 @@
-"""What systemd says of the units that matter to GPUs: one question for all of them.
+"""systemd's state of the units that matter to GPUs: one query for all of them.
 
-`UNITS` is everything that is ever asked; a check that needs another unit adds its name there.
+`UNITS` lists all units that are queried; a check that needs another unit adds its name there.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class UnitState:
 
 
 def read_unit_states(host: Host) -> Mapping[str, UnitState]:
-    """By name; one that systemd doesn't know is there with `load` not-found. {} where systemd isn't init, or
-    says nothing. `Stuck` if it hangs. A recorded machine answers with whatever of the command it holds."""
+    """By name; a unit that systemd doesn't know has `load` not-found. {} if systemd isn't init, or reports
+    nothing. `Stuck` if it hangs. A recorded machine answers with what it recorded of the command."""
     if not host.live:
         return parse_unit_states("\n\n".join(_recorded(host)))
     if not host.systemd_runs():

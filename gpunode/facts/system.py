@@ -120,16 +120,16 @@ def kernel_release(host: Host) -> str:
 
 
 def secure_boot(host: Host) -> bool | None:
-    """Whether the firmware enforces signatures; None if it can't be told (no EFI).
+    """Whether the firmware enforces signatures; None if unknown (no EFI).
 
-    An efivars file holds four bytes of attributes, then the variable: one byte, 1 for on.
+    An efivars file contains four bytes of attributes, then the variable: one byte, 1 for on.
     """
     data = host.read_bytes(_SECURE_BOOT)
     return data[4] == 1 if data is not None and len(data) == 5 else None
 
 
 def node_class(host: Host) -> str:
-    """One of the classes above; the most special wins, since its rules differ the most."""
+    """The most specific of the classes above that applies, because its rules differ the most."""
     if host.stat("/dev/dxg") or "microsoft" in kernel_release(host).lower():
         return WSL2
     if host.stat("/etc/nv_tegra_release") or _tegra(host):
@@ -167,21 +167,21 @@ def _virtual(host: Host) -> bool:
     return " hypervisor" in flags
 
 
-# What time this machine believes it is.
+# The machine's clock.
 
 NOT_BEFORE = 1735689600  # 2025-01-01: no gpunode is older
 
 
 def clock(host: Host) -> float:
-    """Seconds since the epoch as the machine's own clock has it; on a recorded machine when it was recorded,
-    0 if that can't be told."""
+    """Seconds since the epoch by the machine's own clock; on a recorded machine the time of the recording, 0
+    if unknown."""
     if host.live:
         return host.now()
     boot, seconds = boot_time(host), uptime(host)
     return boot + seconds if boot and seconds else 0.0
 
 
-# An LXC or LXD container that means to run GPU containers itself.
+# An LXC or LXD container that runs GPU containers itself.
 
 _KIND = "/run/systemd/container"  # systemd writes what it detected (systemd-detect-virt(1))
 UID_MAP = "/proc/1/uid_map"
@@ -192,19 +192,19 @@ def in_lxc(host: Host) -> bool:
 
 
 def unprivileged(host: Host) -> bool | None:
-    """Whether root in here is an ordinary user outside (user_namespaces(7)); None if it can't be told."""
+    """Whether root in this container is an ordinary user outside (user_namespaces(7)); None if unknown."""
     words = (host.read_text(UID_MAP) or "").split()
     return words[:2] != ["0", "0"] if len(words) >= 3 else None
 
 
 # Groups of this node's own users (group(5)). Those of a directory service aren't in the file.
 
-# whoever is in one of these may become root anyway, by sudo or su; the last is Google's machines'
+# members of these groups may become root anyway, with sudo or su; the last is Google's machines'
 _ADMINISTRATORS = ("root", "sudo", "wheel", "admin", "google-sudoers")
 
 
 def members(host: Host, group: str) -> tuple[str, ...]:
-    """Who is in a group beside those whose first group it is."""
+    """Members of a group, without those whose primary group it is."""
     for line in (host.read_text("/etc/group") or "").splitlines():
         name, _, rest = line.partition(":")
         if name == group:
@@ -213,16 +213,16 @@ def members(host: Host, group: str) -> tuple[str, ...]:
 
 
 def without_administrators(host: Host, users: tuple[str, ...]) -> tuple[str, ...]:
-    """Of these users those who can't become root otherwise."""
+    """Those of the users who can't become root otherwise."""
     administrators = {"root", *(user for group in _ADMINISTRATORS for user in members(host, group))}
     return tuple(user for user in users if user not in administrators)
 
 
-# Who may read a file. A recorded machine says so itself: a copy has the mode of whoever copied it.
+# Who may read a file. A recorded machine records it: a copy has the mode that the recording user gave it.
 
 
 def mode_of(host: Host, path: str) -> int | None:
-    """Permission bits of what the path leads to; None if there is nothing, or nothing is recorded."""
+    """Permission bits of the path's target; None if there is none, or nothing is recorded."""
     if not host.live:
         recorded = host.recorded("modes", path)
         return int(recorded, 8) if recorded is not None else None

@@ -1,4 +1,4 @@
-"""The NVIDIA Container Toolkit: which of its programs are here and how old they are."""
+"""The NVIDIA Container Toolkit: its installed programs, version and configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Toolkit:
-    """`programs` maps each program found to its path. `version` is () if none of them tells it."""
+    """`programs` maps each installed program to its path. `version` is () if unknown."""
 
     programs: dict[str, str]
     version: tuple[int, ...]
@@ -36,7 +36,7 @@ class Toolkit:
 
 
 def find_toolkit(host: Host) -> Toolkit:
-    """Look for the toolkit's programs and ask the first one that knows for its version."""
+    """Find the toolkit's programs and query the version of the first one that reports it."""
     found: dict[str, str] = {}
     for name in PROGRAMS:
         path = host.which(name) or _elsewhere(host, name)
@@ -72,10 +72,9 @@ def _version(host: Host, programs: dict[str, str]) -> tuple[tuple[int, ...], str
     return (), ""
 
 
-# The NVIDIA Container Toolkit's config.toml: where it lies, which keys it has, what they may hold.
-#
-# Keys, types and defaults are those of toolkit 1.20; older releases read a part of them and skip the rest.
-# The runtime, its hook and nvidia-ctk each read the file whenever they start, so a change needs no restart.
+# The NVIDIA Container Toolkit's config.toml: its path, keys and allowed values. Keys, types and defaults are
+# those of toolkit 1.20; older releases read a part of them and ignore the rest. The runtime, its hook and
+# nvidia-ctk each read the file when they start, so a change needs no restart.
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
@@ -226,7 +225,7 @@ def find_key(keys: tuple[Key, ...], name: str) -> Key:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
-    """The known name most like this one, by its whole or by its last part; empty if none is near."""
+    """The known name most like this one, by its whole or by its last part; empty if none is similar."""
     from difflib import get_close_matches
 
     whole = get_close_matches(name, known, 1)
@@ -257,7 +256,7 @@ def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
     if unknown is not None:
         return f"allowed values are {', '.join(key.allowed)}, not {unknown!r}"
     if key.name.endswith(".ldconfig") and not value.startswith("@"):
-        from gpunode.facts.containerd import dig  # whoever configures Docker needs no more of it
+        from gpunode.facts.containerd import dig  # a configuration of Docker needs no more than that
 
         if dig(tree, *_FROM_CONTAINER.split(".")) is True:
             return key.problem(value)
@@ -285,7 +284,7 @@ def names_in(tree: Mapping[str, Any], above: str = "") -> tuple[str, ...]:
     return tuple(found)
 
 
-# The toolkit's config.toml as its programs understand it: a key of the file, else its default.
+# The toolkit's config.toml as its programs read it: a key of the file, else its default.
 
 # the toolkit's own container sets XDG_CONFIG_HOME to this for the programs that it installs
 _BESIDE = "/.config/nvidia-container-runtime/config.toml"
@@ -301,7 +300,7 @@ BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 @dataclass(frozen=True)
 class Settings:
-    """`exists` is False where there is no file and all defaults hold; `tree` is what the file has."""
+    """`exists` is False if there is no file and all defaults apply; `tree` is the file's contents."""
 
     path: str
     exists: bool
@@ -310,27 +309,27 @@ class Settings:
     keys: tuple[Key, ...]
 
     def value(self, name: str) -> Any:
-        """What is in force for this key; the default where the file has none, or one of a wrong type."""
+        """The effective value of this key; the default if the file has none, or one of a wrong type."""
         key = next(one for one in self.keys if one.name == name)
         found = dig(self.tree, *key.path)
         return key.default if found is None or wrong(key, found, self.tree) else found
 
     def line(self, name: str) -> int | None:
-        """Where the file has the key, None where it hasn't."""
+        """Line of the key in the file, None if it isn't in the file."""
         from gpunode.facts.located import line_of_key
 
         path = tuple(name.split("."))
         return line_of_key(self.text, path) or None if dig(self.tree, *path) is not None else None
 
     def problems(self) -> tuple[tuple[str, str], ...]:
-        """Keys that hold what the toolkit doesn't take, each with a sentence that says why."""
+        """Keys with values that the toolkit doesn't accept, each with a sentence that says why."""
         found = ((key, dig(self.tree, *key.path)) for key in self.keys)
         told = ((key.name, wrong(key, value, self.tree)) for key, value in found if value is not None)
         return tuple((name, problem) for name, problem in told if problem)
 
 
 def read_settings(host: Host, toolkit: Toolkit) -> Settings:
-    """Those of the toolkit that the engines here run; `ConfigError` names the line that can't be parsed."""
+    """Settings of the toolkit that the engines here run; `ConfigError` names the line of a syntax error."""
     path = DEFAULT_PATH
     runtime = toolkit.programs.get("nvidia-container-runtime", "")
     beside = runtime.rpartition("/")[0] + _BESIDE
@@ -341,9 +340,9 @@ def read_settings(host: Host, toolkit: Toolkit) -> Settings:
 
 
 def runtime_mode(settings: Settings, version: tuple[int, ...]) -> str:
-    """How nvidia-container-runtime puts GPUs into containers: legacy, cdi, csv, jit-cdi; empty if unknown.
+    """How nvidia-container-runtime adds GPUs to containers: legacy, cdi, csv, jit-cdi; empty if unknown.
 
-    ``auto`` means csv on Tegra, which `facts/system.py` tells; elsewhere it is what the release makes of it.
+    ``auto`` means csv on Tegra (`facts/system.py`); elsewhere its meaning depends on the release.
     """
     mode = str(settings.value(MODE))
     if mode != "auto":
@@ -372,7 +371,7 @@ class OciHook:
 
 
 def nvidia_hooks(host: Host, directories: Iterable[str]) -> tuple[OciHook, ...]:
-    """NVIDIA's hooks in these directories; a file that this user may not read, or no JSON, is passed over."""
+    """NVIDIA's hooks in these directories, without files that can't be read or are not JSON."""
     found = []
     for directory in dict.fromkeys(directories):
         for path in _json_files(host, directory):

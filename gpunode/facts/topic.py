@@ -1,7 +1,7 @@
-"""`topic`: one thing to know of a machine, read when first asked for and kept.
+"""`topic`: one fact about a machine, read at its first use and stored.
 
-Unlike functools.cached_property it is never waited for twice: where one thread hangs inside a topic (a stuck
-file system, a process table that blocks), the next one that asks is told so at once.
+Unlike functools.cached_property it is never waited for twice: if one thread hangs inside a topic (a stuck
+file system, a process table that blocks), the next caller gets an error at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BUSY = "_busy_topics"
 
 
 class Stuck(GpunodeError):
-    """Something gives no answer; `first` if it was waited for in vain, not if that was known before."""
+    """Something doesn't answer; `first` if the wait was in vain, not if that was known before."""
 
     def __init__(self, message: str, *, first: bool = False) -> None:
         super().__init__(message)
@@ -25,7 +25,8 @@ class Stuck(GpunodeError):
 
 
 class topic(Generic[_Value]):
-    """Decorates a method without arguments; whoever sets the name in the instance's dictionary wins."""
+    """Decorates a method without arguments; a value that is set in the instance's dictionary takes
+    precedence."""
 
     def __init__(self, read: Callable[[Any], _Value]) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""What a node may or may not have, by name: checks say with it where they apply."""
+"""Properties of a node by name; checks use them to say where they apply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPERATOR_DRIVER = f"{DRIVER_ROOT}/usr"  # only there while the GPU operator's dr
 
 @dataclass(frozen=True)
 class Trait:
-    """`present` and `absent` say in words that a node has it, or hasn't."""
+    """`present` and `absent` are texts for a node that has the property, and for one that hasn't."""
 
     holds: Callable[[Node], bool]
     present: str
@@ -26,7 +26,7 @@ class Trait:
 
 
 def _operator_driver(node: Node) -> bool:
-    """Whether its container runs, or a pod that is to bring one is on this node."""
+    """Whether its container runs, or a pod that installs one is on this node."""
     try:
         return node.host.is_dir(OPERATOR_DRIVER) or bool(node.operator.drivers)
     except Unreadable:
@@ -38,8 +38,7 @@ def _vfio_host(node: Node) -> bool:
 
 
 def _vm_host(node: Node) -> bool:
-    """Such a host, or one whose driver only makes virtual GPUs, on which nobody has installed what GPU
-    containers need."""
+    """Such a host, or one whose driver only creates virtual GPUs, without the software for GPU containers."""
     if node.questions.expect_gpus is not None or not node.gpus:
         return False
     if module_loaded(node.host, _VGPU_MANAGER):
@@ -53,7 +52,7 @@ def _vgpu_guest(node: Node) -> bool:
 
 
 def _mig(node: Node) -> bool:
-    """As NVML says, which is only asked where the driver is there to answer."""
+    """From NVML, which is queried only if the driver is loaded."""
     if node.module is None or node.nvml.inventory is None:
         return False
     return any(gpu.mig_enabled for gpu in node.nvml.inventory.gpus)

@@ -22,14 +22,14 @@ _TEXT = 10  # bytes of the driver's version, and then of its branch
 
 @dataclass(frozen=True)
 class VirtualGpu:
-    """The driver of the host that made it; empty where the capability doesn't tell."""
+    """The host's driver that created it; empty if the capability doesn't contain it."""
 
     host_driver_version: str = ""
     host_driver_branch: str = ""
 
 
 def read_vgpus(host: Host) -> tuple[VirtualGpu, ...] | None:
-    """The vGPUs of this machine, by PCI address; None if that can't be told: not root, or no PCI bus."""
+    """The vGPUs of this machine, by PCI address; None if unknown: not root, or no PCI bus."""
     if not host.is_dir(DEVICES):
         return None
     found, hidden = [], False

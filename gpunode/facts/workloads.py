@@ -43,7 +43,7 @@ class Container:
 
     @property
     def scope(self) -> str:
-        """systemd's unit for it; empty where the runtime makes control groups itself (cgroupfs)."""
+        """systemd's unit for it; empty if the runtime manages cgroups itself (cgroupfs)."""
         parts = (part for part in self.group.split("/") if self.id in part)
         return next((part for part in parts if part.endswith(".scope")), "")
 
@@ -71,7 +71,7 @@ class DeviceRule:
             if path.startswith("char-") and any(fnmatchcase(name, path[5:]) for name in drivers):
                 return True
             if "nvidia" in path and not path.startswith("char-"):
-                return True  # named by its path: which one isn't worth a false alarm
+                return True  # identified by its path: an uncertain match isn't worth a false alarm
         return False
 
 
@@ -89,7 +89,7 @@ def containers(host: Host, processes: Sequence[Process]) -> tuple[Container, ...
 
 
 def container_of(host: Host, pid: int) -> tuple[str, str, str]:
-    """The id of the container that a process is in, its group in v2 and that of v1's devices; or empty."""
+    """The id of a process's container, its group in v2 and that of v1's devices; or empty."""
     try:
         text = host.read_text(f"/proc/{pid}/cgroup") or ""
     except GpunodeError:
@@ -112,7 +112,7 @@ def _nodes(host: Host, pid: int) -> tuple[DeviceNode, ...]:
 
 
 def v1_allows(host: Host, container: Container) -> Sequence[tuple[int, int]] | None:
-    """Device numbers that v1's devices controller lets it open, -1 for any; None where that can't be read."""
+    """Device numbers that v1's devices controller allows, -1 for any; None if that can't be read."""
     if not container.devices_group:
         return None
     text = host.read_text(f"{_V1_DEVICES}{container.devices_group}/devices.list")
@@ -131,7 +131,7 @@ def parse_devices_list(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
-    """systemd's rules by unit, asked once for all; {} if it says nothing."""
+    """systemd's rules by unit, from one query for all; {} if it reports nothing."""
     names = sorted(set(scopes))
     if not names:
         return {}
@@ -152,6 +152,6 @@ def parse_rules(text: str) -> dict[str, DeviceRule]:
 
 
 def last_reload(host: Host) -> float:
-    """When systemd last read its units (seconds since the epoch), 0 if it can't be told."""
+    """When systemd last read its units (seconds since the epoch), 0 if unknown."""
     times = [found.st_mtime for found in map(host.stat, _GENERATORS) if found is not None]
     return max(times, default=0.0)
