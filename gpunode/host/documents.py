@@ -22,6 +22,7 @@ MAX_DATA_BYTES = 16 << 20  # of `load`; a doctor's report of a large node has le
 _MAX_VALUES = 500_000
 _MAX_DATA_DEPTH = 64
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_QUOTED = re.compile(r"\s*(\(.*\)|['\"].*['\"])")
 _TAGS = frozenset({"str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value"})
 
 
@@ -71,11 +72,15 @@ def read_all(data: bytes, notes: Notes) -> tuple[Item, ...]:
     )
 
 
-def load(text: str) -> Any:
-    """The document of a text as plain data, None for an empty one. `DocumentError` for anything else."""
-    if len(text) > MAX_DATA_BYTES:
-        raise DocumentError(0, f"larger than {MAX_DATA_BYTES >> 20} MiB")
-    documents = _documents(text, _MAX_DATA_DEPTH, _MAX_VALUES)
+def load(text: str, *, max_bytes: int = MAX_DATA_BYTES, secret: bool = False) -> Any:
+    """The document of a text as plain data, None for an empty one. `DocumentError` for anything else.
+
+    `secret`: the text contains credentials. An error quotes nothing of it (PyYAML's own errors show the tag
+    or the anchor that a password is parsed as), and aliases are refused.
+    """
+    if len(text) > max_bytes:
+        raise DocumentError(0, f"larger than {max_bytes >> 20} MiB")
+    documents = _documents(text, _MAX_DATA_DEPTH, _MAX_VALUES, secret)
     if not documents:
         return None
     if len(documents) > 1:
@@ -86,10 +91,11 @@ def load(text: str) -> Any:
     try:
         return SafeConstructor().construct_document(documents[0])
     except ConstructorError as error:
-        raise DocumentError(*_marked(error, text)) from error
+        raise DocumentError(*_marked(error, text, secret)) from (None if secret else error)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # PyYAML's constructors trust a tag
-        raise DocumentError(0, "a value doesn't have the type that its tag or form requires") from error
+        message = "a value doesn't have the type that its tag or form requires"
+        raise DocumentError(0, message) from (None if secret else error)
 
 
 class _Bounds:
@@ -134,51 +140,60 @@ def _text(data: bytes, limit: int = MAX_BYTES) -> str:
     return text
 
 
-def _documents(text: str, depth: int, values: int) -> list[Any]:
+def _documents(text: str, depth: int, values: int, secret: bool = False) -> list[Any]:
     """The composed documents that aren't empty."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's takes a tenth of the time
     try:
-        _refuse_nesting(yaml.parse(text, Loader=loader), depth, values)
+        _check_events(yaml.parse(text, Loader=loader), depth, values, aliases=not secret)
         return [node for node in yaml.compose_all(text, Loader=loader) if not _is_null(node)]
     except yaml.MarkedYAMLError as error:
-        raise DocumentError(*_marked(error, text)) from error
+        raise DocumentError(*_marked(error, text, secret)) from (None if secret else error)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
-        raise DocumentError(line, f"not YAML: the character U+{code:04X} isn't allowed") from error
+        message = f"not YAML: the character U+{code:04X} isn't allowed"
+        raise DocumentError(line, message) from (None if secret else error)
     except (yaml.YAMLError, UnicodeEncodeError, RecursionError) as error:
-        raise DocumentError(0, f"not YAML: {' '.join(str(error).split())}") from error
+        what = " ".join(str(error).split())
+        message = f"not YAML: {_QUOTED.sub('', what) if secret else what}"
+        raise DocumentError(0, message) from (None if secret else error)
 
 
-def _refuse_nesting(events: Iterable[Any], depth: int, values: int) -> None:
+def _check_events(events: Iterable[Any], depth: int, values: int, aliases: bool) -> None:
     """Checked before libyaml's composer sees the text: it recurses on the C stack, its parser doesn't."""
     import yaml
 
     level = 0
     for number, event in enumerate(events):
+        line = event.start_mark.line + 1
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if level > depth:
-            raise DocumentError(event.start_mark.line + 1, "nested too deeply")
+            raise DocumentError(line, "nested too deeply")
         if number > 2 * values:
-            raise DocumentError(event.start_mark.line + 1, f"more than {values} values")
+            raise DocumentError(line, f"more than {values} values")
+        if not aliases and isinstance(event, yaml.AliasEvent):
+            raise DocumentError(line, "an alias (*NAME) isn't allowed")
 
 
-def _marked(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str]:
+def _marked(error: yaml.MarkedYAMLError, text: str, secret: bool) -> tuple[int, str]:
     mark = error.problem_mark or error.context_mark
-    what = " ".join(part for part in (error.context, error.problem) if part)
+    context, problem = error.context or "", error.problem or ""
+    if secret:
+        context, problem = _QUOTED.sub("", context), _QUOTED.sub("", problem)
+    what = f"{context} {problem}".strip()
     lines = text.splitlines()
     if mark is None:
         return 0, f"not YAML: {' '.join(what.split())}"
     if mark.line < len(lines) and re.match(r"\s*\t", lines[mark.line]):
         what = "YAML doesn't allow tabs for indentation; use spaces"
-    elif (begun := error.context_mark) and "block" in (error.context or "") and mark.column != begun.column:
+    elif (begun := error.context_mark) and "block" in context and mark.column != begun.column:
         what = (
             f"this line is indented by {mark.column}, but the block that started on line {begun.line + 1} "
-            f"by {begun.column} ({error.problem})"
+            f"by {begun.column} ({problem})"
         )
-    elif "mapping values" in (error.problem or ""):
+    elif "mapping values" in problem:
         what = f"a second ':' on a line, or a line that is indented further than the lines around it ({what})"
     return mark.line + 1, f"not YAML: {' '.join(what.split())}"
 

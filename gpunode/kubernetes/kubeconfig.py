@@ -19,11 +19,11 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
-import yaml
 from lightkube.config import models
 from msgspec.structs import replace as changed
 
 from gpunode.host import Host
+from gpunode.host.documents import DocumentError, load
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.kubernetes.api import NoAccess
 
@@ -31,6 +31,7 @@ PROXY_HINT = (
     "let kubectl speak to the server: kubectl proxy --port=8001, then add --server http://127.0.0.1:8001"
 )
 _VIEW = "see: kubectl config view"
+_MAX_BYTES = 4 << 20  # kubeconfigs with many clusters have some hundred KiB
 _LONGEST = 300  # characters of an address in a message
 
 
@@ -168,49 +169,13 @@ def _first(files: dict[str, Kubeconfig], plural: str) -> dict[str, tuple[str, An
 
 def _parse(path: str, text: str) -> Kubeconfig:
     try:
-        tree = _load(text)
+        tree = load(text, max_bytes=_MAX_BYTES, secret=True)
         return msgspec.convert({} if tree is None else tree, Kubeconfig)
-    except _NotPlain as error:
+    except DocumentError as error:
         said = f"can't be parsed: {error}"
     except msgspec.ValidationError as error:  # names the place and the types, never a value
         said = f"is no kubeconfig: {error}"
     raise NoAccess(f"{path} {said}", hint="see: kubectl config view --kubeconfig FILE")
-
-
-_MAX_BYTES = 4 << 20  # kubeconfigs with many clusters have some hundred KiB
-_MAX_DEPTH = 64
-_MAX_EVENTS = 200_000
-
-
-class _NotPlain(Exception):
-    """The message says what is wrong and on which line. It quotes nothing: a kubeconfig is full of secrets,
-    and PyYAML's own errors show the line, or the tag or anchor that a password is taken for."""
-
-
-def _load(text: str) -> Any:
-    if len(text) > _MAX_BYTES:
-        raise _NotPlain(f"it is larger than {_MAX_BYTES >> 20} MiB")
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        depth = 0
-        for number, event in enumerate(yaml.parse(text, Loader=loader)):
-            start: Any = event.start_mark
-            line = start.line + 1
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MAX_DEPTH or number > _MAX_EVENTS:  # libyaml's composer recurses on the C stack
-                raise _NotPlain(f"line {line}: nested too deeply, or too many values")
-            if isinstance(event, yaml.AliasEvent):  # a few lines of aliases unfold to gigabytes
-                raise _NotPlain(f"line {line}: an alias (*NAME), which no kubeconfig needs")
-        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
-    except yaml.MarkedYAMLError as error:
-        mark: Any = error.problem_mark or error.context_mark
-        problem = re.sub(r"\s*(\(.*\)|['\"].*['\"])", "", error.problem or "")
-        raise _NotPlain(f"line {mark.line + 1}: {problem}" if mark else problem) from None
-    except yaml.YAMLError:
-        raise _NotPlain("it holds a character that YAML doesn't allow") from None
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        # PyYAML's constructors trust a tag
-        raise _NotPlain("it holds a value that isn't what its form or tag says") from None
 
 
 # --- cluster and user -----------------------------------------------------------------------------------

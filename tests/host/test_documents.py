@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from contextlib import suppress
 from typing import Any
 
@@ -59,6 +60,35 @@ def test_a_large_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         load(str(list(range(11))))
     with pytest.raises(DocumentError, match="more than 10 values"):
         load(str(list(range(100))))
+
+
+SECRET = {
+    "token: *hunter2": "line 1: an alias (*NAME) isn't allowed",
+    "a: &a [1]\nb: *a": "line 2: an alias (*NAME) isn't allowed",
+    "token: %hunter2": "line 1: not YAML: ",
+    "token: !hunter2 x": "line 1: not YAML: could not determine a constructor",
+    "token: !!int hunter2": "a value doesn't have the type that its tag or form requires",
+    "token: 'hunter2": "line 1: not YAML: ",
+    "token: hunter2: x": "line 1: not YAML: a second ':' on a line",
+    "a:\n    token: hunter2\n  b: c": "line 3: not YAML: ",
+    "? [hunter2]\n: b": "line 1: not YAML: ",
+    "hunter2: \udcff": "not YAML: ",
+    "hunter2: 1\n---\nhunter2: 2": "line 3: a second document",
+    "hunter2: " + "[" * 100: "line 1: nested too deeply",
+}
+
+
+@pytest.mark.parametrize("text", SECRET)
+def test_an_error_in_a_text_with_secrets_quotes_nothing(text: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        load(text, secret=True)
+    assert SECRET[text] in str(caught.value)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value)).replace(repr(text), "")
+
+
+def test_a_caller_may_lower_the_limit() -> None:
+    with pytest.raises(DocumentError, match="larger than 1 MiB"):
+        load(" " * ((1 << 20) + 1), max_bytes=1 << 20)
 
 
 @pytest.mark.parametrize(
