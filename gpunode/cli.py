@@ -7,40 +7,56 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-import typer.core
 import typer.main
 
 from gpunode import __version__
+from gpunode.commands.help_page import HelpGroup
 from gpunode.commands.session import run_app, takes_globals
 
-# from diagnosis to changes to undoing them: the order of `gpunode --help`
-COMMANDS = {
-    "doctor": ("doctor:doctor_app", "Find out why GPUs don't work on this node."),
-    "explain": ("explain:explain_app", "Explain one check, or list them all."),
-    "report": ("report:report_app", "Pack a support bundle."),
-    "status": ("status:status_app", "What is in force on this node."),
-    "setup": ("setup:setup_app", "Run every step up to a proof."),
-    "configure-runtime": ("configure_runtime:runtime_app", "Register the nvidia runtime with the engine."),
-    "verify": ("verify:verify_app", "Prove it: compute on every GPU."),
-    "unconfigure-runtime": ("unconfigure_runtime:unconfigure_app", "Take the nvidia runtime out again."),
-    "rollback": ("journal:rollback_app", "Restore the files of a journal entry."),
-    "journal": ("journal:journal_app", "What gpunode changed on this node."),
-    "gpus": ("gpus:gpus_app", "List the GPUs and MIG devices."),
-    "cdi": ("cdi:cdi_app", "Name the GPUs to engines by CDI specifications."),
-    "driver": ("driver:driver_app", "Plan and install the driver that the GPUs need."),
-    "toolkit": ("toolkit:toolkit_app", "Install and configure the NVIDIA Container Toolkit."),
-    "mig": ("mig:mig_app", "Cut GPUs into MIG devices."),
-    "plugin": ("plugin_status:plugin_app", "Serve GPUs to Kubernetes."),
-    "labels": ("labels:labels_app", "Label the node by its GPUs."),
-    "node": ("node:node_app", "Change this machine's Node object in Kubernetes."),
-    "manifests": ("manifests:manifests_app", "Print Kubernetes objects."),
-    "demo": ("demo:demo_app", "Show the whole way on a simulated node."),
-    "completion": ("completion:completion_app", "Print shell completion."),
+GROUPS = {
+    "Diagnose": {
+        "doctor": ("doctor:doctor_app", "Find out why GPUs don't work on this node."),
+        "explain": ("explain:explain_app", "Explain one check, or list all checks."),
+        "gpus": ("gpus:gpus_app", "List the GPUs and MIG devices."),
+        "verify": ("verify:verify_app", "Run a CUDA program on every GPU and check the result."),
+        "status": ("status:status_app", "Show the effective runtime configuration of each engine."),
+        "report": ("report:report_app", "Create a support bundle."),
+    },
+    "Set up": {
+        "setup": ("setup:setup_app", "Diagnose, configure and verify this node in one run."),
+        "driver": ("driver:driver_app", "Plan and install the NVIDIA driver."),
+        "toolkit": ("toolkit:toolkit_app", "Install and configure the NVIDIA Container Toolkit."),
+        "configure-runtime": (
+            "configure_runtime:runtime_app",
+            "Register the nvidia runtime with a container engine.",
+        ),
+        "unconfigure-runtime": (
+            "unconfigure_runtime:unconfigure_app",
+            "Remove the nvidia runtime from a container engine.",
+        ),
+        "cdi": ("cdi:cdi_app", "Generate and list CDI specifications."),
+        "mig": ("mig:mig_app", "Partition GPUs into MIG devices."),
+        "journal": ("journal:journal_app", "List the changes that gpunode made on this node."),
+        "rollback": ("journal:rollback_app", "Restore the files of a journal entry."),
+    },
+    "Kubernetes": {
+        "plugin": ("plugin_status:plugin_app", "Run and inspect the Kubernetes device plugin."),
+        "labels": ("labels:labels_app", "Print or publish node labels that describe the GPUs."),
+        "node": ("node:node_app", "Change this machine's Node object."),
+        "manifests": ("manifests:manifests_app", "Print Kubernetes manifests."),
+    },
+    "Other": {
+        "demo": ("demo:demo_app", "Run the whole set-up on a simulated node."),
+        "completion": ("completion:completion_app", "Print a shell completion script."),
+        "help": ("help:help_app", "Show help for a command, or list the environment variables."),
+        "version": ("help:version_app", "Print the version."),
+    },
 }
-"""By name: the module of gpunode.commands and its `typer.Typer`, and the line in `gpunode --help`."""
+"""By heading and name: the module and name of its `typer.Typer`, and the line in `gpunode --help`."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
-class CommandTable(typer.core.TyperGroup):
+class CommandTable(HelpGroup):
     """The commands of `COMMANDS`, each imported when a command line names it."""
 
     def __init__(self, **attrs: Any) -> None:
@@ -61,16 +77,18 @@ class CommandTable(typer.core.TyperGroup):
         return group.commands.get(cmd_name, group)
 
     def format_commands(self, ctx: object, formatter: Any) -> None:
-        """The list in the help, which needs no command's module."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        """The lists in the help, which need no command's module."""
+        widest = max(map(len, COMMANDS))
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), line) for name, (_, line) in commands.items()])
 
 
 app = typer.Typer(
     name="gpunode",
     cls=CommandTable,
-    help='From "driver installed" to proven GPU containers and pods, on one Linux node.',
-    epilog="Start with: gpunode doctor. Every exit code is explained in docs/exit-codes.md.",
+    help="Make containers and pods run on the GPUs of one Linux node, and prove it.",
+    epilog="Start with: gpunode doctor. See gpunode help COMMAND for one command.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

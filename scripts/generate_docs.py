@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from gpunode.cli import app  # noqa: E402
+from gpunode.commands.help import variables  # noqa: E402
 
 VOLATILE = (
     # wherever this machine's temporary directory is
@@ -59,65 +60,27 @@ def printed(*argv: str, env: dict[str, str] | None = None) -> str:
 
 
 def environment_page() -> str:
-    """Every option of every command with its variable, read from the command line's own definition."""
+    """Every option that a variable can set, as `gpunode help environment` lists them."""
     lines = [
         "# Environment variables",
         "",
-        "Every option has one variable; a flag beats it. Generated from the command line's definition.",
+        "Every lasting option has one variable; a flag takes precedence. One-shot flags such as `--dry-run`",
+        "and `--yes` have none. `gpunode help environment` prints this list.",
         "",
         "| variable | option | of | means |",
         "|---|---|---|---|",
     ]
-    seen: set[str] = set()
-    options = [
-        (path, option)
-        for path, command in walk(typer.main.get_command(app), "gpunode")
-        for option in command.get_params(typer.Context(command))
-    ]
-    # what every command takes comes first
-    for path, option in sorted(options, key=lambda pair: not _of_every_command(*pair)):
-        if option.param_type_name != "option" or option.hidden or option.name in ("help", "version"):
-            continue
-        prefix = _prefix(path)
-        own = getattr(option, "variable", "")  # of the table that commands of the plugin share
-        listed = (
-            option.envvar if isinstance(option.envvar, list) else []
-        )  # ours first, then other tools' names
-        variable = own or next(iter(listed), option.envvar) or f"{prefix}_{option.name.upper()}"
-        if variable in seen:
-            continue
-        seen.add(variable)
-        scope = "every command" if _of_every_command(path, option) else path.removeprefix("gpunode ")
-        others = f" Also: {', '.join(f'`{one}`' for one in listed[1:])}." if listed[1:] else ""
-        told = option.help + others
-        lines.append(f"| `{variable}` | `{option.opts[0]}` | {scope} | {told} |")
+    for one in variables(typer.main.get_command(app)):
+        others = f" Also: {', '.join(f'`{other}`' for other in one.others)}." if one.others else ""
+        command = one.command or "every command"
+        lines.append(f"| `{one.name}` | `{one.option}` | {command} | {one.help}{others} |")
     lines += [
         "",
         "Beside these: `NO_COLOR` and `FORCE_COLOR` (see no-color.org; `--color` beats both),",
         "`NOTIFY_SOCKET` and `JOURNAL_STREAM` (set by systemd for `plugin serve`), and `GPUNODE_STATE_DIR`",
-        "(where the journal lies instead of `/var/lib/gpunode`).",
+        "(directory of the journal instead of `/var/lib/gpunode`).",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _prefix(path: str) -> str:
-    return path.upper().replace("-", "_").replace(" ", "_")
-
-
-def _of_every_command(path: str, option: Any) -> bool:
-    """A global option names its one variable; those that a command names begin with its first word."""
-    named, group = option.envvar, _prefix(" ".join(path.split()[:2]))
-    return (
-        isinstance(named, str) and not getattr(option, "variable", "") and not named.startswith(f"{group}_")
-    )
-
-
-def walk(command: Any, path: str) -> list[tuple[str, Any]]:
-    """The commands that do something, with their full names; groups are only walked through."""
-    children = {name: command.get_command(None, name) for name in getattr(command, "commands", {})}
-    if not children:
-        return [(path, command)]
-    return [found for name, child in children.items() for found in walk(child, f"{path} {name}")]
 
 
 def checks_page() -> str:

@@ -28,17 +28,58 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_every_option_shows_its_one_variable(verb: list[str]) -> None:
+def test_help_names_the_variables_once_and_lists_global_options_last(verb: list[str]) -> None:
     ran = gpunode(*verb, "--help")
     assert ran.code == 0
-    text = " ".join(ran.out.split())
-    options = [word for word in ran.out.split() if word.startswith("--") and word.strip("-,")]
-    prefix = "GPUNODE_" + "_".join(verb).upper().replace("-", "_")
-    for name in ("ROOT", "OUTPUT", "COLOR", "VERBOSE", "DEBUG"):
-        assert f"GPUNODE_{name}" in text.replace(" ", "") or f"GPUNODE_{name}" in text
-    own = {word.strip(",[]") for word in options} & {"--runtime", "--dry-run", "--on", "--strict"}
-    for option in own:
-        assert f"{prefix}_{option.strip('-').upper().replace('-', '_')}" in text
+    assert "env var" not in ran.out and "default: 0" not in ran.out and "<" not in ran.out.split("Every")[0]
+    own = "" if verb in (["gpus"], ["explain"], ["demo"]) else "_".join(["", *verb]).upper().replace("-", "_")
+    prefix = f"GPUNODE{own}"
+    last = f"Every option can be set as {prefix}_<OPTION>; see gpunode help environment.\n"
+    assert ran.out.endswith(last) and ran.out.count("GPUNODE_") == 1
+    common = ran.out.partition("\nGlobal options:\n")[2]
+    assert all(f" {name}" in common for name in ("--root", "--color", "--verbose", "--debug", "--help"))
+
+
+@pytest.mark.parametrize("columns", [80, 100, 300])
+def test_help_is_as_wide_as_the_terminal_up_to_a_limit(columns: int) -> None:
+    ran = gpunode("doctor", "--help", env={"COLUMNS": str(columns)})
+    widest = max(map(len, ran.out.splitlines()[:-1]))
+    assert columns - 20 < widest <= columns if columns < 110 else 90 < widest <= 110
+
+
+def test_the_variables_that_help_lists_set_the_options_and_one_shot_flags_have_none() -> None:
+    listed = gpunode("help", "environment").out
+    assert "GPUNODE_CONFIGURE_RUNTIME_RUNTIME  --runtime" in listed
+    assert "GPUNODE_MIG_CONFIG_FILE  --config-file (also MIG_PARTED_CONFIG_FILE)" in listed
+    for name in ("DRY_RUN", "YES", "APPLY", "EXIT_CODE"):
+        assert f"_{name}  " not in listed
+    ran = gpunode("verify", env={"GPUNODE_VERIFY_ON": "lxc"})
+    assert ran.code == 2 and "'lxc'" in ran.err
+    ran = gpunode(
+        "configure-runtime", "--runtime", "lxc", env={"GPUNODE_CONFIGURE_RUNTIME_DRY_RUN": "no boolean"}
+    )
+    assert "unknown runtime 'lxc'" in ran.err
+
+
+def test_the_help_command_prints_the_same_page() -> None:
+    assert gpunode("help").out == gpunode("--help").out
+    assert gpunode("help", "mig", "apply").out == gpunode("mig", "apply", "--help").out
+    assert gpunode("version").out == gpunode("--version").out
+    assert gpunode("version", "-o", "json").document["data"] == {"version": __version__}
+
+
+def test_help_for_a_command_that_does_not_exist_is_usage() -> None:
+    for words in (["doktor"], ["mig", "nope"], ["doctor", "nope"]):
+        ran = gpunode("help", *words)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith(f"error: no such command '{words[-1]}'")
+
+
+def test_status_and_journal_list_without_a_subcommand(tmp_path: Path) -> None:
+    for alone, named in (("status", "runtime"), ("journal", "list")):
+        ran = gpunode(alone, "-o", "json", "--root", str(tmp_path))
+        assert ran.document == gpunode(alone, named, "-o", "json", "--root", str(tmp_path)).document
+        assert f"\n  {named}" in gpunode(alone, "--help").out
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_help_lists_every_command(argv: list[str]) -> None:
 
 
 def test_an_unknown_command_beside_a_known_word_is_usage() -> None:
-    ran = gpunode("help", "doctor")
+    ran = gpunode("doktor", "doctor")
     assert (ran.code, ran.out) == (2, "")
     assert "no such command" in ran.err.lower() and "Traceback" not in ran.err
 
@@ -45,8 +45,9 @@ def test_a_group_alone_shows_its_own_commands() -> None:
 @pytest.mark.parametrize("group", ["", "cdi", "journal", "manifests", "plugin", "status", "toolkit"])
 def test_no_summary_in_a_list_of_commands_is_cut(group: str) -> None:
     ran = gpunode(*filter(None, [group]), "--help")
-    assert ran.code == 0 and "Commands:" in ran.out
-    assert "..." not in ran.out.partition("Commands:")[2]
+    assert ran.code == 0
+    commands = ran.out.partition("Commands:" if group else "Diagnose:")[2].partition("ptions:")[0]
+    assert commands and "..." not in commands
 
 
 @pytest.mark.parametrize("name", ["--runtime-path", "--nvidia-runtime-path"])

@@ -28,6 +28,7 @@ from gpunode.cdi.locations import (
     rivals,
 )
 from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
+from gpunode.commands.help_page import command_group
 from gpunode.commands.options import DryRunOption, Strings
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
@@ -39,17 +40,16 @@ from gpunode.host.transaction import UnitChanges, change_files
 from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime.apply import engine_restart
 
-cdi_app = typer.Typer(
-    help="Name the GPUs to engines by CDI specifications.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+cdi_app = command_group("Generate and list CDI specifications.")
 
 DriverRootOption = Annotated[
-    str, typer.Option("--driver-root", metavar="DIR", help="Where the driver is installed.")
+    str, typer.Option("--driver-root", metavar="DIR", help="Directory in which the driver is installed.")
 ]
 DevRootOption = Annotated[
-    str, typer.Option("--dev-root", metavar="DIR", help="Above its dev/; the driver root if not given.")
+    str,
+    typer.Option(
+        "--dev-root", metavar="DIR", help="Directory that contains dev/; the driver root by default."
+    ),
 ]
 LibraryPathOption = Annotated[
     Strings,
@@ -57,24 +57,26 @@ LibraryPathOption = Annotated[
         "--library-path",
         "--library-search-path",
         metavar="DIR",
-        help="Look for libraries here first (repeatable).",
+        help="Search this directory for libraries first (repeatable).",
     ),
 ]
 HooksOption = Annotated[
     str,
     typer.Option(
-        "--hooks", metavar="WHICH", help="auto: NVIDIA's hooks where nvidia-cdi-hook is; none: without."
+        "--hooks",
+        metavar="WHICH",
+        help="auto: use NVIDIA's hooks if nvidia-cdi-hook is installed; none: use no hooks.",
     ),
 ]
-VendorOption = Annotated[str, typer.Option("--vendor", help="Vendor in the devices' names.")]
-ClassOption = Annotated[str, typer.Option("--class", help="Class in the devices' names.")]
+VendorOption = Annotated[str, typer.Option("--vendor", help="Vendor part of the device names.")]
+ClassOption = Annotated[str, typer.Option("--class", help="Class part of the device names.")]
 NameOption = Annotated[
     Strings,
     typer.Option(
         "--device-name",
         "--device-name-strategy",
         metavar="KIND",
-        help="index, uuid or type-index (repeatable); index and uuid without.",
+        help="Device names: index, uuid or type-index (repeatable); index and uuid by default.",
     ),
 ]
 
@@ -85,7 +87,7 @@ DeviceIdOption = Annotated[
         "--device-id",
         "--device-ids",
         metavar="ID",
-        help="Only this GPU or MIG device, by index, UUID or GPU:MIG index (repeatable).",
+        help="Include only this GPU or MIG device: index, UUID or GPU:MIG index (repeatable).",
     ),
 ]
 DisableHookOption = Annotated[
@@ -94,7 +96,7 @@ DisableHookOption = Annotated[
         "--disable-hook",
         "--disable-hooks",
         metavar="NAME",
-        help="Leave this hook out; all: as --hooks none (repeatable).",
+        help="Omit this hook; all omits every hook (repeatable).",
     ),
 ]
 EnableHookOption = Annotated[
@@ -103,7 +105,7 @@ EnableHookOption = Annotated[
         "--enable-hook",
         "--enable-hooks",
         metavar="NAME",
-        help="Keep this hook although --disable-hook names it (repeatable).",
+        help="Keep this hook even if --disable-hook names it (repeatable).",
     ),
 ]
 HookPathOption = Annotated[
@@ -112,11 +114,11 @@ HookPathOption = Annotated[
         "--nvidia-cdi-hook-path",
         "--nvidia-ctk-path",
         metavar="PATH",
-        help="NVIDIA's hook program; found if not given.",
+        help="Path of NVIDIA's hook program; detected by default.",
     ),
 ]
 LdconfigOption = Annotated[
-    str, typer.Option("--ldconfig-path", metavar="PATH", help="The ldconfig that the hooks run.")
+    str, typer.Option("--ldconfig-path", metavar="PATH", help="Path of the ldconfig that the hooks run.")
 ]
 FeatureFlagOption = Annotated[
     Strings,
@@ -133,10 +135,13 @@ FeatureFlagOption = Annotated[
 def cdi_generate(
     session: Session,
     output_path: Annotated[
-        str, typer.Option("--output", metavar="PATH", help="Write this file instead of stdout.")
+        str, typer.Option("--output", metavar="PATH", help="Write to this file instead of stdout.")
     ] = "",
     format_name: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="yaml or json; else by the file's name.")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="yaml or json; by the file's extension if not given."
+        ),
     ] = "",
     driver_root: DriverRootOption = "/",
     dev_root: DevRootOption = "",
@@ -146,7 +151,9 @@ def cdi_generate(
     device_class: ClassOption = "gpu",
     device_name: NameOption = None,
     device_id: DeviceIdOption = None,
-    no_all_device: Annotated[bool, typer.Option("--no-all-device", help="Add no device named all.")] = False,
+    no_all_device: Annotated[
+        bool, typer.Option("--no-all-device", help="Omit the device named all.")
+    ] = False,
     disable_hook: DisableHookOption = None,
     enable_hook: EnableHookOption = None,
     nvidia_cdi_hook_path: HookPathOption = "",
@@ -180,7 +187,8 @@ def cdi_list(
         typer.Option(
             "--spec-dir",
             metavar="DIR",
-            help="Read specifications here, later ones win (repeatable); else /etc/cdi and /var/run/cdi.",
+            help="Directory of specifications; later ones win (repeatable). Default: /etc/cdi and "
+            "/var/run/cdi.",
         ),
     ] = None,
 ) -> Result:
@@ -200,12 +208,15 @@ def cdi_refresh(
     hooks: HooksOption = "auto",
     device_name: NameOption = None,
     install: Annotated[
-        bool, typer.Option("--install", help="Let systemd and udev do it whenever the GPUs change.")
+        bool,
+        typer.Option(
+            "--install", help="Install systemd and udev units that refresh it when the GPUs change."
+        ),
     ] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Take those units away again.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove those units.")] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Write /var/run/cdi/nvidia.yaml if the GPUs changed. Takes it away if the driver is gone.
+    """Write /var/run/cdi/nvidia.yaml if the GPUs changed. Removes it if the driver is not loaded.
 
     gpunode cdi refresh --install
     """

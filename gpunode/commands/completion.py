@@ -50,7 +50,7 @@ def completion(
     session: Session,
     shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_envvar=False)],
 ) -> Result:
-    """Print shell completion. Commands, options and their values at Tab.
+    """Print a shell completion script. It completes commands, options and values.
 
     gpunode completion bash > /etc/bash_completion.d/gpunode
 

@@ -252,7 +252,7 @@ def configure_runtime(
     oci_hook_path: HookFileOption = "",
     nvidia_runtime_hook_path: HookProgramOption = "",
 ) -> Result:
-    """Register the nvidia runtime with the engine. Restarts or reloads it, asks it, puts all back on failure.
+    """Register the nvidia runtime with a container engine. Restarts it and rolls back on failure.
 
     gpunode configure-runtime --runtime containerd --dry-run
 

@@ -477,5 +477,5 @@ demo_app = typer.Typer(rich_markup_mode=None)
 
 @verb(demo_app, "demo", "Demo")
 def demo(session: Session) -> Result:
-    """Show the whole way on a simulated node. 8 x H100 in a temporary directory; nothing else is touched."""
+    """Run the whole set-up on a simulated node. Nothing else is changed."""
     return run(session.host, session.progress)

@@ -242,69 +242,68 @@ class Preflight(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-OnlyOption = Annotated[Strings, typer.Option("--only", metavar="ID", help="Run this check (repeatable).")]
+OnlyOption = Annotated[
+    Strings, typer.Option("--only", metavar="ID", help="Run only this check (repeatable).")
+]
 SkipOption = Annotated[
-    Strings, typer.Option("--skip", metavar="ID[:REASON]", help="Leave this check out (repeatable).")
+    Strings, typer.Option("--skip", metavar="ID[:REASON]", help="Skip this check (repeatable).")
 ]
 IgnoreOption = Annotated[
     Strings,
     typer.Option(
         "--ignore",
         metavar="ID[:REASON]|all",
-        help="Count this check's error as a warning; it is still shown (repeatable).",
+        help="Report this check's error as a warning (repeatable).",
     ),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Let warnings count: exit 1.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, too.")]
 PreflightOption = Annotated[
-    Preflight | None, typer.Option("--preflight", help="Only what would block the installation of this.")
+    Preflight | None,
+    typer.Option("--preflight", help="Check only what would block the installation of this."),
 ]
 ExpectOption = Annotated[
     int | None,
-    typer.Option("--expect-gpus", metavar="N", min=0, help="How many GPUs this node should have."),
+    typer.Option("--expect-gpus", metavar="N", min=0, help="Number of GPUs that this node must have."),
 ]
 CudaOption = Annotated[
-    str, typer.Option("--cuda", metavar="X.Y", help="Also ask whether programs of this CUDA run here.")
+    str, typer.Option("--cuda", metavar="X.Y", help="Check whether programs built for this CUDA release run.")
 ]
 ImageOption = Annotated[
     str,
-    typer.Option(
-        "--image", metavar="REF", help="Also compare what this container image requires; none is pulled."
-    ),
+    typer.Option("--image", metavar="REF", help="Check the requirements of this local container image."),
 ]
 DeepOption = Annotated[
-    bool, typer.Option("--deep", help="Also run something: a container, the device plugin's RPCs.")
+    bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
 ]
 ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Show which check waits for which root cause.")
+    bool, typer.Option("--explain", help="Print which root cause each skipped check depends on.")
 ]
-FixOption = Annotated[
-    bool, typer.Option("--fix", help="Show the plan that mends what is found, or only the named checks.")
-]
+FixOption = Annotated[bool, typer.Option("--fix", help="Print the commands that fix the findings.")]
 ApplyOption = Annotated[
-    bool, typer.Option("--apply", help="With --fix: carry out what is safe, and look again.")
+    bool, typer.Option("--apply", help="With --fix, run the safe commands and check again.")
 ]
 AllowOption = Annotated[
     Strings,
     typer.Option(
         "--allow",
         metavar="restart|drain|reboot",
-        help="With --apply: also what restarts daemons, stops GPU work, or reboots (repeatable).",
+        help="With --apply, also restart daemons, drain or reboot (repeatable).",
     ),
 ]
 ChecksArgument = Annotated[
     Strings,
-    typer.Argument(metavar="[ID]...", help="Only these checks, as with --only; with --compare, files."),
+    typer.Argument(metavar="[ID]...", help="Checks to run; with --compare, reports or bundles."),
 ]
 FileOption = Annotated[
     str,
     typer.Option(
         "--output-file",
         metavar="PATH",
-        help="Write the report to this file in one step; -o or its ending says in which form.",
+        help="Write the report to this file; the extension or -o selects the format.",
     ),
 ]
 CompareOption = Annotated[
-    bool, typer.Option("--compare", help="Show where the nodes of these reports or bundles differ.")
+    bool, typer.Option("--compare", help="Compare the nodes of these reports or bundles.")
 ]
 
 
@@ -328,9 +327,9 @@ def doctor(
     compare: CompareOption = False,
     output_file: FileOption = "",
 ) -> Result:
-    """Find out why GPUs don't work on this node. Tells the root cause and the command that mends it.
+    """Find out why GPUs don't work on this node. Reports the root cause and the command that fixes it.
 
-    Changes nothing without --fix --apply. Without root, what it can't read is skipped and named.
+    Changes nothing without --fix --apply. Without root, checks of protected files are skipped.
 
     gpunode doctor
 

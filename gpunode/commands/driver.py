@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gpunode.commands.help_page import command_group
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts import driver
@@ -31,41 +32,37 @@ from gpunode.packages.manager import (
 )
 from gpunode.runtime.apply import engine_restart
 
-driver_app = typer.Typer(
-    help="Plan and install the driver that the GPUs need.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+driver_app = command_group("Plan and install the NVIDIA driver.")
 BranchOption = Annotated[
     int,
     typer.Option(
-        "--branch", metavar="N", min=0, max=9999, help="A driver branch, such as 580; chosen if not given."
+        "--branch",
+        metavar="N",
+        min=0,
+        max=9999,
+        help="Driver branch, such as 580; selected for the GPUs by default.",
     ),
 ]
 VersionOption = Annotated[
     str,
-    typer.Option(
-        "--version", metavar="X.Y.Z", help="Exactly this version; the branch's newest if not given."
-    ),
+    typer.Option("--version", metavar="X.Y.Z", help="Driver version; the newest of the branch by default."),
 ]
 FlavourOption = Annotated[
-    str, typer.Option("--flavour", metavar="KIND", help="The kernel module: open or proprietary.")
+    str, typer.Option("--flavour", metavar="KIND", help="Kernel module: open or proprietary.")
 ]
 RepositoryOption = Annotated[
     str,
     typer.Option(
         "--repository",
         metavar="WHERE",
-        help="distribution, nvidia, or the address of a mirror of NVIDIA's repository.",
+        help="Package repository: distribution, nvidia, or the URL of a mirror.",
     ),
 ]
 KeyOption = Annotated[
     str,
-    typer.Option("--key", metavar="FILE", help="The key that such a mirror is signed with, if not NVIDIA's."),
+    typer.Option("--key", metavar="FILE", help="Signing key of the mirror; NVIDIA's by default."),
 ]
-HoldOption = Annotated[
-    bool, typer.Option("--hold", help="Keep the packages at their version afterwards, from upgrades too.")
-]
+HoldOption = Annotated[bool, typer.Option("--hold", help="Exclude the packages from upgrades afterwards.")]
 
 
 @verb(driver_app, "plan", "DriverPlan")
@@ -78,7 +75,7 @@ def driver_plan(
     key: KeyOption = "",
     hold: HoldOption = False,
 ) -> Result:
-    """Say which driver these GPUs and this kernel need. Each choice with its reason; nothing is changed.
+    """Show which driver these GPUs and this kernel need. With the reason for each choice.
 
     gpunode driver plan
 
@@ -97,24 +94,23 @@ def driver_install(
     repository: RepositoryOption = "",
     key: KeyOption = "",
     hold: HoldOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")] = False,
-    yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Carry out the plan that is shown without it.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Apply the plan.")] = False,
     plan: Annotated[
         str,
-        typer.Option(
-            "--plan", metavar="ID", help="Only if the plan is still the one that was shown with ID."
-        ),
+        typer.Option("--plan", metavar="ID", help="Apply only if the plan still has this ID."),
     ] = "",
     lock_timeout: Annotated[
         float,
         typer.Option(
-            "--lock-timeout", metavar="SECONDS", min=0, help="How long to wait for another package manager."
+            "--lock-timeout",
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait for another package manager to finish.",
         ),
     ] = 600.0,
 ) -> Result:
-    """Install the driver as planned. Refuses what would break running work; never reboots.
+    """Install the driver as planned. Never interrupts running GPU work, never reboots.
 
     gpunode driver install --dry-run
 

@@ -101,9 +101,11 @@ explain_app = typer.Typer(rich_markup_mode=None)
 @verb(explain_app, "explain", "CheckExplanation")
 def explain(
     session: Session,
-    check: Annotated[str, typer.Argument(metavar="[ID]", help="A check's id; all are listed without.")] = "",
+    check: Annotated[
+        str, typer.Argument(metavar="[ID]", help="Check to explain; without it, all checks are listed.")
+    ] = "",
 ) -> Result:
-    """Explain one check, or list them all. What it looks at, why, how to mend it on each distribution.
+    """Explain one check, or list all checks. What it examines, why, and the fix for each distribution.
 
     gpunode explain driver-lib-mismatch
     """

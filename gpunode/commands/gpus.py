@@ -95,7 +95,7 @@ gpus_app = typer.Typer(rich_markup_mode=None)
 
 @verb(gpus_app, "gpus", "GpuInventory")
 def gpus(session: Session) -> Result:
-    """List the GPUs and MIG devices. What NVML, the driver's own library, tells of them.
+    """List the GPUs and MIG devices. As NVML, the driver's library, reports them.
 
     gpunode gpus -o json
     """

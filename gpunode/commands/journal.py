@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gpunode.commands.help_page import command_group
 from gpunode.commands.options import DryRunOption, NoRestartOption, RestartCommandOption, YesOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import (
@@ -30,9 +31,7 @@ from gpunode.runtime.engine import Active, Engine, Plan, Request
 from gpunode.runtime.removal import Original, Past, cdi_users, past
 from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, shown
 
-journal_app = typer.Typer(
-    help="What gpunode changed on this node.", no_args_is_help=True, rich_markup_mode=None
-)
+journal_app = command_group("List the changes that gpunode made on this node.", default="list")
 
 
 @verb(journal_app, "list", "Journal")
@@ -48,10 +47,10 @@ def journal_list(session: Session) -> Result:
 def journal_show(
     session: Session,
     entry: Annotated[
-        str, typer.Argument(metavar="[ID]", help="A journal entry; the last one if not given.")
+        str, typer.Argument(metavar="[ID]", help="Journal entry; the last one by default.")
     ] = "",
 ) -> Result:
-    """Show one change. When, what for, and the diff of every file.
+    """Show one change. Its time, command, and the diff of every file.
 
     gpunode journal show
     """
@@ -65,14 +64,14 @@ rollback_app = typer.Typer(rich_markup_mode=None)
 def rollback(
     session: Session,
     entry: Annotated[
-        str, typer.Argument(metavar="[ID]", help="A journal entry; the last one if not given.")
+        str, typer.Argument(metavar="[ID]", help="Journal entry; the last one by default.")
     ] = "",
     dry_run: DryRunOption = False,
     no_restart: NoRestartOption = False,
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
 ) -> Result:
-    """Restore the files of a journal entry. Byte for byte; then the engine is restarted or reloaded.
+    """Restore the files of a journal entry. Then the engine is restarted or reloaded.
 
     gpunode rollback
     """

@@ -43,7 +43,7 @@ def _rows() -> Iterator[Option]:
     """The options of this command: its own, and what tells of the GPUs among the plugin's."""
     by_field = {option.field: option for option in EVERY}
     sink = by_field["labels_to"]
-    yield replace(sink, flags=("--to",), help="Where they go; any number. Without: they are shown.")
+    yield replace(sink, flags=("--to",), help="Where to publish the labels; printed if not given.")
     for option in EVERY:
         if option.part and option.field == "output_file":
             yield replace(option, flags=(*option.flags, "--output"))
@@ -321,18 +321,18 @@ def labels(
         typer.Option(
             "--watch",
             envvar="GPUNODE_LABELS_WATCH",
-            help="Stay, and keep the labels true; as --oneshot=false.",
+            help="Keep running and update the labels; same as --oneshot=false.",
         ),
     ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", envvar="GPUNODE_LABELS_DRY_RUN", help="Show what would change; change nothing."
+            "--dry-run", envvar="GPUNODE_LABELS_DRY_RUN", help="Print what would change; change nothing."
         ),
     ] = False,
     **given: Any,
 ) -> Result:
-    """Label the node by its GPUs. Every label of GPU feature discovery; AMD's with --vendor amd.
+    """Print or publish node labels that describe the GPUs. The labels of GPU feature discovery.
 
     Shows them, or puts them where the cluster has labels from: a feature file or NodeFeature object for Node
     Feature Discovery, or the Node itself. Takes GPU feature discovery's flags, variables and config file.

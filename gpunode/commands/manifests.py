@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
+from gpunode.commands.help_page import command_group
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.facts.images import vector_add_image
@@ -326,11 +327,11 @@ def _cdi(settings: Settings) -> bool:
 
 # `gpunode manifests`.
 
-manifests_app = typer.Typer(help="Print Kubernetes objects.", no_args_is_help=True, rich_markup_mode=None)
+manifests_app = command_group("Print Kubernetes manifests.")
 
 
 class Vendor(StrEnum):
-    """Whose GPUs."""
+    "GPU vendor."
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -357,46 +358,55 @@ ImageOption = Annotated[
     typer.Option(
         "--image",
         metavar="REF",
-        help="An image with gpunode in it; without it gpunode:VERSION, which the nodes must have.",
+        help="Image that contains gpunode; gpunode:VERSION by default.",
     ),
 ]
-VendorOption = Annotated[Vendor, typer.Option("--vendor", help="Whose GPUs.")]
-NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where the plugin lives.")]
+VendorOption = Annotated[Vendor, typer.Option("--vendor", help="GPU vendor.")]
+NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the plugin.")]
 ClassOption = Annotated[
     str,
     typer.Option(
-        "--runtime-class", metavar="NAME", help="The RuntimeClass; empty where nvidia is the default."
+        "--runtime-class", metavar="NAME", help="RuntimeClass; empty where nvidia is the default runtime."
     ),
 ]
 MigOption = Annotated[Mig | None, typer.Option("--mig", help="How MIG devices are advertised.")]
 MpsOption = Annotated[
-    int, typer.Option("--mps", metavar="N", min=0, max=48, help="Share each GPU by MPS, with N clients.")
+    int, typer.Option("--mps", metavar="N", min=0, max=48, help="Share each GPU with N clients through MPS.")
 ]
-CdiOption = Annotated[bool, typer.Option("--cdi", help="Give containers their GPUs by CDI.")]
+CdiOption = Annotated[bool, typer.Option("--cdi", help="Pass GPUs to containers through CDI.")]
 FileOption = Annotated[
-    str, typer.Option("--config-file", metavar="FILE", help="A config file of the plugin, for its ConfigMap.")
+    str,
+    typer.Option(
+        "--config-file", metavar="FILE", help="Configuration file of the plugin, for its ConfigMap."
+    ),
 ]
 DriverRootOption = Annotated[
-    str, typer.Option("--driver-root", metavar="PATH", help="Where the driver is installed on the nodes.")
+    str, typer.Option("--driver-root", metavar="PATH", help="Directory of the driver on the nodes.")
 ]
 KubeletRootOption = Annotated[
-    str, typer.Option("--kubelet-root", metavar="PATH", help="The kubelet's --root-dir.")
+    str, typer.Option("--kubelet-root", metavar="PATH", help="Value of the kubelet's --root-dir.")
 ]
 PortOption = Annotated[
     int,
     typer.Option(
-        "--metrics-port", metavar="PORT", min=0, max=65535, help="Serve metrics and probes; 0: neither."
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Port for metrics and probes; 0 disables both.",
     ),
 ]
 SecretOption = Annotated[
-    str, typer.Option("--image-pull-secret", metavar="NAME", help="The registry's secret.")
+    str, typer.Option("--image-pull-secret", metavar="NAME", help="Image pull secret of the registry.")
 ]
-TaintOption = Annotated[bool, typer.Option("--taint", help="Keep pods without GPUs off the node.")]
+TaintOption = Annotated[bool, typer.Option("--taint", help="Add a taint that keeps other pods off the node.")]
 LabelsOption = Annotated[
     list[Sink] | None,
-    typer.Option("--labels", help="Keep the node's labels as well: there (repeatable)."),
+    typer.Option("--labels", help="Also publish the node's labels to this destination (repeatable)."),
 ]
-ResourceOption = Annotated[str, typer.Option("--resource", metavar="NAME", help="What the pod asks for.")]
+ResourceOption = Annotated[
+    str, typer.Option("--resource", metavar="NAME", help="Resource that the pod requests.")
+]
 
 
 @verb(manifests_app, "all", "Manifests")
@@ -416,15 +426,18 @@ def manifests_all(
     image_pull_secret: SecretOption = "",
     labels: LabelsOption = None,
     node: Annotated[
-        str, typer.Option("--node", metavar="NAME", help="Print this Node too, and bind the pod to it.")
+        str, typer.Option("--node", metavar="NAME", help="Also print this Node, and bind the pod to it.")
     ] = "",
     taint: TaintOption = False,
     test_image: Annotated[
-        str, typer.Option("--test-image", metavar="REF", help="The pod's; NVIDIA's newest sample without.")
+        str,
+        typer.Option(
+            "--test-image", metavar="REF", help="Image of the test pod; NVIDIA's sample by default."
+        ),
     ] = "",
     resource: ResourceOption = "",
 ) -> Result:
-    """Print everything: RuntimeClass, account, plugin, pod. In an order that a cluster takes.
+    """Print all objects: RuntimeClass, account, plugin, pod. In an order for kubectl apply.
 
     gpunode manifests all --image registry.example.com/gpunode:1.0 | kubectl apply -f -
     """
@@ -452,7 +465,7 @@ NameOption = Annotated[
     typer.Option(
         *("--nvidia-runtime-name", "--runtime-class"),
         metavar="NAME",
-        help="What the runtime is called in the engine, and its RuntimeClass too.",
+        help="Name of the runtime in the engine and of the RuntimeClass.",
     ),
 ]
 
@@ -463,10 +476,10 @@ def manifests_runtime_class(
     nvidia_runtime_name: NameOption = "nvidia",
     also: Annotated[
         str,
-        typer.Option("--also", metavar="VARIANTS", help="Variants to print too: cdi, legacy; or cdi,legacy."),
+        typer.Option("--also", metavar="VARIANTS", help="Also print variants: cdi, legacy or cdi,legacy."),
     ] = "",
 ) -> Result:
-    """Print RuntimeClass objects. By them pods choose the nvidia runtime; nothing is contacted.
+    """Print RuntimeClass objects. Pods select the nvidia runtime by them.
 
     gpunode manifests runtime-class --also cdi | kubectl apply -f -
     """
@@ -491,7 +504,7 @@ def manifests_daemon_set(
     image_pull_secret: SecretOption = "",
     labels: LabelsOption = None,
 ) -> Result:
-    """Print the device plugin. With the rights that what is asked for takes, and no other.
+    """Print the device plugin's DaemonSet. With the least rights that the options need.
 
     Its service account is printed by gpunode manifests rbac.
 
@@ -524,7 +537,7 @@ def manifests_rbac(
         typer.Option(
             "--namespace",
             metavar="NAME",
-            help="The account's; kube-system, with --for verify gpunode-verify, which is printed too.",
+            help="Namespace of the account; kube-system, or gpunode-verify for verify.",
         ),
     ] = "",
     uses: Annotated[
@@ -532,12 +545,12 @@ def manifests_rbac(
         typer.Option(
             "--for",
             metavar="USE",
-            help="plugin, labels, node-feature, mig, advertise, verify (repeatable).",
+            help="Purpose: plugin, labels, node-feature, mig, advertise or verify (repeatable).",
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the account is called.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the account.")] = "",
 ) -> Result:
-    """Print a service account and its rights. The plugin needs none; other uses only theirs.
+    """Print a service account and its rights. The plugin alone needs none.
 
     gpunode manifests rbac --for verify --for advertise
     """
@@ -548,10 +561,10 @@ def manifests_rbac(
 def manifests_vector_add(
     session: Session,
     image: Annotated[
-        str, typer.Option("--image", metavar="REF", help="NVIDIA's newest sample without.")
+        str, typer.Option("--image", metavar="REF", help="Image of the pod; NVIDIA's sample by default.")
     ] = "",
     resource: ResourceOption = "nvidia.com/gpu",
-    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="The pod's.")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.")] = "",
     node: Annotated[str, typer.Option("--node", metavar="NAME", help="Run on this node only.")] = "",
     runtime_class: ClassOption = "nvidia",
 ) -> Result:

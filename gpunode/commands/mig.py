@@ -11,6 +11,7 @@ import typer
 
 from gpunode.commands import mig_apply as apply_command
 from gpunode.commands import mig_plan as plan_command
+from gpunode.commands.help_page import command_group
 from gpunode.commands.mig_apply import MigLabels
 from gpunode.commands.options import (
     ContextOption,
@@ -31,17 +32,17 @@ from gpunode.mig.session import read_layouts
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import plain
 
-mig_app = typer.Typer(help="Cut GPUs into MIG devices.", no_args_is_help=True, rich_markup_mode=None)
+mig_app = command_group("Partition GPUs into MIG devices.")
 
 
 @verb(mig_app, "list", "MigLayout")
 def mig_list(
     session: Session,
     profiles: Annotated[
-        bool, typer.Option("--profiles", help="Show what each GPU can be cut into, and where that may lie.")
+        bool, typer.Option("--profiles", help="Print the MIG profiles and placements that each GPU supports.")
     ] = False,
 ) -> Result:
-    """List how the GPUs are cut. Modes, instances with their places, and the UUIDs of the MIG devices.
+    """List the MIG layout of the GPUs. Modes, instances, placements, and UUIDs of the MIG devices.
 
     Reading instances needs root, or the capability mig/monitor.
 
@@ -56,11 +57,11 @@ def mig_list(
 def mig_export(
     session: Session,
     label: Annotated[
-        str, typer.Option("-l", "--config-label", metavar="LABEL", help="The configuration's name.")
+        str, typer.Option("-l", "--config-label", metavar="LABEL", help="Name of the configuration.")
     ] = "current",
     format_name: Annotated[str, typer.Option("--format", metavar="FORMAT", help="yaml or json.")] = "yaml",
 ) -> Result:
-    """Print the present layout as a configuration. In mig-parted's form, as `mig apply` takes it.
+    """Print the current layout as a configuration. In mig-parted's format, for `mig apply`.
 
     gpunode mig export --config-label today > mig.yaml
     """
@@ -82,7 +83,7 @@ ConfigFileOption = Annotated[
         "--config-file",
         env="CONFIG_FILE",
         metavar="FILE",
-        text="In mig-parted's form, YAML or JSON; - is standard input.",
+        text="Configuration file in mig-parted's format; - reads standard input.",
     ),
 ]
 LabelOption = Annotated[
@@ -92,12 +93,17 @@ LabelOption = Annotated[
         "--selected-config",
         env="SELECTED_CONFIG",
         metavar="LABEL",
-        text="Which of the file's configurations; not needed if there is one.",
+        text="Configuration to use; required if the file has several.",
     ),
 ]
 ModeOnlyOption = Annotated[
     bool,
-    _option("-m", "--mode-only", env="MODE_CHANGE_ONLY", text="Only whether MIG is on, not the instances."),
+    _option(
+        "-m",
+        "--mode-only",
+        env="MODE_CHANGE_ONLY",
+        text="Set or compare only the MIG mode, not the instances.",
+    ),
 ]
 
 
@@ -108,7 +114,7 @@ def mig_plan(
     selected_config: LabelOption = "",
     mode_only: ModeOnlyOption = False,
 ) -> Result:
-    """Show what apply would do. Today's layout beside the wanted one, what goes, and who is in the way.
+    """Show what apply would do. The current and the new layout, and the processes that block it.
 
     gpunode mig plan -f mig.yaml -c all-balanced
     """
@@ -122,22 +128,25 @@ def mig_apply(
     selected_config: LabelOption = "",
     mode_only: ModeOnlyOption = False,
     skip_reset: Annotated[
-        bool, _option("-s", "--skip-reset", env="SKIP_RESET", text="Reset no GPU: a mode may stay pending.")
+        bool,
+        _option(
+            "-s", "--skip-reset", env="SKIP_RESET", text="Don't reset GPUs; a mode change may stay pending."
+        ),
     ] = False,
     drain: Annotated[
         Strings,
         typer.Option(
             "--drain",
             metavar="UNIT|CONTAINER|PID",
-            help="Stop this first: a unit of systemd's or a container that is in the way (docker:ID), which"
-            " start again afterwards, a process that is in the way, or nvidia_drm (repeatable).",
+            help="Stop this GPU user first; units and containers (docker:ID) are started again "
+            "afterwards (repeatable).",
         ),
     ] = None,
     persist: Annotated[
-        bool, typer.Option("--persist", help="Apply it at each boot too, by a unit before the engines.")
+        bool, typer.Option("--persist", help="Also apply the layout at each boot, before the engines start.")
     ] = False,
     node_labels: Annotated[
-        bool, typer.Option("--node-labels", help="Keep the Node's mig.config labels; in a pod always.")
+        bool, typer.Option("--node-labels", help="Update the Node's mig.config labels; always on in a pod.")
     ] = False,
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
@@ -145,13 +154,11 @@ def mig_apply(
     node: NodeOption = "",
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", help="Stay, and apply what the Node's label mig.config says when it changes."
-        ),
+        typer.Option("--watch", help="Keep running, and apply the Node's mig.config label when it changes."),
     ] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Cut the GPUs as a configuration says. Refuses while they are in use; puts back what it can't finish.
+    """Apply a MIG configuration. Refuses while GPUs are in use; rolls back on failure.
 
     gpunode mig apply -f mig.yaml -c all-balanced --dry-run
 
@@ -178,10 +185,11 @@ def mig_assert(
     selected_config: LabelOption = "",
     mode_only: ModeOnlyOption = False,
     valid_config: Annotated[
-        bool, _option("-a", "--valid-config", env="VALID_CONFIG", text="Only read the file; ask no GPU.")
+        bool,
+        _option("-a", "--valid-config", env="VALID_CONFIG", text="Validate the file without querying GPUs."),
     ] = False,
 ) -> Result:
-    """Tell whether the GPUs are cut as a configuration says. Exit 5 if they are not.
+    """Check whether the GPUs match a MIG configuration. Exit 5 if they don't.
 
     gpunode mig assert -f mig.yaml -c all-balanced
     """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpunode.commands.help_page import command_group
 from gpunode.commands.options import ContextOption, KubeconfigOption, NodeOption, ServerOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -26,28 +27,32 @@ from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, 
 if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster
 
-node_app = typer.Typer(
-    help="Change this machine's Node object in Kubernetes.", no_args_is_help=True, rich_markup_mode=None
-)
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the exact patch; change nothing.")]
+node_app = command_group("Change this machine's Node object.")
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the patch; change nothing.")]
 
 
 @verb(node_app, "advertise", "NodeChange")
 def node_advertise(
     session: Session,
     resource: Annotated[
-        str, typer.Option("--resource", metavar="NAME", help="An extended resource, such as nvidia.com/gpu.")
+        str, typer.Option("--resource", metavar="NAME", help="Extended resource, such as nvidia.com/gpu.")
     ],
     count: Annotated[
-        str, typer.Option("--count", metavar="N", help="How many; auto counts this machine's whole GPUs.")
+        str,
+        typer.Option("--count", metavar="N", help="Number to advertise; auto counts this machine's GPUs."),
     ] = "auto",
-    remove: Annotated[bool, typer.Option("--remove", help="Take the resource off the node again.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the resource from the node.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Although a device plugin serves it, or somebody else set it.")
+        bool, typer.Option("--force", help="Overwrite a value that a device plugin or another program set.")
     ] = False,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="For the kubelet to make it allocatable."),
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait until the kubelet reports it allocatable.",
+        ),
     ] = 30.0,
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
@@ -55,7 +60,7 @@ def node_advertise(
     node: NodeOption = "",
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Give the node a resource without a device plugin. Pods can be scheduled by it; no device comes with it.
+    """Advertise a resource without a device plugin. Pods are scheduled by it but get no device.
 
     gpunode node advertise --resource example.com/gpu --count 8 --dry-run
     """

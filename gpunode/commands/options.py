@@ -14,7 +14,7 @@ RuntimeOption = Annotated[
     typer.Option(
         "--runtime",
         metavar="ENGINE",
-        help="The engine to set up, as for configure-runtime; auto is the kubelet's, or the only one here.",
+        help="Engine to configure; auto is the engine of the kubelet, or the only one.",
     ),
 ]
 RuntimesOption = Annotated[
@@ -22,52 +22,56 @@ RuntimesOption = Annotated[
     typer.Option(
         "--runtime",
         metavar="ENGINE",
-        help="docker, containerd, crio, podman; k3s, rke2, k0s, microk8s for a distribution's containerd;"
-        " auto, as without it: the kubelet's, or the only one here (repeatable).",
+        help="docker, containerd, crio, podman, k3s, rke2, k0s, microk8s or auto (repeatable; "
+        "default: auto, the engine of the kubelet or the only one).",
     ),
 ]
-NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="The runtime's name in the engine.")]
+NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="Name of the runtime in the engine.")]
 ConfigOption = Annotated[
     str,
-    typer.Option("--config", metavar="PATH", help="The engine's file; found from the daemon if not given."),
+    typer.Option(
+        "--config", metavar="PATH", help="Configuration file of the engine; the daemon's own by default."
+    ),
 ]
 DropInOption = Annotated[
     str,
     typer.Option(
         "--drop-in-config",
         metavar="PATH",
-        help="gpunode's drop-in, where the engine has one (containerd 2, CRI-O); chosen if not given.",
+        help="Drop-in file to write (containerd 2, CRI-O); selected by default.",
     ),
 ]
 SocketOption = Annotated[
-    str, typer.Option("--socket", metavar="PATH", help="The daemon's socket; found if not given.")
+    str, typer.Option("--socket", metavar="PATH", help="Socket of the daemon; detected by default.")
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the diff and the commands; change nothing.")
+    bool, typer.Option("--dry-run", help="Print the diff and the commands; change nothing.")
 ]
 NoRestartOption = Annotated[
-    bool, typer.Option("--no-restart", help="Write only; say what must be restarted.")
+    bool, typer.Option("--no-restart", help="Write the files; print what must be restarted.")
 ]
 RestartCommandOption = Annotated[
     str,
     typer.Option(
-        "--restart-command", metavar="CMD", help="Restarts the daemon where systemd doesn't run it."
+        "--restart-command",
+        metavar="CMD",
+        help="Command that restarts the daemon where systemd doesn't manage it.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Go on although containers will be stopped.")]
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Stop running containers without a prompt.")]
 ProgramOption = Annotated[
     str,
     typer.Option(
         "--nvidia-runtime-path",
         "--runtime-path",
         metavar="PATH",
-        help="Its program; nvidia-container-runtime for docker, else /usr/bin/nvidia-container-runtime.",
+        help="Path of the runtime; nvidia-container-runtime (docker: found in PATH) by default.",
     ),
 ]
 DefaultOption = Annotated[
     bool,
     typer.Option(
-        "--set-as-default", "--nvidia-set-as-default", help="Make it what every container runs with."
+        "--set-as-default", "--nvidia-set-as-default", help="Make nvidia the default runtime of the engine."
     ),
 ]
 CdiOption = Annotated[
@@ -77,7 +81,7 @@ CdiOption = Annotated[
         "--cdi.enabled",
         "--cdi.enable",
         "--enable-cdi",
-        help="Switch the engine's CDI on and write the CDI specification, with units that keep it fresh.",
+        help="Enable CDI in the engine, and write and refresh the CDI specification.",
     ),
 ]
 ConfigModeOption = Annotated[str, typer.Option("--config-mode", hidden=True)]
@@ -90,35 +94,34 @@ AlsoOption = Annotated[
     typer.Option(
         "--also",
         metavar="VARIANTS",
-        help="Variants to register too: cdi (as nvidia-cdi), legacy; or cdi,legacy.",
+        help="Also register nvidia-cdi, nvidia-legacy or both: cdi, legacy or cdi,legacy.",
     ),
 ]
 ReplaceOption = Annotated[
     bool,
-    typer.Option(
-        "--replace", help="Put our own drop-in in the place of one that nvidia-ctk or the GPU operator wrote."
-    ),
+    typer.Option("--replace", help="Replace a drop-in that nvidia-ctk or the GPU operator wrote."),
 ]
 ExitCodeOption = Annotated[
     bool, typer.Option("--exit-code", help="With --dry-run: exit 1 if changes are pending.")
 ]
-NoVerifyOption = Annotated[bool, typer.Option("--no-verify", help="Don't ask the running daemon afterwards.")]
+NoVerifyOption = Annotated[
+    bool, typer.Option("--no-verify", help="Don't query the running daemon afterwards.")
+]
 KubeconfigOption = Annotated[
     str,
     typer.Option(
         "--kubeconfig",
         metavar="PATH",
-        help="How to come to the API server; kubelet is this node's own. KUBECONFIG, else a pod's account or"
-        " ~/.kube/config if not given.",
+        help="Kubeconfig file; kubelet uses the kubelet's. Default: KUBECONFIG, the pod's "
+        "account or ~/.kube/config.",
     ),
 ]
-ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="A context of the kubeconfig.")]
+ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.")]
 ServerOption = Annotated[
-    str, typer.Option("--server", metavar="URL", help="A kubectl proxy, such as http://127.0.0.1:8001.")
+    str,
+    typer.Option("--server", metavar="URL", help="URL of a kubectl proxy, such as http://127.0.0.1:8001."),
 ]
 NodeOption = Annotated[
     str,
-    typer.Option(
-        "--node", metavar="NAME", help="The Node object; NODE_NAME or this machine's name if not given."
-    ),
+    typer.Option("--node", metavar="NAME", help="Name of the Node; NODE_NAME or the host name by default."),
 ]

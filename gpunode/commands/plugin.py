@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
+from gpunode.commands.help_page import command_group
 from gpunode.commands.plugin_options import SettingsCommand, sources, value_text
 from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
@@ -44,16 +45,14 @@ class Foreign(StrEnum):
     GKE = "gke"
 
 
-plugin_app = typer.Typer(help="Serve GPUs to Kubernetes.", no_args_is_help=True, rich_markup_mode=None)
+plugin_app = command_group("Run and inspect the Kubernetes device plugin.")
 
 
 @verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda given: True)
 def plugin_serve(session: Session, **given: Any) -> Result:
-    """Serve the GPUs to the kubelet. Stays in the foreground until SIGTERM or Ctrl-C.
+    """Run the device plugin. Stays in the foreground until SIGTERM or Ctrl-C.
 
     Takes the flags, variables and config file of NVIDIA's device plugin. SIGHUP reads the file again.
-
-    Every option is also a variable of its own: --mig-strategy is GPUNODE_PLUGIN_SERVE_MIG_STRATEGY.
 
     gpunode plugin serve
 
@@ -91,22 +90,20 @@ _FAULTS = "xid, ecc, lost, return, unplug, plug, remap, recovery, fabric, mig, r
 def plugin_inject(
     session: Session,
     fault: Annotated[str, typer.Argument(metavar="[FAULT]", help=f"What happens: {_FAULTS}.")] = "",
-    value: Annotated[str, typer.Argument(metavar="[VALUE]", help="A number, a word or a MIG layout.")] = "",
-    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="An index, a UUID or all.")] = "",
-    gi: Annotated[
-        int | None, typer.Option("--gi", metavar="ID", help="The GPU instance that an XID names.")
-    ] = None,
-    ci: Annotated[
-        int | None, typer.Option("--ci", metavar="ID", help="The compute instance that an XID names.")
-    ] = None,
+    value: Annotated[
+        str, typer.Argument(metavar="[VALUE]", help="Number, word or MIG layout, depending on the fault.")
+    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="GPU index, UUID or all.")] = "",
+    gi: Annotated[int | None, typer.Option("--gi", metavar="ID", help="GPU instance of an XID.")] = None,
+    ci: Annotated[int | None, typer.Option("--ci", metavar="ID", help="Compute instance of an XID.")] = None,
     script: Annotated[
-        str, typer.Option("--script", metavar="FILE", help="Play these timed faults, one JSON line each.")
+        str, typer.Option("--script", metavar="FILE", help="File of timed faults, one JSON object per line.")
     ] = "",
     state_dir: Annotated[
-        str, typer.Option("--state-dir", metavar="DIR", help="What the plugin was given.")
+        str, typer.Option("--state-dir", metavar="DIR", help="State directory of the plugin.")
     ] = "/var/lib/gpunode/plugin",
 ) -> Result:
-    """Let something happen to a simulated GPU. Only a plugin that runs with --simulate can be told so.
+    """Inject a fault into a simulated GPU. Requires a plugin that runs with --simulate.
 
     gpunode plugin inject xid 79 --gpu 3
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer.core
 
+from gpunode.commands.help_page import HelpCommand
 from gpunode.plugin.config.options import OPTIONS, Option, metavar
 
 if TYPE_CHECKING:
@@ -107,19 +107,12 @@ class SettingOption(typer.core.TyperOption):
         )
         self.variable = row.variable
         self.envvar = [row.variable, *row.variables]
-        self.foreign = list(row.variables)
 
     def resolve_envvar_value(self, ctx: Any) -> None:
         """Left to the command."""
 
-    def get_help_record(self, ctx: Any) -> Any:
-        """Our own variable follows from the name, and so many would bury what the options mean."""
-        shown = copy.copy(self)
-        shown.envvar, shown.show_envvar = self.foreign, bool(self.foreign)
-        return super(SettingOption, shown).get_help_record(ctx)
 
-
-class SettingsCommand(typer.core.TyperCommand):
+class SettingsCommand(HelpCommand):
     """Has every option of the table, behind its own and before those that all commands have."""
 
     _settings: list[SettingOption] | None = None
@@ -134,7 +127,11 @@ class SettingsCommand(typer.core.TyperCommand):
 
             self._settings = [SettingOption(row, metavar(row), default_text(row)) for row in self.rows()]
         named = super().get_params(ctx)
-        own = [one for one in named if one.name != "help" and getattr(one, "rich_help_panel", "") != "Global"]
+        own = [
+            one
+            for one in named
+            if one.name != "help" and getattr(one, "rich_help_panel", "") != "Global options"
+        ]
         return [*own, *self._settings, *(one for one in named if one not in own)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -457,27 +457,29 @@ def _socket(one: PluginSocket) -> Text:
 def plugin_status(
     session: Session,
     kubelet_socket: Annotated[
-        str, typer.Option("--kubelet-socket", metavar="PATH", help="Where the kubelet listens.")
+        str, typer.Option("--kubelet-socket", metavar="PATH", help="Socket of the kubelet.")
     ] = "",
     pod_resources_socket: Annotated[
         str,
-        typer.Option("--pod-resources-socket", metavar="PATH", help="Where it tells what pods hold."),
+        typer.Option(
+            "--pod-resources-socket", metavar="PATH", help="Socket of the kubelet's pod resources API."
+        ),
     ] = "",
     state_dir: Annotated[
-        str, typer.Option("--state-dir", metavar="DIR", help="Where gpunode's plugin tells of itself.")
+        str, typer.Option("--state-dir", metavar="DIR", help="State directory of gpunode's plugin.")
     ] = "/var/lib/gpunode/plugin",
     nvml: Annotated[
-        bool, typer.Option("--nvml/--no-nvml", help="Ask NVML where the plugin doesn't tell everything.")
+        bool, typer.Option("--nvml/--no-nvml", help="Query NVML for what the plugin doesn't report.")
     ] = True,
     every: Annotated[
         bool,
         # its parameter can't be called `all`, and the variable would be named after that
         typer.Option(
-            "--all", envvar="GPUNODE_PLUGIN_STATUS_ALL", help="Show resources that aren't GPUs, too."
+            "--all", envvar="GPUNODE_PLUGIN_STATUS_ALL", help="Also show resources that aren't GPUs."
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For each question.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Timeout of each request.")
     ] = 5.0,
 ) -> Result:
     """Show which pod holds which GPU. What is registered, and which GPUs are unhealthy and why.

@@ -155,7 +155,7 @@ def report(
         typer.Option(
             "--output-file",
             metavar="PATH",
-            help="Where to write it; here under the node's name if not given.",
+            help="File to write; named after the node by default.",
         ),
     ] = "",
     redact: Annotated[
@@ -163,11 +163,11 @@ def report(
         typer.Option(
             "--redact",
             metavar="hostnames|uuids|all",
-            help="Also take these out (repeatable). Secrets never stay in.",
+            help="Also redact these values (repeatable); secrets are always redacted.",
         ),
     ] = None,
 ) -> Result:
-    """Pack a support bundle. What the doctor saw and found and what daemons logged, without secrets.
+    """Create a support bundle. The doctor's report, its evidence and logs, without secrets.
 
     gpunode report --redact all
 

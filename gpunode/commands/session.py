@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
+from gpunode.commands.help_page import HelpCommand
 from gpunode.output.render import ENVELOPES, Color, Output, PlainOutput
 
 if TYPE_CHECKING:
@@ -65,20 +66,27 @@ class Session:
 
 
 def _option(*names: str, env: str, text: str, **more: Any) -> Any:
-    return typer.Option(*names, envvar=f"GPUNODE_{env}", help=text, rich_help_panel="Global", **more)
+    return typer.Option(*names, envvar=f"GPUNODE_{env}", help=text, rich_help_panel="Global options", **more)
+
+
+_FORMAT = {"env": "OUTPUT", "metavar": "FORMAT"}
+_ROOT = "Examine another root directory: a mounted host, a recorded machine or a support bundle."
 
 
 def _global_options(
-    root: Annotated[
-        Path | None,
-        _option("--root", env="ROOT", text="Act on another root: a mounted host or a recorded machine."),
+    root: Annotated[Path | None, _option("--root", env="ROOT", metavar="PATH", text=_ROOT)] = None,
+    output: Annotated[
+        Output | None,
+        _option("-o", "--output", **_FORMAT, text="Output format: table, json, yaml, html or prometheus."),
     ] = None,
-    output: Annotated[Output | None, _option("-o", "--output", env="OUTPUT", text="How to print.")] = None,
-    color: Annotated[Color | None, _option("--color", env="COLOR", text="When to colour.")] = None,
+    color: Annotated[
+        Color | None,
+        _option("--color", env="COLOR", metavar="WHEN", text="Use color: auto, always or never."),
+    ] = None,
     verbose: Annotated[
-        int, _option("-v", "--verbose", env="VERBOSE", text="Say every command that is run.", count=True)
+        int, _option("-v", "--verbose", env="VERBOSE", text="Print each command that is run.", count=True)
     ] = 0,
-    debug: Annotated[bool, _option("--debug", env="DEBUG", text="Show tracebacks.")] = False,
+    debug: Annotated[bool, _option("--debug", env="DEBUG", text="Print tracebacks of errors.")] = False,
 ) -> None:
     """Only its signature is used: the options that every command takes."""
 
@@ -88,8 +96,10 @@ def _with_output(annotation: Any) -> list[inspect.Parameter]:
 
 
 _GLOBALS = inspect.signature(_global_options, eval_str=True).parameters
-_SHORT = Annotated[PlainOutput | None, _option("-o", env="OUTPUT", text="How to print.")]
-_PLAIN = Annotated[PlainOutput | None, _option("-o", "--output", env="OUTPUT", text="How to print.")]
+_SHORT = Annotated[PlainOutput | None, _option("-o", **_FORMAT, text="Output format: table, json or yaml.")]
+_PLAIN = Annotated[
+    PlainOutput | None, _option("-o", "--output", **_FORMAT, text="Output format: table, json or yaml.")
+]
 
 
 def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +153,7 @@ def verb(
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         _sign(call, [context, *own, *globals_])
-        app.command(name, cls=cls)(call)
+        app.command(name, cls=cls or HelpCommand)(call)
         return function
 
     return register

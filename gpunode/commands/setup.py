@@ -94,23 +94,23 @@ class PluginWay(StrEnum):
 
 KubernetesOption = Annotated[
     bool,
-    typer.Option("--kubernetes", help="Up to a GPU pod: toolkit, runtime, RuntimeClass, device plugin."),
+    typer.Option("--kubernetes", help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod."),
 ]
 PluginOption = Annotated[
-    PluginWay, typer.Option("--plugin", help="With --kubernetes: how the device plugin comes.")
+    PluginWay, typer.Option("--plugin", help="How the device plugin runs: systemd or daemonset.")
 ]
 ImageOption = Annotated[
-    str, typer.Option("--image", metavar="REF", help="The image of the plugin's DaemonSet.")
+    str, typer.Option("--image", metavar="REF", help="Image of the device plugin's DaemonSet.")
 ]
-TestImageOption = Annotated[
-    str, typer.Option("--test-image", metavar="REF", help="With --kubernetes: the image of the proof's pod.")
-]
+TestImageOption = Annotated[str, typer.Option("--test-image", metavar="REF", help="Image of the test pod.")]
 WaitOption = Annotated[
     float,
-    typer.Option("--wait", metavar="SECONDS", min=1, help="With --kubernetes: for the kubelet's GPUs."),
+    typer.Option(
+        "--wait", metavar="SECONDS", min=1, help="How long to wait until the kubelet reports the GPUs."
+    ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show what each step would do; change nothing.")
+    bool, typer.Option("--dry-run", help="Print what each step would do; change nothing.")
 ]
 
 
@@ -135,7 +135,7 @@ def setup(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
-    """Run every step up to a proof. Stops at the first failure and says what to do.
+    """Diagnose, configure and verify this node. Stops at the first failure and prints the next command.
 
     gpunode setup --runtime containerd
 

@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import typer
-
+from gpunode.commands.help_page import command_group
 from gpunode.commands.options import ConfigOption, RestartCommandOption, RuntimesOption, SocketOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError
@@ -457,7 +456,7 @@ def _cdi(host: Host) -> tuple[CdiDevices, ...]:
 
 # `gpunode status`.
 
-status_app = typer.Typer(help="What is in force on this node.", no_args_is_help=True, rich_markup_mode=None)
+status_app = command_group("Show the effective runtime configuration of each engine.", default="runtime")
 
 
 @verb(status_app, "runtime", "RuntimeStatus")
@@ -468,7 +467,7 @@ def status_runtime(
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
 ) -> Result:
-    """Show the container engines. Their files, who wrote them, their handlers, and what isn't in force yet.
+    """Show the container engines. Their files, runtimes, and changes that need a restart.
 
     Changes nothing.
 

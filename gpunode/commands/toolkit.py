@@ -52,11 +52,11 @@ LockOption = Annotated[
         "--lock-timeout",
         metavar="SECONDS",
         min=0,
-        help="How long another process's package manager is waited for.",
+        help="How long to wait for another package manager to finish.",
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the files and the commands; change nothing.")
+    bool, typer.Option("--dry-run", help="Print the files and commands; change nothing.")
 ]
 
 
@@ -64,29 +64,38 @@ DryRunOption = Annotated[
 def toolkit_install(
     session: Session,
     version: Annotated[
-        str, typer.Option("--version", metavar="VERSION", help="All four packages at this one, as 1.20.0.")
+        str,
+        typer.Option(
+            "--version", metavar="VERSION", help="Toolkit version, such as 1.20.0; the newest by default."
+        ),
     ] = "",
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Take the newest version, also where one is installed.")
+        bool, typer.Option("--upgrade", help="Upgrade an installed toolkit to the newest version.")
     ] = False,
     hold: Annotated[
-        bool, typer.Option("--hold", help="Keep the four at their version from then on.")
+        bool, typer.Option("--hold", help="Exclude the packages from upgrades afterwards.")
     ] = False,
     repository: Annotated[
         str,
-        typer.Option("--repository", metavar="URL", help="A mirror: the address that holds 'stable'."),
+        typer.Option(
+            "--repository",
+            metavar="URL",
+            help="URL of a mirror of NVIDIA's repository: the directory above 'stable'.",
+        ),
     ] = "",
     key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="The mirror's own key, if it isn't NVIDIA's.")
+        str, typer.Option("--key", metavar="FILE", help="Signing key of the mirror; NVIDIA's by default.")
     ] = "",
     from_directory: Annotated[
         str,
-        typer.Option("--from", metavar="DIR", help="Take the packages out of this directory; no network."),
+        typer.Option(
+            "--from", metavar="DIR", help="Install the packages in this directory, without network."
+        ),
     ] = "",
     lock_timeout: LockOption = 600.0,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Install the toolkit. Repository and key once, four packages at one version, old repositories put aside.
+    """Install the toolkit. Adds NVIDIA's repository and key, and disables outdated repositories.
 
     gpunode toolkit install
 
@@ -108,7 +117,7 @@ def toolkit_install(
 
 @verb(toolkit_app, "status", "ToolkitStatus")
 def toolkit_status(session: Session) -> Result:
-    """Show the four packages, where they come from, and what disagrees. Exit 1 if something does.
+    """Show the toolkit's packages and their repositories. Exit 1 if the versions disagree.
 
     gpunode toolkit status -o json
     """
@@ -119,7 +128,7 @@ def toolkit_status(session: Session) -> Result:
 def toolkit_remove(
     session: Session, lock_timeout: LockOption = 600.0, dry_run: DryRunOption = False
 ) -> Result:
-    """Remove what `toolkit install` brought. Refused while an engine still has the runtime.
+    """Remove what `toolkit install` installed. Refused while an engine uses the runtime.
 
     gpunode toolkit remove --dry-run
     """

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gpunode.commands.help_page import command_group
 from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts import toolkit as facts
@@ -282,10 +283,8 @@ def _blocks(data: ToolkitConfig) -> tuple[Block, ...]:
 
 # `gpunode toolkit`.
 
-toolkit_app = typer.Typer(
-    help="Install and configure the NVIDIA Container Toolkit.", no_args_is_help=True, rich_markup_mode=None
-)
-config_app = typer.Typer(help="Read and edit its config.toml.", no_args_is_help=True, rich_markup_mode=None)
+toolkit_app = command_group("Install and configure the NVIDIA Container Toolkit.")
+config_app = command_group("Read and edit its config.toml.")
 toolkit_app.add_typer(config_app, name="config")
 
 FileOption = Annotated[
@@ -293,21 +292,21 @@ FileOption = Annotated[
     typer.Option(
         "--config",
         metavar="PATH",
-        help="The file; without it the one that the toolkit's own programs would read.",
+        help="Path of config.toml; the file that the toolkit reads by default.",
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the diff; change nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the diff; change nothing.")]
 
 
 @verb(config_app, "get", "ToolkitConfig")
 def toolkit_config_get(
     session: Session,
     key: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys or tables; everything without.")
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys or tables to print; all by default.")
     ] = None,
     config: FileOption = "",
 ) -> Result:
-    """Show settings and where each value comes from. Exit 1 if the file holds what the toolkit doesn't take.
+    """Show settings and the origin of each value. Exit 1 if the file contains invalid settings.
 
     gpunode toolkit config get nvidia-container-runtime.mode
     """
@@ -318,13 +317,14 @@ def toolkit_config_get(
 def toolkit_config_set(
     session: Session,
     setting: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE...", help="A list is written with commas.")
+        list[str],
+        typer.Argument(metavar="KEY=VALUE...", help="Settings; separate the values of a list with commas."),
     ],
     config: FileOption = "",
-    create: Annotated[bool, typer.Option("--create", help="Make the file if it isn't there.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create the file if it doesn't exist.")] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Change settings; comments are kept and values checked. `gpunode rollback` takes it back.
+    """Change settings; comments are kept and values checked. `gpunode rollback` undoes the change.
 
     gpunode toolkit config set nvidia-container-runtime.mode=cdi
     """
@@ -334,11 +334,11 @@ def toolkit_config_set(
 @verb(config_app, "unset", "ToolkitConfig")
 def toolkit_config_unset(
     session: Session,
-    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="What gets its default back.")],
+    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys to reset to their defaults.")],
     config: FileOption = "",
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Take settings out, so that the toolkit's own defaults hold again.
+    """Remove settings, so that the toolkit's defaults apply.
 
     gpunode toolkit config unset features.allow-ldconfig-from-container
     """

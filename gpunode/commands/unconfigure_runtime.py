@@ -194,7 +194,7 @@ def unconfigure_runtime(
         bool,
         typer.Option(
             "--cdi",
-            help="Take CDI out as well: the engine's switch, whoever set it, and the files of ours.",
+            help="Also disable CDI in the engine and remove gpunode's CDI files.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
@@ -203,7 +203,7 @@ def unconfigure_runtime(
     socket: SocketOption = "",
     yes: YesOption = False,
 ) -> Result:
-    """Take the nvidia runtime out again. The previous default runtime is put back.
+    """Remove the nvidia runtime from a container engine. Restores the previous default runtime.
 
     gpunode unconfigure-runtime --runtime docker
     """

@@ -258,15 +258,20 @@ TimeoutOption = Annotated[
     typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device, 60; for the whole pod, 300."),
 ]
 NamespaceOption = Annotated[
-    str, typer.Option("--namespace", metavar="NAME", help="The pod's; that of the context if not given.")
+    str, typer.Option("--namespace", metavar="NAME", help="Namespace of the pod; the context's by default.")
 ]
 ResourceOption = Annotated[
-    str, typer.Option("--resource", metavar="NAME", help="What the pod asks for; nvidia.com/gpu.")
+    str,
+    typer.Option(
+        "--resource", metavar="NAME", help="Resource that the pod requests; nvidia.com/gpu by default."
+    ),
 ]
 ClassOption = Annotated[
     str,
     typer.Option(
-        "--runtime-class", metavar="NAME", help="The pod's; empty for none. auto: nvidia if there is one."
+        "--runtime-class",
+        metavar="NAME",
+        help="RuntimeClass of the pod; auto uses nvidia if it exists, empty uses none.",
     ),
 ]
 
@@ -274,16 +279,16 @@ ClassOption = Annotated[
 @verb(verify_app, "verify", "Verification")
 def verify(
     session: Session,
-    on: Annotated[Place, typer.Option("--on", help="Where the kernel runs.")] = Place.HOST,
+    on: Annotated[Place, typer.Option("--on", help="Where the CUDA program runs.")] = Place.HOST,
     image: Annotated[
-        str, typer.Option("--image", metavar="REF", help="Run this image's own vectoradd instead.")
+        str, typer.Option("--image", metavar="REF", help="Run the vectoradd program of this image.")
     ] = "",
     runtime_name: NameOption = "nvidia",
     config: ConfigOption = "",
     socket: SocketOption = "",
     timeout: TimeoutOption = None,
     cdi: Annotated[
-        bool, typer.Option("--cdi", help="Give the container its GPUs by CDI, whatever runtime there is.")
+        bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")
     ] = False,
     namespace: NamespaceOption = "",
     resource: ResourceOption = "",
@@ -293,9 +298,9 @@ def verify(
     kube_context: ContextOption = "",
     server: ServerOption = "",
 ) -> Result:
-    """Prove it: compute on every GPU. A CUDA vector-add, compared element by element; MIG devices too.
+    """Run a CUDA program on every GPU and check the result. MIG devices are included.
 
-    On kubernetes NVIDIA's sample runs as a pod of this node, on one GPU; it is followed and removed.
+    With --on kubernetes, NVIDIA's sample runs in a pod on one GPU of this node.
 
     gpunode verify
 

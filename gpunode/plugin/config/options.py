@@ -69,7 +69,7 @@ OPTIONS = (
     Option(
         "mig_strategy",
         ("--mig-strategy",),
-        "What MIG devices are advertised as.",
+        "How MIG devices are advertised: as GPUs (single), by profile (mixed) or not.",
         kind="choice",
         key="flags.migStrategy",
         variables=("MIG_STRATEGY",),
@@ -78,7 +78,7 @@ OPTIONS = (
     Option(
         "fail_on_init_error",
         ("--fail-on-init-error",),
-        "Taken for compatibility: a missing driver is waited for either way.",
+        "Accepted for compatibility; the plugin always waits for a missing driver.",
         kind="boolean",
         key="flags.failOnInitError",
         variables=("FAIL_ON_INIT_ERROR",),
@@ -86,7 +86,7 @@ OPTIONS = (
     Option(
         "driver_root",
         ("--driver-root", "--nvidia-driver-root"),
-        "Where the driver is installed on the node.",
+        "Directory of the driver on the node.",
         kind="path",
         key="flags.nvidiaDriverRoot",
         variables=("NVIDIA_DRIVER_ROOT",),
@@ -94,7 +94,7 @@ OPTIONS = (
     Option(
         "dev_root",
         ("--dev-root", "--nvidia-dev-root"),
-        "Above the node's dev/; the driver root if not given.",
+        "Directory that contains dev/; the driver root by default.",
         kind="path",
         key="flags.nvidiaDevRoot",
         variables=("NVIDIA_DEV_ROOT",),
@@ -102,7 +102,7 @@ OPTIONS = (
     Option(
         "container_driver_root",
         ("--driver-root-ctr-path", "--container-driver-root"),
-        "Where the driver root is mounted, if gpunode itself runs in a container.",
+        "Mount point of the driver root if gpunode runs in a container.",
         kind="path",
         key="flags.plugin.containerDriverRoot",
         variables=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
@@ -111,7 +111,7 @@ OPTIONS = (
     Option(
         "pass_device_specs",
         ("--pass-device-specs",),
-        "Hand out device nodes too, so that containers keep them when cgroups are rewritten.",
+        "Also pass device nodes, so that containers keep them after cgroup updates.",
         kind="boolean",
         key="flags.plugin.passDeviceSpecs",
         variables=("PASS_DEVICE_SPECS",),
@@ -119,7 +119,7 @@ OPTIONS = (
     Option(
         "device_list_strategy",
         ("--device-list-strategy",),
-        "How a container's runtime is told its GPUs.",
+        "How GPUs are passed to the container runtime.",
         kind="choices",
         key="flags.plugin.deviceListStrategy",
         variables=("DEVICE_LIST_STRATEGY",),
@@ -128,7 +128,7 @@ OPTIONS = (
     Option(
         "device_id_strategy",
         ("--device-id-strategy",),
-        "What GPUs are called towards the runtime.",
+        "How GPUs are identified to the runtime.",
         kind="choice",
         key="flags.plugin.deviceIDStrategy",
         variables=("DEVICE_ID_STRATEGY",),
@@ -137,7 +137,7 @@ OPTIONS = (
     Option(
         "gdrcopy_enabled",
         ("--gdrcopy-enabled",),
-        "Give containers GDRCopy's device.",
+        "Pass the GDRCopy device to containers.",
         kind="boolean",
         key="flags.gdrcopyEnabled",
         variables=("GDRCOPY_ENABLED",),
@@ -145,7 +145,7 @@ OPTIONS = (
     Option(
         "gds_enabled",
         ("--gds-enabled",),
-        "Give containers GPUDirect Storage's devices.",
+        "Pass the GPUDirect Storage devices to containers.",
         kind="boolean",
         key="flags.gdsEnabled",
         variables=("GDS_ENABLED",),
@@ -153,7 +153,7 @@ OPTIONS = (
     Option(
         "mofed_enabled",
         ("--mofed-enabled",),
-        "Give containers the InfiniBand devices.",
+        "Pass the InfiniBand devices to containers.",
         kind="boolean",
         key="flags.mofedEnabled",
         variables=("MOFED_ENABLED",),
@@ -161,14 +161,14 @@ OPTIONS = (
     Option(
         "cdi_annotation_prefix",
         ("--cdi-annotation-prefix",),
-        "What the keys of CDI annotations begin with.",
+        "Prefix of the keys of CDI annotations.",
         key="flags.plugin.cdiAnnotationPrefix",
         variables=("CDI_ANNOTATION_PREFIX",),
     ),
     Option(
         "nvidia_cdi_hook_path",
         ("--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
-        "The program on the node that CDI specifications name as their hook.",
+        "Path of the hook program in CDI specifications.",
         kind="path",
         key="flags.plugin.nvidiaCTKPath",
         variables=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
@@ -176,7 +176,7 @@ OPTIONS = (
     Option(
         "mps_root",
         ("--mps-root",),
-        "Where the MPS daemons' directories lie on the node; /run/nvidia/mps with --mps.",
+        "Directory of the MPS daemons; /run/nvidia/mps with --mps.",
         kind="path",
         key="flags.mpsRoot",
         variables=("MPS_ROOT",),
@@ -185,7 +185,7 @@ OPTIONS = (
     Option(
         "shared_devices_allocation_policy",
         ("--shared-devices-allocation-policy",),
-        "Spread shares over the GPUs, or fill one GPU first.",
+        "Distribute shares over the GPUs, or fill one GPU first.",
         kind="choice",
         key="flags.plugin.sharedDevicesAllocationPolicy",
         variables=("SHARED_DEVICES_ALLOCATION_POLICY",),
@@ -194,7 +194,7 @@ OPTIONS = (
     Option(
         "device_discovery_strategy",
         ("--device-discovery-strategy",),
-        "How GPUs are found; vfio, for labels alone: those that are kept for virtual machines.",
+        "How GPUs are discovered; vfio (labels only): GPUs reserved for virtual machines.",
         kind="choice",
         key="flags.deviceDiscoveryStrategy",
         variables=("DEVICE_DISCOVERY_STRATEGY",),
@@ -204,7 +204,7 @@ OPTIONS = (
     Option(
         "imex_channel_ids",
         ("--imex-channel-ids",),
-        "The IMEX channels that containers get: none, or 0.",
+        "IMEX channels passed to containers: none, or 0.",
         kind="integers",
         key="imex.channelIDs",
         variables=("IMEX_CHANNEL_IDS",),
@@ -220,7 +220,7 @@ OPTIONS = (
     Option(
         "kubelet_socket",
         ("--kubelet-socket",),
-        "Where the kubelet listens; empty: serve without registering.",
+        "Socket of the kubelet; empty: serve without registration.",
         kind="socket",
         key="flags.gpunode.kubeletSocket",
         variables=("KUBELET_SOCKET",),
@@ -229,7 +229,7 @@ OPTIONS = (
     Option(
         "config_file",
         ("--config-file",),
-        "A config file, YAML or JSON; its edits take effect while we run.",
+        "Configuration file, YAML or JSON; reloaded when it changes.",
         variables=("CONFIG_FILE",),
     ),
     Option(
@@ -244,7 +244,7 @@ OPTIONS = (
     Option(
         "cdi_disable_hooks",
         ("--cdi-disable-hooks",),
-        "Hooks that CDI specifications leave out; all for every one.",
+        "Hooks omitted from CDI specifications; all omits every hook.",
         kind="words",
         key="flags.gpunode.cdiDisableHooks",
         variables=("CDI_DISABLE_HOOKS",),
@@ -254,7 +254,7 @@ OPTIONS = (
     Option(
         "vendor",
         ("--vendor",),
-        "Whose GPUs.",
+        "GPU vendor.",
         kind="choice",
         key="flags.gpunode.vendor",
         allowed=("nvidia", "amd"),
@@ -263,14 +263,14 @@ OPTIONS = (
     Option(
         "resource_name",
         ("--resource-name",),
-        "What whole GPUs without a naming rule are advertised as; amd.com/gpu with --vendor amd.",
+        "Resource name of whole GPUs; amd.com/gpu with --vendor amd.",
         kind="resource",
         key="flags.gpunode.resourceName",
     ),
     Option(
         "resource_naming_strategy",
         ("--resource-naming-strategy", "--resource_naming_strategy"),
-        "AMD: one name for all, or one for each partition type.",
+        "AMD: one resource name for all GPUs, or one per partition type.",
         kind="choice",
         key="flags.gpunode.resourceNamingStrategy",
         allowed=("single", "mixed"),
@@ -278,7 +278,7 @@ OPTIONS = (
     Option(
         "registration",
         ("--registration",),
-        "Call on the kubelet, or be found by its plugin watcher.",
+        "Register with the kubelet, or through its plugin watcher.",
         kind="choice",
         key="flags.gpunode.registration",
         allowed=("kubelet", "watcher"),
@@ -287,21 +287,21 @@ OPTIONS = (
     Option(
         "include",
         ("--include",),
-        "These GPUs only: index, UUID, PCI address, or glob of the model.",
+        "Serve only these GPUs: index, UUID, PCI address, or glob of the model.",
         kind="selectors",
         key="resources.include",
     ),
     Option(
         "exclude",
         ("--exclude",),
-        "Leave these GPUs alone: index, UUID, PCI address, or glob of the model.",
+        "Ignore these GPUs: index, UUID, PCI address, or glob of the model.",
         kind="selectors",
         key="resources.exclude",
     ),
     Option(
         "mps",
         ("--mps",),
-        "Run the MPS control daemons that sharing.mps needs in this process.",
+        "Run the MPS control daemons that sharing.mps requires.",
         kind="boolean",
         key="flags.gpunode.mps",
         live=False,
@@ -309,7 +309,7 @@ OPTIONS = (
     Option(
         "health_disable",
         ("--health-disable",),
-        "XIDs that don't make a GPU unhealthy; all or xids for every one, and for ECC errors and the like.",
+        "XIDs that don't make a GPU unhealthy; xids: every XID; all: every error.",
         kind="xids",
         key="health.disable",
         variables=("DP_DISABLE_HEALTHCHECKS",),
@@ -318,7 +318,7 @@ OPTIONS = (
     Option(
         "health_enable",
         ("--health-enable",),
-        "XIDs that make a GPU unhealthy, whatever else is said of them; all for every one.",
+        "XIDs that always make a GPU unhealthy; all: every XID.",
         kind="xids",
         key="health.enable",
         variables=("DP_ENABLE_HEALTHCHECKS",),
@@ -327,7 +327,7 @@ OPTIONS = (
     Option(
         "health_hold_down",
         ("--health-hold-down",),
-        "How long the cause must be gone before a GPU is healthy again; infinite: never.",
+        "How long a GPU stays unhealthy after its last error; infinite: until a restart.",
         kind="hold",
         key="health.holdDown",
         setting="health.hold_seconds",
@@ -335,7 +335,7 @@ OPTIONS = (
     Option(
         "health_poll_interval",
         ("--health-poll-interval",),
-        "How often each GPU is asked for its condition.",
+        "Interval of health checks.",
         kind="interval",
         key="health.pollInterval",
         setting="health.poll_seconds",
@@ -343,7 +343,7 @@ OPTIONS = (
     Option(
         "rediscover_seconds",
         ("--rediscover-seconds",),
-        "How often NVML is asked which GPUs there are.",
+        "Interval of GPU discovery.",
         kind="seconds",
         key="flags.gpunode.rediscoverSeconds",
         live=False,
@@ -351,7 +351,7 @@ OPTIONS = (
     Option(
         "listen",
         ("--listen",),
-        "Serve /metrics, /healthz and /readyz on this HOST:PORT; port 0: any free one, which the log names.",
+        "Serve /metrics, /healthz and /readyz on this address; port 0 selects a free port.",
         kind="address",
         key="flags.gpunode.listen",
         live=False,
@@ -359,7 +359,7 @@ OPTIONS = (
     Option(
         "state_dir",
         ("--state-dir",),
-        "What outlives a restart: the status file and health memory.",
+        "Directory of the status file and the health state.",
         kind="path",
         key="flags.gpunode.stateDir",
         live=False,
@@ -367,7 +367,7 @@ OPTIONS = (
     Option(
         "pod_resources_socket",
         ("--pod-resources-socket",),
-        "Where the kubelet tells which pod holds which GPU.",
+        "Socket of the kubelet's pod resources API.",
         kind="socket",
         key="flags.gpunode.podResourcesSocket",
         live=False,
@@ -375,21 +375,21 @@ OPTIONS = (
     Option(
         "simulate",
         ("--simulate",),
-        "A simulated node instead of this one; see docs/simulate.md.",
+        "Serve simulated GPUs; see docs/simulate.md.",
         key="flags.gpunode.simulate",
         live=False,
     ),
     Option(
         "lenient",
         ("--lenient",),
-        "Take unknown keys of the config file, and what is no XID, for warnings.",
+        "Report unknown keys and invalid XIDs as warnings.",
         kind="boolean",
     ),
     # --- labels: GPU feature discovery's, and where the labels go; flags of `gpunode labels` ---
     Option(
         "labels_to",
         ("--labels",),
-        "Keep the node's labels as well, there: as gpunode labels --watch does.",
+        "Also publish the node's labels to these destinations.",
         kind="choices",
         key="flags.gpunode.labels",
         allowed=SINKS,
@@ -409,7 +409,7 @@ OPTIONS = (
     Option(
         "use_node_feature_api",
         ("--use-node-feature-api",),
-        "As --to node-feature.",
+        "Same as --to node-feature.",
         kind="boolean",
         key="flags.useNodeFeatureAPI",
         variables=("GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"),
@@ -419,7 +419,7 @@ OPTIONS = (
     Option(
         "oneshot",
         ("--oneshot",),
-        "Once, and no more; false is --watch.",
+        "Publish the labels once; false: same as --watch.",
         kind="boolean",
         key="flags.gfd.oneshot",
         variables=("GFD_ONESHOT",),
@@ -429,7 +429,7 @@ OPTIONS = (
     Option(
         "sleep_interval",
         ("--sleep-interval",),
-        "With --watch: how often everything is looked at anew; infinite: only when GPUs change.",
+        "With --watch, update interval; infinite: only when GPUs change.",
         kind="hold",
         key="flags.gfd.sleepInterval",
         variables=("GFD_SLEEP_INTERVAL",),
@@ -439,7 +439,7 @@ OPTIONS = (
     Option(
         "no_timestamp",
         ("--no-timestamp",),
-        "Leave out when the labels changed last.",
+        "Omit the timestamp label.",
         kind="boolean",
         key="flags.gfd.noTimestamp",
         variables=("GFD_NO_TIMESTAMP",),
@@ -449,7 +449,7 @@ OPTIONS = (
     Option(
         "machine_type_file",
         ("--machine-type-file",),
-        "Where the machine's product name is read.",
+        "File that contains the machine's product name.",
         kind="path",
         key="flags.gfd.machineTypeFile",
         variables=("GFD_MACHINE_TYPE_FILE",),
@@ -459,7 +459,7 @@ OPTIONS = (
     Option(
         "firmware",
         ("--firmware",),
-        "AMD: the versions of the GPUs' firmware too.",
+        "AMD: add labels for firmware versions.",
         kind="boolean",
         key="flags.gpunode.firmware",
         part="labels",
@@ -468,7 +468,7 @@ OPTIONS = (
     Option(
         "kubeconfig",
         ("--kubeconfig",),
-        "How the API server is reached; kubelet: the kubelet's own. In a pod: its account.",
+        "Kubeconfig file; kubelet uses the kubelet's. Default in a pod: its account.",
         key="flags.gpunode.kubeconfig",
         part="labels",
         setting="labels.kubeconfig",
@@ -476,7 +476,7 @@ OPTIONS = (
     Option(
         "kube_context",
         ("--context",),
-        "A context of the kubeconfig.",
+        "Context of the kubeconfig.",
         key="flags.gpunode.context",
         part="labels",
         setting="labels.kube_context",
@@ -484,7 +484,7 @@ OPTIONS = (
     Option(
         "server",
         ("--server",),
-        "A kubectl proxy, such as http://127.0.0.1:8001.",
+        "URL of a kubectl proxy, such as http://127.0.0.1:8001.",
         key="flags.gpunode.server",
         part="labels",
         setting="labels.server",
@@ -492,7 +492,7 @@ OPTIONS = (
     Option(
         "namespace",
         ("--namespace",),
-        "Where the NodeFeature object lies; the account's own if not given.",
+        "Namespace of the NodeFeature object; the account's by default.",
         key="flags.gpunode.namespace",
         variables=("NAMESPACE",),
         part="labels",
@@ -501,7 +501,7 @@ OPTIONS = (
     Option(
         "node_name",
         ("--node-name", "--node"),
-        "This node's name in the cluster; the machine's if not given.",
+        "Name of the Node; the host name by default.",
         key="flags.gpunode.nodeName",
         variables=("NODE_NAME",),
         part="labels",
@@ -510,7 +510,7 @@ OPTIONS = (
     Option(
         "pod_name",
         ("--pod-name",),
-        "The pod in which this runs: the NodeFeature object goes with its DaemonSet.",
+        "Name of this pod, so that its DaemonSet owns the NodeFeature object.",
         variables=("POD_NAME",),
         part="labels",
         setting="labels.pod_name",
@@ -518,14 +518,14 @@ OPTIONS = (
     Option(
         "kube_api_qps",
         ("--kube-api-qps",),
-        "Taken for compatibility: there is a request a minute at most.",
+        "Accepted for compatibility and ignored.",
         variables=("KUBE_API_QPS",),
         part="labels",
     ),
     Option(
         "kube_api_burst",
         ("--kube-api-burst",),
-        "Taken for compatibility.",
+        "Accepted for compatibility and ignored.",
         variables=("KUBE_API_BURST",),
         part="labels",
     ),

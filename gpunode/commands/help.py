@@ -1,0 +1,104 @@
+"""`gpunode help` and `gpunode version`."""
+
+# no `from __future__ import annotations`: Typer reads these annotations as objects
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from gpunode import __version__
+from gpunode.commands.help_page import set_from_environment
+from gpunode.commands.session import Session, verb
+from gpunode.output.result import Result, Text
+
+ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that sets an option. `command` is empty where every command has the option."""
+
+    name: str
+    option: str
+    command: str
+    help: str
+    others: tuple[str, ...] = ()
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The commands that do something, with their full names."""
+    names = list(getattr(command, "commands", {}))
+    for name in names:
+        yield from commands(command.get_command(None, name), f"{path} {name}".strip())
+    if not names:
+        yield path, command
+
+
+def variables(root: Any) -> list[Variable]:
+    """Every variable that sets an option, those of all commands first."""
+    listed: dict[str, Variable] = {}
+    for path, command in commands(root, ""):
+        prefix = f"GPUNODE_{path}".upper().replace("-", "_").replace(" ", "_")
+        for option in command.get_params(typer.Context(command)):
+            if not set_from_environment(option):
+                continue
+            named = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+            name = getattr(option, "variable", "") or next(iter(named), f"{prefix}_{option.name.upper()}")
+            common = getattr(option, "rich_help_panel", "") == "Global options"
+            flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
+            one = Variable(name, flag, "" if common else path, option.help, tuple(named[1:]))
+            listed.setdefault(name, one)
+    return sorted(listed.values(), key=lambda one: bool(one.command))
+
+
+def _environment(root: Any) -> str:
+    from itertools import groupby
+
+    lines = ["Each variable sets one option; a flag on the command line takes precedence.", ""]
+    for command, group in groupby(variables(root), key=lambda one: one.command):
+        lines.append(f"gpunode {command}:" if command else "Every command:")
+        for one in group:
+            also = f" (also {', '.join(one.others)})" if one.others else ""
+            lines.append(f"  {one.name}  {one.option}{also}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+help_app = typer.Typer(rich_markup_mode=None)
+
+
+@help_app.command("help")
+def show_help(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="A command, or environment.")
+    ] = None,
+) -> None:
+    """Show help for a command, or list the environment variables.
+
+    gpunode help mig apply
+
+    gpunode help environment
+    """
+    parent = context.find_root()
+    if command == [ENVIRONMENT]:
+        sys.stdout.write(_environment(parent.command))
+        return
+    for name in command or ():
+        found = getattr(parent.command, "get_command", lambda *_: None)(parent, name)
+        if found is None:
+            parent.fail(f"No such command '{name}'.")
+        parent = type(parent)(found, info_name=name, parent=parent)
+    sys.stdout.write(parent.command.get_help(parent) + "\n")
+
+
+version_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(version_app, "version", "Version")
+def version(session: Session) -> Result:
+    """Print the version."""
+    return Result("Version", {"version": __version__}, blocks=(Text(f"gpunode {__version__}"),))

@@ -1,0 +1,153 @@
+"""Help pages: sections of options, examples, and where the variables are listed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+import typer.core
+
+WIDTH = 110
+_MANY = 12  # more options than that are shown in sections
+_GLOBAL = "Global options"
+_SECTIONS = {
+    "Output options": "--output-file --explain --compare --strict --exit-code --dry-run --no-timestamp",
+    "Fix options": "--fix --apply --allow",
+    "Kubernetes options": "--kubernetes --plugin --test-image --wait --node --node-name --pod-name"
+    " --namespace --resource --runtime-class --kubeconfig --context --server --kubelet-socket --registration"
+    " --pod-resources-socket --kube-api-qps --kube-api-burst --use-node-feature-api --label --plugin-image",
+    "Engine options": "--config --drop-in-config --socket --restart-command --no-restart --no-verify"
+    " --replace --also --nvidia-runtime-name --nvidia-runtime-path --engine",
+    "Device options": "--vendor --include --exclude --resource-name --resource-naming-strategy --mig-strategy"
+    " --shared-devices-allocation-policy --device-discovery-strategy --pass-device-specs"
+    " --device-list-strategy --device-id-strategy --gdrcopy-enabled --gds-enabled --mofed-enabled"
+    " --imex-channel-ids --imex-required --mps --mps-root --simulate",
+    "Driver and CDI options": "--driver-root --dev-root --driver-root-ctr-path --cdi-annotation-prefix"
+    " --nvidia-cdi-hook-path --cdi-feature-flags --cdi-disable-hooks",
+    "Health options": "--health-disable --health-enable --health-hold-down --health-poll-interval"
+    " --rediscover-seconds --listen --state-dir",
+}
+_HEADING = {flag: heading for heading, flags in _SECTIONS.items() for flag in flags.split()}
+ONE_SHOT = (
+    *("dry_run", "yes", "apply", "fix", "compare", "explain", "exit_code", "force", "list", "version"),
+    *("help", "plan", "upgrade", "create"),
+)
+"""Names of options that mean one run: no variable sets them."""
+
+
+def set_from_environment(option: Any) -> bool:
+    """Whether a variable can set this option for every run."""
+    return option.param_type_name == "option" and not option.hidden and option.name not in ONE_SHOT
+
+
+class HelpPage:
+    """Format a command's help. For a class that is a Typer command or group, too."""
+
+    params: list[Any]
+    help: str | None
+
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
+        for option in self.params:
+            if option.name in ONE_SHOT:
+                option.allow_from_autoenv, option.envvar = False, None
+
+    def get_help(self, ctx: Any) -> str:
+        """The page as wide as the terminal."""
+        ctx.max_content_width = WIDTH
+        return str(super().get_help(ctx))  # type: ignore[misc]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """The description, then the paragraphs that are command lines."""
+        paragraphs = [" ".join(one.split()) for one in (self.help or "").split("\n\n")]
+        examples = [one for one in paragraphs if one.startswith("gpunode ")]
+        for paragraph in paragraphs:
+            if paragraph and paragraph not in examples:
+                formatter.write_paragraph()
+                with formatter.indentation():
+                    formatter.write_text(paragraph)
+        if examples:
+            with formatter.section("Examples"):
+                for example in examples:
+                    formatter.write(f"  {example}\n")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, the command's own options, those of every command."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        common = []
+        own = [one for one in self.get_params(ctx) if one.param_type_name == "option"]  # type: ignore[attr-defined]
+        many = sum(not (one.hidden or _is_global(one)) for one in own) > _MANY
+        for param in self.get_params(ctx):  # type: ignore[attr-defined]
+            record = _record(param, ctx)
+            if record is None:
+                continue
+            if param.param_type_name == "argument":
+                sections["Arguments"].append(record)
+            elif _is_global(param):
+                common.append(record)
+            else:
+                heading = _HEADING.get(param.opts[0], "Options") if many else "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in {**sections, _GLOBAL: common}.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        super().format_epilog(ctx, formatter)  # type: ignore[misc]
+        options = [one for one in self.get_params(ctx) if set_from_environment(one)]  # type: ignore[attr-defined]
+        prefix = ctx.auto_envvar_prefix
+        if prefix and options:
+            own = not all(map(_is_global, options))
+            scope = f"{prefix}_<COMMAND>" if ctx.parent is None else prefix if own else "GPUNODE"
+            formatter.write(f"\nEvery option can be set as {scope}_<OPTION>; see gpunode help environment.\n")
+
+
+def _is_global(option: Any) -> bool:
+    return option.name == "help" or getattr(option, "rich_help_panel", "") == _GLOBAL
+
+
+def _record(option: Any, ctx: Any) -> tuple[str, str] | None:
+    """Names and help of an option or argument, with its default where that says something."""
+    option.show_envvar = False
+    record = option.get_help_record(ctx)
+    if record is None:
+        return None
+    names = (
+        record[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
+    )
+    text, bracket, extra = record[1].rpartition("  [")
+    if not bracket:
+        return names, record[1]
+    notes = [
+        one.replace("default: (", "default: ").rstrip(")") for one in extra.removesuffix("]").split("; ")
+    ]
+    silent = ("default: false", "default: none", "default: 0", "default: ")
+    shown = [one for one in notes if one.startswith(("default: ", "required")) and one not in silent]
+    return names, f"{text} [{'; '.join(shown)}]" if shown else text
+
+
+class HelpCommand(HelpPage, typer.core.TyperCommand):
+    """A command with such a page."""
+
+
+class HelpGroup(HelpPage, typer.core.TyperGroup):
+    """A group with such a page. `default` is the subcommand that runs where none is named."""
+
+    default = ""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        if self.default and not named:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+
+def command_group(text: str, default: str = "") -> typer.Typer:
+    """An application of several subcommands."""
+    group = type("Group", (HelpGroup,), {"default": default})
+    return typer.Typer(help=text, cls=group, no_args_is_help=not default, rich_markup_mode=None)
