@@ -2,7 +2,7 @@
 VENV ?= .venv
 export VENV
 
-.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots clean help
+.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots dist clean help
 
 demo: ## run the whole program on a simulated node; changes nothing on this machine
 	@scripts/make-venv
@@ -47,6 +47,10 @@ docs: ## write the generated pages and the transcripts of docs/
 screenshots: ## make the pictures of docs/images again (needs Chromium)
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/take_screenshots.py
+
+dist: ## build wheel, sdist, deb, rpm and the offline bundle in dist/
+	@scripts/make-venv dev
+	$(VENV)/bin/python scripts/build_packages.py
 
 clean: ## remove the virtual environment, build output and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -38,7 +38,13 @@ WantedBy=multi-user.target
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Machine:
     """With a kubelet, of containerd, that has joined a cluster."""
-    packages = machine.sh("echo /opt/gpunode/lib/python3*/site-packages").strip()
+    return node_with_kubelet(machine)
+
+
+def node_with_kubelet(machine: Machine) -> Machine:
+    """Give a machine with gpunode in /opt/gpunode the stand-in of a kubelet."""
+    script = "import sys; print(*sys.path[1:], sep=':')"
+    packages = machine.sh(f'/opt/gpunode/bin/python3 -c "{script}"').strip()
     machine.write("/usr/local/lib/kubelet/kubelet.py", _KUBELET)
     machine.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\n")
     # a kubelet is known by its name, which a copy of the interpreter has here

@@ -1,0 +1,42 @@
+#!/bin/sh
+# Installs gpunode from this offline bundle into /opt/gpunode, or removes it: sudo ./install.sh [--remove]
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+units="gpunode-device-plugin.service gpunode-doctor.service gpunode-doctor.timer"
+if [ "$(id -u)" -ne 0 ]; then
+    echo "error: installing gpunode needs root" >&2
+    echo "hint: sudo $0" >&2
+    exit 3
+fi
+systemd() { [ ! -d /run/systemd/system ] || systemctl "$@"; }
+if [ "${1:-}" = --remove ]; then
+    for unit in $units; do
+        systemd disable --now "$unit" 2> /dev/null || true
+        rm -f "/usr/local/lib/systemd/system/$unit"
+    done
+    rm -rf /opt/gpunode
+    rm -f /usr/local/bin/gpunode /usr/local/share/man/man1/gpunode*.1.gz
+    systemd daemon-reload
+    echo "gpunode is removed; /etc/gpunode and /var/lib/gpunode stay"
+    exit 0
+fi
+if [ -e /opt/gpunode ] && [ ! -e /opt/gpunode/lib/shared ]; then
+    echo "error: /opt/gpunode exists and was not installed from this bundle" >&2
+    echo "hint: move it away, then run this again" >&2
+    exit 3
+fi
+mkdir -p /opt
+rm -rf /opt/gpunode.new
+cp -a "$here/opt/gpunode" /opt/gpunode.new
+"$here/choose-python" /opt/gpunode.new
+rm -rf /opt/gpunode && mv /opt/gpunode.new /opt/gpunode
+mkdir -p /usr/local/bin /usr/local/lib/systemd/system /usr/local/share/man/man1 /etc/gpunode
+ln -sf ../../../opt/gpunode/bin/gpunode /usr/local/bin/gpunode
+for unit in $units; do
+    cp "$here/units/$unit" /usr/local/lib/systemd/system/
+done
+cp "$here"/man/*.1.gz /usr/local/share/man/man1/
+[ -e /etc/gpunode/env ] || cp "$here/env" /etc/gpunode/env
+systemd daemon-reload
+systemd try-restart gpunode-device-plugin.service
+echo "gpunode is installed: gpunode doctor"

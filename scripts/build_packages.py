@@ -1,0 +1,336 @@
+"""Distribution of gpunode: wheel and sdist, a .deb, a .rpm, and an offline bundle, all into dist/.
+
+``python scripts/build_packages.py [--output DIR] [KIND...]`` with the kinds python, deb, rpm and bundle;
+without one, all of them.
+
+The packages and the bundle hold the same tree, /opt/gpunode: the libraries for each supported Python, those
+that are the same for all in lib/shared. packaging/choose-python makes it a virtual environment of the
+system's own Python when it is installed, so one package fits every distribution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from gpunode import __version__  # noqa: E402
+from scripts import man_pages  # noqa: E402
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+KINDS = ("python", "deb", "rpm", "bundle")
+UNITS = ("gpunode-device-plugin.service", "gpunode-doctor.service", "gpunode-doctor.timer")
+COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/gpunode",
+    "zsh": "usr/share/zsh/vendor-completions/_gpunode",
+    "fish": "usr/share/fish/vendor_completions.d/gpunode.fish",
+}
+_PACKAGING = REPOSITORY / "packaging"
+_SUMMARY = "GPUs for containers and Kubernetes pods on one Linux node"
+_DESCRIPTION = """\
+gpunode configures container engines and Kubernetes for the GPUs of one node,
+proves that they work, and reports the cause when they don't."""
+# manylinux tags of which wheels for x86_64 are built; the newest needs glibc 2.28 (RHEL 8, Debian 10)
+_PLATFORMS = tuple(f"manylinux{tag}_x86_64" for tag in ("_2_28", "_2_17", "2014", "_2_5"))
+
+
+def run(*argv: str | Path, cwd: Path = REPOSITORY) -> str:
+    """Output of a program that must succeed."""
+    done = subprocess.run([str(word) for word in argv], cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, argv))} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def wheel(output: Path) -> Path:
+    """gpunode's own wheel."""
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", output)
+    return next(output.glob("gpunode-*.whl"))
+
+
+def libraries(wheel_file: Path, place: Path) -> None:
+    """Fill `place`/lib with gpunode and its dependencies for every Python of `PYTHONS`."""
+    platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
+    sites = {version: place / f"lib/python{version}/site-packages" for version in PYTHONS}
+    for version, site in sites.items():
+        target = ["--target", str(site), "--implementation", "cp", "--python-version", version, *platforms]
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
+        run(*pip, "--no-compile", "--only-binary=:all:", *target, f"{wheel_file}[all]")
+        shutil.rmtree(site / "bin", ignore_errors=True)  # scripts with this machine's paths
+    share(list(sites.values()), place / "lib/shared")
+
+
+def share(sites: list[Path], shared: Path) -> None:
+    """Move what is the same in all `sites` to one directory, which a .pth file adds to each of them."""
+    shared.mkdir(parents=True)
+    first, *others = sites
+    for entry in sorted(first.iterdir()):
+        if all(same(entry, other / entry.name) for other in others):
+            shutil.move(str(entry), shared / entry.name)
+            for other in others:
+                remove(other / entry.name)
+    for site in sites:
+        (site / "shared.pth").write_text(f"{os.path.relpath(shared, site)}\n")
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two files, or two directories with everything in them, are equal."""
+    if not other.exists():
+        return False
+    if one.is_file():
+        return other.is_file() and filecmp.cmp(one, other, shallow=False)
+    names = {path.name for path in one.iterdir()}
+    return names == {path.name for path in other.iterdir()} and all(
+        same(one / name, other / name) for name in names
+    )
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a directory with everything in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def write(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Write a file and the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(mode)
+
+
+def unit(name: str, program: str) -> str:
+    """A systemd unit that runs this `program`."""
+    text = (_PACKAGING / name).read_text()
+    body = text[text.index("[Unit]") :]  # without the comment on installing it manually
+    return body.replace("/usr/local/bin/gpunode", program)
+
+
+def manual_pages() -> dict[str, bytes]:
+    """Compressed manual pages by file name; no time in them, so that each build gives the same bytes."""
+    return {f"{name}.gz": gzip.compress(text.encode(), mtime=0) for name, text in man_pages.pages().items()}
+
+
+def opt_tree(root: Path, wheel_file: Path) -> None:
+    """`root`/opt/gpunode."""
+    libraries(wheel_file, root / "opt/gpunode")
+    write(root / "opt/gpunode/bin/gpunode", (_PACKAGING / "gpunode").read_text(), 0o755)
+
+
+def system_tree(root: Path) -> None:
+    """Everything outside /opt/gpunode that the deb and the rpm have."""
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/bin/gpunode").symlink_to("../../opt/gpunode/bin/gpunode")
+    write(root / "opt/gpunode/choose-python", (_PACKAGING / "choose-python").read_text(), 0o755)
+    for name in UNITS:
+        write(root / f"usr/lib/systemd/system/{name}", unit(name, "/usr/bin/gpunode"))
+    for name, page in manual_pages().items():
+        write(root / f"usr/share/man/man1/{name}", page)
+    for shell, path in COMPLETIONS.items():
+        write(root / path, run(sys.executable, "-m", "gpunode", "completion", shell))
+    write(root / "etc/gpunode/env", (_PACKAGING / "env").read_text())
+    write(root / "usr/share/doc/gpunode/copyright", (REPOSITORY / "LICENSE").read_text())
+    write(root / "usr/share/doc/gpunode/gpunode-device-plugin-mps.conf", mps_drop_in())
+
+
+def mps_drop_in() -> str:
+    """The drop-in for `plugin serve --mps`."""
+    return (_PACKAGING / "gpunode-device-plugin-mps.conf").read_text()
+
+
+# --- deb ------------------------------------------------------------------------------------------------
+
+_CONTROL = """\
+Package: gpunode
+Version: {version}
+Architecture: amd64
+Maintainer: gpunode maintainers <gpunode@example.invalid>
+Installed-Size: {size}
+Depends: python3 (>= 3.11) | python3.11 | python3.12 | python3.13
+Section: admin
+Priority: optional
+Description: {summary}
+ {description}
+"""
+# try-restart: only a plugin that runs, so that the kubelet gets the new version's devices within seconds
+_POSTINST = """\
+#!/bin/sh
+set -e
+if [ "$1" = configure ]; then
+    /opt/gpunode/choose-python
+    if [ -d /run/systemd/system ]; then
+        systemctl daemon-reload
+        systemctl try-restart gpunode-device-plugin.service gpunode-doctor.timer || true
+    fi
+fi
+"""
+_PRERM = """\
+#!/bin/sh
+set -e
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now gpunode-device-plugin.service gpunode-doctor.timer || true
+fi
+"""
+_POSTRM = """\
+#!/bin/sh
+set -e
+if [ "$1" = remove ] || [ "$1" = purge ]; then
+    rm -rf /opt/gpunode # choose-python's files and bytecode; dpkg has removed its own
+    [ ! -d /run/systemd/system ] || systemctl daemon-reload
+fi
+if [ "$1" = purge ]; then
+    rm -rf /var/lib/gpunode /etc/gpunode # the journal and our settings; what the engines read stays
+fi
+"""
+
+
+def deb(root: Path, output: Path, version: str) -> Path:
+    """A Debian package of the tree; see deb-control(5)."""
+    scripts = {"postinst": _POSTINST, "prerm": _PRERM, "postrm": _POSTRM}
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
+    description = _DESCRIPTION.replace("\n", "\n ")
+    control = _CONTROL.format(version=version, size=size, summary=_SUMMARY, description=description)
+    write(root / "DEBIAN/control", control)
+    write(root / "DEBIAN/conffiles", "/etc/gpunode/env\n")
+    for name, text in scripts.items():
+        write(root / f"DEBIAN/{name}", text, 0o755)
+    package = output / f"gpunode_{version}_amd64.deb"
+    run("dpkg-deb", "--root-owner-group", "-Zxz", "-z3", "--build", root, package)
+    shutil.rmtree(root / "DEBIAN")
+    return package
+
+
+# --- rpm ------------------------------------------------------------------------------------------------
+
+_SPEC = """\
+Name: gpunode
+Version: {version}
+Release: 1
+Summary: {summary}
+License: Apache-2.0
+AutoReqProv: no
+Requires: (python3 >= 3.11 or python3.11 or python3.12 or python3.13)
+%description
+{description}
+%install
+cp -a {root}/. %{{buildroot}}/
+%files
+/opt/gpunode
+%config(noreplace) /etc/gpunode/env
+{files}
+%post
+/opt/gpunode/choose-python
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+    systemctl try-restart gpunode-device-plugin.service gpunode-doctor.timer || :
+fi
+%preun
+if [ "$1" = 0 ] && [ -d /run/systemd/system ]; then
+    systemctl disable --now gpunode-device-plugin.service gpunode-doctor.timer || :
+fi
+%postun
+if [ "$1" = 0 ]; then
+    rm -rf /opt/gpunode
+    [ ! -d /run/systemd/system ] || systemctl daemon-reload
+fi
+"""
+
+
+def rpm(root: Path, output: Path, version: str) -> Path:
+    """An rpm of the tree, built without the distribution's own post-processing."""
+    listed = (path for path in (root / "usr").rglob("*") if not path.is_dir() or path.is_symlink())
+    files = "\n".join(f"/{path.relative_to(root)}" for path in sorted(listed))
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        spec = Path(name) / "gpunode.spec"
+        texts = {"summary": _SUMMARY, "description": _DESCRIPTION}
+        spec.write_text(_SPEC.format(version=version, root=root, files=files, **texts))
+        macros = {
+            "_topdir": name,
+            "_rpmdir": str(output),
+            "_build_name_fmt": f"gpunode-{version}-1.x86_64.rpm",
+            "__os_install_post": "%{nil}",
+            "_build_id_links": "none",
+            "debug_package": "%{nil}",
+            "_binary_payload": "w3.zstdio",
+        }
+        defined = [word for key, value in macros.items() for word in ("--define", f"{key} {value}")]
+        run("rpmbuild", "-bb", "--target", "x86_64", *defined, spec)
+    return output / f"gpunode-{version}-1.x86_64.rpm"
+
+
+# --- offline bundle -------------------------------------------------------------------------------------
+
+
+def bundle(opt: Path, output: Path, version: str) -> Path:
+    """A tar archive with the tree and install.sh, which needs nothing but a supported Python."""
+    name = f"gpunode-{version}-linux-x86_64"
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as place:
+        top = Path(place) / name
+        shutil.copytree(opt / "opt/gpunode", top / "opt/gpunode", symlinks=True)
+        for program in ("install.sh", "choose-python"):
+            write(top / program, (_PACKAGING / program).read_text(), 0o755)
+        for unit_name in UNITS:
+            write(top / f"units/{unit_name}", unit(unit_name, "/usr/local/bin/gpunode"))
+        for page, content in manual_pages().items():
+            write(top / f"man/{page}", content)
+        write(top / "env", (_PACKAGING / "env").read_text())
+        write(top / "LICENSE", (REPOSITORY / "LICENSE").read_text())
+        archive = output / f"{name}.tar.gz"
+        with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
+            tar.add(top, arcname=name, filter=_root_owned)
+    return archive
+
+
+def _root_owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def build(kinds: Iterable[str], output: Path, *versions: str) -> list[Path]:
+    """Files made in `output`, which is created. `versions` are those of the packages, else gpunode's own: a
+    test of upgrades needs two."""
+    output.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
+        place = Path(name)
+        if "python" in kinds:
+            run(sys.executable, "-m", "build", "--outdir", output)
+            made += sorted(output.glob(f"gpunode-{__version__}[-.]*"))
+        if set(kinds) & {"deb", "rpm", "bundle"}:
+            root = place / "root"
+            opt_tree(root, wheel(place / "wheel"))
+            if "bundle" in kinds:
+                made.append(bundle(root, output, __version__))
+            system_tree(root)
+            for version in versions or (__version__,):
+                made += [deb(root, output, version)] if "deb" in kinds else []
+                made += [rpm(root, output, version)] if "rpm" in kinds else []
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "dist")
+    options = parser.parse_args()
+    os.umask(0o022)
+    for path in build(options.kinds or KINDS, options.output.resolve()):
+        print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The .deb and the offline bundle on machines that have no gpunode: install, upgrade, remove, purge."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fixtures.debian_base import PYTHONS, base
+from fixtures.stubs import SCENARIO_IN_CONTAINER
+from gpunode import __version__
+from scripts.build_packages import build, deb, rpm, system_tree, write
+from tests.machine.booted import SHARED, Machine
+from tests.machine.test_kubernetes import UNIT, becomes, node_with_kubelet
+
+NEXT = f"{__version__}+upgrade"
+PACKAGES = f"{SHARED}/dist"
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The deb in two versions, and the bundle."""
+    output = tmp_path_factory.mktemp("dist")
+    build(("deb", "bundle"), output, __version__, NEXT)
+    return output
+
+
+@pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
+def test_the_rpm_has_the_files_of_the_deb(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    write(root / "opt/gpunode/lib/shared/gpunode/__init__.py", "")
+    system_tree(root)
+    package = rpm(root, tmp_path, __version__)
+    listed = subprocess.run(["rpm", "-qlp", package], capture_output=True, text=True, check=True)
+    dpkg = ["dpkg-deb", "--contents", str(deb(root, tmp_path, __version__))]
+    contents = subprocess.run(dpkg, capture_output=True, text=True, check=True).stdout.splitlines()
+    packed = {line.split()[5].removeprefix(".") for line in contents if not line.startswith("d")}
+    directories = {f"/{path.relative_to(root)}" for path in root.rglob("*") if path.is_dir()}
+    assert packed and set(listed.stdout.splitlines()) - directories == packed
+    config = subprocess.run(["rpm", "-qcp", package], capture_output=True, text=True, check=True)
+    assert config.stdout == "/etc/gpunode/env\n"
+
+
+@pytest.fixture(scope="module")
+def bare(suite: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A booted machine with the driver and the engines, without gpunode."""
+    machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"bare-{suite}"))
+    machine.prepare()
+    shutil.copytree(dist, machine.shared / "dist")
+    try:
+        machine.boot()
+        machine.sh("useradd --create-home ada")
+        yield machine
+    finally:
+        machine.remove()
+
+
+def apt(machine: Machine, *words: str) -> str:
+    return machine.sh(f"DEBIAN_FRONTEND=noninteractive apt-get -y -q {' '.join(words)}")
+
+
+def test_the_deb_installs_and_runs(bare: Machine) -> None:
+    apt(bare, "install", f"{PACKAGES}/gpunode_{__version__}_amd64.deb")
+    assert bare.sh("readlink -f /opt/gpunode/bin/python3") == f"/usr/bin/python{PYTHONS[bare.suite]}\n"
+    assert bare.gpunode("--version").out == f"gpunode {__version__}\n"
+    doctor = bare.gpunode("doctor", user="ada")
+    assert doctor.code == 0 and doctor.out.startswith("This node is ready"), doctor.out + doctor.err
+    assert bare.sh("dpkg --verify gpunode") == ""
+    assert bare.sh("systemd-analyze verify gpunode-device-plugin.service 2>&1") == ""
+    assert bare.gpunode("manifests", "all").code == 0
+    assert "complete -" in bare.sh("cat /usr/share/bash-completion/completions/gpunode")
+
+
+def test_an_upgrade_restarts_the_plugin_once_and_keeps_the_settings(bare: Machine) -> None:
+    node_with_kubelet(bare)
+    bare.sh(f"echo GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info >> /etc/gpunode/env; systemctl enable --now {UNIT}")
+    becomes(bare, "2")
+    before = bare.show(UNIT)["MainPID"]
+    apt(bare, "install", f"{PACKAGES}/gpunode_{NEXT}_amd64.deb")
+    bare.wait(lambda: bare.show(UNIT)["MainPID"] not in (before, "0"), lambda: bare.journal(UNIT))
+    becomes(bare, "2")
+    assert bare.show(UNIT)["NRestarts"] == "0", bare.journal(UNIT)
+    assert bare.sh("tail -n 1 /etc/gpunode/env") == "GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info\n"
+
+
+def test_purge_removes_what_is_ours_and_nothing_of_the_node(bare: Machine) -> None:
+    done = bare.gpunode("configure-runtime", "--runtime", "containerd")
+    assert done.code == 0, done.err
+    configured = bare.sh("cat /etc/containerd/config.toml")
+    apt(bare, "remove", "gpunode")
+    assert bare.run("test", "-e", "/opt/gpunode").code == 1
+    bare.sh("test -e /var/lib/gpunode/journal && test -e /etc/gpunode/env")
+    assert bare.show(UNIT)["LoadState"] == "not-found"
+    apt(bare, "purge", "gpunode")
+    for path in ("/var/lib/gpunode", "/etc/gpunode", "/usr/bin/gpunode"):
+        assert bare.run("test", "-e", path).code == 1, path
+    assert bare.sh("cat /etc/containerd/config.toml") == configured
+    left = bare.sh("find / -xdev -name '*gpunode*' -not -path '/srv/*' -not -path '/run/*'").split()
+    assert left == [SCENARIO_IN_CONTAINER]  # the test's own
+
+
+def test_the_bundle_installs_without_a_network_and_is_removed(bare: Machine) -> None:
+    name = f"gpunode-{__version__}-linux-x86_64"
+    bare.sh(f"tar -C /tmp -xzf {PACKAGES}/{name}.tar.gz && /tmp/{name}/install.sh")
+    assert bare.gpunode("--version").out == f"gpunode {__version__}\n"
+    assert bare.sh("systemd-analyze verify gpunode-device-plugin.service 2>&1") == ""
+    bare.sh(f"/tmp/{name}/install.sh")  # again, over itself
+    assert bare.gpunode("gpus").code == 0
+    bare.sh(f"/tmp/{name}/install.sh --remove")
+    assert bare.run("test", "-e", "/opt/gpunode").code == 1
+    refused = bare.run("sh", f"/tmp/{name}/install.sh", user="ada")
+    assert refused.code == 3 and "hint: sudo" in refused.err
