@@ -63,7 +63,7 @@ def containerd_imports_clobber(node: Node) -> Verdict:
         return ok("imported files replace tables, but no setting is lost")
     names = ", ".join(one.name for one in gone[:3]) + (" and more" if len(gone) > 3 else "")
     judge = fail if _vital(gone[0]) else warn
-    return _told(node, judge, f"an imported file removes settings: {names}", gone)
+    return _finding(node, judge, f"an imported file removes settings: {names}", gone)
 
 
 def _vital(one: Lost) -> bool:
@@ -83,11 +83,11 @@ def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
                 f"an imported file removes the default handler {name}, and the CRI plugin "
                 "doesn't load without it"
             )
-            return _told(node, fail, text, gone)
+            return _finding(node, fail, text, gone)
     return None
 
 
-def _told(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[Lost, ...]) -> Verdict:
+def _finding(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[Lost, ...]) -> Verdict:
     plugin = node.containerd_config.plugin if node.containerd_config else ""
     line = line_of(node.host.read_text(gone[0].by) or "", plugin)
     places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])

@@ -114,10 +114,10 @@ def image_needs_newer_driver(node: Node) -> Verdict:
             *(seen(f"{name} of {reference}", value[:_SHOWN]) for name, value in image.requirements.items()),
             fix=Fix(f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {_quoted(reference)}", False),
         )
-    return _told(node, judged)
+    return _requirements(node, judged)
 
 
-def _told(node: Node, judged: tuple[Judged, ...]) -> Verdict:
+def _requirements(node: Node, judged: tuple[Judged, ...]) -> Verdict:
     reference = node.questions.image
     wrong = [one for one in judged if one.holds is False]
     if not wrong:

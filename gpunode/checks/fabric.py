@@ -413,9 +413,9 @@ def fabric_training(node: Node) -> Verdict:
         return fail(f"{len(evidence)} of {len(known)} GPUs haven't joined their NVLink fabric", *evidence)
     ill = [(one, problem) for one in known if (problem := _health(one.fabric.health))]
     if ill:
-        whose = "one GPU" if len(ill) == 1 else f"{len(ill)} GPUs"
+        affected = "one GPU" if len(ill) == 1 else f"{len(ill)} GPUs"
         return warn(
-            f"the NVLink fabric of {whose} is degraded", *(seen(_gpu(one), what) for one, what in ill)
+            f"the NVLink fabric of {affected} is degraded", *(seen(_gpu(one), what) for one, what in ill)
         )
     return ok(f"{len(known)} GPUs have joined their NVLink fabric")
 

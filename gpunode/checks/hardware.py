@@ -57,7 +57,7 @@ def pci_no_gpu(node: Node) -> Verdict:
     0.
     """
     if node.gpus:
-        drivers = ", ".join(sorted({gpu.driver or "nobody" for gpu in node.gpus}))
+        drivers = ", ".join(sorted({gpu.driver or "none" for gpu in node.gpus}))
         return ok(f"{count(len(node.gpus))} on the PCI bus", seen(DEVICES, f"driver: {drivers}"))
     functions = node.host.listdir(DEVICES)
     evidence = [

@@ -72,13 +72,13 @@ def those(node: Node, holds: Callable[[Condition], bool]) -> tuple[Condition, ..
     return tuple(gpu for gpu in node.conditions if holds(gpu))
 
 
-def untold(node: Node, tells: Callable[[Condition], bool]) -> Verdict | None:
+def skip_unreported(node: Node, reports: Callable[[Condition], bool]) -> Verdict | None:
     """A skip if no GPU reports this value."""
     if not node.conditions:
         return skip(SILENT)
     return (
         None
-        if any(tells(gpu) for gpu in node.conditions)
+        if any(reports(gpu) for gpu in node.conditions)
         else skip("neither the GPUs nor the driver report it")
     )
 
@@ -181,7 +181,7 @@ def gpu_reset_required(node: Node) -> Verdict:
     """
     wanting = those(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
     if not wanting:
-        return untold(node, lambda gpu: not gpu.error) or ok("no GPU needs a reset")
+        return skip_unreported(node, lambda gpu: not gpu.error) or ok("no GPU needs a reset")
     asked = {_action(gpu) for gpu in wanting}
     most = next((one for one in _FIRST if one in asked), "reset")
     evidence = [said(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
@@ -211,7 +211,7 @@ def inforom_corrupt(node: Node) -> Verdict:
     """The infoROM stores the GPU's own settings: ECC mode, retired pages, power limits. The GPU can compute
     without it, but loses settings and its record of bad memory. The vendor can rewrite the infoROM.
     """
-    skipped = untold(node, lambda gpu: gpu.inforom_valid is not None)
+    skipped = skip_unreported(node, lambda gpu: gpu.inforom_valid is not None)
     if skipped:
         return skipped
     bad = those(node, lambda gpu: gpu.inforom_valid is False)
@@ -261,7 +261,7 @@ def ecc_uncorrectable(node: Node) -> Verdict:
         # GPU
         judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
         return judge(words, *evidence, fix=reset_gpus(node, now))
-    skipped = untold(node, lambda gpu: gpu.reading.ecc_volatile is not None)
+    skipped = skip_unreported(node, lambda gpu: gpu.reading.ecc_volatile is not None)
     if skipped:
         return skipped
     before = those(node, lambda gpu: bool(gpu.reading.ecc_aggregate))
@@ -288,15 +288,15 @@ def row_remap_pending(node: Node) -> Verdict:
     broken = those(node, _beyond_repair)
     if broken:
         evidence = [said(gpu, _state(gpu)) for gpu in broken]
-        whose = "its" if len(broken) == 1 else "their"
-        words = f"{how_many(broken, node)} can't repair {whose} memory any more and must be replaced"
+        pronoun = "its" if len(broken) == 1 else "their"
+        words = f"{how_many(broken, node)} can't repair {pronoun} memory any more and must be replaced"
         return fail(words, *evidence, fix=REPORT.other)
     waiting = those(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
     if waiting:
         evidence = [said(gpu, _state(gpu)) for gpu in waiting]
         words = f"bad memory of {how_many(waiting, node)} stays in use until a reset"
         return fail(words, *evidence, fix=reset_gpus(node, waiting))
-    skipped = untold(
+    skipped = skip_unreported(
         node, lambda gpu: gpu.reading.remap_pending is not None or gpu.reading.retired_pending is not None
     )
     return skipped or ok("no memory is waiting to be remapped or retired")
@@ -338,7 +338,7 @@ def channel_repair_pending(node: Node) -> Verdict:
             *evidence,
             fix=reset_gpus(node, waiting),
         )
-    skipped = untold(node, lambda gpu: gpu.channel_repair_pending is not None)
+    skipped = skip_unreported(node, lambda gpu: gpu.channel_repair_pending is not None)
     return skipped or ok("no repair is pending")
 
 
@@ -381,7 +381,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
         off = those(node, lambda gpu: gpu.ecc_mode is False)
         evidence = [said(gpu, "ECC is off") for gpu in off]
         return note(f"ECC is off on {how_many(off, node)} and on for the others", *evidence)
-    return untold(node, lambda gpu: gpu.ecc_mode is not None) or ok("no ECC mode change is pending")
+    return skip_unreported(node, lambda gpu: gpu.ecc_mode is not None) or ok("no ECC mode change is pending")
 
 
 def _on(mode: bool | None) -> str:
@@ -430,7 +430,7 @@ def thermal_power_throttle(node: Node) -> Verdict:
     if slowed:
         evidence = [said(gpu, _held_back(gpu)) for gpu in slowed]
         return warn(f"heat or power throttles {how_many(slowed, node)}", *evidence)
-    skipped = untold(node, lambda gpu: gpu.slowdowns is not None or gpu.temperature is not None)
+    skipped = skip_unreported(node, lambda gpu: gpu.slowdowns is not None or gpu.temperature is not None)
     return skipped or ok("neither heat nor power throttles a GPU")
 
 
@@ -471,7 +471,9 @@ def power_cap_low(node: Node) -> Verdict:
             for gpu in capped
         ]
         return note(f"{how_many(capped, node)} have a lower power limit than the default", *evidence)
-    return untold(node, lambda gpu: gpu.power_limit is not None) or ok("the power limits are the defaults")
+    return skip_unreported(node, lambda gpu: gpu.power_limit is not None) or ok(
+        "the power limits are the defaults"
+    )
 
 
 def _capped(gpu: Condition) -> bool:
@@ -562,7 +564,7 @@ def compute_mode(node: Node) -> Verdict:
     """In mode prohibited a GPU refuses every CUDA program; in an exclusive mode it accepts one process at a
     time: a second container fails with error 46, 'all CUDA-capable devices are busy or unavailable'.
     """
-    skipped = untold(node, lambda gpu: gpu.compute_mode is not None)
+    skipped = skip_unreported(node, lambda gpu: gpu.compute_mode is not None)
     if skipped:
         return skipped
     closed = those(node, lambda gpu: gpu.compute_mode == "prohibited")
@@ -606,7 +608,7 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
         if one.graphics
     ]
     if not shown:
-        return untold(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
+        return skip_unreported(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
     served = node.kubelet is not None and node.kubelet.joined
     if len(node.conditions) == 1 and node.conditions[0].display_active and not served:
         return ok("the node's only GPU has a display attached and runs its desktop")

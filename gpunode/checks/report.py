@@ -488,20 +488,20 @@ def _gpus_of(node: Node) -> list[dict[str, Any]]:
     """GPUs from the bus; names and UUIDs if NVML was queried anyway. In WSL no GPU is on the bus and NVML
     lists it; on a Jetson it is named after its module."""
     inventory = _inventory(node)
-    told = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
+    listed = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
     if node.kind == TEGRA:
         model = (node.host.read_text(_MODEL) or "").strip("\0\n ")
         return [_gpu(_line(model) or "NVIDIA Tegra")]
     if node.kind == WSL2:
-        return [_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in told.values()]
+        return [_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in listed.values()]
     return [
         {
             "pci": gpu.address,
             "deviceId": gpu.device_id,
             "driver": gpu.driver,
             "numa": gpu.numa,
-            "name": _line(str(told[gpu.address].name)) if gpu.address in told else "",
-            "uuid": str(told[gpu.address].uuid) if gpu.address in told else "",
+            "name": _line(str(listed[gpu.address].name)) if gpu.address in listed else "",
+            "uuid": str(listed[gpu.address].uuid) if gpu.address in listed else "",
         }
         for gpu in node.gpus
     ]

@@ -60,7 +60,7 @@ def xid_recent(node: Node) -> Verdict:
     if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
         return ok(f"{_what(recent)} and is back: see pcie-aer-errors for its link")
     if recent:
-        words = "and the driver requests no action" if _told(node) else "within the last day"
+        words = "and the driver requests no action" if _no_action_requested(node) else "within the last day"
         return warn(f"{_what(recent)}, {words}", *_shown(recent, now))
     late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
     if late:
@@ -104,7 +104,7 @@ def _link_is_bad(node: Node) -> bool:
         return False
 
 
-def _told(node: Node) -> bool:
+def _no_action_requested(node: Node) -> bool:
     return any(gpu.reading.recovery_action == "none" for gpu in node.conditions)
 
 

@@ -69,8 +69,8 @@ def _docker(node: Node) -> SystemdEngine | None:
         old = bool(node.toolkit.version) and node.toolkit.version < gate("toolkit", "jit-cdi")
         return SystemdEngine("Docker", f"{socket} /info", words, True, old)
     commit = node.docker_info.get("RuncCommit")
-    told = str(commit.get("ID", "")) if isinstance(commit, dict) else ""
-    return SystemdEngine("Docker", f"{socket} /info", _forgetful(parse_version(told) or _runc(node)))
+    runc_version = str(commit.get("ID", "")) if isinstance(commit, dict) else ""
+    return SystemdEngine("Docker", f"{socket} /info", _forgetful(parse_version(runc_version) or _runc(node)))
 
 
 def _containerd(node: Node) -> SystemdEngine | None:

@@ -269,16 +269,16 @@ def inventory(node: Node) -> Inventory | None:
 def driver_version(node: Node) -> str:
     """The loaded driver, ``550.54.14``; empty if unknown. WSL2 has no module to read."""
     known = inventory(node) if node.module is None else None
-    told = node.module.version if node.module else (known.driver_version if known else "")
-    return told if version_numbers(told) else ""
+    version = node.module.version if node.module else (known.driver_version if known else "")
+    return version if version_numbers(version) else ""
 
 
 def driver_cuda(node: Node) -> tuple[int, int] | None:
     """The newest CUDA that the driver offers: reported by NVML, else from the table."""
     known = inventory(node)
-    told = release_of(known.cuda_version) if known else None
+    reported = release_of(known.cuda_version) if known else None
     version = driver_version(node)
-    return told or (newest_of(version) if version else None)
+    return reported or (newest_of(version) if version else None)
 
 
 def brands_of(name: str) -> tuple[str, ...]:
@@ -318,13 +318,13 @@ def _holds(text: str, facts: Mapping[str, tuple[str, ...]], gpu: Gpu | None) -> 
     from gpunode.facts.images import parse, satisfied
 
     alternatives = parse(text)
-    told = dict(facts)
+    values = dict(facts)
     if gpu is not None and _version(gpu.compute_capability):
-        told["arch"] = (gpu.compute_capability,)
+        values["arch"] = (gpu.compute_capability,)
     brands = brands_of(gpu.name) if gpu is not None else ()
     # only one brand is right: if all candidates lead to one result, that is the result
-    answers = {satisfied(alternatives, {**told, "brand": (brand,)}) for brand in brands}
-    return answers.pop() if len(answers) == 1 else satisfied(alternatives, told)
+    answers = {satisfied(alternatives, {**values, "brand": (brand,)}) for brand in brands}
+    return answers.pop() if len(answers) == 1 else satisfied(alternatives, values)
 
 
 def _version(text: str) -> bool:

@@ -119,8 +119,8 @@ def needed(path: str) -> bool:
 def device_file_mode(host: Host) -> int | None:
     """The mode that the loaded driver sets for its files (the decimal DeviceFileMode); None if unknown."""
     fields = dict(_pairs(host.read_text(_PARAMS) or ""))
-    told = fields.get("DeviceFileMode", "")
-    return int(told) if re.fullmatch(r"\d{1,4}", told, re.ASCII) else None
+    mode = fields.get("DeviceFileMode", "")
+    return int(mode) if re.fullmatch(r"\d{1,4}", mode, re.ASCII) else None
 
 
 # Which of the driver's device files a process has open: /proc/PID/fd (proc(5)), by device number. A path

@@ -74,10 +74,10 @@ def docker_version(host: Host, binary: str | None, process: Process | None, sock
         from gpunode.daemons.docker import DockerApi
 
         with suppress(DaemonError):
-            told = parse_version(DockerApi(host, socket, _VERSION_SECONDS).program_version())
-            if told:
-                as_recorded(host, "dockerd", told)
-                return told
+            version = parse_version(DockerApi(host, socket, _VERSION_SECONDS).program_version())
+            if version:
+                as_recorded(host, "dockerd", version)
+                return version
     return daemon_version(host, "dockerd", binary)
 
 

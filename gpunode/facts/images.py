@@ -119,10 +119,10 @@ def _of_podman(host: Host, reference: str) -> dict[str, Any] | None:
     if not done.ok:
         return None
     try:
-        told = loads(done.stdout)
+        answer = loads(done.stdout)
     except (ValueError, RecursionError):
-        told = None
-    first = told[0] if isinstance(told, list) and told else None
+        answer = None
+    first = answer[0] if isinstance(answer, list) and answer else None
     config = first.get("Config") if isinstance(first, dict) else None
     return config if isinstance(config, dict) else {}
 
@@ -216,10 +216,10 @@ def satisfied(
 
 
 def _all(answers: Iterable[bool | None]) -> bool | None:
-    told = tuple(answers)
-    if False in told:
+    results = tuple(answers)
+    if False in results:
         return False
-    return None if None in told else True
+    return None if None in results else True
 
 
 def _holds(condition: Condition, values: Collection[str]) -> bool | None:

@@ -81,9 +81,9 @@ def _refusing(archive: Path) -> Iterator[None]:
     except PermissionError as error:
         raise Unreadable(f"can't read {archive}: {error.strerror}", hint="run as root") from error
     except (Refused, tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
-            f"{archive} is not a support bundle: {told}", hint="run gpunode report to create a bundle"
+            f"{archive} is not a support bundle: {reason}", hint="run gpunode report to create a bundle"
         ) from error
 
 
@@ -185,11 +185,11 @@ def _without_images(recording: Mapping[str, Any]) -> dict[str, Any]:
     """The recording without variables of an image's environment that don't concern GPUs: they may belong to
     any program. podman prints an image's settings with everything else about it."""
     found = {name: dict(section) for name, section in recording.items()}
-    for socket, told in found.get("daemons", {}).items():
-        images = told.get("images") if isinstance(told, dict) else None
+    for socket, answer in found.get("daemons", {}).items():
+        images = answer.get("images") if isinstance(answer, dict) else None
         if isinstance(images, dict):
             kept = {name: _settings(one) for name, one in images.items()}
-            found["daemons"][socket] = {**told, "images": kept}
+            found["daemons"][socket] = {**answer, "images": kept}
     for line, answer in found.get("commands", {}).items():
         if "podman image inspect" in line:
             found["commands"][line] = {**answer, "stdout": _inspected(answer.get("stdout", ""))}
@@ -204,10 +204,10 @@ def _settings(config: Any) -> Any:
 
 def _inspected(text: str) -> str:
     try:
-        told = json.loads(text)
+        answer = json.loads(text)
     except (ValueError, RecursionError):
         return ""
-    first = told[0] if isinstance(told, list) and told else None
+    first = answer[0] if isinstance(answer, list) and answer else None
     config = first.get("Config") if isinstance(first, dict) else None
     return json.dumps([{"Config": _settings(config)}]) if isinstance(config, dict) else ""
 

@@ -188,10 +188,10 @@ def _marked(error: yaml.MarkedYAMLError, text: str, secret: bool) -> tuple[int, 
         return 0, f"not YAML: {' '.join(what.split())}"
     if mark.line < len(lines) and re.match(r"\s*\t", lines[mark.line]):
         what = "YAML doesn't allow tabs for indentation; use spaces"
-    elif (begun := error.context_mark) and "block" in context and mark.column != begun.column:
+    elif (start := error.context_mark) and "block" in context and mark.column != start.column:
         what = (
-            f"this line is indented by {mark.column}, but the block that started on line {begun.line + 1} "
-            f"by {begun.column} ({problem})"
+            f"this line is indented by {mark.column}, but the block that started on line {start.line + 1} "
+            f"by {start.column} ({problem})"
         )
     elif "mapping values" in problem:
         what = f"a second ':' on a line, or a line that is indented further than the lines around it ({what})"

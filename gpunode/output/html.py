@@ -307,12 +307,12 @@ def _layers(report: Report) -> Iterator[str]:
             continue
         passed = sum(state(one) == "pass" for one in here)
         waits = sum(state(one) == "waits" for one in here)
-        told = [f"{passed} passed"] if passed else []
-        told += [f"{waits} waiting"] if waits else []
+        counts = [f"{passed} passed"] if passed else []
+        counts += [f"{waits} waiting"] if waits else []
         unjudged = len(here) - passed - waits
-        told += [f"{unjudged} not checked"] if unjudged else []
+        counts += [f"{unjudged} not checked"] if unjudged else []
         yield f'<details class="layer"><summary><h3>{escaped(layer)}</h3> '
-        yield f'<span class="quiet">{", ".join(told)}</span></summary><ul class="rows">'
+        yield f'<span class="quiet">{", ".join(counts)}</span></summary><ul class="rows">'
         for one in here:
             yield from _row(one)
         yield "</ul></details>"
