@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from gpunode.checks.model import seen
 from gpunode.facts.node import Node
-from gpunode.facts.unit_log import COMMAND, last_line
+from gpunode.host import Host
 from gpunode.output.result import Evidence, Fix
+
+_JOURNAL = ("journalctl", "-b", "-q", "-n", "1", "--no-pager", "-o", "cat")
+_SECONDS = 3.0
 
 
 def seen_unit(node: Node, name: str) -> tuple[Evidence, ...]:
@@ -14,10 +17,21 @@ def seen_unit(node: Node, name: str) -> tuple[Evidence, ...]:
     if unit is None or not unit.installed:
         return ()
     state = seen(name, str(unit))
-    line = last_line(node.host, name) if unit.has_failed else ""
-    return (state, seen(f"{COMMAND[0]} -u {name}", line)) if line else (state,)
+    line = _last_line(node.host, name) if unit.has_failed else ""
+    return (state, seen(f"{_JOURNAL[0]} -u {name}", line)) if line else (state,)
+
+
+def _last_line(host: Host, unit: str) -> str:
+    """The last line that the unit's own processes logged in this boot; empty if none can be read.
+
+    By the field that journald sets itself (systemd.journal-fields(7)): `-u` would also match systemd's own
+    messages about the unit, and the last of those only says that it failed.
+    """
+    done = host.run((*_JOURNAL, f"_SYSTEMD_UNIT={unit}"), timeout=_SECONDS)
+    lines = done.stdout.split("\n") if done.ok else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def after_reading_log(name: str, command: str, effect: str = "none") -> Fix:
     """Print the unit's log, then run `command`: if the cause remains, a failed unit only fails again."""
-    return Fix(f"{COMMAND[0]} -b -u {name} -n 30 --no-pager && {command}", True, effect)
+    return Fix(f"{_JOURNAL[0]} -b -u {name} -n 30 --no-pager && {command}", True, effect)
