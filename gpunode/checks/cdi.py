@@ -13,12 +13,12 @@ from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import boot
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, known_gpus, stale_parts, vendor_specs
-from gpunode.facts.containerd import dig
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.engines import containerd_role, crio_role, docker_role, podman_role
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2, mode_of
 from gpunode.facts.tables import gate
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_KIND, MODE, SPEC_DIRS, SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.output.result import Evidence, Fix

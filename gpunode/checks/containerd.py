@@ -16,8 +16,6 @@ from gpunode.facts.cgroups import kubelets_own
 from gpunode.facts.containerd import (
     DEFAULT_CONFIG,
     ContainerdConfig,
-    dig,
-    parse_toml,
     passed_over,
     version_in_force,
     version_of,
@@ -28,6 +26,7 @@ from gpunode.facts.engines import containerd_role
 from gpunode.facts.fabric import locked_memory, rdma_adapters
 from gpunode.facts.gpu_use import other_way
 from gpunode.facts.node import Node
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.output.result import Evidence, Fix
 
 # containerd's docs: the newest configuration version that each release reads

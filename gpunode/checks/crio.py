@@ -10,12 +10,12 @@ from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
-from gpunode.facts.containerd import dig
 from gpunode.facts.crio import CrioConfig, CrioFile, drop_in_directory, is_nvidias, load_file
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.engines import crio_role
 from gpunode.facts.gpu_use import other_way, taken_way
 from gpunode.facts.node import Node
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix

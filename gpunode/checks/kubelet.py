@@ -22,7 +22,6 @@ from gpunode.checks.model import (
 from gpunode.checks.units import seen_unit
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import disk, kubelet
-from gpunode.facts.containerd import dig
 from gpunode.facts.device_plugins import plugin_answers
 from gpunode.facts.disk import Place
 from gpunode.facts.engines import containerd_role, crio_role, docker_role
@@ -31,6 +30,7 @@ from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
 from gpunode.facts.node import Node
 from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import runtime_mode
 from gpunode.output.result import Evidence, Fix
 

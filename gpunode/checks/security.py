@@ -9,7 +9,6 @@ from gpunode.checks.fixes import everywhere, tell_plugin
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import upgrade
 from gpunode.errors import DaemonError
-from gpunode.facts.containerd import dig
 from gpunode.facts.docker import addresses, verifies_clients
 from gpunode.facts.driver import (
     DRIVER,
@@ -29,6 +28,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.processes import environment
 from gpunode.facts.system import WSL2, members, mode_of, without_administrators
 from gpunode.facts.tables import table
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS
 from gpunode.facts.traits import TRAITS
 from gpunode.output.result import Evidence, Fix

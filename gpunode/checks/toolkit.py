@@ -21,7 +21,6 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import ConfigError
 from gpunode.facts import tables
-from gpunode.facts.containerd import dig
 from gpunode.facts.cuda import driver_version
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.driver import version_numbers
@@ -32,6 +31,7 @@ from gpunode.facts.packages import AptSource, read_sources
 from gpunode.facts.processes import environment
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.tables import gate, numbers, table
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import (
     DEFAULT_PATH,
     LDCONFIG,

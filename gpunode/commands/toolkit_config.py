@@ -12,7 +12,7 @@ from gpunode.commands.help_page import command_group
 from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts import toolkit as facts
-from gpunode.facts.containerd import dig, parse_toml
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import Key
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit

@@ -22,8 +22,8 @@ from gpunode.facts.daemons import (
     socket_path,
 )
 from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution, manager, owner
-from gpunode.facts.located import line_of_key, place
 from gpunode.facts.processes import Process, option_value, running
+from gpunode.facts.toml import dig, line_of_key, parse_toml, place
 from gpunode.host import Host
 
 # Which files containerd's `imports` mean.
@@ -107,9 +107,7 @@ DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
 KIND = Kind("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
 CRI_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-LARGEST = 512 << 10  # characters; the largest known file has 80 KB, and editing takes 4 s per megabyte
 _VERSION_SECONDS = 1.0  # a daemon that runs answers in 3 ms
-BYTE_ORDER_MARK = "\ufeff"  # containerd skips one at the start of its file, Python's parser does not
 # any of these in disabled_plugins takes the CRI away from the kubelet
 CRI_IDS = (*CRI_PLUGINS.values(), "io.containerd.cri.v1.images")
 
@@ -182,13 +180,6 @@ def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:
         if isinstance(address, str) and address:
             return socket_path(address) or address
     return DEFAULT_SOCKET
-
-
-def dig(tree: Any, *keys: str) -> Any:
-    """The value under nested tables, None if one is missing or not a table."""
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
 
 
 @dataclass(frozen=True)
@@ -335,32 +326,6 @@ def _read_imports(
                 versions[found] = version_of(trees[found], found, text)
                 waiting.append(found)
     return tuple(missing)
-
-
-def parse_toml(text: str, path: str) -> dict[str, Any]:
-    """The plain tree of a TOML file; `ConfigError` with file, line and column, or if it is far too large."""
-    import tomllib
-
-    if len(text) > LARGEST:
-        raise ConfigError(
-            f"{path} has {len(text) >> 10} KB, too large for an engine's configuration",
-            hint=f"inspect the file: head -c 500 {path}",
-        )
-    try:
-        return tomllib.loads(text.removeprefix(BYTE_ORDER_MARK))
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"^(.*?) \(at line (\d+), column (\d+)\)$", str(error))
-        line, column = (int(place[2]), int(place[3])) if place else (max(1, len(text.splitlines())), 1)
-        reason = place[1] if place else str(error).removesuffix(" (at end of document)")
-        raise ConfigError(
-            f"{path}:{line}:{column}: {reason[:1].lower()}{reason[1:]}",
-            hint=f"correct that line: ${{EDITOR:-vi}} +{line} {path}",
-        ) from error
-    except RecursionError as error:
-        raise ConfigError(
-            f"{path}: nested too deeply to be a containerd configuration",
-            hint=f"inspect the file: less {path}",
-        ) from error
 
 
 def version_of(tree: dict[str, Any], path: str, text: str = "") -> int:

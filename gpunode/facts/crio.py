@@ -16,10 +16,11 @@ from functools import cached_property
 from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError
-from gpunode.facts.containerd import cri_version, dig, parse_toml
+from gpunode.facts.containerd import cri_version
 from gpunode.facts.daemons import Daemon, Kind, find_binary, locate, socket_path
 from gpunode.facts.processes import Process, option_value, running
 from gpunode.facts.systemd import read_unit
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host

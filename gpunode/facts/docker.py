@@ -23,6 +23,7 @@ from gpunode.facts.daemons import (
 from gpunode.facts.processes import Process, environment, option_value, running
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.facts.tables import can, table
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
@@ -605,8 +606,6 @@ def no_cgroups(host: Host, daemon: Daemon) -> bool:
 def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
     """A value of the toolkit configuration that dockerd's environment selects; None for broken files."""
     import tomllib
-
-    from gpunode.facts.containerd import dig
 
     named = environment(host, daemon.process.pid).get(CONFIG_VARIABLE) if daemon.process else None
     uid = daemon.process.uid if daemon.process else None

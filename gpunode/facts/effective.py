@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.errors import GpunodeError, Unreadable
-from gpunode.facts.containerd import dig, load_config, parse_toml
+from gpunode.facts.containerd import load_config
 from gpunode.facts.daemons import Daemon, reader
 from gpunode.facts.docker import flag_features, parse_daemon_json
 from gpunode.facts.processes import option_value, option_values
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import GeneratedCopy, generated_copy
 from gpunode.host import Host
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon, daemon_version
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 
 CONFIG = "/etc/containers/containers.conf"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError, UsageError
-from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.tables import gate
+from gpunode.facts.toml import dig, line_of_key, parse_toml
 from gpunode.host import Host
 
 PROGRAMS = (
@@ -256,8 +256,6 @@ def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
     if unknown is not None:
         return f"allowed values are {', '.join(key.allowed)}, not {unknown!r}"
     if key.name.endswith(".ldconfig") and not value.startswith("@"):
-        from gpunode.facts.containerd import dig  # a configuration of Docker needs no more than that
-
         if dig(tree, *_FROM_CONTAINER.split(".")) is True:
             return key.problem(value)
         return f"it must start with @ (the host's ldconfig), unless {_FROM_CONTAINER} is true"
@@ -316,8 +314,6 @@ class Settings:
 
     def line(self, name: str) -> int | None:
         """Line of the key in the file, None if it isn't in the file."""
-        from gpunode.facts.located import line_of_key
-
         path = tuple(name.split("."))
         return line_of_key(self.text, path) or None if dig(self.tree, *path) is not None else None
 

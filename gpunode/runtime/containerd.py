@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpunode.errors import GpunodeError, PreconditionError, ValidationError
-from gpunode.facts.containerd import ContainerdConfig, dig, load_config, parse_toml
+from gpunode.facts.containerd import ContainerdConfig, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import CONFIG, setting
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import containerd_check, containerd_plan

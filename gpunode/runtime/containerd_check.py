@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.errors import ConfigError, ValidationError
-from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, dig, parse_toml
+from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit

@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import (
-    BYTE_ORDER_MARK,
-    CRI_IDS,
-    CRI_PLUGINS,
-    ContainerdConfig,
-    covers,
-    dig,
-    parse_toml,
-)
-from gpunode.facts.located import line_of_key, line_of_text, place
+from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, covers
+from gpunode.facts.toml import BYTE_ORDER_MARK, dig, line_of_key, line_of_text, parse_toml, place
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import Handler
 from gpunode.runtime.trees import Tree

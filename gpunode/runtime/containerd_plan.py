@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, dig, merge, parse_toml
+from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, merge
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import GeneratedCopy, generated_copy, is_nvidia_program, nvidia_writer
 from gpunode.runtime import containerd_files, toml_edit
 from gpunode.runtime.containerd_files import (

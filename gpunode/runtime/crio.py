@@ -23,7 +23,6 @@ from gpunode.errors import (
     UsageError,
     ValidationError,
 )
-from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.crio import (
     NVIDIA_NAMES,
     RUNTIMES_KEY,
@@ -40,6 +39,7 @@ from gpunode.facts.crio import (
 )
 from gpunode.facts.daemons import Daemon, same_file
 from gpunode.facts.processes import option_value, option_values
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit

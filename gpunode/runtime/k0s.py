@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpunode.errors import ConfigError, PreconditionError
-from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_toml
+from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_MARK, k0s_manages
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError
-from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, dig, parse_toml
+from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.systemd import read_unit
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions

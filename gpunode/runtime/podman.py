@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, PreconditionError, UsageError, ValidationError
-from gpunode.facts.containerd import dig, parse_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.podman import CONFIG, DROP_INS, PodmanConfig, load_podman
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from gpunode.facts.containerd import ContainerdConfig, dig, load_config, merge, parse_toml
+from gpunode.facts.containerd import ContainerdConfig, load_config, merge
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import BYTE_ORDER_MARK, dig, parse_toml
-from gpunode.facts.located import dotted_into, headers, key_lines
+from gpunode.facts.toml import BYTE_ORDER_MARK, dig, dotted_into, headers, key_lines, parse_toml
 from gpunode.runtime.trees import Edit, Mutation, Remove, Set, Tree, edits, mutated, same
 
 # Changing TOML as lines of text, for files no document model takes; toml_edit.py guards the result.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import LARGEST, covers, expand_import, load_config, parse_toml
-from gpunode.facts.located import line_of_key, line_of_text
+from gpunode.facts.containerd import covers, expand_import, load_config
+from gpunode.facts.toml import LARGEST, line_of_key, line_of_text, parse_toml
 from gpunode.host import Host
 
 MAIN = "/etc/containerd/config.toml"

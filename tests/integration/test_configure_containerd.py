@@ -14,7 +14,7 @@ import pytest
 
 from fixtures.engines import start_containerd
 from gpunode.daemons.cri import Cri
-from gpunode.facts.containerd import dig, parse_toml
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime.containerd_check import dump
 from tests.integration.configuring import Cli, configuring

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fixtures.distributions import RUNTIME, DistributionNode
-from gpunode.facts.containerd import parse_toml
+from gpunode.facts.toml import parse_toml
 from tests.integration.conftest import path_of, require
 from tests.integration.systemd_stand_in import require_namespace
 

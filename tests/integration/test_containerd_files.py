@@ -11,8 +11,9 @@ import pytest
 
 from fixtures.corpus import CONFIGS
 from gpunode.errors import ConfigError, PreconditionError
-from gpunode.facts.containerd import CRI_PLUGINS, dig, parse_toml
+from gpunode.facts.containerd import CRI_PLUGINS
 from gpunode.facts.daemons import Daemon, parse_version
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_check import cdi_is_on, dump, runtimes_in

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
-from gpunode.facts.containerd import dig, parse_toml
+from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Handler, Plan, Request, Unwanted, Wanted

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.containerd import parse_toml
+from gpunode.facts.toml import parse_toml
 from gpunode.runtime import k3s
 
 BASE = """\

@@ -11,7 +11,7 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import dig
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import KEYS, Key, names_in, parsed, wrong
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 

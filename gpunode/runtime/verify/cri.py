@@ -17,9 +17,9 @@ from gpunode.daemons.cri import Cri, CriStatus
 from gpunode.daemons.crio import CrioApi
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES
-from gpunode.facts.containerd import dig
 from gpunode.facts.crio import DEFAULT_SOCKET, compiled_default, drop_in_directory, find_crio, load_crio
 from gpunode.facts.daemons import Daemon, parse_version
+from gpunode.facts.toml import dig
 from gpunode.host import Host
 from gpunode.output.result import Progress
 from gpunode.runtime.find import FINDERS
