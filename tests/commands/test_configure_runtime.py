@@ -473,7 +473,7 @@ def test_the_name_of_the_engines_own_runtime_is_refused(
 
 def test_second_of_two_equal_keys_is_named_with_its_place(root: Path, configure: Configure) -> None:
     (root / DOCKER).write_text('{\n  "debug": true,\n  "debug" : false\n}\n')
-    with pytest.raises(ConfigError, match=r"daemon.json:3:3: .*twice, first on line 2"):
+    with pytest.raises(ConfigError, match=r"daemon.json:3:3: duplicate key .*, first on line 2"):
         configure("docker")
 
 
