@@ -1,16 +1,17 @@
-"""Which of the available devices a container should get: the answer to GetPreferredAllocation. Pure.
+"""Choice of devices for a container: the response to GetPreferredAllocation. Pure.
 
 Whole GPUs are chosen by their links. Shares and partitions are spread over the physical GPUs or packed onto
-them, and AMD's partitions come from as few GPUs as possible. The kubelet takes the answer as a hint but fails
-the pod on an error, so a request that can't be met gets the best possible answer instead. The answer doesn't
-depend on the order in which the kubelet lists devices, which is random.
+them, and AMD's partitions come from as few GPUs as possible. The kubelet uses the response as a hint but
+fails the pod on an error, so a request that can't be met gets the best possible response instead. The
+response doesn't depend on the order in which the kubelet lists devices, which is random.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import combinations, islice
+from itertools import combinations, count, islice
 from math import comb
 
 from gpunode.gpu.model import Pair, Topology
@@ -32,23 +33,16 @@ def prefer(
     Unknown ids and unhealthy devices in `available` are skipped; an unknown id in `must_include` is returned.
     With `together`, partitions come from as few GPUs as possible, whatever the allocation policy.
     """
-    known = snapshot.by_id
+    resource = snapshot.resource
     must = set(must_include)
-    fixed = sorted((known[id] for id in must if id in known), key=_order)
-    unknown = sorted(id for id in must if id not in known)
+    candidates = set(available) - must
+    fixed = [device for device in resource.devices if device.id in must]
+    unknown = sorted(must - snapshot.by_id.keys())
     required = tuple([device.id for device in fixed] + unknown)[: max(size, 0)]
     need = size - len(required)
     if need <= 0:
         return required
-    free = sorted(
-        (
-            device
-            for id in set(available) - must
-            if (device := known.get(id)) is not None and device.problem is None
-        ),
-        key=_order,
-    )
-    resource = snapshot.resource
+    free = [device for device in resource.devices if device.id in candidates and device.healthy]
     shared = resource.shares > 1 or any(SHARE_MARK in device.id for device in resource.devices)
     divided = shared or any(device.unit.partition for device in resource.devices)
     if need >= len(free):
@@ -61,15 +55,6 @@ def prefer(
     else:
         chosen = _aligned(free, fixed, need, Links(topology))
     return required + tuple(device.id for device in chosen)
-
-
-def _order(device: Device) -> tuple[tuple[int, ...], str, int, str]:
-    return (device.unit.order, device.unit.id, *_share_number(device))
-
-
-def _share_number(device: Device) -> tuple[int, str]:
-    number = device.id.rpartition(SHARE_MARK)[2]
-    return (int(number) if number.isdecimal() else 0, device.id)
 
 
 # --- how near two GPUs are ------------------------------------------------------------------------------
@@ -115,16 +100,16 @@ class Links:
 
 _TRY_ALL_GPUS = 9
 _TRY_ALL_GROUPS = 1000  # all where the rest is one group: six of 12 GPUs, 13 of 16
-_STARTS = 8  # GPUs from which a division is built up, for each order of building
-_FEW_GPUS = 16
-_MOST_EXCHANGED = 32  # GPUs: an exchange compares all pairs, and a pod waits for the answer
+_REPEATS = 20  # of the same best score: a better one is improbable
+_PRIME = 65_521  # the powers of the positions modulo this number are the shuffled orders
+_MOST_COMPARISONS = 25_000  # of two GPUs, some 10 ms: a pod waits for the answer
 
 Matrix = Sequence[Sequence[int]]
 """Score of each two GPUs by position, symmetric."""
 
 
 def _aligned(free: Sequence[Device], fixed: Sequence[Device], need: int, links: Links) -> list[Device]:
-    devices = sorted((*fixed, *free), key=_order)
+    devices = [*fixed, *free]
     matrix = [[0] * len(devices) for _ in devices]
     for (at, one), (before, other) in combinations(enumerate(devices), 2):
         matrix[at][before] = matrix[before][at] = links.score(one.unit, other.unit)
@@ -141,11 +126,11 @@ def choose_group(matrix: Matrix, available: Iterable[int], must: Iterable[int], 
     need = size - len(fixed)
     if need <= 0 or need >= len(free):
         return (*fixed, *free) if need > 0 else fixed
-    count = len(fixed) + len(free)
+    total = len(fixed) + len(free)
     if len({matrix[a][b] for a, b in combinations((*fixed, *free), 2)}) < 2:
         return (*fixed, *free[:need])
-    two_groups = 2 * size >= count
-    if count <= _TRY_ALL_GPUS or (two_groups and comb(len(free), need) <= _TRY_ALL_GROUPS):
+    two_groups = 2 * size >= total
+    if total <= _TRY_ALL_GPUS or (two_groups and comb(len(free), need) <= _TRY_ALL_GROUPS):
         return (*fixed, *_best_of_all(matrix, fixed, free, size))
     return (*fixed, *_best_by_exchange(matrix, fixed, free, size))
 
@@ -187,22 +172,28 @@ def _best_of_all(matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], si
 def _best_by_exchange(
     matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], size: int
 ) -> tuple[int, ...]:
-    """The best of several divisions, each built up from the nearest GPUs and then improved by exchanges.
+    """The best of several divisions, each improved by exchanges, until one score is the best
+    repeatedly or the budget of comparisons is spent.
 
-    At 16 GPUs the tests hold it to 99 % of the best division.
+    At 16 GPUs the tests require 99 % of the best division.
     """
     positions = (*fixed, *free)
     best: tuple[tuple[int, int, int, list[int]], list[int]] | None = None
-    for groups in _starts(matrix, fixed, free, size):
-        if len(positions) <= _MOST_EXCHANGED:
-            groups = _exchanged(matrix, free, groups)
+    budget, repeats = _MOST_COMPARISONS, 0
+    for start in _starts(matrix, fixed, free, size):
+        groups, comparisons = _exchanged(matrix, free, start)
         total = sum(_worth(matrix, group) for group in groups)
-        for group in groups:
-            if len(group) == size and set(fixed) <= set(group):
-                lost = _lost(matrix, group, [at for at in positions if at not in group])
-                rank = (total, _worth(matrix, group), -lost, [-at for at in group])
-                if best is None or rank > best[0]:
-                    best = rank, group
+        if best is None or total >= best[0][0]:
+            repeats = repeats + 1 if best is not None and total == best[0][0] else 0
+            for group in groups:
+                if len(group) == size and set(fixed) <= set(group):
+                    lost = _lost(matrix, group, [at for at in positions if at not in group])
+                    rank = (total, _worth(matrix, group), -lost, [-at for at in group])
+                    if best is None or rank > best[0]:
+                        best = rank, group
+        budget -= comparisons
+        if budget <= 0 or repeats == _REPEATS:
+            break
     assert best is not None  # the first group of each division has all of `fixed`
     return tuple(at for at in best[1] if at not in fixed)
 
@@ -210,29 +201,24 @@ def _best_by_exchange(
 def _starts(
     matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], size: int
 ) -> Iterator[list[list[int]]]:
-    """Divisions to begin with. The rest is what remains at the end, or the first group that is built."""
-    count = len(fixed) + len(free)
-    starts = _STARTS if count <= _FEW_GPUS else 1
-    anchors = free[:: -(-len(free) // starts)]
-    seen = set()
-    for rest in {0: None, count % size: None}:
-        for anchor in anchors:
-            groups = _built_up(matrix, fixed, free, size, rest, anchor)
-            key = frozenset(map(frozenset, groups))
-            if key not in seen:
-                seen.add(key)
-                yield groups
+    """Endless divisions to improve: the greedy ones, then shuffled ones, the same in each call."""
+    rest = (len(fixed) + len(free)) % size
+    yield _greedy(matrix, fixed, free, size, 0)
+    if rest:
+        yield _greedy(matrix, fixed, free, size, rest)
+    for power in count(2):
+        order = [*fixed, *sorted(free, key=lambda at: pow(at + 2, power, _PRIME))]
+        yield [order[at : at + size] for at in range(0, len(order), size)]
 
 
-def _built_up(
-    matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], size: int, rest: int, anchor: int
+def _greedy(
+    matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], size: int, rest: int
 ) -> list[list[int]]:
     """Groups of `size`, the first one with all of `fixed`; each takes the nearest free GPU until it is full.
 
-    A group of `rest` GPUs is built before all others, unless `rest` is 0. `anchor` is in the first group that
-    is built.
+    A group of `rest` GPUs is built before all others, unless `rest` is 0.
     """
-    left = [at for at in free if at != anchor]
+    left = list(free)
 
     def fill(group: list[int], size: int) -> list[int]:
         near = [sum(row[at] for at in group) for row in matrix]
@@ -241,64 +227,37 @@ def _built_up(
             left.remove(nearest)
             group.append(nearest)
             near = [old + new for old, new in zip(near, matrix[nearest], strict=True)]
-        return sorted(group)
+        return group
 
-    smaller = [fill([anchor], rest)] if rest else []
-    groups = [fill([*fixed] if rest else [*fixed, anchor], size)]
+    smaller = [fill([], rest)] if rest else []
+    groups = [fill([*fixed], size)]
     while left:
         groups.append(fill([], size))
     return groups + smaller
 
 
-def _exchanged(matrix: Matrix, free: Sequence[int], groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The division after exchanges of free GPUs between groups, as long as they improve it.
-
-    Each pass of the Kernighan-Lin method exchanges the two GPUs that gain most, or lose least, until each GPU
-    has moved once, and keeps the exchanges up to the best division on the way.
-    """
+def _exchanged(
+    matrix: Matrix, free: Sequence[int], groups: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], int]:
+    """The division after each exchange of two free GPUs between groups that improves it, and the number of
+    comparisons."""
     where = {at: number for number, group in enumerate(groups) for at in group}
-    near = [[sum(row[at] for at in group) for row in matrix] for group in groups]
-
-    def exchange(a: int, b: int) -> None:
-        one, other = where[a], where[b]
-        where[a], where[b] = other, one
-        for at, row in enumerate(matrix):
-            near[one][at] += row[b] - row[a]
-            near[other][at] -= row[b] - row[a]
-
-    gain = 1
-    while gain > 0:
-        movable, done = list(free), []
-        total = gain = keep = 0
-        while pair := _best_pair(matrix, movable, where, near):
-            more, a, b = pair
-            exchange(a, b)
-            movable = [at for at in movable if at not in (a, b)]
-            done.append((a, b))
-            total += more
-            if total > gain:
-                gain, keep = total, len(done)
-        for a, b in reversed(done[keep:]):
-            exchange(a, b)
-    return [sorted(at for at in where if where[at] == number) for number in range(len(groups))]
-
-
-def _best_pair(
-    matrix: Matrix, movable: Sequence[int], where: Mapping[int, int], near: Matrix
-) -> tuple[int, int, int] | None:
-    """(gain, a, b) of the exchange that gains most; None if all are in the same group."""
-    best: tuple[int, int, int] | None = None
-    for number, a in enumerate(movable):
-        one, row = where[a], matrix[a]
-        here = near[one]
-        for b in movable[:number]:
-            other = where[b]
-            if one != other:
-                there = near[other]
-                gain = there[a] + here[b] - here[a] - there[b] - 2 * row[b]
-                if best is None or gain > best[0]:
-                    best = gain, a, b
-    return best
+    near = [[*map(sum, zip(*(matrix[at] for at in group), strict=True))] for group in groups]
+    comparisons, improved = 0, True
+    while improved:
+        improved = False
+        comparisons += comb(len(free), 2)
+        for number, a in enumerate(free):
+            row, here = matrix[a], near[where[a]]
+            for b in free[:number]:
+                there = near[where[b]]
+                if here is not there and there[a] + here[b] > here[a] + there[b] + 2 * row[b]:
+                    near[where[a]] = [n - x + y for n, x, y in zip(here, row, matrix[b], strict=True)]
+                    near[where[b]] = [n + x - y for n, x, y in zip(there, row, matrix[b], strict=True)]
+                    where[a], where[b] = where[b], where[a]
+                    here = near[where[a]]
+                    improved = True
+    return [sorted(at for at in where if where[at] == number) for number in range(len(groups))], comparisons
 
 
 # --- shares and partitions: spread over the physical GPUs, or packed onto them --------------------------
@@ -306,87 +265,72 @@ def _best_pair(
 # The kubelet doesn't say what other pods hold: it is what a unit has, less what is available of it.
 
 
-class _Count:
-    """Devices of one unit, or of one physical GPU, that are taken: by anyone, and by this request."""
+class _Counts:
+    """Devices by unit, or by physical GPU: free, held by any container, and picked for this one."""
 
-    def __init__(self) -> None:
-        self.held = 0
-        self.picked = 0
-        self.free = 0
+    def __init__(self, devices: Iterable[str], free: Iterable[str], fixed: Iterable[str]) -> None:
+        self.free = Counter(free)
+        self.held = Counter(devices)
+        self.held.subtract(self.free)
+        self.picked = Counter(fixed)
 
-    def take(self) -> None:
-        self.held += 1
-        self.picked += 1
-        self.free -= 1
+    def take(self, id: str) -> None:
+        self.free[id] -= 1
+        self.held[id] += 1
+        self.picked[id] += 1
 
 
 class _Shares:
     """One request: what is free of each unit, by physical GPU, and what is picked so far."""
 
-    def __init__(self, resource: Resource, free: Iterable[Device], fixed: Iterable[Device]) -> None:
-        self._units: dict[str, _Count] = {}
-        self._gpus: dict[str, _Count] = {}
+    def __init__(self, resource: Resource, free: Sequence[Device], fixed: Sequence[Device]) -> None:
+        requested = (resource.devices, free, fixed)
+        self._units = _Counts(*([device.unit.id for device in some] for some in requested))
+        self._gpus = _Counts(*([device.unit.gpu for device in some] for some in requested))
         self._free: dict[str, dict[str, list[Device]]] = {}  # by GPU and unit; the next device is last
-        self._numa: dict[str, int | None] = {}
-        self._nodes: set[int | None] = set()
-        for device in sorted(resource.devices, key=lambda device: (device.unit.order, device.unit.id)):
-            unit = device.unit
-            self._numa.setdefault(unit.gpu, unit.numa)
-            self._free.setdefault(unit.gpu, {}).setdefault(unit.id, [])
-            for count in self._counts(unit):
-                count.held += 1
-        for device in sorted(free, key=_share_number, reverse=True):
+        for unit in resource.units:
+            self._free.setdefault(unit.gpu, {})[unit.id] = []
+        for device in reversed(free):
             self._free[device.unit.gpu][device.unit.id].append(device)
-            for count in self._counts(device.unit):
-                count.held -= 1
-                count.free += 1
-        for device in fixed:
-            for count in self._counts(device.unit):
-                count.picked += 1
-            self._nodes.add(self._numa[device.unit.gpu])
-
-    def _counts(self, unit: Unit) -> tuple[_Count, _Count]:
-        return self._gpus.setdefault(unit.gpu, _Count()), self._units.setdefault(unit.id, _Count())
+        self._numa = {unit.gpu: unit.numa for unit in resource.units}
+        self._nodes = {device.unit.numa for device in fixed}
 
     def pick(self, count: int, packed: bool) -> list[Device]:
         """At most `count` devices, one after the other; of equals the first GPU and unit."""
-        gpu_key, unit_key = (self._packed, _packed) if packed else (self._distributed, _distributed)
+        gpu_key = self._packed_gpu if packed else self._distributed_gpu
+        unit_key = self._packed_unit if packed else self._distributed_unit
         picked: list[Device] = []
         while len(picked) < count:
-            gpus = [gpu for gpu in self._free if self._gpus[gpu].free]
+            gpus = [gpu for gpu in self._free if self._gpus.free[gpu]]
             if not gpus:
                 break
             gpu = min(gpus, key=gpu_key)
-            units = [self._units[unit] for unit in self._free[gpu]]
-            number = min((n for n, unit in enumerate(units) if unit.free), key=lambda n: unit_key(units[n]))
-            device = list(self._free[gpu].values())[number].pop()
-            for taken in self._counts(device.unit):
-                taken.take()
+            unit = min((unit for unit, devices in self._free[gpu].items() if devices), key=unit_key)
+            picked.append(self._free[gpu][unit].pop())
+            self._gpus.take(gpu)
+            self._units.take(unit)
             self._nodes.add(self._numa[gpu])
-            picked.append(device)
         return picked
 
-    def _distributed(self, gpu: str) -> tuple[object, ...]:
+    def _distributed_gpu(self, gpu: str) -> tuple[object, ...]:
         """A GPU that this container has nothing of, the least used, a near one."""
-        count = self._gpus[gpu]
-        return (count.picked > 0, count.held, count.picked, self._far(gpu))
+        counts = self._gpus
+        return (counts.picked[gpu] > 0, counts.held[gpu], counts.picked[gpu], self._far(gpu))
 
-    def _packed(self, gpu: str) -> tuple[object, ...]:
+    def _packed_gpu(self, gpu: str) -> tuple[object, ...]:
         """The most used GPU; of equals one that this container has, a near one, one with the least free."""
-        count = self._gpus[gpu]
-        return (-count.held, -count.picked, self._far(gpu), count.free)
+        counts = self._gpus
+        return (-counts.held[gpu], -counts.picked[gpu], self._far(gpu), counts.free[gpu])
+
+    def _distributed_unit(self, unit: str) -> tuple[object, ...]:
+        return (self._units.picked[unit] > 0, self._units.held[unit], self._units.picked[unit])
+
+    def _packed_unit(self, unit: str) -> tuple[object, ...]:
+        return (-self._units.held[unit], self._units.free[unit])
 
     def _far(self, gpu: str) -> bool:
         nodes = self._nodes - {None}
         return bool(nodes) and self._numa[gpu] not in nodes
-
-
-def _distributed(unit: _Count) -> tuple[object, ...]:
-    return (unit.picked > 0, unit.held, unit.picked)
-
-
-def _packed(unit: _Count) -> tuple[object, ...]:
-    return (-unit.held, unit.free)
 
 
 # --- partitions from as few GPUs as possible ------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from itertools import combinations, takewhile
 from random import Random
 
@@ -129,14 +130,29 @@ def test_sixteen_gpus_are_divided_no_worse_than_nvidias_plugin_does_by_its_own_s
         assert rank(matrix, group, free, size)[:2] == brute_force(matrix, free, must, size)[:2], size
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_sixteen_gpus_with_links_at_random_get_99_percent_of_the_best_division(seed: int) -> None:
+def least_share_of_best(seed: int, sizes: Iterable[int], must: tuple[int, ...] = ()) -> float:
+    """The lowest ratio of the chosen division to the best one, for 16 GPUs with random links."""
     matrix = above_least(random_matrix(seed))
     free = list(range(16))
-    for size, must in ((4, (3,)), (8, ())):
-        group = choose_group(matrix, free, must, size)
+    shares = []
+    for size in sizes:
         best = brute_force(matrix, free, must, size)
-        assert rank(matrix, group, free, size)[0] >= 0.99 * best[0], (size, must)
+        shares.append(rank(matrix, choose_group(matrix, free, must, size), free, size)[0] / best[0])
+    return min(shares)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_sixteen_gpus_with_links_at_random_get_99_percent_of_the_best_division(seed: int) -> None:
+    assert least_share_of_best(seed, [4], (3,)) >= 0.99
+    assert least_share_of_best(seed, [8]) >= 0.99
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2, 7, 19, 22, 27, 28])
+def test_sixteen_gpus_get_99_percent_of_the_best_division_at_other_sizes(seed: int) -> None:
+    """The seeds where fewer starts stay below 99 %."""
+    assert least_share_of_best(seed, [2, 3, 7, 9, 12]) >= 0.99
+    assert least_share_of_best(seed, [3], (4,)) >= 0.99
 
 
 @pytest.mark.parametrize("name", SIXTEEN)
