@@ -71,7 +71,7 @@ def containerd_config_version(node: Node) -> Verdict:
         return fail(
             "containerd's configuration can't be parsed",
             seen(path, error.message),
-            fix=edit(node, path, None),
+            fix=edit(node, path, None, "correct the syntax error shown above"),
         )
     if config is None or not config.exists:
         return ok(f"{path} doesn't exist: containerd uses its defaults")
@@ -108,7 +108,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
     )
     who = "k0s" if k0s else f"containerd {_dotted(node)}"
     kind = "of a different version than" if k0s else "of a higher version than"
-    fix = edit(node, wrong, line_of(text, "version"))
+    fix = edit(node, wrong, line_of(text, "version"), _to_version(text, imported[wrong], own))
     if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
         runtime = daemon.manager or "containerd"
         # k0s doesn't start with such a file, and configure-runtime reloads only what runs
@@ -137,23 +137,31 @@ def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
     one = config.missing_imports[0]
     line = line_of(node.host.read_text(one.importer) or "", one.pattern)
     evidence = seen(one.importer, f"imports {one.pattern}", line)
-    return fail(
-        f"containerd imports {one.path}, which doesn't exist", evidence, fix=edit(node, one.importer, line)
-    )
+    fix = edit(node, one.importer, line, f'delete "{one.pattern}" from imports')
+    return fail(f"containerd imports {one.path}, which doesn't exist", evidence, fix=fix)
 
 
 def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
     version = node.containerd.version if node.containerd else ()
     newest = next((number for release, number in _NEWEST if version >= release), None)
     over = [path for path, number in config.versions.items() if newest is not None and number > newest]
-    if not over:
+    if newest is None or not over:
         return None
-    line = line_of(node.host.read_text(over[0]) or "", "version")
+    text = node.host.read_text(over[0]) or ""
+    line = line_of(text, "version")
     return fail(
         f"containerd {_dotted(node)} supports configuration versions up to {newest}",
         seen(over[0], f"version = {config.versions[over[0]]}", line),
-        fix=edit(node, over[0], line),
+        fix=edit(node, over[0], line, _to_version(text, config.versions[over[0]], newest)),
     )
+
+
+def _to_version(text: str, present: int, desired: int) -> str:
+    """How to bring a file to a version of containerd's configuration, with its names of the CRI plugin."""
+    change = f"change version = {present} to version = {desired}"
+    if desired == 2 and "io.containerd.cri.v1." in text:
+        change += "; rename the io.containerd.cri.v1 plugins to io.containerd.grpc.v1.cri"
+    return change
 
 
 def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
@@ -171,14 +179,17 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     goes_by = f"uses version {number}" if named else f"finds no version and uses {number}"
     # without registry settings, images come from their public registry, which may be good enough
     judge = warn if one.what == ("registry",) else fail
+    change = f"rename this table to the plugin name of version {number}"
+    if not named:
+        line, change = 1, f"add version = {2 if 'grpc' in one.plugin else 3} above all other settings"
     return judge(
         f'containerd {goes_by} and ignores "{one.plugin}"',
         *evidence,
-        fix=edit(node, one.path, line),
+        fix=edit(node, one.path, line, change),
     )
 
 
-def edit(node: Node, path: str, line: int | None) -> Fix:
+def edit(node: Node, path: str, line: int | None, change: str) -> Fix:
     """Edit a file and restart containerd. If a distribution renders the file, edit its template instead."""
     daemon = node.containerd
     restart = "systemctl restart containerd"
@@ -186,8 +197,7 @@ def edit(node: Node, path: str, line: int | None) -> Fix:
         restart = fixes.restart_managed(daemon.manager, daemon.unit)
         if path == daemon.config_path:
             path, line = next(iter(sources(node.host, daemon)), ""), None
-    edit = f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && " if path else ""
-    return Fix(f"{edit}{restart}", True, "restart")
+    return fixes.edit_file(path, line, change, restart) if path else Fix(restart, True, "restart")
 
 
 def _dotted(node: Node) -> str:
@@ -541,7 +551,7 @@ def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
     present = f"SystemdCgroup = {'false' if desired == 'true' else 'true'}"
     files = [path for path in config.files if present in (node.host.read_text(path) or "")]
     if not files or (node.containerd and node.containerd.manager):
-        return edit(node, config.path, None)
+        return edit(node, config.path, None, f"set SystemdCgroup = {desired} in the options of each runtime")
     change = f"sed -i 's/{present}/SystemdCgroup = {desired}/' {' '.join(files)}"
     return Fix(f"{change} && systemctl restart containerd", True, "restart")
 
@@ -638,12 +648,17 @@ def containerd_nri(node: Node) -> Verdict:
     switch = dig(config.merged, "plugins", _NRI, "disable")
     listed = config.merged.get("disabled_plugins")
     if switch is True or (isinstance(listed, list) and _NRI in listed):
-        return warn("containerd's NRI is disabled", who, seen(config.path, f"{_NRI}: disabled"))
+        change = f'set disable = false in [plugins."{_NRI}"]'
+        if isinstance(listed, list) and _NRI in listed:
+            change = f'delete "{_NRI}" from disabled_plugins'
+        fix = edit(node, config.path, None, change)
+        return warn("containerd's NRI is disabled", who, seen(config.path, f"{_NRI}: disabled"), fix=fix)
     if switch is None and tables.can("containerd", "nri-default", version) is False:
         return warn(
             f"containerd {release} disables NRI unless its file sets disable = false",
             who,
             seen(config.path, f"no disable setting in {_NRI}"),
+            fix=edit(node, config.path, None, f'add [plugins."{_NRI}"] with disable = false'),
         )
     return ok("containerd's NRI is enabled", who)
 

@@ -91,8 +91,9 @@ def _finding(node: Node, judge: Callable[..., Verdict], summary: str, gone: tupl
     plugin = node.containerd_config.plugin if node.containerd_config else ""
     line = line_of(node.host.read_text(gone[0].by) or "", plugin)
     places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
+    change = f"copy the settings above from {gone[0].file} into this table"
     table = seen(gone[0].by, f'a table "{plugin}" without these settings', line)
-    return judge(summary, *places, table, fix=edit(node, gone[0].by, line))
+    return judge(summary, *places, table, fix=edit(node, gone[0].by, line, change))
 
 
 def _line(node: Node, one: Lost) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.checks.fixes import everywhere
+from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
@@ -33,9 +33,9 @@ def restart_crio(unit: str | None) -> Fix:
     return Fix(f"systemctl restart {(unit or 'crio').removesuffix('.service')}", disruptive="restart")
 
 
-def edit(path: str, line: int | None) -> Fix:
+def edit(path: str, line: int | None, change: str) -> Fix:
     """Edit a file and restart CRI-O."""
-    return Fix(f"${{EDITOR:-vi}} {f'+{line} ' if line else ''}{path} && {_RESTART}", disruptive="restart")
+    return edit_file(path, line, change, _RESTART)
 
 
 def move(paths: tuple[str, ...], place: str) -> Fix:
@@ -51,7 +51,7 @@ def install_monitor(family: str, path: str) -> Fix:
     first = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
     command = (again if own else first).get(family)
     if command is None:
-        return edit(path, None)
+        return Fix("follow https://github.com/cri-o/packaging", needs_root=False)
     return Fix(f"{command} {'cri-o' if own else 'conmon'} && {_RESTART}", disruptive="restart")
 
 
@@ -177,6 +177,9 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
     return fail("CRI-O isn't running", silence, *seen_unit(node, "crio.service"), fix=restart)
 
 
+_CORRECT = "correct this syntax error"
+
+
 def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
     """Position of a syntax error (``path:line:column: reason``), and the command that opens it."""
     message = error.message.removeprefix("can't read ")
@@ -184,9 +187,9 @@ def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
     number, _, reason = rest.partition(":")
     if not number.strip().isdecimal():
         path = path.partition(" ")[0]
-        return seen(path, message.removeprefix(path).strip(": ")), edit(path, None)
+        return seen(path, message.removeprefix(path).strip(": ")), edit(path, None, _CORRECT)
     line = int(number)
-    return seen(path, reason.strip(), line), edit(path, line)
+    return seen(path, reason.strip(), line), edit(path, line, _CORRECT)
 
 
 def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:

@@ -118,11 +118,10 @@ def restart_docker(daemon: Daemon | None, verb: str = "restart") -> str:
     return f"systemctl {'--user ' if daemon is not None and daemon.user else ''}{verb} docker"
 
 
-def edit(daemon: Daemon, line: int | None) -> Fix:
+def edit(daemon: Daemon, line: int | None, change: str) -> Fix:
     """Open its file at a line, and make dockerd read it again."""
-    where = f"+{line} " if line else ""
-    return Fix(
-        f"${{EDITOR:-vi}} {where}{daemon.config_path} && {restart_docker(daemon)}", not daemon.user, "restart"
+    return fixes.edit_file(
+        daemon.config_path, line, change, restart_docker(daemon), needs_root=not daemon.user
     )
 
 
@@ -195,14 +194,11 @@ def docker_config_invalid_json(node: Node) -> Verdict:
     except ConfigError as error:
         judge = fail if docker_role(node).used else warn
         where = _position(error.message, path)
-        return judge(f"{path} can't be parsed", where, fix=_look(path, where))
+        fix = fixes.edit_file(path, where.line, "correct this syntax error")
+        return judge(f"{path} can't be parsed", where, fix=fix)
     return _odd(node, node.docker) or ok(
         f"{path} can be parsed" if config else f"{path} doesn't exist or is empty, which is valid"
     )
-
-
-def _look(path: str, where: Evidence) -> Fix:
-    return Fix(f"${{EDITOR:-vi}} {f'+{where.line} ' if where.line else ''}{path}")
 
 
 def _odd(node: Node, docker: Daemon) -> Verdict | None:
@@ -224,7 +220,8 @@ def _odd(node: Node, docker: Daemon) -> Verdict | None:
         parse_daemon_json(text, path)
     except ConfigError as error:
         where = _position(error.message, path)
-        return warn(f"{path} has a duplicate key: the last value takes effect", where, fix=_look(path, where))
+        fix = fixes.edit_file(path, where.line, "delete all but one of the duplicate keys")
+        return warn(f"{path} has a duplicate key: the last value takes effect", where, fix=fix)
     return None
 
 
@@ -279,7 +276,9 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     text = node.host.read_text(path) or ""
     evidence = (seen(path, f'"{key}" is also a flag', line_of(text, f'"{key}"')) for key in keys)
     judge = fail if docker_role(node).used else warn
-    fix = edit(node.docker, line_of(text, f'"{keys[0]}"'))
+    settings = ", ".join(f'"{key}"' for key in keys)
+    change = f"delete {settings}: dockerd uses the flag"
+    fix = edit(node.docker, line_of(text, f'"{keys[0]}"'), change)
     return judge(f"{', '.join(keys)}: set both as a flag and in {path}", *evidence, flags, fix=fix)
 
 
@@ -509,8 +508,9 @@ def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evi
     """A runtime without its binary, after the toolkit was replaced by CDI: only its entry must be removed."""
     by_cdi = _by_cdi(node, info)
     text = node.host.read_text(docker.config_path) or ""
-    fix = edit(docker, line_of(text, '"nvidia-container-runtime"')) if by_cdi else None
     name = evidence.value.partition(":")[0]
+    line = line_of(text, '"nvidia-container-runtime"')
+    fix = edit(docker, line, f'delete the entry "{name}" of "runtimes"') if by_cdi else None
     return (warn if by_cdi else fail)(f'the binary of the runtime "{name}" is missing', evidence, fix=fix)
 
 
@@ -601,8 +601,15 @@ def docker_unknown_key(node: Node) -> Verdict:
     text = node.host.read_text(path) or ""
     places = [seen(path, f'"{key}"', line_of(text, f'"{key}"')) for key in keys]
     judge = fail if docker_role(node).used else warn
-    fix = edit(node.docker, places[0].line)
+    change = "; ".join(_renamed(key) for key in keys)
+    fix = edit(node.docker, places[0].line, change)
     return judge(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix)
+
+
+def _renamed(key: str) -> str:
+    """How to correct an unknown setting: rename a known misspelling, else delete it."""
+    name = {"runtime": "runtimes"}.get(key, key.replace("_", "-"))
+    return f'delete "{key}"' if name == key else f'change "{key}" to "{name}"'
 
 
 @check(
@@ -649,7 +656,7 @@ def docker_default_runtime(node: Node) -> Verdict:
         f"the binary of Docker's default runtime {name} is missing, so no container can start",
         *evidence,
         answer,
-        fix=None if elsewhere else edit(node.docker, line),
+        fix=None if elsewhere else edit(node.docker, line, f'change "{name}" to "runc"'),
     )
 
 
@@ -685,14 +692,15 @@ def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
         f"native.cgroupdriver={kubelet.cgroup_driver}",
         answer,
         seen("KubeletConfiguration cgroupDriver", kubelet.cgroup_driver),
-        fix=_same_driver(node, node.docker),
+        fix=_same_driver(node, node.docker, kubelet.cgroup_driver),
     )
 
 
-def _same_driver(node: Node, docker: Daemon) -> Fix:
+def _same_driver(node: Node, docker: Daemon, driver: str) -> Fix:
     """Change Docker to the kubelet's driver: the other direction would require restarting every pod."""
     text = node.host.read_text(docker.config_path) or ""
-    return edit(docker, line_of(text, "native.cgroupdriver"))
+    line = line_of(text, "native.cgroupdriver")
+    return edit(docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')
 
 
 SETTINGS_CHECKS = (

@@ -21,6 +21,7 @@ from gpunode.facts.kernel_modules import (
 )
 from gpunode.output.result import Finding, FindingStatus, Fix, Step
 
+EDITOR = "${EDITOR:-vi}"
 FAMILIES = ("debian", "rhel", "suse", "other")
 
 
@@ -54,6 +55,19 @@ def per_family(debian: str, rhel: str, suse: str, other: str, disruptive: str = 
 
 DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 TOOLKIT_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+
+
+def edit_file(path: str, line: int | None, change: str, restart: str = "", *, needs_root: bool = True) -> Fix:
+    """Open a file at a line in an editor, then restart what reads it. `change` is what to change there."""
+    command = " ".join((EDITOR, *([f"+{line}"] if line else ()), path))
+    place = f"{path}, line {line}" if line else path
+    return Fix(
+        f"{command} && {restart}" if restart else command,
+        needs_root,
+        "restart" if restart else "none",
+        change=f"In {place}: {change}",
+    )
+
 
 _UPGRADE = {
     "debian": "apt update && apt install --only-upgrade",

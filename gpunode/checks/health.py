@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpunode.checks import fixes
-from gpunode.checks.fixes import everywhere
+from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
@@ -684,7 +684,11 @@ def bad_cuda_env(node: Node) -> Verdict:
     evidence = (seen(one.source, f"{one.name}={one.value}", one.line) for one in found)
     places = [one.source for one in found if one.source.startswith("/")]
     units = [one.source for one in found if one.source.endswith(".service")]
-    fix = Fix(f"${{EDITOR:-vi}} {places[0]}") if places else None
+    fix = None
+    if places:
+        here = [one for one in found if one.source == places[0]]
+        line = here[0].line if len(here) == 1 else None
+        fix = edit_file(places[0], line, f"delete {', '.join(one.name for one in here)}")
     if fix is None:
         fix = Fix(f"systemctl edit {units[0]}") if units else Fix(f"unset {names.replace(',', '')}", False)
     return warn(f"{names} {what}", *evidence, fix=fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.checks import fixes
-from gpunode.checks.fixes import everywhere
+from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.daemons import Daemon
@@ -308,7 +308,12 @@ def k3s_wrong_template(node: Node) -> Verdict:
             f"{daemon.manager}'s template doesn't include the nvidia runtime",
             seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
             seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers or ())}"),
-            fix=Fix(f"${{EDITOR:-vi}} {directory}/{used} && {_restart(daemon).command}", True, "restart"),
+            fix=edit_file(
+                f"{directory}/{used}",
+                None,
+                f"add {{{{ {_BASE} . }}}} as the first line and delete the tables that it generates",
+                _restart(daemon).command,
+            ),
         )
     unread = templates.get(_OLD, "") if used == _NEW else ""
     if "nvidia" in unread and "nvidia" not in text and _BASE not in text:

@@ -141,10 +141,10 @@ def blocks(
     return (
         *_verdict(node, findings, selection or Selection()),
         *_layers(findings),
-        *_problems(_ordered(findings)),
+        *_problems(node, findings),
         *_notes(findings),
         *(chains(findings) if explain else ()),
-        *_waiting(findings),
+        *_unreadable(findings),
         *_reboot(findings),
         *_tables(tables),
         *_first(findings),
@@ -155,7 +155,7 @@ def first(findings: tuple[Finding, ...]) -> str | None:
     """The id of the finding to fix first: a root cause, or the first warning. A reboot comes after the
     findings that it would make worse. None if nothing can be fixed."""
     fixable = [finding for finding in _ordered(findings) if finding.fix]
-    if fixable and _mended_by_reboot(fixable[0]):
+    if fixable and _fixed_by_reboot(fixable[0]):
         breaks = reboot(findings)["findings"]
         return next((finding.id for finding in fixable if finding.id in breaks), fixable[0].id)
     return fixable[0].id if fixable else None
@@ -167,7 +167,7 @@ def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
     check itself failed. Null if nothing was found but not everything was checked."""
     here = [finding for finding in findings if finding.reboot]
     bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
-    mends = [finding.id for finding in bad if _mended_by_reboot(finding)]
+    mends = [finding.id for finding in bad if _fixed_by_reboot(finding)]
     breaks = [finding.id for finding in bad if finding.id not in mends]
     unjudged = [finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR]
     # a valid configuration of an engine doesn't prove that a GPU works
@@ -176,7 +176,7 @@ def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
     return {"safe": safe, "findings": breaks, "mends": mends, "unjudged": unjudged}
 
 
-def _mended_by_reboot(finding: Finding) -> bool:
+def _fixed_by_reboot(finding: Finding) -> bool:
     return bool(finding.fix) and finding.fix[0].command == REBOOT.other.command
 
 
@@ -221,7 +221,7 @@ def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, 
     result and NVML answered for the GPUs."""
     unexamined = gpus_not_examined(findings, kind)
     if passed and unexamined and not selection.only and not selection.preflight:
-        return Text(f"No fault found; GPUs not checked: {unexamined}", Style.WARN)
+        return Text(f"No fault found; GPUs not examined: {unexamined}", Style.WARN)
     unread = sum(_unread(finding) for finding in findings)
     if unread:
         return Text(f"No fault found, but {_many(unread, 'check')} could not run without root", Style.WARN)
@@ -265,9 +265,10 @@ def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
     for layer, here in by_layer.items():
         passed = sum(finding.status is FindingStatus.PASS for finding in here)
         if bad := _ordered(tuple(here)):
-            wrong.append((_cell(bad[0].status), layer, ", ".join(finding.id for finding in bad)))
+            names = ", ".join(finding.id for finding in bad)
+            wrong.append((_cell(bad[0].status), layer, names + _counts(here)))
         elif reason := _waits(here):
-            waiting.setdefault(reason, []).append(layer)
+            waiting.setdefault(reason, []).append(layer + _counts(here))
         elif passed:
             well.append(f"{layer} {passed}")
     rows = [(_cell(FindingStatus.PASS), _many(len(well), "layer"), f"checks passed: {', '.join(well)}")]
@@ -279,6 +280,15 @@ def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
     if rows:
         cells = tuple((word, Cell(name, Style.HEADING), Cell(state)) for word, name, state in rows)
         yield Table(("", "", ""), cells)
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    """`` (OK 11, 1 skipped)``: how many checks of a layer passed, and how many wait or could not run."""
+    passed = sum(finding.status is FindingStatus.PASS for finding in findings)
+    skipped = sum(bool(finding.blocked_by) or _unread(finding) for finding in findings)
+    parts = [f"OK {passed}"] if passed else []
+    parts += [f"{skipped} skipped"] if skipped else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _waits(findings: list[Finding]) -> str:
@@ -299,47 +309,56 @@ def _word(status: FindingStatus) -> str:
     return {FindingStatus.PASS: "OK"}.get(status, status.value.upper())
 
 
-def _problems(findings: Sequence[Finding]) -> Iterator[Block]:
+def _problems(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[Block]:
     shown: dict[str, str] = {}  # a command, and the finding that shows it
-    for finding in findings:
-        yield from _problem(finding, shown)
+    for finding in _ordered(findings):
+        yield Text("")
+        yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
+        if finding.ignored is not None:
+            ignored = f" {BY_OPTION}" if finding.ignored == BY_OPTION else f": {finding.ignored}"
+            yield Text(f"  an error, but ignored{ignored}", Style.DIM)
+        yield from (Text(f"  {line}") for line in evidence_lines(finding.evidence))
+        if finding.why:
+            yield Text(f"  {finding.why}", Style.DIM)
+        if finding.fix:
+            yield from _fix(node, findings, finding, shown)
 
 
-def _problem(finding: Finding, shown: dict[str, str]) -> Iterator[Block]:
-    yield Text("")
-    yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
-    if finding.ignored is not None:
-        ignored = f" {BY_OPTION}" if finding.ignored == BY_OPTION else f": {finding.ignored}"
-        yield Text(f"  an error, but ignored{ignored}", Style.DIM)
-    yield from (Text(f"  {line}") for line in evidence_lines(finding.evidence))
-    if finding.why:
-        yield Text(f"  {finding.why}", Style.DIM)
-    for fix in finding.fix[:1]:
-        above = shown.setdefault(fix.command, finding.id)
-        if above != finding.id:
-            yield Text(f"  fixed by the command for {above}", Style.COMMAND)
-            continue
-        yield Text(f"  {fix.command}", Style.COMMAND)
-        if disturbs := disturbance(fix):
-            yield Text(f"  ({disturbs})", Style.DIM)
+def _fix(
+    node: dict[str, Any], findings: tuple[Finding, ...], finding: Finding, shown: dict[str, str]
+) -> Iterator[Block]:
+    """The command, once on a page, and what it disrupts. A reboot is a step of its own."""
+    fix = finding.fix[0]
+    above = shown.setdefault(fix.command, finding.id)
+    if above != finding.id:
+        yield Text(f"  Fix: the same as for {above}", Style.COMMAND)
+        return
+    if fix.change:
+        yield Text(f"  {fix.change}")
+    yield Text(f"  Fix: {fix.command}", Style.COMMAND)
+    drain = "drain this Kubernetes node" if node.get("kubernetes") else ""
+    if fix.disruptive in _DISTURBS:
+        breaks = reboot(findings)["findings"] if _fixed_by_reboot(finding) else ()
+        before = [*(f"fix {one}" for one in breaks), *([drain] if drain else ())]
+        first = f"; {' and '.join(before)} first" if before else ""
+        yield Text(f"  ({disturbance(fix)}{first})", Style.DIM)
+    elif disturbs := disturbance(fix):
+        yield Text(f"  ({disturbs})", Style.DIM)
     if _reboots_last(finding):
-        yield Text("  then reboot the node", Style.DIM)
+        yield Text(f"  Then {f'{drain} and reboot it' if drain else 'reboot the node'}", Style.DIM)
 
 
 def _reboots_last(finding: Finding) -> bool:
     return len(finding.fix) > 1 and finding.fix[-1] == REBOOT.other
 
 
-def _waiting(findings: tuple[Finding, ...]) -> Iterator[Block]:
-    """Checks without a result, and why: a root cause, or missing permission."""
-    causes = Counter(finding.blocked_by for finding in findings if finding.blocked_by)
+def _unreadable(findings: tuple[Finding, ...]) -> Iterator[Block]:
+    """Checks that this user has no permission for, by what root would have to read."""
     unread: dict[str, list[str]] = {}
     for finding in filter(_unread, findings):
         unread.setdefault(finding.summary, []).append(finding.id)
-    if causes or unread:
+    if unread:
         yield Text("")
-    for cause, number in causes.items():
-        yield Text(f"{_many(number, 'check')} {'waits' if number == 1 else 'wait'} for {cause}", Style.DIM)
     for reason, names in unread.items():
         yield Text(f"not checked, {reason}", Style.DIM)
         yield Text(f"  {', '.join(names)}", Style.DIM)
@@ -364,7 +383,6 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text("Safe to reboot? No, fix this before a reboot:", Style.WARN)
         for finding in (one for one in findings if one.id in breaks):
             yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
-            yield from (Text(f"    {fix.command}", Style.COMMAND) for fix in finding.fix[:1])
     elif unjudged:
         unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
         doubt = f"{_many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
@@ -380,14 +398,8 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
     finding = next((one for one in findings if one.id == identifier), None)
     if finding is None:
         return
-    fix: Fix = finding.fix[0]
     yield Text("")
-    # as a command, which is never wrapped: a user who copies half of one would run that half
-    yield Text(f"First{', as root' if fix.needs_root else ''}: {fix.command}", Style.COMMAND)
-    if disturbs := disturbance(fix):
-        yield Text(f"({disturbs})", Style.DIM)
-    if _reboots_last(finding):
-        yield Text("(then reboot the node)", Style.DIM)
+    yield Text(f"Fix first{', as root' if finding.fix[0].needs_root else ''}: {finding.id}", Style.COMMAND)
     yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 
 
@@ -447,6 +459,7 @@ def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
         "toolkit": known(lambda: ".".join(map(str, asked["toolkit"].version))),
         "engines": [_engine(daemon) for daemon in daemons if daemon is not None],
         "gpus": known(lambda: _gpus_of(node), []),
+        "kubernetes": known(lambda: node.kubelet is not None, False),
     }
 
 

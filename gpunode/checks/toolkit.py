@@ -315,7 +315,8 @@ def apt_signed_by(node: Node) -> Verdict:
     wrong = _conflicting(ours)
     if wrong:
         keep, drop = wrong[0], [one for one in wrong[1:] if one.path != wrong[0].path]
-        fix = _removal(drop) if drop else Fix(f"${{EDITOR:-vi}} +{keep.line} {keep.path}")
+        change = f"delete all but one of the entries for {keep.uri}"
+        fix = _removal(drop) if drop else fixes.edit_file(keep.path, keep.line, change)
         evidence = (
             seen(one.path, f"{one.uri} signed by {one.signed_by or 'no key'}", one.line) for one in wrong
         )
@@ -600,8 +601,7 @@ def toolkit_config_invalid(node: Node) -> Verdict:
         path, _, rest = error.message.removeprefix("can't read ").partition(":")
         line = rest.partition(":")[0]
         number = int(line) if line.isdigit() else None
-        where = f"+{number} {path}" if number else path
-        fix = Fix(f"${{EDITOR:-vi}} {where}")
+        fix = fixes.edit_file(path, number, "correct this syntax error")
         return fail(f"{path} can't be parsed", seen(path, error.message, number), fix=fix)
     if not settings.exists:
         return ok(f"{settings.path} doesn't exist: the toolkit uses its defaults")

@@ -88,7 +88,7 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
         return ", ".join(parts), "bad" if errors else "warn"
     unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't contain it
     if unexamined and envelope["data"]["counts"]["pass"]:
-        return f"No fault found; GPUs not checked: {unexamined}", "warn"
+        return f"No fault found; GPUs not examined: {unexamined}", "warn"
     unread = sum(one["skipped"] == "unreadable" for one in findings)
     if unread:
         return f"No fault found, {_many(unread, 'check')} not run", "warn"
@@ -147,15 +147,14 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _first(report: Report) -> Iterator[str]:
-    """The root cause, with the command to run first."""
+    """The finding to fix first; its command is in the findings below."""
     cause = next((one for one in report.findings if one["id"] == report.data["first"]), None)
     if cause is None:
         return
     waiting = len(report.data["chains"].get(cause["id"], {}))
     yield f'<section class="card first {state(cause)}" aria-labelledby="first">'
-    yield '<h2 id="first">Do this first</h2>'
+    yield '<h2 id="first">Fix first</h2>'
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
-    yield from _fixes(cause)
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         yield f'<p class="quiet">{_many(waiting, "check")} {verb} for this.</p>'
@@ -212,12 +211,13 @@ def _problems(report: Report) -> Iterator[str]:
     if not problems:
         return
     yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
+    shown: dict[str, str] = {}  # a command, and the finding that shows it
     for one in problems:
-        yield from _problem(report, one)
+        yield from _problem(report, one, shown)
     yield "</section>"
 
 
-def _problem(report: Report, finding: Mapping[str, Any]) -> Iterator[str]:
+def _problem(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
     name = escaped(finding["id"])
     yield f'<article class="finding {state(finding)}" id="{name}" {_marks(finding)}>'
     yield f'<header><span class="badge">{_WORDS[state(finding)]}</span>'
@@ -228,7 +228,7 @@ def _problem(report: Report, finding: Mapping[str, Any]) -> Iterator[str]:
     yield from _evidence(finding)
     if finding["why"]:
         yield f"<p>{escaped(finding['why'])}</p>"
-    yield from _fixes(finding)
+    yield from _fixes(report, finding, shown)
     yield from _chain(report, finding["id"])
     yield from _refs(finding)
     yield "</article>"
@@ -244,14 +244,25 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
     yield "</dl>"
 
 
-def _fixes(finding: Mapping[str, Any]) -> Iterator[str]:
-    for fix in finding["fix"]:
+def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
+    """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
+    drain = "drain this Kubernetes node" if report.data["node"].get("kubernetes") else ""
+    for fix in finding["fix"][:1]:
+        above = shown.setdefault(fix["command"], finding["id"])
+        if above != finding["id"]:
+            yield f'<p>Fix: the same as for <a href="#{escaped(above)}">{escaped(above)}</a></p>'
+            return
         notes = ["as root"] if fix["needsRoot"] else []
         notes += [_DISTURBS[fix["disruptive"]]] if fix["disruptive"] in _DISTURBS else []
-        yield f'<div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}</code></pre>'
+        notes += [f"{drain} first"] if drain and fix["disruptive"] in ("drain", "reboot") else []
+        if fix.get("change"):  # reports of earlier versions don't say
+            yield f"<p>{escaped(fix['change'])}</p>"
+        yield f'<p>Fix:</p><div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}</code></pre>'
         label = f"Copy the command of {finding['id']}"
         yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
         yield f'<p class="quiet">{escaped(", ".join(notes))}</p></div>' if notes else "</div>"
+    if len(finding["fix"]) > 1:
+        yield f"<p>Then {f'{drain} and reboot it' if drain else 'reboot the node'}.</p>"
 
 
 def _chain(report: Report, cause: str) -> Iterator[str]:

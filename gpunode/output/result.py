@@ -138,6 +138,7 @@ class Fix:
 
     `disruptive` is none, restart, drain or reboot. A fix with `steps` can be carried out by `doctor --fix
     --apply`; one that is also `safe` disturbs nothing, can be rolled back, and needs no further permission.
+    `change` says what to change in the file that the command opens in an editor.
     """
 
     command: str
@@ -145,6 +146,7 @@ class Fix:
     disruptive: str = "none"
     safe: bool = False
     steps: tuple[Step, ...] = ()
+    change: str = ""
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def test_each_docker_is_restarted_by_whoever_starts_it():
     assert docker_fixes.restart_docker(system, "reload") == "systemctl reload docker"
     assert docker_fixes.restart_docker(snap, "reload") == "snap restart docker"
     assert docker_fixes.restart_docker(own) == "systemctl --user restart docker"
-    assert (docker_fixes.edit(own, 3).needs_root, docker_fixes.edit(system, 3).needs_root) == (
+    assert (docker_fixes.edit(own, 3, "").needs_root, docker_fixes.edit(system, 3, "").needs_root) == (
         False,
         True,
     )
@@ -268,11 +268,17 @@ def test_a_page_has_one_first_step(name, tmp_path):
     """The page's own data says the same, and a reboot is first only where it breaks nothing."""
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     lines = [line for block in result.blocks for line in plain_lines(block)]
-    first = [line for line in lines if "first" in line.lower().split() or line.startswith("First")]
     by_id = {finding.id: finding for finding in result.data["findings"]}
     chosen = by_id.get(result.data["first"])
-    assert len([line for line in lines if line.startswith("First")]) == (chosen is not None)
-    assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line], first
+    root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
+    first = [f"Fix first{root}: {chosen.id}"] if chosen is not None else []
+    assert [line for line in lines if line.startswith("Fix first")] == first
+    assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line]
+    fixes = [line for line in lines if line.startswith("  Fix: ") and "the same as for" not in line]
+    assert len(fixes) == len(set(fixes))
+
+    for finding in by_id.values():
+        assert all(bool(fix.change) == ("EDITOR" in fix.command) for fix in finding.fix), finding.id
     if chosen is not None and chosen.fix[0].command == "reboot":
         assert not result.data["reboot"]["findings"]
 
@@ -349,7 +355,7 @@ def test_the_first_command_does_its_job_on_this_system(name, tmp_path):
 def test_a_guide_is_not_followed_as_root(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     lines = [line for block in result.blocks for line in plain_lines(block)]
-    assert any(line.startswith("First: follow https://") for line in lines)
+    assert any(line.startswith("  Fix: follow https://") for line in lines)
 
 
 @pytest.mark.parametrize(("version", "package"), [("580.159.03", "G06"), ("595.71.05", "G07")])

@@ -7,7 +7,7 @@ from gpunode.commands.demo import build_machine
 from tests.cli import gpunode
 
 READY = "This node is ready: no check found a fault"
-NOT_EXAMINED = "No fault found; GPUs not checked: "
+NOT_EXAMINED = "No fault found; GPUs not examined: "
 
 
 def headline(spec, root, *arguments):

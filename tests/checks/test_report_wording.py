@@ -67,6 +67,8 @@ def test_a_command_that_mends_several_findings_stands_there_once(tmp_path):
     host = recorded_host("cuda-driver-version-suse", tmp_path)
     blocks = doctor.run(host, SilentProgress(), questions=Questions(cuda="13.0")).blocks
     lines = [line for block in blocks for line in plain_lines(block)]
-    command = next(line for line in lines if line.startswith("First, as root: ")).partition(": ")[2]
-    assert sum(line.strip() == command for line in lines) == 1
-    assert lines.count("  fixed by the command for cuda-driver-version") == 2
+    commands = [line for line in lines if line.startswith("  Fix: ") and "the same as" not in line]
+    assert len(commands) == len(set(commands))
+    assert sum(commands[0].removeprefix("  Fix: ") in line for line in lines) == 1
+    assert lines.count("  Fix: the same as for cuda-driver-version") == 2
+    assert "Fix first, as root: cuda-driver-version" in lines

@@ -46,7 +46,14 @@ def test_the_json_contract(tmp_path):
         "value": "580.159.03 (loaded module)",
         "line": None,
     }
-    fix = {"command": "reboot", "needsRoot": True, "disruptive": "reboot", "safe": False, "steps": []}
+    fix = {
+        "command": "reboot",
+        "needsRoot": True,
+        "disruptive": "reboot",
+        "safe": False,
+        "steps": [],
+        "change": "",
+    }
     assert finding["fix"] == [fix]
     assert sum(document["data"]["counts"].values()) == len(document["data"]["findings"])
 
@@ -91,8 +98,10 @@ def test_the_verdict_comes_first_and_the_first_command_last(tmp_path):
     shown = lines(result)
     assert shown[0] == "1 error: no NVIDIA module was built for the running kernel 5.15.0-124-generic"
     assert result.blocks[0].style is Style.BAD
-    assert any(line.endswith("wait for dkms-not-built") for line in shown)
-    assert shown[-2].startswith("First, as root: apt install linux-headers-5.15.0-124-generic && dkms")
+    assert any(line.startswith("SKIP") and "waiting for dkms-not-built: " in line for line in shown)
+    (fix,) = [line for line in shown if line.startswith("  Fix: ")]
+    assert fix.startswith("  Fix: apt install linux-headers-5.15.0-124-generic && dkms")
+    assert shown[-2] == "Fix first, as root: dkms-not-built"
     assert shown[-1] == "More: gpunode explain dkms-not-built"
 
 
@@ -150,11 +159,11 @@ def test_a_kind_of_node_that_no_check_knows_is_not_called_ready(tmp_path):
 
 def test_a_command_says_what_it_restarts(tmp_path):
     shown = lines(report(recorded_host("docker-not-restarted", tmp_path / "node")))
-    assert "First, as root: systemctl reload docker" in shown
+    assert "  Fix: systemctl reload docker" in shown
     assert not any("restarts" in line for line in shown)
     (tmp_path / "other").mkdir()
     shown = lines(report(recorded_host("docker-not-running", tmp_path / "other")))
-    assert any(line.startswith("First, as root: systemctl restart docker") for line in shown), shown[-4:]
+    assert any(line.startswith("  Fix: systemctl restart docker") for line in shown), shown[-4:]
 
 
 def test_the_report_says_how_old_its_reference_tables_are(tmp_path, monkeypatch):
@@ -202,7 +211,7 @@ def test_no_command_is_wrapped(tmp_path):
     commands = [fix.command for finding in result.data["findings"] for fix in finding.fix]
     assert commands[1:] == ["reboot"]
     shown = [block for block in result.blocks if isinstance(block, Text) and commands[0] in block.text]
-    assert len(shown) == 3  # with the fault, before a reboot, and what to do first
+    assert len(shown) == 1
     assert {block.style for block in shown} == {Style.COMMAND}
 
 

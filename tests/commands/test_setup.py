@@ -69,7 +69,8 @@ def test_it_says_where_it_stopped_and_what_to_do_first(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("driver-lib-mismatch", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "containerd")
-    assert "First, as root: reboot" in ran.out
+    assert "  Fix: reboot\n" in ran.out
+    assert "Fix first, as root: driver-lib-mismatch" in ran.out
     assert ran.out.splitlines()[-1] == "Stopped at: gpunode doctor"
     assert "error: gpunode doctor failed" in ran.err
 
