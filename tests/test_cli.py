@@ -75,6 +75,19 @@ def test_help_for_a_command_that_does_not_exist_is_usage() -> None:
         assert ran.err.startswith(f"error: no such command '{words[-1]}'")
 
 
+def test_quiet_prints_data_and_errors_only(tmp_path: Path) -> None:
+    build_demo_node(tmp_path)
+    report = tmp_path / "report.json"
+    words = ("doctor", "--only", "pci-no-gpu", "--output-file", str(report), "--root", str(tmp_path))
+    assert f"wrote {report}" in gpunode(*words).err
+    ran = gpunode(*words, "-q")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    dry = ("configure-runtime", "--runtime", "docker", "--dry-run", "--root", str(tmp_path))
+    loud, quiet = gpunode(*dry), gpunode("--quiet", *dry)
+    assert (quiet.code, quiet.out, quiet.err) == (loud.code, loud.out, "")
+    assert gpunode("verify", "-q", "--on", "lxc").err.startswith("error: ")
+
+
 def test_status_and_journal_list_without_a_subcommand(tmp_path: Path) -> None:
     for alone, named in (("status", "runtime"), ("journal", "list")):
         ran = gpunode(alone, "-o", "json", "--root", str(tmp_path))

@@ -86,6 +86,9 @@ def _global_options(
     verbose: Annotated[
         int, _option("-v", "--verbose", env="VERBOSE", text="Print each command that is run.", count=True)
     ] = 0,
+    quiet: Annotated[
+        bool, _option("-q", "--quiet", env="QUIET", text="Print errors and data only, no progress.")
+    ] = False,
     debug: Annotated[bool, _option("--debug", env="DEBUG", text="Print tracebacks of errors.")] = False,
 ) -> None:
     """Only its signature is used: the options that every command takes."""
@@ -177,6 +180,7 @@ class Form:
     output: Output
     color: Color
     debug: bool
+    quiet: bool = False
 
 
 def run_command(
@@ -206,7 +210,13 @@ def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]
     from gpunode.output.render import render_error
     from gpunode.output.result import ExitCode
 
-    form = Form(kind, chosen["output"] or Output.TABLE, chosen["color"] or Color.AUTO, bool(chosen["debug"]))
+    form = Form(
+        kind,
+        chosen["output"] or Output.TABLE,
+        chosen["color"] or Color.AUTO,
+        bool(chosen["debug"]),
+        bool(chosen.get("quiet")),
+    )
     try:
         _refuse(kind, form.output)
         with _session(kind, chosen) as session:
@@ -267,7 +277,8 @@ def _write(result: Result, form: Form) -> None:
     Host(Path("/")).write_atomic(
         str(Path(result.file).absolute()), text.encode("utf-8", "backslashreplace"), mode=0o644
     )
-    say(f"wrote {result.file}")
+    if not form.quiet:
+        say(f"wrote {result.file}")
 
 
 @contextmanager
@@ -275,7 +286,7 @@ def _session(kind: str, chosen: dict[str, Any]) -> Iterator[Session]:
     from gpunode.host import Host
     from gpunode.output.render import StderrProgress
 
-    progress = StderrProgress(int(chosen["verbose"] or 0))
+    progress = StderrProgress(int(chosen["verbose"] or 0), bool(chosen.get("quiet")))
     with _root(kind, (chosen["root"] or Path("/")).absolute().resolve()) as root:
         host = Host(root, dict(os.environ), progress.trace)
         _ = host.recording  # a malformed recording is one error now, not one in every check

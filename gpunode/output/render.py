@@ -308,9 +308,13 @@ class StderrProgress:
     """
 
     verbose: int = 0
+    quiet: bool = False
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
+        if self.quiet:
+            yield
+            return
         started = time.monotonic()
         if _is_changing():
             _LINE.show(f"  {text} ...")
@@ -322,13 +326,17 @@ class StderrProgress:
         _say(f"  {text}: done in {time.monotonic() - started:.1f} s")
 
     def note(self, text: str) -> None:
-        _say(f"  {text}")
+        if not self.quiet:
+            _say(f"  {text}")
 
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
         """On a terminal one line that is rewritten, elsewhere a line every `_ALIVE_SECONDS`."""
         started = told = time.monotonic()
         changing = _is_changing()
+        if self.quiet:
+            yield lambda last: None
+            return
 
         def tell(last: str) -> None:
             nonlocal told
