@@ -82,7 +82,7 @@ def test_an_engine_that_is_not_here_names_those_that_are(tmp_path: Path) -> None
         3,
         [
             "error: k3s is not installed on this node",
-            "hint: install it first, or name one that is here: --runtime docker or --runtime containerd",
+            "hint: install it first, or name an installed engine: --runtime docker or --runtime containerd",
         ],
     )
 

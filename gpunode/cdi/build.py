@@ -209,10 +209,10 @@ def _found(inventory: Inventory, facts: NodeFacts, notes: list[str], whole: bool
         if gpu.error:
             notes.append(f"GPU {gpu.index} is left out: {gpu.error}")
         elif node is None:
-            notes.append(f"GPU {gpu.index} is left out: nobody tells the number of its device file")
+            notes.append(f"GPU {gpu.index} is left out: the number of its device file is unknown")
         elif node not in facts.present:
             minor = node.removeprefix("/dev/nvidia")
-            notes.append(f"GPU {gpu.index} is left out: {node} isn't there (nvidia-modprobe -c {minor})")
+            notes.append(f"GPU {gpu.index} is left out: {node} does not exist (nvidia-modprobe -c {minor})")
         elif gpu.mig_enabled and whole:
             caps = (path for mig in gpu.mig for path in mig_nodes(gpu, mig, facts) or ())
             paths = (node, *(path for path in caps if path in facts.present), *facts.drm.get(gpu.pci, ()))
@@ -235,7 +235,9 @@ def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Ite
                 f"MIG device {place} is left out: /proc/driver/nvidia-caps/mig-minors doesn't have it"
             )
         elif missing:
-            notes.append(f"MIG device {place} is left out: {', '.join(missing)} isn't there (run nvidia-smi)")
+            notes.append(
+                f"MIG device {place} is left out: {', '.join(missing)} does not exist (run nvidia-smi)"
+            )
         else:
             yield _Found(place, mig.uuid, (node, *caps, *_mig_drm(gpu, mig, facts)), gpu.pci, mig=True)
 
@@ -297,7 +299,7 @@ def _missing_control(nodes: NodeFacts) -> list[str]:
     gone = [path for path in needed_by_cuda if path not in nodes.present]
     if not gone:
         return []
-    return [f"{' and '.join(gone)} isn't there and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
+    return [f"{' and '.join(gone)} does not exist and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
 
 
 # Gathers what a specification is made of, and makes it.
@@ -394,7 +396,7 @@ def _inventory(host: Host, driver: str, sources: Sources) -> Inventory:
     if answer.inventory is None:
         raise no_inventory(host, answer)
     if not answer.inventory.driver_version:
-        raise GpunodeError("NVML doesn't tell the driver's version", hint="gpunode doctor", code="nvml")
+        raise GpunodeError("NVML doesn't report the driver's version", hint="gpunode doctor", code="nvml")
     return answer.inventory
 
 
@@ -402,7 +404,7 @@ def no_inventory(host: Host, answer: NvmlProbe) -> GpunodeError:
     """Why NVML told nothing, and what mends it."""
     if loaded_module(host) is None:
         return PreconditionError(
-            "the NVIDIA driver isn't loaded, so there is nothing to describe",
+            "the NVIDIA driver isn't loaded, so gpunode can't write a specification",
             hint="modprobe nvidia nvidia-uvm, or find out why it isn't: gpunode doctor",
             code="no-driver",
         )

@@ -26,25 +26,25 @@ MARKER = "# Made by gpunode (gpunode cdi refresh --install); gpunode cdi refresh
 _SERVICE = """\
 {marker}
 [Unit]
-Description=Describe the GPUs to container engines (gpunode)
-# a container that starts at boot finds its devices; a failure here holds nobody up: it is ordering only
+Description=Write the CDI specification of the GPUs for container engines (gpunode)
+# containers that start at boot find their devices; this orders the units, it does not require success
 After=nvidia-persistenced.service nvidia-fabricmanager.service nvidia-mig-manager.service
 Before=docker.service containerd.service crio.service kubelet.service podman-restart.service
-# whatever failed at an early boot must not use up the tries of the driver's own arrival
+# failures early in the boot must not use up the restarts for when the driver is loaded
 StartLimitIntervalSec=0
 
 [Service]
 Type=oneshot
 # GPUNODE_CDI_REFRESH_... sets any option
 EnvironmentFile=-{environment}
-# On a headless node this is who first asks for unified memory's device files; NVML makes the others. It also
-# runs when the driver was just unloaded, and must not load it again under whoever did that.
+# On a headless node this first creates the device files of unified memory; NVML creates the others. It also
+# runs after the driver was unloaded, and must not load it again then.
 ExecStartPre=-/bin/sh -c '[ ! -e /proc/driver/nvidia/version ] || exec /usr/bin/nvidia-modprobe -c 0 -u'
 ExecStart={program} cdi refresh
 TimeoutStartSec=180
 {restart}UMask=0022
 
-# It loads the driver's modules, makes its device files, asks NVML, and writes one directory.
+# It loads the driver's modules, makes its device files, queries NVML, and writes one directory.
 RuntimeDirectory=cdi
 RuntimeDirectoryMode=0755
 RuntimeDirectoryPreserve=yes
@@ -63,7 +63,7 @@ RestrictSUIDSGID=yes
 LockPersonality=yes
 SystemCallArchitectures=native
 # Left out on purpose: PrivateDevices, DeviceAllow, and ProtectClock, which implies it (they shut the driver's
-# devices out), ProcSubset (it hides /proc/driver/nvidia), PrivateTmp (MPS lies in /tmp), ProtectKernelModules
+# devices out), ProcSubset (it hides /proc/driver/nvidia), PrivateTmp (MPS uses /tmp), ProtectKernelModules
 # and ProtectKernelTunables (nvidia-modprobe loads modules and they set parameters).
 
 [Install]
@@ -73,7 +73,7 @@ WantedBy=multi-user.target
 _RESTART = """\
 Restart=on-failure
 RestartSec=15
-# 3: only a person can mend it, by a reboot for example
+# 3: needs manual action, for example a reboot
 RestartPreventExitStatus=3
 """
 # systemd's NEWS for 244; an older one, such as RHEL 8's, refuses the whole unit
@@ -82,7 +82,7 @@ _RESTARTS_ONESHOT = 244
 _PATH = """\
 {marker}
 [Unit]
-Description=Watch what the GPUs' description for container engines is made of (gpunode)
+Description=Watch the sources of the GPUs' CDI specification (gpunode)
 
 [Path]
 # the driver's module is built or removed, its libraries change, NVIDIA's hook comes or goes
@@ -99,7 +99,7 @@ WantedBy=multi-user.target
 
 _RULES = """\
 {marker}
-# The driver is loaded, or wholly unloaded; while its modules go one by one, nobody may use it.
+# The driver is loaded, or wholly unloaded; while its modules are unloaded one by one, no process may use it.
 SUBSYSTEM=="module", ACTION=="add", KERNEL=="nvidia|nvidia_*", GOTO="gpunode"
 SUBSYSTEM=="module", ACTION=="remove", KERNEL=="nvidia|nvidia_current", GOTO="gpunode"
 # A GPU is bound to a driver, unbound, or gone (PCI class 03).

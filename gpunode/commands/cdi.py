@@ -389,7 +389,7 @@ def make(host: Host, content: Content, progress: Progress) -> Built:
         sockets=_NO_SOCKETS not in content.feature_flags,
         device_ids=content.device_ids,
     )
-    with progress.step("asking NVML and looking for the driver's files"):
+    with progress.step("querying NVML and finding the driver's files"):
         return build_generate(host, sources, form)
 
 
@@ -494,7 +494,7 @@ def _data(path: str, action: str, form: str, spec: Spec) -> CdiSpec:
 
 # `gpunode cdi refresh`: make the standard specification true, or take it away with the driver.
 
-_GONE = "the driver isn't loaded: there is nothing to describe"
+_GONE = "the driver isn't loaded: no specification to write"
 
 
 @dataclass(frozen=True)
@@ -608,7 +608,7 @@ def _refuse(host: Host) -> None:
         )
     if nvidia_refreshes(host):
         raise PreconditionError(
-            f"{NVIDIA_UNITS[1]} is enabled and writes the same file: the two would take turns",
+            f"{NVIDIA_UNITS[1]} is enabled and writes the same file: they would overwrite each other",
             hint=f"keep that one, or: systemctl disable --now {' '.join(NVIDIA_UNITS)}",
             code="nvidia-cdi-refresh",
         )
@@ -618,8 +618,8 @@ def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
     before = host.read_bytes(path)
     if before is not None and not before.startswith(refresh.MARKER.encode()):
         raise ConfigError(
-            f"{path} is there and gpunode didn't make it",
-            hint=f"look at it, and move it away if nobody needs it: cat {path}",
+            f"{path} exists and gpunode did not create it",
+            hint=f"read it, and move it away if it is not needed: cat {path}",
         )
     return FileEdit(path, before, after)
 

@@ -162,7 +162,7 @@ def _wanted(
         unsafe = engine.host.unsafe_program(path.rpartition("/")[2])
         problem = f"{unsafe[0]}: {unsafe[1]}" if unsafe else f"{path} is not there"
         note = (
-            f"{problem}, so no runtime is registered: containers get their GPUs by CDI alone,"
+            f"{problem}, so no runtime is registered: containers get GPUs through CDI only,"
             " as in --device nvidia.com/gpu=all"
         )
         return Wanted(cdi=True), (note,)
@@ -204,7 +204,7 @@ _HOOK = (
 )
 _UNSUPPORTED = {
     "--config-source": (
-        "gpunode reads the engine's files and asks the running daemon, whatever the source",
+        "gpunode always reads the engine's files and queries the running daemon",
         "leave it out; to name the file: --config PATH",
     ),
     "--executable-path": (

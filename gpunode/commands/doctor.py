@@ -375,7 +375,7 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
     output = session.chosen["output"] or Output.TABLE
     asked = [f"--{name}" for name, given in verbs.items() if given]
     if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} are different things", hint="ask for one of them")
+        raise UsageError(f"{' and '.join(asked)} are different things", hint="choose one of them")
     if asked and output not in (Output.TABLE, *ENVELOPES):
         raise UsageError(f"-o {output} is for a whole report, not for {asked[0]}", hint="use -o json")
     if asked and path:

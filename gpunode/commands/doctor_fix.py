@@ -29,7 +29,7 @@ _BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
 _WAYS = {
     "safe": "safe: --apply does it",
     "allow": "needs --allow {}",
-    "hand": "by hand",
+    "hand": "manual",
 }
 
 
@@ -171,7 +171,7 @@ def _result(fixes: Fixes, findings: tuple[Finding, ...], strict: bool) -> Result
 
 def _planned(fixes: Fixes) -> Iterator[Block]:
     if not fixes.plan:
-        yield Text("Nothing to mend", Style.GOOD)
+        yield Text("Nothing to fix", Style.GOOD)
         return
     for planned in fixes.plan:
         yield Text(f"{planned.id}: {planned.summary}", Style.HEADING)
@@ -183,7 +183,7 @@ def _planned(fixes: Fixes) -> Iterator[Block]:
         yield Text(f"  {_way(planned)}", Style.GOOD if planned.way == "safe" else Style.DIM)
     if any(planned.way == "safe" for planned in fixes.plan):
         yield Text("")
-        yield Text("Carry out what is safe, as root: gpunode doctor --fix --apply", Style.COMMAND)
+        yield Text("Apply the safe fixes, as root: gpunode doctor --fix --apply", Style.COMMAND)
 
 
 def _way(planned: PlannedFix) -> str:
@@ -192,7 +192,7 @@ def _way(planned: PlannedFix) -> str:
 
 def _done(fixes: Fixes) -> Iterator[Block]:
     if not fixes.done:
-        yield Text("Nothing to mend", Style.GOOD)
+        yield Text("Nothing to fix", Style.GOOD)
     styles = {
         "mended": Style.GOOD,
         "done": Style.WARN,

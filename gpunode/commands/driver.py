@@ -223,7 +223,7 @@ def check(wish: Wish) -> None:
         raise UsageError("a key is for a mirror of NVIDIA's repository", hint="name it: --repository URL")
     if "@" in wish.repository.partition("//")[2].partition("/")[0]:
         raise UsageError(
-            "a password in the repository's address could be read by everybody on this node",
+            "a password in the repository's address would be readable by every user on this node",
             hint="put it where apt (auth.conf) or dnf (the .repo file's username) keep it",
         )
     if wish.repository not in known and not wish.repository.startswith(("https://", "file:/")):
@@ -379,7 +379,7 @@ def _refused(plan: DriverPlan, identifier: str, *, dry_run: bool) -> Result:
     errors = [ErrorInfo(one.code, one.message, one.hint) for one in plan.refusals]
     if not errors:
         hint = f"read the plan, then run this with --yes --plan {plan.id}"
-        what = ("not-confirmed", "nothing was changed: the plan wasn't confirmed")
+        what = ("not-confirmed", "nothing was changed: the plan was not confirmed")
         if identifier not in ("", plan.id):
             what = (
                 "plan-changed",
@@ -483,8 +483,8 @@ def _require(plan: DriverPlan) -> None:
         raise PreconditionError(first.message, hint=first.hint, code=first.code)
     if not plan.resolved:
         raise PackagesError(
-            "the package manager doesn't tell which versions there are",
-            hint="see what it says: gpunode driver plan",
+            "the package manager doesn't report the available versions",
+            hint="see its error: gpunode driver plan",
         )
 
 
@@ -498,7 +498,7 @@ def _prove(host: Host, manager: Manager, plan: DriverPlan) -> None:
     ]
     if wrong:
         raise PackagesError(
-            f"{manager.name} said that it was done, and isn't: {', '.join(wrong)}",
+            f"{manager.name} reported success, but these are not installed: {', '.join(wrong)}",
             hint="see what holds them back: gpunode driver plan",
         )
     node = Node(host)
@@ -551,7 +551,7 @@ def _result(
     if plan.reboot:
         shown.append(Text(f"reboot needed: {plan.reboot}", Style.WARN))
     shown.append(Text("next: gpunode doctor", Style.COMMAND))
-    shown += [Text(f"to take it back: {command}", Style.DIM) for command in undo]
+    shown += [Text(f"undo it with: {command}", Style.DIM) for command in undo]
     code = ExitCode.FAILED if pending else ExitCode.OK
     errors = (
         (

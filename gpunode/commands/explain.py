@@ -67,7 +67,7 @@ def _blocks(check: Check) -> Iterator[Block]:
     if blocked_checks(check):
         yield from _section("Explains", ", ".join(blocked_checks(check)))
     yield Text("")
-    yield Text("Mended by", Style.HEADING)
+    yield Text("Fixed by", Style.HEADING)
     for command, names in commands(check).items():
         yield Text(f"  {', '.join(names)}", Style.DIM)
         yield Text(f"    {command}", Style.COMMAND)

@@ -19,7 +19,7 @@ _COLUMNS = ("GPU", "NAME", "UUID", "PCI", "MEMORY", "CC", "NUMA", "MIG")
 
 def run(host: Host, progress: Progress) -> Result:
     """List GPUs and MIG devices. `GpunodeError` if NVML doesn't answer; exit 1 if one GPU can't be read."""
-    with progress.step("asking NVML"):
+    with progress.step("querying NVML"):
         answer = probe(host, _NVML_SECONDS)
     if answer.inventory is None:
         raise explain_failure(answer)

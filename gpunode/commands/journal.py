@@ -171,9 +171,9 @@ def obstacle(journal: Journal, entry: Entry) -> str:
     if not entry.undoable:
         return "a rollback is not rolled back"
     if entry.state in OPEN_STATES:
-        return "it runs now, or was killed half-way: the next run rolls it back"
+        return "it is running or was interrupted: the next run rolls it back"
     if entry.state != "committed":
-        return "it is rolled back already" if entry.state == "rolled-back" else f"it is {entry.state}"
+        return "it is already rolled back" if entry.state == "rolled-back" else f"it is {entry.state}"
     try:
         past(journal.host, journal, entry)
     except GpunodeError as error:
@@ -201,7 +201,7 @@ def _block(lines: tuple[EntryLine, ...], directory: str) -> Text | Table:
 # what a person wants to know of a manifest, and how it is called
 _FACTS = (
     ("config", "configuration"), ("runtimes", "runtimes"), ("runtime", "runtimes"), ("settings", "settings"),
-    ("previousDefault", "default before"), ("verb", "the engine was told to"), ("units", "systemd units"),
+    ("previousDefault", "default before"), ("verb", "engine action"), ("units", "systemd units"),
     ("restartCommand", "restart command"), ("socket", "socket"),
 )  # fmt: skip
 
@@ -296,7 +296,7 @@ def _blocks(data: JournalEntry) -> tuple[Block, ...]:
     rows.append(("can be rolled back", "yes" if one.rollback else f"no: {one.reason}"))
     blocks: list[Block] = [Text(one.id, Style.HEADING), Table(("", ""), tuple(rows))]
     for file in data.files:
-        state = {"before": "is as before again", "changed": "has changed since"}.get(file.now, "")
+        state = {"before": "was restored", "changed": "has changed since"}.get(file.now, "")
         blocks.append(Text(f"{file.path} {file.action}{f'; it {state}' if state else ''}", Style.HEADING))
         blocks.append(
             Diff(file.diff) if file.diff else Text(f"  {file.problem or 'no difference'}", Style.DIM)

@@ -88,7 +88,7 @@ def run(
         return watch(host, origins, resolved, stop)
     from gpunode.plugin.labels.make import label
 
-    with progress.step("asking for the GPUs"):
+    with progress.step("reading the GPUs"):
         labels = label(host, settings)
     done = _put(host, settings, labels, dry_run, progress)
     return _result(settings, labels, done, dry_run, resolved.warnings)

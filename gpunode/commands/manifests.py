@@ -75,7 +75,9 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     found = manifests.rbac(namespace, uses, checked_subdomain(name, "a service account"))
     if own:
         found = (manifests.namespace(namespace, "restricted"), *found)
-    messages = ["nothing here asks the API server, so the account has no role"] if len(found) == 1 else []
+    messages = (
+        ["no component here uses the API server, so the account has no role"] if len(found) == 1 else []
+    )
     if "verify" in uses:
         messages.append(f"verify with it: gpunode verify --on kubernetes --namespace {namespace}")
     return printed(found, tuple(messages))

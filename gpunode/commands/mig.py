@@ -335,7 +335,7 @@ def _rows(gpu: GpuLayout, placed: Sequence[GpuInstance]) -> Iterator[tuple[Cell 
         slots = str(last) if last == gi.placement.start else f"{gi.placement.start}-{last}"
         memory = _gib(sizes.get(gi.profile, 0))
         if not gi.compute:
-            empty = Cell("no compute instance: nobody can use it", Style.WARN)
+            empty = Cell("no compute instance: unusable", Style.WARN)
             yield f"  {gi.id}", "-", gi.name, slots, memory, empty
         for ci in gi.compute:
             yield f"  {gi.id}", str(ci.id), gi.device_name(ci), slots, memory, ci.uuid or "-"
@@ -364,7 +364,7 @@ def _profiles(layouts: Layouts) -> Iterator[Block]:
                 if one.aliases:
                     yield Text(f"  {one.name} is also called {', '.join(one.aliases)}", Style.DIM)
         elif first.capable and not first.error:
-            yield Text("  its driver tells the profiles only once MIG is on", Style.DIM)
+            yield Text("  the driver reports the profiles only while MIG is on", Style.DIM)
 
 
 def _profile(profile: Profile) -> tuple[Cell | str, ...]:

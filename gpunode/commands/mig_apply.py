@@ -83,8 +83,10 @@ def settle(host: Host, progress: Progress) -> Settled:
     try:
         cdi = _describe(host, progress)
     except GpunodeError as error:
-        text = f"the layout is there, and the CDI specification is still the old one: {error.message}"
-        return Settled("failed", notes, (ErrorInfo("mig-cdi", text, "mend that, then: gpunode cdi refresh"),))
+        text = f"the layout was applied, but the CDI specification was not updated: {error.message}"
+        return Settled(
+            "failed", notes, (ErrorInfo("mig-cdi", text, "fix that, then run: gpunode cdi refresh"),)
+        )
     return Settled(cdi, notes)
 
 
@@ -100,7 +102,7 @@ def _make_nodes(host: Host) -> tuple[str, ...]:
         return ()
     host.run(("nvidia-smi", "-L"), timeout=60.0)
     missing = sorted(path for path in wanted if not host.exists(path))
-    return (f"{', '.join(missing)} is not there yet: nvidia-smi -L makes it",) if missing else ()
+    return (f"{', '.join(missing)} does not exist yet: nvidia-smi -L creates it",) if missing else ()
 
 
 def _inside(name: str) -> str:
@@ -144,7 +146,7 @@ def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
     other = keeper(Node(host), besides=apply.UNIT)
     if other:
         raise PreconditionError(
-            f"{other} makes the instances at boot already: the two would take turns",
+            f"{other} makes the instances at boot already: they would overwrite each other",
             hint="leave --persist out, or disable the other one first",
             code="mig-keeper",
         )
@@ -170,8 +172,8 @@ def _edits(host: Host, chosen: mig_plan.Chosen) -> tuple[FileEdit, ...]:
         ours = path != apply.UNIT_FILE or before is None or before.startswith(apply.MARKER.encode())
         if not ours:
             raise ConfigError(
-                f"{path} is there and gpunode didn't make it",
-                hint=f"look at it, and move it away if nobody needs it: cat {path}",
+                f"{path} exists and gpunode did not create it",
+                hint=f"read it, and move it away if it is not needed: cat {path}",
             )
         found.append(FileEdit(path, before, data))
     return tuple(found)
@@ -198,7 +200,7 @@ def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress
         try:
             changed = _install(host, chosen, progress)
         except GpunodeError as error:
-            text = f"the layout is there, and nothing applies it at the next boot: {error.message}"
+            text = f"the layout was applied, but not set up to be applied at boot: {error.message}"
             errors.append(ErrorInfo("mig-persist", text, error.hint))
         else:
             journal = changed.journal
@@ -290,7 +292,7 @@ def run(
     """Apply; kind MigApplication, data `mig_after.MigApplication`. Nothing to change: nothing is touched.
 
     `PreconditionError` (exit 3) before anything is changed: not root, in use, can't be had here.
-    `RolledBackError` (exit 4) if it failed and the previous layout is in place again, `HalfDone` (exit 1) if
+    `RolledBackError` (exit 4) if it failed and the previous layout was restored, `HalfDone` (exit 1) if
     that failed as well.
     """
     if request.persist and request.mode_only:
@@ -404,7 +406,7 @@ class _Run:
                     half = self._host.exists(apply.snapshot_path(self._host))
                     self._keeper.end(self._still, half=half, failed=failed)
                 except GpunodeError as error:
-                    self._progress.note(f"what this run had stopped can't be noted down: {error.message}")
+                    self._progress.note(f"what this run had stopped can't be recorded: {error.message}")
         return done
 
     def _done(self) -> Done:
@@ -496,10 +498,10 @@ class _Run:
             for note in (*made.notes, *(one.message for one in made.errors)):
                 self._progress.note(note)
             if not isinstance(error, GpunodeError):
-                self._progress.note("the previous layout is in place again")
+                self._progress.note("the previous layout was restored")
             elif half and not isinstance(error, HalfDone):
                 names = ", ".join(f"GPU {gpu.index}" for gpu in found.left.half)
-                self._progress.note(f"{names}: as before the earlier run that didn't come to its end")
+                self._progress.note(f"{names}: restored to the layout before the interrupted run")
 
         return attempt(act, failed, self._tools.uninterrupted)
 
@@ -513,7 +515,7 @@ class _Run:
         if not answer.ok:
             said = " ".join((answer.stdout + answer.stderr).split())[-400:]
             reason = "took too long" if answer.timed_out else said or f"exit code {answer.code}"
-            hint = "see who holds it: gpunode mig plan, fuser -v /dev/nvidia*"
+            hint = "find the processes that use it: gpunode mig plan, fuser -v /dev/nvidia*"
             if any(gpu.virtualization == 1 for gpu in gpus):
                 hint = "a virtual machine may need a reboot: --mode-only --skip-reset, reboot, then apply"
             raise GpunodeError(f"{' '.join(argv)}: {reason}", hint=hint, code="mig-reset")
@@ -539,7 +541,7 @@ def refuse_another(host: Host, label: str) -> None:
     other = manager(Node(host))
     if other:
         raise BesideAnother(
-            f"{other}, acts on {node_labels.CONFIG} itself: the two would cut these GPUs at once",
+            f"{other}, acts on {node_labels.CONFIG} itself: both would change the layout of these GPUs",
             hint=f"let it do it: {label_command(host, label)}",
         )
 

@@ -72,7 +72,7 @@ class Follower:
     def status(self) -> str:
         """For the service manager."""
         if self._silent:
-            return "the API server can't be asked"
+            return "the API server can't be queried"
         return f"{self.label or 'no label'}{': ' if self.said else ''}{self.said}"
 
     def turn(self, hurry: bool) -> float:
@@ -117,17 +117,17 @@ class Follower:
         except ClusterError as error:
             self._silent += 1
             self._ask_at = self._host.monotonic() + _backoff(self._silent)
-            self._say.warning("the Node can't be asked", reason=error.message, hint=error.hint)
+            self._say.warning("the Node can't be read", reason=error.message, hint=error.hint)
             return False
         if self._silent:
-            self._log.info("the Node can be asked again")
+            self._log.info("the Node can be read again")
         if self._silent or label:
             self._say.reset()
         self._silent, self._known = 0, True
         self._ask_at = self._host.monotonic() + ASK_SECONDS
         if label != self.label:
             before = self.label or "none"
-            self._log.info("the Node asks for another layout", label=label or "none", before=before)
+            self._log.info("the Node requests another layout", label=label or "none", before=before)
             self.label, self.said = label, ""
             self._done, self._busy, self._failures = None, (), 0
         return True
@@ -150,11 +150,11 @@ class Follower:
             progress, mode_only = LogProgress(self._log), self._request.mode_only
             _, busy = mig_plan.look_and_plan(self._host, chosen, progress, mode_only=mode_only)
         except GpunodeError as error:
-            self._say.warning("who is in the way can't be told", reason=error.message)
+            self._say.warning("the blocking processes are unknown", reason=error.message)
             return False
         free = not {_key(one) for one in self._busy} & {_key(one) for one in busy}
         if free:
-            self._log.info("what was in the way is gone", label=self.label)
+            self._log.info("the blocking processes have ended", label=self.label)
         return free
 
     def _pass(self) -> None:
@@ -182,7 +182,7 @@ class Follower:
         for info in result.errors:
             self._log.error(info.message, hint=info.hint, label=self.label)
         action = "applied" if result.data.applied else "unchanged"
-        self._log.info("the layout is as asked for", label=self.label, action=action, state=self.said)
+        self._log.info("the layout is as requested", label=self.label, action=action, state=self.said)
 
     def _failed(self, error: GpunodeError, labels: MigLabels) -> None:
         if isinstance(error, BesideAnother):
@@ -193,7 +193,7 @@ class Follower:
         self._try_at = now + _backoff(self._failures)
         if isinstance(error, InUse):
             self._busy, self._busy_at = error.obstacles, now + BUSY_SECONDS
-        then = "when the label or the file changes, or this is started anew"
+        then = "when the label or the file changes, or after a restart"
         if again:
             then = f"in {self._try_at - now:g} s"
         elif self._busy:

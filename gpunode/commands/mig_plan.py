@@ -118,15 +118,15 @@ def _put_back(layouts: Layouts, wanted: Wishes, left: apply.Left) -> Iterator[Gp
 
 
 def _told(left: apply.Left, back: Collection[int]) -> Iterator[str]:
-    begun = "an earlier run of mig apply didn't come to its end"
+    begun = "an earlier run of mig apply was interrupted"
     for gpu in left.half:
-        then = "gets its former layout back" if gpu.index in back else "is planned from what is there"
+        then = "gets its previous layout back" if gpu.index in back else "is planned from its current layout"
         yield f"{begun}: GPU {gpu.index} {then}"
     for gpu in left.changed:
-        yield f"{begun}, but GPU {gpu.index} has been cut otherwise since: it counts as it is"
+        yield f"{begun}, but GPU {gpu.index} has another layout since: that is taken as its current one"
     for gpu in left.unasked:
         cut = summary(gpu.devices()) or ("no MIG device" if gpu.current else "MIG off")
-        yield f"{begun}, and GPU {gpu.index} can't be asked now; it had {cut}"
+        yield f"{begun}, and GPU {gpu.index} can't be queried now; it had {cut}"
 
 
 def holds(chosen: Chosen, layouts: Layouts) -> bool:
@@ -196,7 +196,7 @@ def _beside(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
 
     for one in node.plugin_processes:
         if one.name != "gpunode":
-            yield f"{one.name} (process {one.process.pid}) sees a new layout only when it is started anew"
+            yield f"{one.name} (process {one.process.pid}) sees a new layout only after a restart"
     pods = untold(node, plans)
     if pods:
         yield pods
@@ -322,7 +322,7 @@ def blocks(data: MigPlan, busy: Sequence[Obstacle]) -> Iterator[Block]:
     for members in groups.values():
         yield from _group(members)
     if busy:
-        yield Text("In the way:", Style.BAD)
+        yield Text("Blocked by:", Style.BAD)
         yield from (Text(f"  {one.text}", Style.WARN) for one in busy)
 
 
@@ -342,7 +342,9 @@ def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
         return
     yield Text(title, Style.HEADING)
     if first.wanted is None:
-        yield Text("  the driver tells the profiles only once MIG is on: places are chosen then", Style.WARN)
+        yield Text(
+            "  the driver reports the profiles only while MIG is on: placements are chosen then", Style.WARN
+        )
     elif first.today or first.wanted:
         yield Table(("SLOTS", "TODAY", "WANTED", ""), tuple(_rows(first)))
     for gpu in members:
@@ -437,18 +439,20 @@ def told(host: Host, layouts: Layouts) -> tuple[str, ...]:
     parts = list(_stopped(run) if run is not None else ())
     if left.half:
         numbers = ", ".join(str(gpu.index) for gpu in left.half)
-        parts.append(f"GPU {numbers} {'is' if len(left.half) == 1 else 'are'} half-way")
+        parts.append(f"GPU {numbers} {'is' if len(left.half) == 1 else 'are'} incomplete")
     if not parts:
         return ()
     if run is None:
-        return (f"a run of mig apply was left half-way: {'; '.join(parts)}; go on with gpunode mig apply",)
+        return (f"a run of mig apply was interrupted: {'; '.join(parts)}; go on with gpunode mig apply",)
     command = shlex.join(("gpunode", *run.command))
-    return (f"{begun(run)} was left half-way: {'; '.join(parts)}; go on: {command}",)
+    return (f"{begun(run)} was interrupted: {'; '.join(parts)}; go on: {command}",)
 
 
 def begun(run: apply.Run) -> str:
     """A run, by when it began."""
-    return f"a run of mig apply begun at {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(run.since))}"
+    return (
+        f"a run of mig apply that started at {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(run.since))}"
+    )
 
 
 def _stopped(run: apply.Run) -> tuple[str, ...]:
@@ -473,7 +477,7 @@ def run(
     notes = (*told(host, found.layouts), *found.notes)
     notes += remarks(host, found.plans) if found.changes else ()
     if found.changes and host.live and not host.is_root:
-        notes = (*notes, "only root sees everybody's open files: there may be more in the way")
+        notes = (*notes, "only root can list all users' open files: more processes may block the change")
     data = data_of(chosen.path, chosen.label, found, busy)
     shown = list(blocks(data, busy))
     if found.changes:

@@ -154,7 +154,7 @@ def carry_out(
             error.hint = access.hint(host, cluster, at.source)
             raise
 
-    with progress.step(f"asking {cluster.server}"):
+    with progress.step(f"querying {cluster.server}"):
         if at.dry_run:
             seen = changes.patiently(host, progress, read)
             return Changed(seen, seen, plan(seen))
@@ -227,10 +227,10 @@ def checked_key(key: str, what: str) -> str:
 
 AUTO = "auto"
 _NO_DEVICE = (
-    "no device comes with it: nobody allocates GPUs, so a container sees them only where the nvidia runtime"
+    "this adds no device: no plugin allocates GPUs, so a container sees them only where the nvidia runtime"
     " is the engine's default or the pod's RuntimeClass, and NVIDIA_VISIBLE_DEVICES is set"
 )
-_RESTART = "a kubelet that registers anew may set it to 0: advertise again after it restarts"
+_RESTART = "a kubelet that registers again may set it to 0: advertise again after it restarts"
 _INTERVAL = 0.5
 
 
@@ -307,9 +307,9 @@ def _take_back(
     try:
         done = carry_out(host, progress, at, plan, status=True)
     except ClusterError as error:
-        progress.note(f"it couldn't be taken back ({error.message}); undo it with: {data.undo}")
+        progress.note(f"it couldn't be rolled back ({error.message}); undo it with: {data.undo}")
     else:
-        progress.note("taken back" if done.patch else "somebody else has changed it since: left as it is")
+        progress.note("rolled back" if done.patch else "another client has changed it since: left unchanged")
 
 
 def checked_resource(name: str) -> str:
@@ -333,8 +333,8 @@ def _count(host: Host, count: str, resource: str, at: Place, progress: Progress)
         return int(count)
     if not at.own:
         raise UsageError(
-            f"{at.node} is another machine, whose GPUs can't be counted from here",
-            hint="say how many: --count N",
+            f"{at.node} is another machine: its GPUs can't be counted from here",
+            hint="pass the number: --count N",
         )
     if resource == "nvidia.com/gpu":
         return _nvidia(host, progress)
@@ -342,7 +342,7 @@ def _count(host: Host, count: str, resource: str, at: Place, progress: Progress)
         from gpunode.gpu.amd import read_inventory
 
         return _some(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
-    raise UsageError(f"how many {resource} there are can't be told by itself", hint="say how many: --count N")
+    raise UsageError(f"the number of {resource} can't be determined", hint="pass the number: --count N")
 
 
 def _nvidia(host: Host, progress: Progress) -> int:
@@ -350,7 +350,7 @@ def _nvidia(host: Host, progress: Progress) -> int:
     from gpunode.commands.gpus import explain_failure
     from gpunode.gpu.probe import probe
 
-    with progress.step("asking NVML"):
+    with progress.step("querying NVML"):
         answer = probe(host)
     if answer.inventory is None:
         raise explain_failure(answer)

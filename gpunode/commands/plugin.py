@@ -396,7 +396,7 @@ def _blocks(file: str, resolved: Resolved, seen: _Seen) -> Iterator[Block]:
     yield Table(("option", "value", "from"), tuple(_rows(resolved)))
     yield Text("")
     if seen.plan is None:
-        yield Text(f"which devices would be advertised can't be told: {seen.unknown}", Style.WARN)
+        yield Text(f"the devices that would be advertised are unknown: {seen.unknown}", Style.WARN)
         return
     if not seen.plan.resources:
         yield Text("nothing would be advertised", Style.WARN)

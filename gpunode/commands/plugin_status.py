@@ -220,7 +220,7 @@ def _inventory(
     elif own is not None and own.current and all(unit.index for unit in units):
         asked.skip("nvml", "", "our plugin knows these GPUs")
     else:
-        with progress.step("asking NVML"):
+        with progress.step("querying NVML"):
             return asked.ask("nvml", "", lambda: _probed(host, query.timeout))
     return None
 
@@ -284,7 +284,7 @@ _NO_KUBELET = {
     "refused": "systemctl status kubelet",
     "denied": "run as root, for example with sudo",
 }
-_DEAD = "nobody listens on it; the kubelet removes it at its next start"
+_DEAD = "no process listens on it; the kubelet removes it at its next start"
 
 
 def blocks(data: PluginStatus) -> tuple[Block, ...]:
@@ -302,7 +302,7 @@ def blocks(data: PluginStatus) -> tuple[Block, ...]:
 
 
 def _heads(data: PluginStatus) -> Iterator[Text]:
-    state = "not asked" if data.kubelet == "unknown" else data.kubelet
+    state = "not queried" if data.kubelet == "unknown" else data.kubelet
     style = {"listening": Style.PLAIN, "unknown": Style.DIM}.get(data.kubelet, Style.WARN)
     yield Text(f"kubelet: {state} ({data.kubelet_socket})", style)
     if data.kubelet in _NO_KUBELET:
@@ -318,7 +318,7 @@ def _plugin(own: OwnPlugin) -> Text:
     if own.state == "ended":
         return Text(f"plugin: {who} ended at {own.stopped}", Style.WARN)
     if own.state == "gone":
-        return Text(f"plugin: {who} is gone without a word; it last said: {own.status}", Style.BAD)
+        return Text(f"plugin: {who} exited without a final status; the last one was: {own.status}", Style.BAD)
     since = f", since {own.started}" if own.started else ""
     style = Style.PLAIN if own.ready else Style.WARN
     state = "" if own.state == "serving" else f" ({own.state})"

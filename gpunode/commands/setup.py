@@ -383,7 +383,7 @@ def each_time(name: str, command: str, run: Callable[[], Result]) -> Step:
 
 
 def _stopped(data: SetupReport, failure: Result, command: str) -> Result:
-    hint = "mend what it says above, then run gpunode setup again"
+    hint = "fix the errors above, then run gpunode setup again"
     return Result(
         "SetupReport",
         data,
@@ -532,7 +532,7 @@ def prepare(
 def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
     """The cluster, or why there is none; one that was asked for and can't be had is an error."""
     if not host.live:
-        return None, "no API server is asked under --root"
+        return None, "gpunode contacts no API server under --root"
     try:
         return connect(host, access), ""
     except (NoAccess, ExtraMissing) as error:
@@ -586,7 +586,7 @@ def _last_words(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
 
 def _unexplained(stopped: StepReport | None) -> ErrorInfo:
     command = stopped.command if stopped else "a step"
-    return ErrorInfo("step-failed", f"{command} failed", "mend what it says above, then go on")
+    return ErrorInfo("step-failed", f"{command} failed", "fix the errors above, then continue")
 
 
 def _doctor(at: ClusterNode) -> Step:
@@ -598,7 +598,7 @@ def _doctor(at: ClusterNode) -> Step:
     def examine() -> Result:
         return with_reason(doctor_before(at.host, excuse, at.progress), excuse)
 
-    return Step("doctor", "gpunode doctor", lambda: State("no fault that this can't mend"), examine, examine)
+    return Step("doctor", "gpunode doctor", lambda: State("no error that setup can't fix"), examine, examine)
 
 
 def _toolkit(at: ClusterNode) -> Step:
@@ -606,9 +606,9 @@ def _toolkit(at: ClusterNode) -> Step:
         found = find_toolkit(at.host)
         path = found.programs.get("nvidia-container-runtime")
         if path is None:
-            return State("nvidia-container-runtime is not there")
+            return State("nvidia-container-runtime is not installed")
         version = ".".join(map(str, found.version))
-        return State(f"{path} is there{f', toolkit {version}' if version else ''}", right=True)
+        return State(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
 
     def install(dry_run: bool) -> Result:
         return toolkit.install(at.host, at.progress, Goal(), dry_run=dry_run)

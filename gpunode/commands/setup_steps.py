@@ -733,4 +733,4 @@ def _why(host: Host, cluster: Cluster, namespace: str) -> str:
     }
     if reasons:
         return "; ".join(sorted(reasons))[:300]
-    return "no pod of the DaemonSet was made" if not pods else "its pods haven't told why"
+    return "no pod of the DaemonSet was made" if not pods else "its pods report no reason"

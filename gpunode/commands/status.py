@@ -78,7 +78,7 @@ def _agrees(engine: EngineStatus) -> Cell:
         return Cell("file is broken" if engine.readable else "only root knows", Style.WARN)
     if engine.drift:
         return Cell(f"no, {len(engine.drift)} difference{'s' if len(engine.drift) > 1 else ''}", Style.WARN)
-    return Cell("not asked", Style.DIM) if engine.silence else Cell("yes", Style.GOOD)
+    return Cell("not queried", Style.DIM) if engine.silence else Cell("yes", Style.GOOD)
 
 
 def title(engine: EngineStatus) -> str:
@@ -96,14 +96,14 @@ def _engine(engine: EngineStatus) -> Iterator[Block]:
         yield Table(("  FILE", "LAST WRITTEN BY"), tuple(_files(engine)))
     if engine.silence:
         who = "the daemon" if engine.running is not None else engine.name
-        yield Text(f"  {who} tells nothing: {engine.silence}", Style.DIM)
+        yield Text(f"  {who} reports nothing: {engine.silence}", Style.DIM)
     if engine.handlers:
         columns = ("  HANDLER", "PROGRAM", "IN FILE", "ACTIVE")
         yield Table(columns, tuple(_handler(one) for one in engine.handlers))
     for one in engine.drift:
         yield Text(f"  differs: {one.subject}: {one.detail}", Style.WARN)
     for fix in dict.fromkeys(one.fix for one in engine.drift):
-        other = "restart it the way it was started: systemd doesn't run it on this node"
+        other = "restart it manually: systemd doesn't run it on this node"
         yield Text(f"  do: {fix or other}", Style.COMMAND if fix else Style.PLAIN)
 
 
@@ -305,7 +305,7 @@ def run(
     engines, notes = _engines(host, runtimes, config, socket)
     if not engines and not notes:
         raise PreconditionError(
-            "there is no container engine on this node", hint=f"install one: {', '.join(find.FINDERS)}"
+            "no container engine is installed on this node", hint=f"install one: {', '.join(find.FINDERS)}"
         )
     answers = ask_all(engines)
     entries = journal_entries(host)

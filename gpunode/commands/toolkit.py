@@ -141,7 +141,7 @@ INSTALLATION = "ToolkitInstallation"
 OPERATION = "toolkit-install"
 NEXT = "gpunode configure-runtime"
 _FAMILY = ("nvidia-container-", "nvidia-docker", "libnvidia-container")
-_UNCHECKED = "no signature is checked for packages out of a directory: it is as good as the way they came"
+_UNCHECKED = "signatures of packages in a directory are not checked: make sure that you trust their source"
 _UNREAD = "the versions are the repository's newest; which that is shows when it has been read"
 
 
@@ -210,7 +210,7 @@ def install(
         require_live(host)
     if goal.hold:
         manager.require_holding()
-    with progress.step(f"asking {manager.name} what is here and what is offered"):
+    with progress.step(f"querying {manager.name} for installed and available packages"):
         intent = _intend(host, manager, goal, directory, wanted)
     if dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
@@ -448,7 +448,7 @@ def remove(
         _require_unused(host)
     commands = _commands(manager, states, going, brought)
     if commands:
-        with progress.step(f"asking {manager.name} what would go along"):
+        with progress.step(f"querying {manager.name} for dependent packages"):
             _require_alone(manager, commands, going)
     files = tuple(FileChange(path, None, "") for path in brought.files)
     changes = tuple(edit.change() for edit in edits_of(host, files))
@@ -636,7 +636,7 @@ def show_status(host: Host, progress: Progress) -> Result:
     shelf = shelf_of(host, manager)
     wanted = wanted_repository()
     judged = judge(shelf.entries(wanted), wanted, shelf.address(wanted), shelf.file)
-    with progress.step(f"asking {manager.name} what is here and what is offered"):
+    with progress.step(f"querying {manager.name} for installed and available packages"):
         states, trouble = _installed_states(host, manager)
     packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
     killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))

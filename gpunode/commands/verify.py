@@ -77,13 +77,13 @@ def run_in_container(host: Host, request: ContainerRequest, progress: Progress) 
 
 
 def _known(host: Host, progress: Progress) -> tuple[NvmlProbe, Plan]:
-    with progress.step("asking NVML which GPUs there are"):
+    with progress.step("querying NVML for the GPUs"):
         known = probe(host, _NVML_SECONDS)
     return known, vectoradd.plan(known.inventory)
 
 
 def _proof(on: str, known: NvmlProbe, wanted: Plan, answer: Answer, via: str = "") -> Result:
-    messages = () if known.inventory else (f"NVML: {known.message}; CUDA itself was asked for the devices",)
+    messages = () if known.inventory else (f"NVML: {known.message}; the devices were read from CUDA",)
     return _report(Verification(on, vectoradd.merge(wanted, answer.devices), via=via), answer, messages)
 
 

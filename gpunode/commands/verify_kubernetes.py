@@ -114,7 +114,7 @@ class Follower:
             return tuple(sorted(self._cluster.list("Event", namespace, fields=fields), key=pods.event_time))
         except Forbidden:
             self._blind = True
-            self._progress.note("this account may not list events: why a pod waits is told less exactly")
+            self._progress.note("this account may not list events: the reason why a pod waits is less exact")
         except (Unavailable, Unreachable):
             return ()
         return ()
@@ -137,7 +137,7 @@ class Follower:
         if found.phase is Phase.RUNNING:
             said = f"the pod still runs after {timeout:g} s"
             return Reason("pod-hangs", said, f"a GPU may hang: {DOCTOR}; or a longer --timeout")
-        said = f"the pod hadn't started after {timeout:g} s, and nothing says why"
+        said = f"the pod had not started after {timeout:g} s, for an unknown reason"
         return Reason(
             "pod-slow", said, "a large image takes its time: a longer --timeout; kubectl describe pod"
         )

@@ -28,14 +28,17 @@ ANSWER_SECONDS = 10.0
 _Answer = TypeVar("_Answer", bound="Message")
 _STATES = {
     "absent": "start {service}: systemctl start {service}",
-    "refused": "the socket is there but nobody listens: systemctl restart {service}",
+    "refused": "no process listens on the socket: systemctl restart {service}",
     "denied": "run as root, for example with sudo",
-    "not-a-socket": "something else lies where the socket belongs; see the daemon's --address",
+    "not-a-socket": "another file is at the socket's path; see the daemon's --address",
 }
 _CODES = {
     "DEADLINE_EXCEEDED": ("timeout", "the daemon hangs: journalctl -u {service} -n 50"),
     "NOT_FOUND": ("not-found", ""),
-    "UNAVAILABLE": ("refused", "it broke off or is starting: journalctl -u {service} -n 50"),
+    "UNAVAILABLE": (
+        "refused",
+        "the daemon closed the connection or is still starting: journalctl -u {service} -n 50",
+    ),
     "CANCELLED": ("cancelled", "run it again"),
 }
 
@@ -158,7 +161,7 @@ class Cri:
             state = self.host.socket_state(self.socket)
             code = state if state in _STATES else "absent"
             hint = _STATES[code].format(service=self.service)
-            raise DaemonError(f"no answer from {self.socket} ({state})", hint=hint, code=code)
+            raise DaemonError(f"no response from {self.socket} ({state})", hint=hint, code=code)
         return answer
 
 

@@ -17,7 +17,7 @@ DEFAULT_SOCKET = "/var/run/crio/crio.sock"
 _ANSWER_SECONDS = 10.0
 _HINTS = {
     "absent": "start CRI-O: systemctl start crio",
-    "refused": "the socket is there but nobody listens: systemctl restart crio",
+    "refused": "no process listens on the socket: systemctl restart crio",
     "denied": "run as root, for example with sudo",
     "timeout": "the daemon hangs: journalctl -u crio -n 50",
 }
@@ -40,8 +40,8 @@ class CrioApi:
             return tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise DaemonError(
-                f"{self.socket} answered /config with something that is no TOML: {error}",
-                hint=f"see what listens there: ss -xlp src {self.socket}",
+                f"{self.socket} returned invalid TOML for /config: {error}",
+                hint=f"find the process that listens on it: ss -xlp src {self.socket}",
                 code="malformed",
             ) from error
 

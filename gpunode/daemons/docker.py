@@ -20,7 +20,7 @@ ANSWER_SECONDS = 10.0
 _LOAD_SECONDS = 120.0
 _HINTS = {
     "absent": "start Docker: systemctl start docker",
-    "refused": "the socket is there but nobody listens: systemctl restart docker",
+    "refused": "no process listens on the socket: systemctl restart docker",
     "denied": "run as root, or join the group docker: usermod -aG docker USER, then log in again",
     "timeout": "the daemon hangs: journalctl -u docker -n 50",
 }
@@ -162,7 +162,7 @@ class DockerApi:
         answer = self._object("POST", f"/containers/create?name={_quoted(name)}", specification)
         container = answer.get("Id")
         if not isinstance(container, str) or not container:
-            raise DaemonError("Docker made a container without an Id", code="malformed")
+            raise DaemonError("Docker created a container without returning its Id", code="malformed")
         return container
 
     def start_container(self, container: str, timeout: float) -> None:
@@ -174,7 +174,7 @@ class DockerApi:
         answer = self._object("POST", f"/containers/{container}/wait", timeout=timeout)
         status = answer.get("StatusCode")
         if not isinstance(status, int):
-            raise DaemonError("Docker told no exit status", code="malformed")
+            raise DaemonError("Docker reported no exit status", code="malformed")
         return status
 
     def logs(self, container: str) -> tuple[str, str]:

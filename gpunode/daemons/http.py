@@ -71,12 +71,16 @@ class UnixHttp:
                 stream = _BoundedSocket(connected, lambda: deadline - self.host.monotonic())
                 result = _exchange(stream, method, path, body, headers or {})
         except TimeoutError as error:
-            raise self.failed("timeout", f"{self.socket} did not answer {method} {path} in time") from error
+            raise self.failed(
+                "timeout", f"{self.socket} did not respond to {method} {path} in time"
+            ) from error
         except DaemonError as error:
             raise self.failed(error.code, error.message) from error
         except (HTTPException, ValueError, OSError) as error:
             reason = str(error) or type(error).__name__
-            raise self.failed("broken", f"{self.socket} broke off {method} {path}: {reason}") from error
+            raise self.failed(
+                "broken", f"{self.socket} closed the connection during {method} {path}: {reason}"
+            ) from error
         return self._accepted(result, path)
 
     def recall(self, what: str, kind: type) -> Any:
@@ -89,14 +93,14 @@ class UnixHttp:
                 raise self.failed(str(problem.get("code", "")), str(problem.get("message", "")))
             state = self.host.socket_state(self.socket)
             code = state if state in self.hints else "absent"
-            raise DaemonError(f"no answer from {self.socket} ({state})", hint=self.hints[code], code=code)
+            raise DaemonError(f"no response from {self.socket} ({state})", hint=self.hints[code], code=code)
         return answer
 
     def not_an_object(self, path: str) -> DaemonError:
         """The error for a response that is no JSON object."""
         return DaemonError(
-            f"{self.socket} answered {path} with something that is no JSON object",
-            hint=f"see what listens there: ss -xlp src {self.socket}",
+            f"{self.socket} returned no JSON object for {path}",
+            hint=f"find the process that listens on it: ss -xlp src {self.socket}",
             code="malformed",
         )
 

@@ -20,7 +20,7 @@ _SERVICE = "/v1.PodResourcesLister"
 _RUN_AS_ROOT = "run as root, for example with sudo"
 _HINTS = {
     "denied": _RUN_AS_ROOT,
-    "absent": "is the kubelet running? One with another directory is named with --pod-resources-socket",
+    "absent": "check that the kubelet is running; if it uses another directory, pass --pod-resources-socket",
     "refused": "the kubelet isn't running: systemctl status kubelet",
 }
 
@@ -109,7 +109,7 @@ def _ask(
         reasons = {
             "absent": "is not there",
             "denied": "can't be opened: permission denied",
-            "refused": "has nobody listening",
+            "refused": "has no process listening on it",
             "not-a-socket": "is not a socket",
         }
         reason = reasons.get(state, state)
@@ -134,13 +134,11 @@ def _explain(error: CallError, socket: str, method: str, timeout: float) -> Daem
     if error.code == "DEADLINE_EXCEEDED":
         return DaemonError(
             f"the kubelet did not answer {method} within {timeout:g} s",
-            hint="look at it: journalctl -u kubelet -n 50",
+            hint="read its log: journalctl -u kubelet -n 50",
             code="timeout",
         )
     if error.code == MALFORMED:
-        return DaemonError(
-            f"{socket} gave an answer that is no PodResources message: {details}", code="protocol"
-        )
+        return DaemonError(f"{socket} returned an invalid PodResources message: {details}", code="protocol")
     return DaemonError(f"the kubelet refused {method}: {details} ({error.code})", code="refused")
 
 

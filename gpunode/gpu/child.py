@@ -95,14 +95,14 @@ def answer(
         reason = f"{library} did not answer within {seconds if limit is None else limit:g} s"
         raise ChildFailure(reason, timed_out=True, question=question)
     if not line and code is not None and code < 0:
-        crash = f"{library} crashed the process that asked it ({signal_name(code)})"
+        crash = f"{library} crashed the process that queried it ({signal_name(code)})"
         raise ChildFailure(crash, question=question)
     raise ChildFailure(unusable(line[:200] or words or f"exit code {code}", library))
 
 
 def unusable(text: str, library: str = "NVML") -> str:
     """Message for an answer that is none of the protocol."""
-    return f"the process that asked {library} gave no usable answer: {text}"
+    return f"the process that queried {library} returned an invalid answer: {text}"
 
 
 def unanswered(child: LineChild) -> NvmlQuestion | None:

@@ -25,7 +25,7 @@ _ERRORS = {
     4: ("DEINITIALIZED", "the driver is shutting down"),
     34: (
         "STUB_LIBRARY",
-        "libcuda.so.1 is the toolkit's link-time stub, not the driver: mend the library path",
+        "libcuda.so.1 is the toolkit's link-time stub, not the driver: fix the library path",
     ),
     35: ("INSUFFICIENT_DRIVER", "the driver is older than this CUDA: update the driver"),
     46: (

@@ -472,11 +472,11 @@ class Nvml:
     # --- MIG -------------------------------------------------------------------------------------------
 
     def mig_enabled(self, gpu: Handle) -> bool:
-        """Whether MIG mode is on now; a GPU or driver that knows no MIG has it off."""
+        """Whether MIG mode is on now; a GPU or driver that does not support MIG has it off."""
         return bool(self.mig_mode(gpu))
 
     def mig_mode(self, gpu: Handle) -> bool | None:
-        """The same, None if the GPU or the driver knows no MIG."""
+        """The same, None if the GPU or the driver does not support MIG."""
         try:
             return bool(self.call("nvmlDeviceGetMigMode", gpu)[0])
         except NvmlError as error:

@@ -276,7 +276,7 @@ _SECOND_LOOK_SECONDS = 2.0  # after a change: what has come back whole must be s
 _LINK_LOOKS = 10  # looks at the inventory for one at the links: one that dies needn't change anything else
 _EVENT_PAUSE_SECONDS = 1.0  # at most so often do events make us read
 _STDIN = 0
-_SKIPPED = "NVML hung or crashed when it was asked about this GPU"
+_SKIPPED = "NVML hung or crashed when it was queried about this GPU"
 
 
 @dataclass(frozen=True)

@@ -384,7 +384,7 @@ def plan(inventory: Inventory | None) -> Plan:
     for gpu in inventory.gpus if inventory else ():
         owner = owners.setdefault(gpu.uuid, gpu.index)
         if owner != gpu.index and not gpu.error:
-            message = f"NVML gives it the UUID of GPU {owner}: neither can be told from the other"
+            message = f"NVML reports the same UUID as for GPU {owner}: the two can't be distinguished"
             settled.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
         elif gpu.error or (gpu.mig_enabled and not gpu.mig):
             settled.append(_settled(gpu))

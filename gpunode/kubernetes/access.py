@@ -82,7 +82,9 @@ def connect(host: Host, access: Access) -> Cluster:
     """
     if not host.live:
         raise PreconditionError(
-            f"no API server is asked under --root {host.root}", hint="leave out --root", code="not-live"
+            f"gpunode contacts no API server under --root {host.root}",
+            hint="leave out --root",
+            code="not-live",
         )
     try:
         from gpunode.kubernetes.client import Cluster
@@ -178,7 +180,7 @@ def _nothing(host: Host) -> NoAccess:
     existing = [path for path in (*theirs, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
     offer = f"here are {', '.join(existing)}; " if existing else ""
     return NoAccess(
-        "no way to an API server: no KUBECONFIG, no ~/.kube/config, and this is no pod with an account",
+        "no API server is configured: no KUBECONFIG, no ~/.kube/config, and this is no pod with an account",
         hint=f"{offer}--kubeconfig PATH, --kubeconfig kubelet (this node's own),"
         " or kubectl proxy and --server http://127.0.0.1:8001",
     )
@@ -248,7 +250,7 @@ def unauthorized(host: Host, connection: Connection) -> str:
         return f"the certificate of {own.name} in {connection.source} expired at {_date(own.ends)}; {fix}"
     if connection.options[:1] == ("--server",):
         return "kubectl proxy adds the credentials: is it still running, with a context that works?"
-    return f"sign in again, or make a new token or certificate; used was: {connection.source}"
+    return f"sign in again, or make a new token or certificate; used: {connection.source}"
 
 
 def _date(seconds: float) -> str:

@@ -37,7 +37,7 @@ _PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds, after the first, second, ... attempt
 _LONGEST_PAUSE = 10.0
 _RETRY_SECONDS = 30.0  # no attempt starts later than this; one that is slow may use all of it
 _LONGEST_VALUE = 500  # characters
-_UNKNOWN = "whether the change was made can't be told: all of it or none; run this again to find out"
+_UNKNOWN = "it is unknown whether the change was applied (completely or not at all); run this again to check"
 _Answer = TypeVar("_Answer")
 
 

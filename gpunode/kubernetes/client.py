@@ -205,7 +205,7 @@ class Cluster:
         if isinstance(error, ValueError | TypeError | KeyError | RecursionError):
             why = f": it is {error}" if isinstance(error, Unbounded) else ""
             explained = Unreachable(
-                f"can't {what}: what {self.server} answers is no API server's answer{why}",
+                f"can't {what}: what {self.server} answers is not a response of an API server{why}",
                 hint=self._look(),
                 code="kubernetes-no-api-server",
             )
@@ -228,7 +228,7 @@ class Cluster:
             exists = "kubernetes-exists" if getattr(reply, "reason", "") == "AlreadyExists" else ""
             return Conflict(message, hint="run this again", code=exists, status=409)
         if code == 429 or code >= 500:
-            busy = Unavailable(message, hint="wait until it is well, then run this again", status=code)
+            busy = Unavailable(message, hint="wait until it is healthy, then run this again", status=code)
             busy.sent = code >= 500 and code != 503 and changes
             seconds = error.response.headers.get("Retry-After", "")
             if seconds.isascii() and seconds.isdigit() and len(seconds) < 5:
@@ -284,7 +284,7 @@ def _object(response: Any, kind: str, name: str = "") -> Json:
     """The object in a response; a name or kind that wasn't asked for is an error, not data."""
     body: Json = {"kind": kind, **response}
     if not is_object(body) or body["kind"] != kind or (name and body["metadata"]["name"] != name):
-        raise ValueError("the response has another object than the one asked for")
+        raise ValueError("the response has a different object than the requested one")
     return body
 
 
@@ -334,7 +334,7 @@ def _missing_right(said: str, source: str) -> str:
             "a kubelet's account may label its own node, such as with nvidia.com/NAME, but not with names of"
             " kubernetes.io, and may set no taints (NodeRestriction): use an administrator's --kubeconfig"
         )
-    return f"ask for that right, or use another account; used was: {source}"
+    return f"request that permission, or use another account; used: {source}"
 
 
 # --- transport ------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ class Transport(httpx2.BaseTransport):
             body = response.read()
         answer = httpx2.Response(response.status, headers=response.headers)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise Unbounded("packed, which nobody asked for")
+            raise Unbounded("compressed, although no compression was requested")
         return httpx2.Response(response.status, headers=response.headers, content=body)
 
     def _renew(self) -> bool:

@@ -140,7 +140,7 @@ def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connecti
         entries = _first(files, f"{kind}s")
         if reference not in entries:
             raise NoAccess(
-                f"{file}: context {name} names the {kind} {reference!r}, which isn't there", hint=_VIEW
+                f"{file}: context {name} names the {kind} {reference!r}, which does not exist", hint=_VIEW
             )
         return entries[reference]
 
@@ -314,7 +314,7 @@ def _from_program(host: Host, program: Program, file: str, cluster: Cluster) -> 
 
 def _command_line(program: Program, file: str) -> tuple[list[str], dict[str, str]]:
     if program.interactive == "Always":
-        raise NoAccess(f"{file}: {program.command} wants somebody to sign in by hand", hint=PROXY_HINT)
+        raise NoAccess(f"{file}: {program.command} requires an interactive login", hint=PROXY_HINT)
     if program.apiVersion not in _VERSIONS:
         raise NoAccess(
             f"{file}: exec's apiVersion {program.apiVersion[:100]!r} isn't known;"

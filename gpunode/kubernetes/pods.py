@@ -73,14 +73,15 @@ def unschedulable(message: str, aim: Aim) -> Reason:
     """The scheduler's message, reduced to the causes that concern our node: the pod selects no other."""
     said = _TAIL.sub(".", one_line(message))
     causes = [one for one in _causes(said) if not any(word in one for word in _SELECTED)]
-    message = f"no place on {aim.node}: {', '.join(causes) or said}"
+    message = f"the pod can't be scheduled on {aim.node}: {', '.join(causes) or said}"
     if any(f"Insufficient {aim.resource}" in one for one in causes):
         return _insufficient(aim)
     if found := next(filter(None, map(_TAINT.search, causes)), None):
         taints = aim.taints or ((found[1],) if found[1] else ())
         if aim.taints:
+            taints_text = " and ".join(aim.taints)
             message = (
-                f"no place on {aim.node}: the pod does not tolerate its taint {' and '.join(aim.taints)}"
+                f"the pod can't be scheduled on {aim.node}: it does not tolerate the node's taint {taints_text}"
             )
         return Reason("pending-taint", message, _taint_hint(taints, aim.node), 30)
     if any("unschedulable" in one for one in causes):
@@ -169,7 +170,7 @@ def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: 
 def start_hint(message: str, aim: Aim) -> str:
     """The hint for an engine's error when it creates or starts a container."""
     if "unresolvable CDI devices" in message or "CDI device" in message:
-        return "the CDI specification lacks the device: gpunode cdi list; gpunode cdi refresh"
+        return "the device is missing from the CDI specification: gpunode cdi list; gpunode cdi refresh"
     if "runAsNonRoot" in message or "run as root" in message:
         return f"{aim.image} runs only as root; name another image with --image"
     if "exec format error" in message:
@@ -225,7 +226,7 @@ def failed(reason: str, message: str, aim: Aim) -> Reason:
     reason, message = one_line(reason), one_line(message)
     said = ": ".join(filter(None, (reason, message)))
     if reason.startswith("OutOf"):
-        hint = "another pod was faster: gpunode plugin status"
+        hint = "another pod got the GPU first: gpunode plugin status"
     elif reason in ("StartError", "ContainerCannotRun"):
         hint = start_hint(message, aim)
     else:

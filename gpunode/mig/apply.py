@@ -85,13 +85,13 @@ def carry_out(
         problem = restore(tools, before)
         if problem:
             raise HalfDone(
-                f"{_words(error)}; and the way back failed: {problem}",
-                hint="see what is there now: gpunode mig list; then apply again",
+                f"{_words(error)}; and restoring the previous layout failed: {problem}",
+                hint="see the current layout: gpunode mig list; then apply again",
             ) from error
         end(host, left.unasked)
         if isinstance(error, GpunodeError):
             raise RolledBackError(
-                f"{error.message}; the previous layout is in place again", hint=error.hint
+                f"{error.message}; the previous layout was restored", hint=error.hint
             ) from error
 
     # without an undo: if it fails, the snapshot of an earlier run that was killed stays the one to restore
@@ -158,8 +158,8 @@ def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only
         wrong = reached(plan, _gpu(after, plan.gpu), targets[plan.gpu.uuid], mode_only=mode_only)
         if wrong:
             raise GpunodeError(
-                f"GPU {plan.gpu.index} isn't what was wanted: {wrong}",
-                hint="see what is there: gpunode mig list",
+                f"GPU {plan.gpu.index} does not have the requested layout: {wrong}",
+                hint="see the current layout: gpunode mig list",
                 code="mig-differs",
             )
     return after
@@ -190,7 +190,7 @@ def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
     if found is None or found.error or found.untold:
         reason = f": {found.error or found.untold}" if found is not None else ""
         raise GpunodeError(
-            f"GPU {gpu.index} can no longer be asked{reason}", hint="gpunode doctor", code="mig"
+            f"GPU {gpu.index} can no longer be queried{reason}", hint="gpunode doctor", code="mig"
         )
     return found
 
@@ -234,7 +234,7 @@ def restore(tools: Tools, before: Sequence[GpuLayout]) -> str:
         left = tuple(gpu for gpu in left if gpu.uuid in wrong)
         if not left:
             return ""
-    others = "; the others are as they were" if len(left) < len(before) else ""
+    others = "; the others are unchanged" if len(left) < len(before) else ""
     return "; ".join(f"GPU {gpu.index}: {wrong[gpu.uuid]}" for gpu in left) + others
 
 
@@ -443,7 +443,7 @@ def _spot(instance: GpuInstance) -> Spot:
 
 
 def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
-    """Changes have come to an end, one way or the other; kept is what GPUs were that can't be asked."""
+    """Changes have ended, with success or failure; kept is what GPUs were that can't be asked."""
     if unasked:
         begun = load_snapshot(host)
         if tuple(unasked) != begun.before:
@@ -571,7 +571,7 @@ MARKER = "# Made by gpunode (gpunode mig apply --persist); gpunode rollback take
 _UNIT = """\
 {marker}
 [Unit]
-Description=Cut the GPUs into their MIG layout {label} (gpunode)
+Description=Apply the MIG layout {label} to the GPUs (gpunode)
 # the persistence daemon holds the GPUs open from then on, the fabric manager links them
 After=nvidia-persistenced.service nvidia-fabricmanager.service systemd-modules-load.service
 Before=gpunode-cdi-refresh.service nvidia-cdi-refresh.service
@@ -585,10 +585,10 @@ Before=snap.docker.dockerd.service podman-restart.service
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-# makes the device files on a node that nobody has asked for a GPU yet
+# creates the device files if no process has used a GPU since boot
 ExecStartPre=-/usr/bin/nvidia-modprobe -c 0 -u
 ExecStart={program} mig apply --config-file {config} --selected-config {label_word}
-# a boot must not hang on a sick GPU; whoever comes after starts then without MIG
+# a faulty GPU must not block the boot; later units then start without MIG
 TimeoutStartSec=480
 Restart=no
 

@@ -283,7 +283,7 @@ class CannotBe(PreconditionError):
 
     def __init__(self, faults: Sequence[str], hint: str = "") -> None:
         super().__init__(
-            "; ".join(faults), hint=hint or "see what the GPUs offer: gpunode mig list --profiles"
+            "; ".join(faults), hint=hint or "list the profiles of the GPUs: gpunode mig list --profiles"
         )
         self.faults = tuple(faults)
 
@@ -331,7 +331,9 @@ def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
     here = {gpu.index for gpu in layouts.gpus}
     count = len(here)
     have = f"this node has {count} GPU{'s' if count != 1 else ''}, from 0 on" if count else "it has no GPU"
-    return [f"{place}: there is no GPU {index}: {have}" for index in entry.devices or () if index not in here]
+    return [
+        f"{place}: GPU {index} does not exist: {have}" for index in entry.devices or () if index not in here
+    ]
 
 
 def _chosen(
@@ -346,7 +348,7 @@ def _chosen(
         able = [gpu for gpu in found if gpu.capable or gpu.error]
         if able:
             notes += [
-                f"{place}: GPU {gpu.index} ({gpu.name}) knows no MIG and is left out"
+                f"{place}: GPU {gpu.index} ({gpu.name}) does not support MIG and is left out"
                 for gpu in found
                 if gpu not in able
             ]
@@ -378,23 +380,23 @@ def _impossible(path: str, found: Mapping[int, Wish], mode_only: bool) -> list[s
 def _against(wish: Wish, mode_only: bool) -> str:
     gpu = wish.gpu
     if gpu.error:
-        return f"can't be asked: {gpu.error}"
+        return f"can't be queried: {gpu.error}"
     if not gpu.capable:
-        return "knows no MIG" if wish.enabled else ""
+        return "does not support MIG" if wish.enabled else ""
     changes = wish.enabled != gpu.current or bool(wish.profiles) or bool(gpu.instances)
     if gpu.virtualization == _VGPU_GUEST and changes:
-        return "is a virtual GPU, whose host decides about MIG"
+        return "is a virtual GPU: its host controls MIG"
     if mode_only:
         return ""
     if gpu.untold:
-        return f"doesn't tell its instances: {gpu.untold} (root may ask)"
+        return f"doesn't report its instances: {gpu.untold} (run as root)"
     unknown = unknown_profiles(gpu, wish.profiles) if gpu.profiles else ()
     return f"has no profile {' or '.join(unknown)}; it has {offered(gpu)}" if unknown else ""
 
 
 # The present layouts as a configuration of mig-parted: an entry for each group of GPUs cut alike. Pure.
 #
-# As ``nvidia-mig-parted export`` writes it (its v0.15): a GPU that knows no MIG counts as one with MIG off;
+# As ``nvidia-mig-parted export`` writes it (its v0.15): a GPU without MIG support counts as one with MIG off;
 # the mode is the current one; a GPU instance without a compute instance is no device; filters name device and
 # vendor.
 

@@ -278,12 +278,12 @@ def _reason(gpu: GpuLayout, wish: Sequence[_Part], wanted: Mapping[str, int]) ->
             limit = part.profile.max_count
             return f"{count} x {part.profile.name} are wanted, of which it takes at most {limit}"
         if not part.profile.placements:
-            return f"the driver doesn't tell where a {part.profile.name} may lie"
+            return f"the driver doesn't report the possible placements of a {part.profile.name}"
     made = [
         profile for part in wish for profile in [part.profile] * len(bins(part.profile, Counter(part.sizes)))
     ]
     if not _allowed(made):
-        return f"{summary(wanted)} want the same media engines"
+        return f"{summary(wanted)} need the same media engines"
     slots = f" in its {gpu.slots} memory slots" if gpu.slots else ""
     return f"{summary(wanted)} don't fit together{slots}"
 

@@ -34,9 +34,9 @@ CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it
 
 _HINTS = {
     NO_PERMISSION: "run it as root",
-    IN_USE: "end what uses the GPU; gpunode mig plan names it",
-    INSUFFICIENT_RESOURCES: "see what is there and what fits: gpunode mig list --profiles",
-    NOT_SUPPORTED: "MIG must be on, and the GPU not a virtual one whose host fixes its layout",
+    IN_USE: "end the processes that use the GPU; list them: gpunode mig plan",
+    INSUFFICIENT_RESOURCES: "list the layout and the possible profiles: gpunode mig list --profiles",
+    NOT_SUPPORTED: "enable MIG; on a virtual GPU the host controls the layout",
     GPU_IS_LOST: "find out why: gpunode doctor",
     RESET_REQUIRED: "reset the GPU, or reboot",
 }

@@ -86,7 +86,7 @@ class InUse(PreconditionError):
         words = dict.fromkeys(shlex.quote(one.drain) for one in obstacles if one.drain)
         stop = "".join(f" --drain {word}" for word in words)
         others = dict.fromkeys(_end_clients(one) for one in obstacles if not one.drain)
-        hints = [f"have them stopped:{stop}"] if stop else []
+        hints = [f"stop them with:{stop}"] if stop else []
         hints += [f"end first: {', '.join(others)}"] if others else []
         super().__init__("; ".join(one.text for one in obstacles), hint="; ".join(hints))
         self.obstacles = tuple(obstacles)
@@ -197,7 +197,7 @@ def untold(node: Node, plans: Sequence[GpuPlan]) -> str:
     try:
         list(node.gpu_holdings)
     except GpunodeError as error:
-        return f"which pods hold what goes isn't known: {error.message}"
+        return f"can't list the pods that hold the devices to be destroyed: {error.message}"
     return ""
 
 
@@ -345,12 +345,16 @@ def _check(word: str, found: Sequence[Obstacle]) -> None:
         pids = {one.pid for one in found if one.pid}
         if int(word) not in pids:
             known = ", ".join(map(str, sorted(pids))) or "none"
-            raise UsageError(f"process {word} isn't in the way", hint=f"processes that are: {known}")
+            raise UsageError(
+                f"process {word} does not block the change", hint=f"processes that block it: {known}"
+            )
     elif word.startswith(("docker:", "podman:")):
         containers = sorted({one.drain for one in found if one.engine})
         if word not in containers:
             known = ", ".join(containers) or "none"
-            raise UsageError(f"container {word} isn't in the way", hint=f"containers that are: {known}")
+            raise UsageError(
+                f"container {word} does not block the change", hint=f"containers that block it: {known}"
+            )
     elif not _DRAIN_UNIT.fullmatch(word) or word.startswith("-"):
         raise UsageError(
             f"{word!r} can't be drained",
@@ -426,7 +430,9 @@ def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callab
             refused()
         said = (answer.stderr or answer.stdout).strip().splitlines()
         reason = "took too long" if answer.timed_out else said[-1] if said else f"exit code {answer.code}"
-        raise PreconditionError(f"{' '.join(argv)}: {reason}", hint="look at it by hand", code="mig-busy")
+        raise PreconditionError(
+            f"{' '.join(argv)}: {reason}", hint="run the command manually to see its output", code="mig-busy"
+        )
 
 
 def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str, ...], Drained]:
@@ -558,7 +564,7 @@ class Room:
             self._tell(found.services, "HUP")
             raise PreconditionError(
                 f"process {names} has not closed NVML within {_CLOSE_SECONDS:g} s",
-                hint="look why, or have it stopped: --drain gpunode-device-plugin",
+                hint="read its log, or stop it: --drain gpunode-device-plugin",
                 code="mig-busy",
             )
 

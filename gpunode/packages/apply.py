@@ -151,11 +151,15 @@ class _Work:
         """It isn't interrupted, and whoever tries is told at once what comes of it."""
 
         def report(name: str) -> None:
-            then = "what was done is being rolled back"
+            then = "rolling back the changes"
             if not self._ending:
                 self._stopped_by = name
-                then = "if a step is left after it, that isn't begun, and what was done is rolled back"
-            self._say(name, f"{command.name} is left to end, half of it would be worse; {then}")
+                then = "the remaining steps are skipped and the changes are rolled back"
+            self._say(
+                name,
+                f"waiting for {command.name} to end, because interrupting it could leave packages"
+                f" half-installed; {then}",
+            )
 
         with uninterrupted(report):
             yield
@@ -168,7 +172,7 @@ class _Work:
         """All commands, or all packages as before."""
 
         def shield() -> AbstractContextManager[None]:
-            return uninterrupted(lambda name: self._say(name, "what was done is being rolled back"))
+            return uninterrupted(lambda name: self._say(name, "rolling back the changes"))
 
         attempt(lambda: self.act(self._run), self._roll_back, shield)
 
@@ -242,15 +246,15 @@ def _packages_back(job: Job, run: Run, error: BaseException) -> None:
     if left:
         told = ", ".join(f"{name} {version}" for name, version in left.items())
         raise PackagesError(
-            f"{error}; and these packages could not be put back: {told}",
-            hint=getattr(error, "hint", "") or "see what is there: gpunode toolkit status",
+            f"{error}; and these packages could not be restored: {told}",
+            hint=getattr(error, "hint", "") or "see the current state: gpunode toolkit status",
             code=HALF_INSTALLED,
         ) from error
     if isinstance(error, KeyboardInterrupt):
-        job.progress.note("the packages are as before")
+        job.progress.note("the packages were restored")
     if isinstance(error, GpunodeError):
         raise RolledBackError(
-            f"{error.message}; packages and files are as before", hint=error.hint, code=error.code
+            f"{error.message}; packages and files were restored", hint=error.hint, code=error.code
         ) from error
 
 

@@ -90,7 +90,7 @@ def _branch(situation: Situation, wish: Wish, need: _Need) -> tuple[int, Decisio
     asked = driver.branch(wish.version) or wish.branch
     if asked:
         option = f"--version {wish.version}" if wish.version else f"--branch {wish.branch}"
-        return asked, Decision("branch", str(asked), "you asked for it", option)
+        return asked, Decision("branch", str(asked), "requested on the command line", option)
     here = driver.branch(situation.version)
     fits = here and need.first <= here and not (need.last and here > need.last)
     if fits and (driver.ended(here) is None or here == need.last):
@@ -115,7 +115,9 @@ def _branch(situation: Situation, wish: Wish, need: _Need) -> tuple[int, Decisio
 def _flavour(situation: Situation, wish: Wish, need: _Need, branch: int) -> tuple[str, Decision]:
     subject = "kernel module"
     if wish.flavour:
-        return wish.flavour, Decision(subject, wish.flavour, "you asked for it", f"--flavour {wish.flavour}")
+        return wish.flavour, Decision(
+            subject, wish.flavour, "requested on the command line", f"--flavour {wish.flavour}"
+        )
     if need.module:
         reason = f"{need.module_for} is driven by the {need.module} module alone"
         return need.module, Decision(subject, need.module, reason, known_as_of(driver.TABLE))

@@ -244,7 +244,7 @@ def hint_of(code: str, manager: str, said: str) -> str:
         Trouble.NO_REPOSITORY: "there is nothing at that address: --repository takes the directory that "
         "holds rhel9, ubuntu2404 and so on",
         Trouble.NOT_FOUND: f"{manager}'s indexes are old: {refresh}, then gpunode driver plan",
-        "half-installed": "see what is there and what is wanted: gpunode driver plan",
+        "half-installed": "compare the current and the planned state: gpunode driver plan",
     }.get(code, said)
 
 
@@ -300,8 +300,8 @@ def _other_ways(situation: Situation) -> Iterator[Refusal]:
     if situation.run_installed:
         yield Refusal(
             "run-installer",
-            "the driver here came with NVIDIA's .run installer, whose files packages would overwrite",
-            f"take it away first: {RUN_INSTALLER}, and reboot",
+            "the driver was installed with NVIDIA's .run installer, and packages would overwrite its files",
+            f"uninstall it first: {RUN_INSTALLER}, and reboot",
         )
     if situation.operator_driver:
         yield Refusal(
@@ -340,7 +340,7 @@ def against_module(situation: Situation, *, signed: bool) -> tuple[Refusal, ...]
         f"the key {situation.key} isn't enrolled" if situation.key else "no key is here to sign modules with"
     )
     if situation.key and situation.key_enrolled is None:
-        what = f"mokutil doesn't tell whether the key {situation.key} is enrolled"
+        what = f"mokutil doesn't report whether the key {situation.key} is enrolled"
     make = _MAKE_KEY[situation.distribution.id == "ubuntu"]
     first = f"mokutil --import {situation.key}" if situation.key else make
     return (
@@ -374,7 +374,7 @@ def previewed(
         refusal = Refusal(
             "takes-others-out",
             f"{manager.name} would take these packages out as well: {', '.join(gone)}",
-            "see why, and take them out yourself if nobody needs them; then run this again",
+            "find out why; remove them yourself if they are not needed, then run this again",
         )
         plan = replace(plan, refusals=(refusal,))
     return plan, changes
@@ -467,7 +467,7 @@ def _with_packages(
     decisions = (*base.decisions, *_decisions(situation, way, found, headers, known=known))
     notes = (*base.notes, *found.notes, *_fits(situation, base), *((why,) if why else ()))
     if states and not known:
-        notes += ("exact versions are told once the package manager knows the repository and its stream",)
+        notes += ("exact versions are known once the package manager has read the repository",)
     plan = replace(
         base, version=found.version, packages=found.packages, decisions=decisions, refusals=refusals,
         notes=notes, resolved=known and bool(found.version),
@@ -603,7 +603,7 @@ def _decisions(
         decisions.append(Decision("module comes", "built and signed", reason, source))
     elif way == DKMS:
         lacking = ", ".join(headers) or "none"
-        reason = f"kernels whose headers aren't here yet: {lacking}"
+        reason = f"kernels without installed headers: {lacking}"
         decisions.append(Decision("module comes", "built here by DKMS", reason, "/lib/modules/*/build"))
     if situation.switches:
         more = " and the NVLink subnet manager" if situation.nvlink5 else ""

@@ -117,13 +117,13 @@ def _prefers_own(situation: Situation, own: str) -> tuple[bool, str, str]:
         return False, "", ""
     if situation.nvlink5 and situation.switches:
         return False, "", ""  # nvlsm is in NVIDIA's alone
-    why = "its modules are built and signed for each kernel, so that Secure Boot and upgrades are no matter"
+    why = "its modules are built and signed for each kernel, so Secure Boot and kernel upgrades work"
     return True, why, known_as_of(PACKAGES)
 
 
 def _from_distribution(situation: Situation, own: str) -> Route:
     if own in (UBUNTU, DEBIAN):
-        decision = Decision("from", _WHERE[own], "you asked for it", "--repository distribution")
+        decision = Decision("from", _WHERE[own], "requested on the command line", "--repository distribution")
         return Route(own, said=True, decisions=(decision,))
     name = situation.distribution.name or situation.distribution.id
     return Route(
@@ -146,11 +146,11 @@ def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> 
     if add and own_mirror and situation.distribution.family == "debian" and not wish.key:
         return Route("", refusals=(_mirror(base),))
     if wish.repository:
-        why, source = "you asked for it", f"--repository {wish.repository}"
+        why, source = "requested on the command line", f"--repository {wish.repository}"
     elif situation.nvidia_repository:
         why, source = "it is set up here", "package manager's repositories"
     elif situation.nvlink5 and situation.switches:
-        why, source = "nvlsm, which these NVSwitches need, is there alone", known_as_of(PACKAGES)
+        why, source = "only this repository has nvlsm, which these NVSwitches need", known_as_of(PACKAGES)
     else:
         why = f"it has a driver for {situation.distribution.name or situation.distribution.id}"
         source = known_as_of(REPOSITORIES)
@@ -214,7 +214,9 @@ def install_by_tdnf(situation: Situation, choice: Choice) -> str:
 def _unknown(situation: Situation, choice: Choice) -> Refusal:
     name = situation.distribution.name or situation.distribution.id or "this distribution"
     if command := install_by_tdnf(situation, choice):
-        return Refusal("no-repository", f"gpunode doesn't drive tdnf, the package manager of {name}", command)
+        return Refusal(
+            "no-repository", f"gpunode doesn't support tdnf, the package manager of {name}", command
+        )
     return Refusal(
         "no-repository",
         f"no driver packages are known for {name}",
@@ -310,8 +312,8 @@ def _no_headers(situation: Situation, release: str, package: Wanted) -> Refusal:
     named = f"{package.name}-{package.version}" if package.version else package.name
     return Refusal(
         "headers-missing",
-        f"the headers of kernel {release} can't be had: nobody offers {named}",
-        f"{first} a kernel whose headers are offered, then run this again",
+        f"the headers of kernel {release} aren't available: no repository offers {named}",
+        f"{first} a kernel with available headers, then run this again",
     )
 
 
@@ -351,7 +353,7 @@ def resolve(
     offers = {one.name: _offers(states[one.name], route, one.exact) for one in names}
     left_out = [one.name for one in names if not one.must and not offers[one.name]]
     missing = [one.name for one in names if one.must and not offers[one.name]]
-    notes = [f"{name} is left out: nobody offers it here" for name in left_out]
+    notes = [f"{name} is left out: no repository offers it" for name in left_out]
     if missing:
         return Resolved(refusals=(_missing(missing, choice, route),), notes=tuple(notes))
     wanted = [one for one in names if offers[one.name]]
@@ -367,7 +369,7 @@ def resolve(
         if not shared or not optional:
             return Resolved(refusals=(_nothing_shared(needed, choice, wish),), notes=tuple(notes))
         behind = [name for name in optional if shared not in map(_own, exact[name])]
-        notes += [f"{name} is left out: it isn't there in {shared}" for name in sorted(behind)]
+        notes += [f"{name} is left out: it isn't available in {shared}" for name in sorted(behind)]
         wanted = [one for one in wanted if one.name not in behind]
     packages = tuple(_package(one, states[one.name], offers[one.name], shared) for one in wanted)
     refusals = (*_held(packages, states), *_disagreement(wanted, states, route))
@@ -435,7 +437,7 @@ def _missing(names: Sequence[str], choice: Choice, route: Route) -> Refusal:
     }
     return Refusal(
         "package-missing",
-        f"branch {choice.branch} can't be had here: {', '.join(names)} isn't offered by {where}",
+        f"branch {choice.branch} isn't available here: {', '.join(names)} isn't offered by {where}",
         hints[route.name],
     )
 
@@ -474,8 +476,8 @@ def _held(packages: Sequence[DriverPackage], states: Mapping[str, PackageState])
         here = next(one.installed for one in packages if one.name == names[0])
         yield Refusal(
             "held",
-            f"somebody holds {', '.join(names)} at {driver_version(here)}",
-            f"keep that one: --version {driver_version(here)}; or take the hold off yourself",
+            f"a package hold keeps {', '.join(names)} at {driver_version(here)}",
+            f"keep that one: --version {driver_version(here)}; or remove the hold yourself",
         )
 
 

@@ -350,7 +350,7 @@ def failed(command: Command, failure: Failure) -> PackagesError:
     """The error that a command's failure is."""
     return PackagesError(
         f"{command.name}: {failure.said}",
-        hint=failure.hint or "run it by hand to see all that it says",
+        hint=failure.hint or "run it manually to see its complete output",
         code=str(failure.trouble),
     )
 
@@ -367,7 +367,7 @@ def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: f
 
 def _too_long(lock: Lock | None, said: str) -> PackagesError:
     return PackagesError(
-        f"{lock} holds {lock.path} and doesn't let go of it" if lock else said,
+        f"{lock} holds {lock.path} and doesn't release it" if lock else said,
         hint="wait for it to end, then run this again; --lock-timeout SECONDS waits longer",
         code=LOCKED,
         exit_code=ExitCode.PRECONDITION,
@@ -396,12 +396,12 @@ HINTS = {
     Trouble.CERTIFICATE: "this node doesn't trust its certificate: add the CA of the proxy or the mirror "
     "(update-ca-certificates, update-ca-trust)",
     Trouble.CLOCK: "this node's clock is wrong (timedatectl), or the mirror isn't kept up any more",
-    Trouble.NO_REPOSITORY: "there is nothing at that address: --repository takes the one below which "
-    "stable/deb or stable/rpm lies",
+    Trouble.NO_REPOSITORY: "there is nothing at that address: --repository takes the one that contains "
+    "stable/deb or stable/rpm",
     Trouble.NOT_FOUND: "see what there is: gpunode toolkit status",
-    Trouble.HELD: "a version lock or an exclusion stands in the way: gpunode toolkit status",
+    Trouble.HELD: "a version lock or an exclusion blocks it: gpunode toolkit status",
     Trouble.INTERRUPTED: "finish the earlier transaction first: dpkg --configure -a",
-    Trouble.NO_SPACE: "make room, then run this again: df -h, df -i",
+    Trouble.NO_SPACE: "free disk space, then run this again: df -h, df -i",
     Trouble.READ_ONLY: "a file system is read-only, and dmesg may say why: findmnt -O ro",
     Trouble.TIMED_OUT: "see in what state it left the packages before going on",
 }
@@ -413,7 +413,7 @@ def failure(done: Completed, patterns: Sequence[Pattern], *, noise: str = r"(?!)
     text = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.search(noise, line)]
     if done.timed_out:
-        return _made(Trouble.TIMED_OUT, "it said nothing for too long, and was ended")
+        return _made(Trouble.TIMED_OUT, "it printed nothing for too long and was killed")
     for trouble, pattern in (*_COMMON, *patterns):
         for line in lines:
             if re.search(pattern, line):

@@ -136,7 +136,7 @@ def wanted_repository(base: str = "", key: bytes | None = None) -> Wanted:
         )
     if "@" in base.partition("//")[2].partition("/")[0]:
         raise UsageError(
-            "a password in the repository's address could be read by everybody on this node",
+            "a password in the repository's address would be readable by every user on this node",
             hint="put it where apt (auth.conf) or dnf (the .repo file's username) keep it",
         )
     data = armored(known.key if key is None else key)

@@ -133,8 +133,8 @@ def require_offered(states: States, versions: Mapping[str, str]) -> None:
     if hidden := [name for name in missing if any(one.origins for one in states[name].available)]:
         there = ", ".join(shared_versions(states)[:5])
         raise PackagesError(
-            f"a pin or priority of this node lets no version of {', '.join(hidden)} be installed",
-            hint=f"mend it (apt-cache policy {hidden[0]}), or name one of {there}: --version",
+            f"a pin or priority on this node blocks all versions of {', '.join(hidden)}",
+            hint=f"correct it (apt-cache policy {hidden[0]}), or name one of {there}: --version",
             code=str(Trouble.HELD),
         )
     if missing:
@@ -216,8 +216,8 @@ def _read(host: Host, manager: Manager, path: str) -> PackageFile:
     answer = host.run(argv, timeout=_SECONDS)
     words = answer.stdout.strip().split("\t")
     if not answer.ok or len(words) != 3:
-        said = (answer.stderr.strip().splitlines() or ["it says nothing of itself"])[-1]
-        raise UsageError(f"{path} is no whole package: {said}", hint="copy it again")
+        said = (answer.stderr.strip().splitlines() or ["it contains no package metadata"])[-1]
+        raise UsageError(f"{path} is not a complete package: {said}", hint="copy it again")
     return PackageFile(path, *words)
 
 

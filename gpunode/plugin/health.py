@@ -28,13 +28,13 @@ from gpunode.plugin.model import Problem, Unit
 
 FABRIC = "fabric"
 _ACTIONS = {
-    "reset": ("the driver asks for a reset of the GPU", "reset"),
-    "reboot": ("the driver asks for a reboot of the node", "reboot"),
-    "drain-p2p": ("the driver asks to end the programs that use this GPU from others", "restart-app"),
-    "drain-and-reset": ("the driver asks to drain and reset the GPU", "reset"),
-    "recover-imex": ("the driver asks to recover the IMEX domain", ""),
-    "bus-reset": ("the driver asks for a reset of the GPU's bus", "reset"),
-    "system-reboot": ("the driver asks for a reboot of the system", "reboot"),
+    "reset": ("the driver requests a reset of the GPU", "reset"),
+    "reboot": ("the driver requests a reboot of the node", "reboot"),
+    "drain-p2p": ("the driver requests ending the programs that use this GPU from others", "restart-app"),
+    "drain-and-reset": ("the driver requests draining and resetting the GPU", "reset"),
+    "recover-imex": ("the driver requests recovery of the IMEX domain", ""),
+    "bus-reset": ("the driver requests a reset of the GPU's bus", "reset"),
+    "system-reboot": ("the driver requests a reboot of the system", "reboot"),
 }
 
 
@@ -58,7 +58,7 @@ def conditions(reading: Reading) -> Iterator[Condition]:
         yield Condition("page-retirement", "a page of memory waits for a reset to be retired", "reset")
     if reading.recovery_action not in (None, "none"):
         action = str(reading.recovery_action)
-        reason, mend = _ACTIONS.get(action, (f"the driver asks for the recovery action {action}", ""))
+        reason, mend = _ACTIONS.get(action, (f"the driver requests the recovery action {action}", ""))
         yield Condition("recovery-action", reason, mend)
     if reading.fabric_state == "in-progress":
         yield Condition(FABRIC, "the GPU has not yet joined the NVLink fabric", "")
@@ -449,7 +449,7 @@ class HealthJudge:
         for gpu, marks in list(self._marks.items()):
             for mark in marks:
                 if not self._still_counts(mark) and self._log is not None:
-                    self._log.info("no longer held against this GPU", device=gpu, reason=mark.reason)
+                    self._log.info("problem cleared", device=gpu, reason=mark.reason)
             self._put(gpu, [mark for mark in marks if self._still_counts(mark)])
 
     def _still_counts(self, mark: Mark) -> bool:
@@ -563,16 +563,16 @@ class HealthMemory:
             self._say.reset()
         except (GpunodeError, OSError) as error:
             self._say.warning(
-                "health memory can't be written: a restarted plugin will have forgotten", reason=str(error)
+                "health memory can't be written: it is lost when the plugin restarts", reason=str(error)
             )
 
     def _lay_aside(self, reason: str) -> None:
         aside = self._path + ".broken"
         try:
             self._host.rename(self._path, aside)
-            self._log.warning("health memory makes no sense and was laid aside", path=aside, reason=reason)
+            self._log.warning("health memory is invalid and was renamed", path=aside, reason=reason)
         except (GpunodeError, OSError) as error:
-            self._log.warning("health memory makes no sense", path=self._path, reason=str(error))
+            self._log.warning("health memory is invalid", path=self._path, reason=str(error))
 
 
 def _read(data: bytes) -> tuple[str, tuple[Mark, ...]]:

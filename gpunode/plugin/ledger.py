@@ -201,7 +201,7 @@ class Ledger:
             self._replan(self.settings, inventory)
         except GpunodeError as error:  # what is advertised stays as it is
             self.trouble = error.message
-            self._say.warning("these GPUs can't be advertised", reason=error.message, hint=error.hint)
+            self._say.warning("the GPUs can't be advertised", reason=error.message, hint=error.hint)
 
     def _replan(self, settings: Settings, inventory: Inventory) -> None:
         plan = self._backend.plan(settings, inventory)

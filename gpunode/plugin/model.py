@@ -413,7 +413,7 @@ def _unknown(snapshot: Snapshot, device_id: str) -> AllocationError:
 def _too_many_shares(resource: Resource, count: int) -> AllocationError:
     section = "mps" if resource.sharing == "mps" else "timeSlicing"
     return AllocationError(
-        f"maximum request size for shared resources is 1; found {count}: ask for one {resource.name}, or set "
+        f"maximum request size for shared resources is 1; found {count}: request one {resource.name}, or set "
         f"failRequestsGreaterThanOne to false in sharing.{section} (two shares may be of the same GPU)"
     )
 

@@ -38,7 +38,7 @@ class Systemd:
         try:
             self._host.notify(message)
         except OSError as error:
-            self._say.warning("systemd can't be told", reason=error.strerror or str(error))
+            self._say.warning("systemd can't be notified", reason=error.strerror or str(error))
 
 
 # The plugin's systemd unit as it is written on a node: the packaged one, with that node's program in it.

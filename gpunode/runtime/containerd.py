@@ -87,7 +87,7 @@ class ContainerdEngine:
             try:
                 self._judge.staged(containerd_check.laid_over(self.host, config.files, plan))
             except ValidationError as error:
-                note = f"the files as they were before are of no use, only the runtimes go: {error.message}"
+                note = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
                 removal = self.plan_removal(Unwanted(names), active)
                 return replace(removal, notes=(*removal.notes, note))
         return plan
@@ -118,7 +118,7 @@ class ContainerdEngine:
         unread = [path for path in self._unread_drop_ins(state.config) if path not in outcome.texts]
         stale = tuple(
             f"{path} is not imported by {state.config.path}: containerd does not read it;"
-            " gpunode unconfigure-runtime takes it away if it is NVIDIA's"
+            " gpunode unconfigure-runtime removes it if it is NVIDIA's"
             for path in unread
         )
         return (*containerd_plan.drift(state, left), *stale)
@@ -228,7 +228,7 @@ class ContainerdEngine:
         """Let containerd merge staged copies and compare with its view of the files as they are."""
         judge = self._judge
         if judge is None:
-            return ("containerd itself did not check the new configuration: none is at hand here",)
+            return ("the new configuration was not validated: no containerd program was found",)
         state = self._state()
         before: Tree | None = None
         copies = containerd_plan.copies(state) if expected is not None and expected.replace else {}
@@ -263,7 +263,7 @@ def _verb(edits: tuple[FileEdit, ...], in_force: bool) -> tuple[str, str]:
     if any(edit.action != "unchanged" for edit in edits):
         return "restart", "containerd reads its configuration only when it starts; containers keep running"
     if not in_force:
-        return "restart", "the files are right already, the running containerd has not read them"
+        return "restart", "the files are correct, but the running containerd has not loaded them"
     return "none", ""
 
 

@@ -372,7 +372,7 @@ def validate_crio(
     if host.live and expected is not None:
         _refuse_without_monitor(host, daemon, planned, expected)
     if daemon.binary is None or not host.live:
-        return ("CRI-O's files were checked for known mistakes only: its program can't be asked here",)
+        return ("CRI-O's files were checked for known mistakes only: its program can't be run here",)
     with host.temporary_directory() as staging:
         _stage(host, planned, directory, staging)
         argv = [
@@ -462,7 +462,7 @@ def toolkit_edit(
     wanted = [*real, *(name for name in names if name not in real)]
     if content is None:
         command = f"gpunode toolkit config set --create {'.'.join(RUNTIMES_KEY)}={','.join(wanted)}"
-        return None, (f"nvidia-container-runtime won't find {real[0]} by itself; tell it: {command}",)
+        return None, (f"nvidia-container-runtime won't find {real[0]} by itself; configure it:  {command}",)
     after = with_settings(text, DEFAULT_PATH, {RUNTIMES_KEY: wanted})
     return FileEdit(DEFAULT_PATH, content, after.encode()), ()
 
@@ -556,7 +556,7 @@ class CrioEngine:
         ):
             return "restart", _RESTART
         if in_force is False:
-            return "restart", "the running CRI-O has an older configuration than its files"
+            return "restart", "the running CRI-O has not loaded its current files"
         if active is not None and self.newer_than_daemon(config):
             return (
                 "restart",

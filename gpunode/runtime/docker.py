@@ -343,8 +343,8 @@ def refuse_flagged(host: Host, daemon: Daemon, names: tuple[str, ...]) -> None:
             if name:
                 flag = "--add-runtime" if key == "runtimes" else "--default-runtime"
                 raise ConfigError(
-                    f"dockerd is started with {flag} for the runtime {name}, which no change of"
-                    f" {daemon.config_path} takes back",
+                    f"dockerd is started with {flag} for the runtime {name}, which a change "
+                    f"of {daemon.config_path} cannot remove",
                     hint=_without_keys(host, daemon, key),
                 )
 

@@ -101,7 +101,7 @@ def _copies(daemon: Daemon, files: Configured) -> Iterator[Drift]:
             detail = f"{file.path} holds an old copy, so the main file's value has no effect"
             yield Drift("shadowed", ".".join(key), detail, fix)
         for key in file.copy.lost if replaced else ():
-            detail = f"{file.path} replaces the table that it stands in, so it has no effect"
+            detail = f"{file.path} replaces the table that contains it, so it has no effect"
             yield Drift("lost", ".".join(key), detail, fix)
 
 

@@ -207,7 +207,7 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
     if plan.confirm and not request.yes:
         raise PreconditionError(
             plan.confirm,
-            hint="remove them first, or go on all the same with --yes",
+            hint="remove them first, or continue with --yes",
             code="containers-running",
         )
     if plan.verb in ("none", "wait") or request.no_restart or not engine.host.live:
@@ -223,7 +223,7 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
     if plan.verb == "restart" and stops and active is not None and not request.yes:
         raise PreconditionError(
             f"restarting Docker stops its {active.running_containers} running container(s): {plan.reason}",
-            hint="go on all the same with --yes, or write now and restart later with --no-restart",
+            hint="continue with --yes, or write now and restart later with --no-restart",
             code="containers-running",
         )
 

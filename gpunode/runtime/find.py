@@ -25,7 +25,7 @@ def _distribution(name: str, host: Host, config: str | None) -> Daemon | None:
     daemon = find_distribution(host, name)
     if daemon and config and not _beside(host, config, daemon):
         raise UsageError(
-            f"{config} is no file of {name}'s containerd, which reads {daemon.config_path}",
+            f"{config} is not read by {name}'s containerd, which reads {daemon.config_path}",
             hint="leave out --config",
         )
     return daemon
@@ -137,8 +137,8 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
 def _instead(host: Host) -> str:
     here = [name for name, find in FINDERS.items() if _is_meant(name, find(host, None))]
     if not here:
-        return f"install it first; no other engine is here ({', '.join(FINDERS)})"
-    return f"install it first, or name one that is here: --runtime {' or --runtime '.join(here)}"
+        return f"install it first; no other engine is installed ({', '.join(FINDERS)})"
+    return f"install it first, or name an installed engine: --runtime {' or --runtime '.join(here)}"
 
 
 def finder_of(daemon: Daemon) -> Finder:
@@ -218,12 +218,12 @@ def _auto(host: Host, config: str) -> str:
     if not found:
         host.refuse_unsafe(*(PROGRAMS.get(name, name) for name in FINDERS))
         raise PreconditionError(
-            "there is no container engine on this node",
+            "no container engine is installed on this node",
             hint=f"install one of them first: {', '.join(FINDERS)}",
         )
     raise UsageError(
-        f"there are several engines on this node: {', '.join(found)}",
-        hint=f"say which: --runtime {' or --runtime '.join(found)}; or name all that you want configured",
+        f"several engines are installed on this node: {', '.join(found)}",
+        hint=f"choose one: --runtime {' or --runtime '.join(found)}; or name each engine to configure",
     )
 
 

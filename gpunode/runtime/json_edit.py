@@ -55,8 +55,8 @@ def edit(text: str, mutate: Mutation, path: str) -> str:
             result = _apply(result, change)
     if not same(_exact(result), new):
         raise ConfigError(
-            f"{path} can't be edited without touching something else; it was left alone",
-            hint="make the change by hand: gpunode configure-runtime --dry-run shows what belongs there",
+            f"{path} can't be edited without changing other settings; it was not changed",
+            hint="make the change manually: gpunode configure-runtime --dry-run shows what belongs there",
         )
     return result
 

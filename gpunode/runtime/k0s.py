@@ -153,5 +153,5 @@ class K0sEngine:
                     "k0s sees the change and restarts its containerd itself; pods keep running",
                 )
         elif not in_force:
-            verb, reason = "restart", "the files are right already, the running containerd has not read them"
+            verb, reason = "restart", "the files are correct, but the running containerd has not loaded them"
         return rendered.plan_of(self.daemon, edits, self._config, verb, reason)

@@ -204,7 +204,7 @@ class K3sFiles:
                 raise
             raise ConfigError(
                 f"{error.message} ({name} has rendered it)",
-                hint=f"correct {self.template_path} and restart {name}, which renders it anew",
+                hint=f"correct {self.template_path} and restart {name}, which renders it again",
             ) from error
 
     @property
@@ -496,7 +496,7 @@ class K3sEngine:
         elif not rendered and self.daemon.process is not None:
             verb, reason = "restart", f"{name} looks for NVIDIA's runtimes only when it starts"
         elif not in_force:
-            verb, reason = "restart", "the files are right already, the running containerd has not read them"
+            verb, reason = "restart", "the files are correct, but the running containerd has not loaded them"
         reason += f"; {distributions.away(self.daemon)}" if reason else ""
         return distributions.plan_of(self.daemon, edits, self._files.config, verb, reason)
 

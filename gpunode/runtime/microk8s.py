@@ -87,8 +87,8 @@ class Microk8sEngine:
         config = distributions.load(self.host, path, self.daemon.version)
         if not config.exists:
             raise PreconditionError(
-                f"{path} is not there, from which microk8s renders containerd's file",
-                hint="install microk8s anew, or bring the file back from its snap's default-args",
+                f"{path} does not exist; microk8s renders containerd's file",
+                hint="reinstall microk8s, or restore the file from its snap's default-args",
             )
         return config
 
@@ -97,7 +97,7 @@ class Microk8sEngine:
         if any(edit.action != "unchanged" for edit in edits):
             verb, reason = "restart", "microk8s renders containerd's file when that starts; pods keep running"
         elif not in_force:
-            verb, reason = "restart", "the template is right already, the running containerd has not read it"
+            verb, reason = "restart", "the template is correct, but the running containerd has not loaded it"
         return distributions.plan_of(self.daemon, edits, self._config, verb, reason)
 
 

@@ -111,14 +111,14 @@ def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
     if _DIRECTORIES & set(named):
         return ""
     return (
-        f"cdi_spec_dirs {where} is {', '.join(named) or 'empty'}: {engine} reads no specification"
-        " from /etc/cdi or /var/run/cdi until one of them stands there"
+        f"cdi_spec_dirs {where} is {', '.join(named) or 'empty'}: {engine} does not read specifications in"
+        " /etc/cdi or /var/run/cdi until the list includes one of them"
     )
 
 
 _HAS_CDI = (4, 1)
 _SECONDS = 30.0
-_WHY = "podman reads its files each time it runs: it is asked what it has now"
+_WHY = "podman reads its files each time it runs, so gpunode queries podman itself"
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class PodmanEngine:
         if edit is None or expected is None:
             return ()
         if not self.host.live or self.daemon.binary is None:
-            return (f"{DROP_IN} was not checked: podman can't be asked here",)
+            return (f"{DROP_IN} was not checked: podman can't be run here",)
         with self.host.temporary_directory() as directory:
             staged = f"{directory}/containers.conf"
             self.host.write_atomic(staged, self._staged(edit).encode(), mode=0o600)

@@ -74,7 +74,9 @@ def _of_a_copy(text: str, path: str, plugin: str) -> Tree | None:
 def away(daemon: Daemon) -> str:
     """What a restart of the distribution's service takes from its users."""
     servers = ("k3s.service", "rke2-server.service", "k0scontroller.service")
-    return "pods keep running" + (", this server's API is away meanwhile" if daemon.unit in servers else "")
+    return "pods keep running" + (
+        ", this server's API is unavailable during the restart" if daemon.unit in servers else ""
+    )
 
 
 def has_cdi(config: ContainerdConfig) -> bool:
@@ -146,7 +148,9 @@ def validate(
     `found` are runtimes that the distribution registers by itself, as they will be.
     """
     if daemon.binary is None or not host.live:
-        return (f"{daemon.manager}'s containerd did not check the new configuration: none is at hand here",)
+        return (
+            f"{daemon.manager}'s containerd did not validate the new configuration: no program was found",
+        )
     judge = containerd_check.Judge(host, daemon.binary, config.path)
     before = judge.in_force(exists=config.exists)
     texts: dict[str, str | None] = {name: decode(host.read_bytes(name), name) for name in config.files}

@@ -74,7 +74,7 @@ class Restarter:
             raise PreconditionError(
                 f"{self.daemon.manager or self.daemon.name} must be {verb}ed for this,"
                 " and systemd doesn't run it on this node",
-                hint="say how with --restart-command 'COMMAND', or write only: --no-restart",
+                hint="pass the command with --restart-command 'COMMAND', or only write: --no-restart",
             )
 
     def perform(self, verb: str) -> float:

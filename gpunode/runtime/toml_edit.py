@@ -181,8 +181,8 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
             kept = styled if _is(styled, new) else result
             return text[: len(text) - len(body)] + kept
     raise ConfigError(
-        f"{path} can't be edited without changing something else in it; it was left alone",
-        hint=hint or "make the change by hand: gpunode configure-runtime --dry-run shows what belongs there",
+        f"{path} can't be edited without changing other settings; it was not changed",
+        hint=hint or "make the change manually: gpunode configure-runtime --dry-run shows what belongs there",
         code="toml-guard",
     )
 

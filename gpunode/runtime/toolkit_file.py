@@ -9,7 +9,7 @@ from gpunode.errors import ConfigError
 from gpunode.runtime import toml_edit
 from gpunode.runtime.trees import Tree
 
-_HINT = "make the change by hand: ${EDITOR:-vi} "
+_HINT = "make the change manually: ${EDITOR:-vi} "
 
 
 def with_settings(text: str, path: str, settings: Mapping[tuple[str, ...], Any]) -> str:
@@ -47,7 +47,7 @@ def _table(tree: Tree, key: tuple[str, ...], path: str) -> Tree:
         if not isinstance(here, dict):
             name = ".".join(key[: depth + 1])
             raise ConfigError(
-                f"{path}: {name} is a value there, where the toolkit expects a table",
+                f"{path}: {name} is a value, but the toolkit expects a table",
                 hint=f"take it out: gpunode toolkit config unset {name}",
             )
     return here

@@ -60,7 +60,7 @@ def test_a_gpu_that_is_cut_up_is_replaced_by_its_mig_devices():
     [
         ({"error": "Unknown Error"}, "GPU 1 is left out: Unknown Error"),
         ({"mig_enabled": True}, "GPU 1 is left out: MIG is on and holds no device"),
-        ({"minor": 9}, "GPU 1 is left out: /dev/nvidia9 isn't there (nvidia-modprobe -c 9)"),
+        ({"minor": 9}, "GPU 1 is left out: /dev/nvidia9 does not exist (nvidia-modprobe -c 9)"),
         (
             {"mig_enabled": True, "mig": (mig(1, 0, 4),)},
             "MIG device 1:0 is left out: /proc/driver/nvidia-caps/mig-minors doesn't have it",
@@ -81,7 +81,7 @@ def test_a_mig_device_whose_capability_has_no_device_file_is_left_out():
     built = build(inventory(cut), nodes, driver(), None, Form())
     assert [device.name for device in built.spec.devices] == ["0:0", "MIG-0-0", "all"]
     assert built.notes == (
-        "MIG device 0:1 is left out: /dev/nvidia-caps/nvidia-cap21 isn't there (run nvidia-smi)",
+        "MIG device 0:1 is left out: /dev/nvidia-caps/nvidia-cap21 does not exist (run nvidia-smi)",
     )
 
 
@@ -212,7 +212,7 @@ def test_a_name_that_cdi_does_not_allow_is_not_given():
 def test_missing_control_nodes_are_told_only_where_cuda_needs_them():
     nodes = facts("/dev/nvidia0", control=("/dev/nvidiactl",))
     (note,) = build(inventory(gpu(0)), nodes, driver(), None, Form()).notes
-    assert note.startswith("/dev/nvidia-uvm isn't there and CUDA needs it: nvidia-modprobe -c0 -u")
+    assert note.startswith("/dev/nvidia-uvm does not exist and CUDA needs it: nvidia-modprobe -c0 -u")
 
 
 def test_an_old_engine_gets_no_names_that_it_can_not_read():

@@ -482,7 +482,7 @@ def test_dry_run_says_that_the_toolkit_is_missing(root: Path, configure: Configu
     ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker", "--dry-run")
     assert ran.code == ExitCode.PRECONDITION
     assert "would run: systemctl reload docker" in ran.out
-    assert "error: a real run would refuse this: " in ran.err and "hint: install the NVIDIA" in ran.err
+    assert "error: without --dry-run this is refused: " in ran.err and "hint: install the NVIDIA" in ran.err
     result = configure("docker", dry_run=True)
     assert result.exit_code == ExitCode.PRECONDITION
     assert [error.code for error in result.errors] == ["toolkit-missing"]

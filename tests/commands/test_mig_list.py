@@ -63,7 +63,7 @@ def test_four_slots_free_ones_and_an_instance_that_nobody_can_use(node):
     shown = lines(gpunode("mig", "list", env=node.env).out)
     assert shown[2].split() == ["0", "1", "2", "3"]
     assert shown[3] == "     .    [1g.6gb]   .       ."
-    assert shown[5].endswith("no compute instance: nobody can use it")
+    assert shown[5].endswith("no compute instance: unusable")
 
 
 def test_what_another_process_cut_is_listed(node):

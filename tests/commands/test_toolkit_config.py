@@ -202,7 +202,7 @@ def test_wrong_types_in_the_file_are_told_without_a_crash(file: Path, run: Run) 
     ran = run("get")
     assert ran.code == 1 and "it must be a bool, not a string" in ran.err
     refused = run("set", f"{MODE}=cdi")
-    assert refused.code == 1 and "where the toolkit expects a table" in refused.err
+    assert refused.code == 1 and "but the toolkit expects a table" in refused.err
 
 
 def test_the_file_is_the_one_that_the_toolkits_programs_would_read(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
     error = told(verify(run, "--timeout", "3"))
     assert error["code"] == "pending-taint"
     assert error["message"].endswith(
-        "no place on gpu-1: the pod does not tolerate its taint team=ml:NoSchedule"
+        "the pod can't be scheduled on gpu-1: it does not tolerate the node's taint team=ml:NoSchedule"
     )
     assert error["hint"].endswith("kubectl taint nodes gpu-1 team-")
 

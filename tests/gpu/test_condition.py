@@ -142,7 +142,7 @@ def test_a_crash_over_a_condition_leaves_the_inventory(make_node):
     scenario = machine(1).with_faults(Fault("nvmlDeviceValidateInforom", abort=True))
     answer = probe(host_of(make_node(scenario)), condition=True)
     assert answer.inventory is not None and answer.conditions == ()
-    crash = "NVML crashed the process that asked it (SIGABRT) (nvmlDeviceValidateInforom of GPU 0)"
+    crash = "NVML crashed the process that queried it (SIGABRT) (nvmlDeviceValidateInforom of GPU 0)"
     assert answer.untold == f"{crash}: the condition of GPU 0"
 
 

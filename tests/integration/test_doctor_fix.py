@@ -176,4 +176,4 @@ def test_a_healthy_node_has_nothing_to_mend(node: Node) -> None:
     node.doctor("uvm-not-loaded", "--fix", "--apply")
     node.program("modprobe", "#!/bin/sh\nexit 1\n")
     done = node.doctor("pci-no-gpu", "module-not-loaded", "--fix", "--apply")
-    assert (done.returncode, done.stdout.strip()) == (0, "Nothing to mend")
+    assert (done.returncode, done.stdout.strip()) == (0, "Nothing to fix")

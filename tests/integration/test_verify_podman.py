@@ -127,7 +127,7 @@ def test_a_library_that_is_gone_is_named_with_the_specification(node: Node) -> N
     node.gpus.generate().libcuda.unlink()
     code, document = node.verify()
     assert (code, error(document)[0]) == (1, "cdi-stale")
-    assert f"/var/run/cdi/nvidia.yaml names {node.gpus.libcuda}, which isn't there" in error(document)[1]
+    assert f"/var/run/cdi/nvidia.yaml names {node.gpus.libcuda}, which does not exist" in error(document)[1]
 
 
 @pytest.mark.full

@@ -62,7 +62,7 @@ PENDING: list[tuple[str, dict[str, Any], str, str, str]] = [
             " Preemption is not helpful for scheduling."
         ),
         "pending-taint",
-        "no place on gpu-1: node(s) had untolerated taint(s)",
+        "the pod can't be scheduled on gpu-1: node(s) had untolerated taint(s)",
         "kubectl describe node gpu-1",
     ),
     (

@@ -112,8 +112,8 @@ def test_a_user_who_is_not_in_the_user_database_is_no_bug(
     [
         ({"current_context": "nowhere"}, "has no context 'nowhere'"),
         ({"current_context": ""}, "has no current context"),
-        ({"context": {"cluster": "gone"}}, "names the cluster 'gone', which isn't there"),
-        ({"context": {"user": "gone"}}, "names the user 'gone', which isn't there"),
+        ({"context": {"cluster": "gone"}}, "names the cluster 'gone', which does not exist"),
+        ({"context": {"user": "gone"}}, "names the user 'gone', which does not exist"),
         ({"cluster": {"server": "10.0.0.1:6443"}}, "is no API server's address"),
         ({"cluster": {"server": None}}, "got `null` - at `$.clusters[0].cluster.server`"),
         ({"cluster": {"server": ""}}, "is no API server's address"),
@@ -211,7 +211,7 @@ def test_nothing_at_all_says_what_there_could_be(run: Gpunode, tmp_path: Path) -
     empty.mkdir()
     done = run(*ADVERTISE, KUBECONFIG="", HOME=str(empty), KUBERNETES_SERVICE_HOST="")
     assert done.code == 3
-    assert "no way to an API server" in done.err
+    assert "no API server is configured" in done.err
     assert "kubectl proxy" in done.err
 
 

@@ -45,7 +45,7 @@ def test_what_passes_is_tried_again(api: ApiServer, run: Gpunode, fault: Fault) 
 @pytest.mark.parametrize(
     ("fault", "code", "says"),
     [
-        (Fault("PATCH", "", "cut", 99), "kubernetes-unreachable", "can't be told: all of it or none"),
+        (Fault("PATCH", "", "cut", 99), "kubernetes-unreachable", "completely or not at all"),
         (Fault("", "", "status", 99), "kubernetes-unavailable", "nothing was changed"),
         (
             Fault("PATCH", "", "status", 99, 409, "Conflict"),
@@ -70,7 +70,7 @@ def test_a_server_that_goes_away_for_good_after_it_took_the_change(api: ApiServe
     api.faults += [Fault("PATCH", "", "cut-after"), Fault("GET", "", "cut", 99, after=1)]
     done = run(*ADVERTISE)
     assert done.code == 1
-    assert "can't be told: all of it or none; run this again" in done.err
+    assert "completely or not at all); run this again" in done.err
     assert capacity(api) == "1"
     api.faults.clear()
     assert run(*ADVERTISE).out.startswith("node gpu-1 unchanged\n")
@@ -173,7 +173,7 @@ def test_ctrl_c_while_the_answer_is_waited_for_says_what_may_be() -> None:
     ]
     with pytest.raises(KeyboardInterrupt):
         change(Host(Path("/"), {}), Noted(), dict, lambda _: patch, stopped)
-    assert "all of it or none; run this again" in Noted.said[0]
+    assert "completely or not at all); run this again" in Noted.said[0]
     assert Noted.said[0].endswith('before, a.com/b was "old"')
 
 

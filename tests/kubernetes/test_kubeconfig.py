@@ -127,7 +127,7 @@ def test_a_program_that_is_not_there_says_how_to_get_it(api: ApiServer, opened: 
 
 
 def test_a_program_that_asks_somebody_is_not_started(api: ApiServer, opened: Open, tmp_path: Path) -> None:
-    with pytest.raises(NoAccess, match="sign in by hand"):
+    with pytest.raises(NoAccess, match="requires an interactive login"):
         opened(kubeconfig(api, exec=printing(tmp_path, interactiveMode="Always")))
     assert not (tmp_path / "info").exists()
 

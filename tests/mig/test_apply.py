@@ -178,7 +178,7 @@ def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> Non
             aside = node.profiles("2g.20gb: 1, 1g.10gb: 2")
             assert node.apply("wanted", file=aside).code == 0
             ran = node.apply("parts", "--drain", "1")
-            assert ran.code == 2 and "process 1 isn't in the way" in ran.err
+            assert ran.code == 2 and "process 1 does not block the change" in ran.err
             ran = node.apply("parts", "--drain", str(sleep.pid))
             assert ran.code == 0, ran.err
             assert sleep.wait(PATIENCE) == -signal.SIGTERM
@@ -236,7 +236,7 @@ def test_a_failure_puts_the_previous_layout_back(mig_node: MigMaker, after: int)
     node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=after, times=1)))
     ran = node.apply("media")
     assert ran.code == 4
-    assert "the previous layout is in place again" in ran.err and "NVML 23" in ran.err
+    assert "the previous layout was restored" in ran.err and "NVML 23" in ran.err
     node.stub.write(scenario)
     now = node.gpu()
     assert [(g.name, g.placement) for g in sorted(now.instances, key=lambda g: g.placement.start)] == [
@@ -271,7 +271,7 @@ def test_a_crash_of_nvml_names_the_gpu_that_was_asked(mig_node: MigMaker, functi
     ran = node.apply("all-balanced")
     assert ran.code != 0
     assert f"GPU 1: can't {step}" in ran.err, ran.err
-    assert f"NVML crashed the process that asked it (SIGABRT): {function} of GPU 1" in ran.err, ran.err
+    assert f"NVML crashed the process that queried it (SIGABRT): {function} of GPU 1" in ran.err, ran.err
 
 
 def test_a_hang_of_nvml_names_the_gpu_that_was_asked(
@@ -299,7 +299,7 @@ def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, numbe
         assert eventually(lambda: node.stub.fault_calls() >= 7)
         child.send_signal(number)
         _, err = child.communicate(timeout=PATIENCE)
-    assert child.returncode == 130 and "the previous layout is in place again" in err, err
+    assert child.returncode == 130 and "the previous layout was restored" in err, err
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 

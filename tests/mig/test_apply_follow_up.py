@@ -78,7 +78,7 @@ def test_device_files_that_are_missing_are_told(tmp_path: Path) -> None:
     (tmp_path / "dev/nvidia-caps").mkdir(parents=True)
     (tmp_path / "dev/nvidia-caps/nvidia-cap30").touch()
     (note,) = mig_apply.settle(Host(root=tmp_path), SilentProgress()).notes
-    assert note == "/dev/nvidia-caps/nvidia-cap31 is not there yet: nvidia-smi -L makes it"
+    assert note == "/dev/nvidia-caps/nvidia-cap31 does not exist yet: nvidia-smi -L creates it"
 
 
 # --- at boot ---------------------------------------------------------------------------------------------

@@ -67,10 +67,10 @@ def test_the_next_run_goes_on_from_what_is_there(mig_node: MigMaker) -> None:
     shown = node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")
     dry = node.apply("all-balanced", "--dry-run")
     for ran in (shown, dry):
-        assert "GPU 0 is planned from what is there" in ran.err
+        assert "GPU 0 is planned from its current layout" in ran.err
     assert shown.out.startswith(dry.out) and snapshot(node).exists()
     ran = node.apply("all-balanced")
-    assert ran.code == 0 and "an earlier run of mig apply didn't come to its end" in ran.err
+    assert ran.code == 0 and "an earlier run of mig apply was interrupted" in ran.err
     assert node.devices() == BALANCED and stayed & node.uuids()
     assert not snapshot(node).exists()
     assert "earlier run" not in node.apply("all-balanced").err
@@ -83,7 +83,7 @@ def test_a_next_run_that_fails_puts_back_what_was_before_both(mig_node: MigMaker
     killed(node, scenario, "media", 6)
     node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=3, times=1)))
     ran = node.apply("all-1g")
-    assert ran.code == 4 and "the previous layout is in place again" in ran.err
+    assert ran.code == 4 and "the previous layout was restored" in ran.err
     assert node.devices() == BALANCED and not snapshot(node).exists()
 
 
@@ -94,7 +94,7 @@ def test_what_the_next_run_does_not_name_becomes_what_it_was(mig_node: MigMaker)
     killed(node, scenario, "all-1g", 10)
     only = node.profiles("7g.80gb: 1", devices="[0]")
     shown = node.run("plan", "-f", only)
-    assert "GPU 1 gets its former layout back" in shown.err
+    assert "GPU 1 gets its previous layout back" in shown.err
     assert "GPU 1  NVIDIA H100" in shown.out and "create GPU instance 3g.40gb at 4:4" in shown.out
     ran = node.apply("wanted", file=only)
     assert ran.code == 0, ran.err
@@ -109,7 +109,7 @@ def test_a_gpu_that_was_done_goes_back_with_the_one_that_was_not(mig_node: MigMa
     assert node.devices(0) == BALANCED
     node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=9, times=1)))
     ran = node.apply("all-1g")
-    assert ran.code == 4 and "GPU 0, GPU 1: as before the earlier run" in ran.err
+    assert ran.code == 4 and "GPU 0, GPU 1: restored to the layout before the interrupted run" in ran.err
     assert (node.devices(0), node.devices(1)) == ({}, {})
 
 
@@ -125,7 +125,7 @@ def test_what_somebody_has_cut_since_is_let_alone(mig_node: MigMaker) -> None:
     done = node.stub.mig_changes()
     ran = node.apply("roomy")
     assert (ran.code, ran.out) == (0, "roomy: unchanged\n")
-    assert "GPU 0 has been cut otherwise since: it counts as it is" in ran.err
+    assert "GPU 0 has another layout since: that is taken as its current one" in ran.err
     assert node.stub.mig_changes() == done and not snapshot(node).exists()
 
 
@@ -160,7 +160,7 @@ def test_a_failure_that_stays_is_told_and_not_forgotten(mig_node: MigMaker) -> N
     assert ran.code == 1 and "the way back failed: GPU 0: " in ran.err
     node.stub.write(scenario)
     ran = node.apply("all-balanced")
-    assert ran.code == 0 and "didn't come to its end" in ran.err
+    assert ran.code == 0 and "was interrupted" in ran.err
     assert node.devices() == BALANCED
 
 
@@ -172,7 +172,9 @@ def test_a_gpu_that_is_lost_on_the_way_keeps_no_other_from_going_back(mig_node: 
     node.stub.write(scenario.with_faults(Fault("migChange", LOST, uuid=first, after=6)))
     ran = node.apply("all-1g")
     assert ran.code == 1
-    assert "the way back failed: GPU 0: " in ran.err and "the others are as they were" in ran.err
+    assert (
+        "restoring the previous layout failed: GPU 0: " in ran.err and "the others are unchanged" in ran.err
+    )
     assert node.devices(1) == BALANCED
     kept = json.loads(snapshot(node).read_text())
     # the next run says so, and that nothing is known of it now
@@ -182,11 +184,11 @@ def test_a_gpu_that_is_lost_on_the_way_keeps_no_other_from_going_back(mig_node: 
     assert json.loads(snapshot(node).read_text()) == kept
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[1]"))
     assert ran.code == 0, ran.err
-    assert "GPU 0 can't be asked now; it had 1 x 3g.40gb, 1 x 2g.20gb, 2 x 1g.10gb" in ran.err
+    assert "GPU 0 can't be queried now; it had 1 x 3g.40gb, 1 x 2g.20gb, 2 x 1g.10gb" in ran.err
     # it comes back, with what was left on it
     node.stub.write(scenario)
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[1]"))
-    assert ran.code == 0 and "GPU 0 gets its former layout back" in ran.err
+    assert ran.code == 0 and "GPU 0 gets its previous layout back" in ran.err
     assert (node.devices(0), node.devices(1)) == (BALANCED, {"7g.80gb": 1})
     assert not snapshot(node).exists()
 
@@ -203,7 +205,7 @@ def systemctl(node: MigNode, more: str = "") -> Callable[[], list[str]]:
 
 def goes_on(told: str) -> list[str]:
     """The command that `mig list` or `mig plan` name, after ``gpunode mig``."""
-    (line,) = [one for one in told.splitlines() if "was left half-way" in one]
+    (line,) = [one for one in told.splitlines() if "was interrupted" in one]
     return shlex.split(line.partition("go on: gpunode mig ")[2])
 
 
@@ -213,12 +215,12 @@ def test_what_a_killed_run_had_stopped_is_known_and_comes_back(mig_node: MigMake
     done = systemctl(node)
     assert node.apply("all-balanced").code == 0
     with changing(node, scenario, "media", 6, "--drain", "nvidia-dcgm") as child:
-        assert "half-way" not in node.run("list").err, "it works"
+        assert "interrupted" not in node.run("list").err, "it works"
         child.send_signal(signal.SIGKILL)
     assert done() == ["stop nvidia-dcgm.service"]
     for ran in (node.run("list"), node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")):
         assert ran.code == 0
-        assert "it had stopped nvidia-dcgm.service; GPU 0 is half-way" in ran.err
+        assert "it had stopped nvidia-dcgm.service; GPU 0 is incomplete" in ran.err
         assert re.search(r"a run of mig apply begun at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC was left", ran.err)
         words = goes_on(ran.err)
     assert words == ["apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm"]
@@ -227,7 +229,7 @@ def test_what_a_killed_run_had_stopped_is_known_and_comes_back(mig_node: MigMake
     ran = node.run(*words)
     assert ran.code == 0 and "has left stopped: nvidia-dcgm.service" in ran.err
     assert done()[-1] == "start nvidia-dcgm.service"
-    assert "half-way" not in node.run("list").err and not (node.directory / "state/mig-run.json").exists()
+    assert "interrupted" not in node.run("list").err and not (node.directory / "state/mig-run.json").exists()
 
 
 def test_it_comes_back_though_the_next_run_is_refused(mig_node: MigMaker) -> None:
@@ -246,7 +248,7 @@ def test_it_comes_back_though_the_next_run_is_refused(mig_node: MigMaker) -> Non
     wanted = node.profiles("3g.40gb: 3")  # doesn't fit
     assert node.apply("wanted", file=wanted).code == 3
     assert done()[1:] == ["start nvidia-dcgm.service"]
-    assert "half-way" not in node.run("list").err and node.stub.mig_changes() == []
+    assert "interrupted" not in node.run("list").err and node.stub.mig_changes() == []
 
 
 def test_what_does_not_start_again_is_not_forgotten(mig_node: MigMaker) -> None:
@@ -259,7 +261,7 @@ def test_what_does_not_start_again_is_not_forgotten(mig_node: MigMaker) -> None:
     assert "it had stopped nvidia-dcgm.service; go on: " in node.run("list").err
     broken.unlink()
     ran = node.run(*goes_on(node.run("list").err))
-    assert (ran.code, ran.out) == (0, "all-1g: unchanged\n") and "half-way" not in node.run("list").err
+    assert (ran.code, ran.out) == (0, "all-1g: unchanged\n") and "interrupted" not in node.run("list").err
     assert done() == ["stop nvidia-dcgm.service", "start nvidia-dcgm.service", "start nvidia-dcgm.service"]
 
 

@@ -191,7 +191,7 @@ def test_it_goes_on_once_what_was_in_the_way_is_gone(mig_node: MigMaker, api: Ap
             sleep.terminate()
             sleep.wait()
             it.look()
-            assert it.says("what was in the way is gone") and it.becomes("seven", "success"), it.log()
+            assert it.says("the blocking processes have ended") and it.becomes("seven", "success"), it.log()
             assert node.devices() == SEVEN
 
 
@@ -201,12 +201,12 @@ def test_a_server_that_goes_away_is_told_and_waited_for(mig_node: MigMaker, api:
         it.looked()
         api.faults.append(Fault("GET", "nodes", "cut", times=10**6))
         it.look()
-        assert it.says("the Node can't be asked"), it.log()
+        assert it.says("the Node can't be read"), it.log()
         api.faults.clear()
         it.ask_for("seven")
         it.look()
-        assert it.says("the Node can be asked again") and it.becomes("seven", "success"), it.log()
-        assert node.devices() == SEVEN and it.log().count("the Node can't be asked") == 1
+        assert it.says("the Node can be read again") and it.becomes("seven", "success"), it.log()
+        assert node.devices() == SEVEN and it.log().count("the Node can't be read") == 1
         # it says no just when the layout is there
         api.faults.append(Fault("PATCH", "nodes", "status", times=1, code=403, reason="Forbidden", after=1))
         it.ask_for("balanced")
@@ -249,7 +249,7 @@ def test_ending_it_in_the_middle_of_a_change_takes_that_back(mig_node: MigMaker,
         assert eventually(lambda: node.stub.fault_calls() == 7), it.log()
         assert it.end() == 0, it.log()
     assert node.devices() == BALANCED and it.set() == ["pending", "failed"]
-    assert "half-way" not in node.run("list").err
+    assert "interrupted" not in node.run("list").err
 
 
 def test_it_goes_on_with_what_a_killed_run_has_left(mig_node: MigMaker, api: ApiServer) -> None:

@@ -110,5 +110,5 @@ def test_a_gpu_that_tells_nothing_may_be_what_a_filter_means() -> None:
     for last in ("false", "true, mig-devices: {1g.10gb: 7}"):
         with pytest.raises(CannotBe) as raised:
             wanted(entries(filtered.format("all", "false"), filtered.format("[1]", last)), layouts)
-        assert raised.value.faults == ("x:4: GPU 1 can't be asked: GPU is lost (NVML 15)",)
+        assert raised.value.faults == ("x:4: GPU 1 can't be queried: GPU is lost (NVML 15)",)
     assert len(wanted(entries(filtered.format("[0]", "false")), layouts).all) == 1

@@ -195,9 +195,9 @@ def test_an_instance_that_holds_nothing_goes() -> None:
         ("a100-40gb", {"1g.10gb": 1, "1g.6gb": 1}, "it has no profile 1g.6gb", "1g.5gb, 2g.10gb"),
         ("a100-40gb", {"2c.2g.10gb": 1, "3c.4g.20gb": 1}, "no profile 3c.4g.20gb", ""),
         ("a100-40gb", {"1g.5gb": 10**6}, "at most 7", ""),
-        ("a30", {"1g.6gb+me": 1, "2g.12gb+me": 1}, "want the same media engines", "1 x 2g.12gb+me"),
-        ("rtx-pro-6000", {"1g.24gb+me.all": 1, "1g.24gb": 1}, "want the same media engines", "1 x 1g.24gb"),
-        ("rtx-pro-6000", {"1g.24gb+me": 1, "1g.24gb+me.all": 1}, "want the same media engines", ""),
+        ("a30", {"1g.6gb+me": 1, "2g.12gb+me": 1}, "need the same media engines", "1 x 2g.12gb+me"),
+        ("rtx-pro-6000", {"1g.24gb+me.all": 1, "1g.24gb": 1}, "need the same media engines", "1 x 1g.24gb"),
+        ("rtx-pro-6000", {"1g.24gb+me": 1, "1g.24gb+me.all": 1}, "need the same media engines", ""),
     ],
 )
 def test_a_refusal_says_what_and_what_would_fit(

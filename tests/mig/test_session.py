@@ -241,7 +241,7 @@ def test_a_busy_gpu_leaves_the_mode_pending_until_its_reset(make_node):
         assert session.set_mode(U0, True) == ModeChange(IN_USE, False, True)
         with pytest.raises(MigError, match=r"can't create GPU instance .* \(NVML 3\)"):
             session.create_gpu_instance(U0, 19)
-        assert session.set_mode(U0, False) == ModeChange(0, False, False), "taken back"
+        assert session.set_mode(U0, False) == ModeChange(0, False, False), "rolled back"
         session.set_mode(U0, True)
     assert "In use by another client" in smi(node, "-r", "-i", "0").stdout
     node.write(scenario.with_gpu(0, told={}))

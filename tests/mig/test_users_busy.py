@@ -103,7 +103,7 @@ def test_names_are_no_lines_and_no_commands_of_their_own(machine: Machine) -> No
     pod = Obstacle("pod", 0, "GPU 0", "default/a;reboot")
     unit = Obstacle("unit", 0, "GPU 0", "x", unit="a b.service")
     stop, end = InUse([pod, unit]).hint.split("; ", 1)
-    assert stop == "have them stopped: --drain 'a b.service'"
+    assert stop == "stop them with: --drain 'a b.service'"
     assert end == "end first: kubectl delete pod -n default 'a;reboot'"
 
 
@@ -142,7 +142,7 @@ def test_a_container_that_is_named_stops_and_starts_again() -> None:
     ran.clear()
     train = Obstacle("process", 0, "GPU 0", "train", 41, CONTAINER, engine="docker")
     host, word = Engine(), train.drain
-    with pytest.raises(UsageError, match="container podman:444444444444 isn't in the way"):
+    with pytest.raises(UsageError, match="container podman:444444444444 does not block the change"):
         drain(host, (word, "podman:444444444444"), (train,), SilentProgress())
     assert ran == [], "all words are looked at before the first is acted on"
     done = drain(host, (word, word), (train,), SilentProgress())
@@ -187,7 +187,10 @@ def test_a_kubelet_that_does_not_tell_is_told_of(machine: Machine, monkeypatch: 
     Kubelet(monkeypatch, silent=True)
     node = Node(Host(root=machine.root))
     told = untold(node, [plan_gpu(Wish(gpu, True, {}, 1))])
-    assert told == "which pods hold what goes isn't known: the kubelet did not answer List within 2 s"
+    assert (
+        told == "can't list the pods that hold the devices to be destroyed: "
+        "the kubelet did not answer List within 2 s"
+    )
     assert untold(node, [plan_gpu(Wish(gpu, True, {"3g.40gb": 2}, 1))]) == ""
 
 

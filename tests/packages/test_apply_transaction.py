@@ -58,7 +58,7 @@ def test_what_is_interrupted_is_let_end_and_that_is_said_at_once(apt, repository
     with at_work(apt, *from_mirror(repository)) as child:
         os.kill(child.pid, number)
         said = next(line for line in child.stderr if name in line)
-    assert f"{name}: apt-get install is left to end, half of it would be worse" in said
+    assert f"{name}: waiting for apt-get install to end" in said
     _, err = child.communicate(timeout=PATIENCE)
     assert (child.returncode, apt.installed()) == (0, NEWEST), err
     assert apt.ours.exists()
@@ -70,7 +70,7 @@ def test_the_step_after_it_is_not_begun_and_all_is_taken_back(apt, repository):
         os.kill(child.pid, signal.SIGINT)
         assert any("Ctrl-C" in line for line in child.stderr)
     _, err = child.communicate(timeout=PATIENCE)
-    assert child.returncode == 130 and "interrupted" in err and "the packages are as before" in err
+    assert child.returncode == 130 and "interrupted" in err and "the packages were restored" in err
     assert "apt-mark hold" not in err
     assert (apt.installed(), apt.tree()) == ({}, before)
 
@@ -92,7 +92,7 @@ def test_packages_that_a_failed_roll_back_leaves_are_known_to_a_removal(apt, rep
     hook.chmod(0o755)
     (apt.root / "apt.conf").write_text(f'{settings}DPkg::Pre-Invoke {{ "{hook}"; }};\n')
     done = apt.gpunode("toolkit", "install", *from_mirror(repository))
-    assert done.code != 0 and "could not be put back" in done.err and not apt.ours.exists()
+    assert done.code != 0 and "could not be restored" in done.err and not apt.ours.exists()
     assert [one["state"] for one in journal(apt)] == ["rolled-back", "committed"]
     (apt.root / "apt.conf").write_text(settings)
     removed = apt.json("toolkit", "remove")

@@ -126,7 +126,7 @@ def test_no_room_for_what_is_downloaded_or_installed(apt, fails):
     for place in ("var/cache/apt/archives", "var/lib/apt/lists", "usr"):
         told = fails(script=full(apt.root / place))
         assert "No space left on device" in told or "enough free space" in told
-        assert "hint: make room, then run this again" in told
+        assert "hint: free disk space, then run this again" in told
 
 
 def test_places_that_are_read_only(apt, fails):

@@ -287,7 +287,7 @@ def test_a_directory_that_lacks_one_or_has_another_machines(apt, repository, tmp
     assert "missing: libnvidia-container1" in apt.gpunode("toolkit", "install", "--from", str(place)).err
     (place / "broken.deb").write_bytes(b"no archive")
     done = apt.gpunode("toolkit", "install", "--from", str(place))
-    assert done.code == 2 and "broken.deb is no whole package" in done.err
+    assert done.code == 2 and "broken.deb is not a complete package" in done.err
     assert apt.installed() == {}
 
 
@@ -297,7 +297,7 @@ def test_a_directory_that_lacks_one_or_has_another_machines(apt, repository, tmp
         (("--repository", "nvidia.example.com"), "no address of a repository"),
         (("--repository", "https://a.example.com/x y"), "no address of a repository"),
         (("--repository", "https://a.example.com/\nevil"), "no address of a repository"),
-        (("--repository", "https://me:secret@a.example.com/"), "could be read by everybody"),
+        (("--repository", "https://me:secret@a.example.com/"), "would be readable by every user"),
         (("--key", "/nonexistent"), "there is no file"),
         (("--key", "/etc/hostname"), "no OpenPGP public key"),
         (("--from", "/nonexistent"), "is no directory"),

@@ -397,7 +397,7 @@ def test_a_gpu_without_its_device_file_is_the_only_one_that_fails(tmp_path):
     assert made.names() == [uuid(0)]
     problem = made.problems()["1"]
     assert problem.code == "cdi"
-    assert "/dev/nvidia1 isn't there (nvidia-modprobe -c 1)" in problem.reason
+    assert "/dev/nvidia1 does not exist (nvidia-modprobe -c 1)" in problem.reason
     assert list(made.problems()) == ["1"]
 
 

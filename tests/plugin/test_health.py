@@ -351,11 +351,11 @@ def test_an_xid_that_counts_no_more_is_lifted_by_a_reload_and_by_a_restart() -> 
     fewer = HealthSettings(disabled=frozenset({119}))
     node.judge.configure(fewer)
     assert (node.why(), node.why(whole(2))) == ("", "xid-79")
-    assert node.log.messages("info") == ["no longer held against this GPU"]
+    assert node.log.messages("info") == ["problem cleared"]
     log = MemoryLog()
     again = HealthJudge(fewer, log, Node().xid(119).judge.kept)
     assert again.problem(whole(1)) is None
-    assert (again.kept, log.messages()) == ((), ["no longer held against this GPU"])
+    assert (again.kept, log.messages()) == ((), ["problem cleared"])
 
 
 def test_a_gpu_that_vanished_and_came_back_whole_was_reset() -> None:

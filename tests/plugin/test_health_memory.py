@@ -108,7 +108,7 @@ def test_a_file_that_makes_no_sense_is_laid_aside_and_said(node: Node, text: str
     node.file.write_text(text)
     memory, log = node.memory()
     assert memory.load() == ()
-    assert log.messages() == ["health memory makes no sense and was laid aside"]
+    assert log.messages() == ["health memory is invalid and was renamed"]
     assert node.file.with_name("health.json.broken").read_text() == text
     assert not node.file.exists()
 
@@ -136,7 +136,7 @@ def test_a_time_that_is_none_is_no_mark(node: Node, when: str) -> None:
     node.file.write_text(node.file.read_text().replace('"last": 6.0', f'"last": {when}'))
     memory, log = node.memory()
     assert memory.load() == ()
-    assert log.messages() == ["health memory makes no sense and was laid aside"]
+    assert log.messages() == ["health memory is invalid and was renamed"]
 
 
 def test_marks_of_a_clock_that_was_ahead_are_of_now(node: Node) -> None:
@@ -184,4 +184,4 @@ def test_a_directory_that_cannot_be_written_is_said_once(node: Node) -> None:
     memory.tick(10.0)
     memory.source = lambda: (MARK, HARDWARE)
     memory.tick(20.0)
-    assert log.messages() == ["health memory can't be written: a restarted plugin will have forgotten"]
+    assert log.messages() == ["health memory can't be written: it is lost when the plugin restarts"]

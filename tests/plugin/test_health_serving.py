@@ -208,7 +208,7 @@ def test_usr1_closes_nvml_so_that_the_driver_can_be_unloaded(node: Node) -> None
     serving = node.serve(machine(2))
     assert node.ready(2), serving.log()
     serving.process.send_signal(signal.SIGUSR1)
-    assert serving.says("NVML is closed for a while"), serving.log()
+    assert serving.says("NVML is closed temporarily"), serving.log()
     assert eventually(lambda: children_with_nvml(serving.process.pid) == [])
     assert node.kubelet.allocatable(RESOURCE) == 2
     assert serving.end() == 0

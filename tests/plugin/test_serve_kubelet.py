@@ -179,7 +179,7 @@ def test_a_deleted_socket_of_ours_is_made_again(
         host.remove(f"{DIRECTORY}/nvidia-gpu.sock")
         assert eventually(lambda: service.registrations == 2)
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
-        assert "our socket was deleted: serving anew" in log.messages()
+        assert "the plugin's socket was deleted: serving again" in log.messages()
 
 
 def test_a_directory_that_was_removed_is_waited_for(host: Host, kubelet: KubeletStub) -> None:
@@ -285,7 +285,7 @@ def test_a_kubelet_that_never_watches_fills_no_log(host: Host, kubelet: KubeletS
     finally:
         link.close()
     assert len(log.messages("warning")) == 7
-    assert log.messages("warning")[-1] == "registering again and again; further attempts are not logged"
+    assert log.messages("warning")[-1] == "registering repeatedly; further attempts are not logged"
 
 
 def _tick(link: KubeletLink) -> int:

@@ -107,7 +107,7 @@ class Soak:
 
     def reload(self) -> None:
         """One, and wait for it: two signals at once would count for one."""
-        again = "looking at the GPUs and the config file again"
+        again = "reading the GPUs and the config file again"
         before = self.log().count(again)
         self.process.send_signal(signal.SIGHUP)
         assert eventually(lambda: self.log().count(again) > before), self.log()[-3000:]

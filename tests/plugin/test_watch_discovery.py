@@ -296,7 +296,7 @@ def test_a_child_that_talks_nonsense_has_crashed(tmp_path: Path) -> None:
     for line in ("nonsense", "[1]", '{"inventory": {}}', '{"event": 1}', '{"readings": [{}]}'):
         with Node(tmp_path, [line], [GOOD]).running() as node:
             assert eventually(lambda node=node: bool(node.sink.of("seen")))  # type: ignore[misc]
-        assert node.sink.of("broken") == [(f"the process that asks NVML said {line!r}", False)]
+        assert node.sink.of("broken") == [(f"the NVML process printed {line!r}", False)]
 
 
 def test_a_hanging_nvml_is_asked_ever_more_rarely(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_changed_traces_open_nvml_anew_without_a_word_to_the_sink(tmp_path: Path
     with Node(tmp_path, [GOOD, AGAIN], [GOOD]).running() as node:
         assert eventually(lambda: len(node.sink.of("seen")) == 2)
     assert node.sink.of("broken") == []
-    assert "opening NVML anew" in node.log.messages()
+    assert "reopening NVML" in node.log.messages()
 
 
 def test_a_driver_that_was_just_loaded_is_noticed_by_its_traces(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -
     with Node(tmp_path, [GOOD]).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
         node.watch.let_go()
-        assert eventually(lambda: "NVML is closed for a while, as was asked for" in node.log.messages())
+        assert eventually(lambda: "NVML is closed temporarily, on request" in node.log.messages())
         assert len(node.started) == 1
         module.rename(module.with_name("nvidia_old"))  # so that the new one has another inode
         module.mkdir()
@@ -373,7 +373,7 @@ def test_who_asks_to_look_again_ends_the_time_for_which_nvml_is_closed(tmp_path:
     with Node(tmp_path, [GOOD]).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
         node.watch.let_go()
-        assert eventually(lambda: "NVML is closed for a while, as was asked for" in node.log.messages())
+        assert eventually(lambda: "NVML is closed temporarily, on request" in node.log.messages())
         # other settings alone don't open it: whoever asked for this is still at work
         node.watch.configure(replace(node.settings, health=HealthSettings(poll_seconds=2.0)))
         assert not eventually(lambda: len(node.started) > 1, 0.2)

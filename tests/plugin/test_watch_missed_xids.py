@@ -91,7 +91,7 @@ def test_a_log_that_may_not_be_read_is_said_once_and_only_when_it_was_wanted(tmp
     for _ in range(2):
         made.ended()
         assert made.take(inventory(4)) == []
-    assert said.messages() == ["XIDs while NVML was opened anew can't be looked up"]
+    assert said.messages() == ["XIDs that occurred while NVML was reopened can't be read"]
 
 
 def test_the_kernels_own_log_can_be_read() -> None:
@@ -112,4 +112,4 @@ def test_an_xid_between_two_children_is_told_before_anything_else(tmp_path: Path
         append(log, line(119, 1))
         node.started[0][1].lines[:] = [crash]
         assert eventually(lambda: node.sink.of("event") == [GpuEvent("xid", uuid(1), 119, None, None)])
-    assert "XID while NVML was opened anew" in node.log.messages("warning")
+    assert "XID while NVML was reopened" in node.log.messages("warning")

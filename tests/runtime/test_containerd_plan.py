@@ -151,7 +151,9 @@ def test_unread_drop_in_of_somebody_else_is_not_brought_into_force(tmp_path: Pat
     node = Node(tmp_path, "2.1.9")
     node.write(MAIN, "version = 3\n")
     node.write(DROP_IN, "version = 3\noom_score = -5\n")
-    with pytest.raises(ConfigError, match="is not imported, and holds settings of somebody else"):
+    with pytest.raises(
+        ConfigError, match="is not imported, and contains settings that gpunode did not write"
+    ):
         node.plan()
     node.write(DROP_IN, f'version = 2\n[plugins."{P2}".containerd.runtimes.nvidia]\nruntime_type = "x"\n')
     drop_in = tomllib.loads(texts(node.plan())[DROP_IN])  # only the runtime, of another version: made anew

@@ -76,7 +76,7 @@ def test_what_k3s_will_find_needs_a_restart(node: Node) -> None:
     plan = k3s(node, "version = 3\n" + RUNC).plan(NVIDIA, None)
     assert (plan.changed, plan.verb) == ((), "restart")
     assert "only when it starts" in plan.reason
-    assert plan.reason.endswith("pods keep running, this server's API is away meanwhile")
+    assert plan.reason.endswith("pods keep running, this server's API is unavailable during the restart")
 
 
 def test_what_the_last_start_did_not_find_is_nothing_to_wait_for(node: Node) -> None:

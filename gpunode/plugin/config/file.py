@@ -80,7 +80,7 @@ class Reader:
         elsewhere = [known for known in self._known if known.rpartition(".")[2].lower() == key.lower()]
         if elsewhere and near.lower() != key.lower():
             message += f"; its place is {' or '.join(elsewhere)}"
-            hint = "move it, or indent it so that it stands there"
+            hint = "move it there, or correct its indentation"
         elif near:
             message += f"; did you mean {near}?"
         elif far := nearest(key, (known.rpartition(".")[2] for known in self._known)):

@@ -240,7 +240,7 @@ def _xids(tree: Item) -> list[int]:
 def _text(tree: Item, key: str, above: str = "") -> str:
     item = _get(tree, key)
     if item.kind not in ("scalar", "null"):
-        raise WrongInput(f"{above}{key}: expected a text; found {item.what}", hint=_PASSED_OVER)
+        raise WrongInput(f"{above}{key}: expected a string; found {item.what}", hint=_PASSED_OVER)
     return item.text
 
 

@@ -35,13 +35,13 @@ def check(
         message = f"MPS can't serve MIG devices, which mig-strategy mixed ({at('mig_strategy')}) advertises"
         problems.append(Problem(at("sharing"), "sharing.mps", message, "take single or none, or timeSlicing"))
     if mps and not settings.mps_root and part != "labels":
-        message = "nobody is said to run the MPS daemons"
-        hint = "give --mps, and gpunode runs them, or --mps-root for daemons that run elsewhere"
+        message = "nothing is configured to run the MPS daemons"
+        hint = "use --mps to let gpunode run them, or --mps-root for daemons that run elsewhere"
         problems.append(Problem(at("sharing"), "sharing.mps", message, hint))
     if settings.vendor != "nvidia":
         problems += _amd(settings, at("vendor"), at("sharing"))
     if settings.mps and not mps:
-        message = "there is no sharing.mps in a config file: no daemon is started"
+        message = "there is no sharing.mps in a config file: gpunode starts no daemon"
         warnings.append(Problem(at("mps"), "", message))
     key = settings.cdi_annotation_prefix
     if "cdi-annotations" in settings.device_list_strategy and not _PREFIX.fullmatch(key):

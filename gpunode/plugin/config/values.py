@@ -122,7 +122,7 @@ def _hold(text: str) -> float:
 
 def _interval(text: str) -> float:
     if text == "infinite":
-        raise ValueError("a GPU that is never asked can't be watched; at most 24h is allowed")
+        raise ValueError("a GPU that is never polled can't be monitored; at most 24h is allowed")
     return duration(text, 0.1)
 
 

@@ -103,7 +103,7 @@ class ConfigWatch:
             return
         told = self._hangup.take()
         if told:
-            self._service.log.info("looking at the GPUs and the config file again", signal="SIGHUP")
+            self._service.log.info("reading the GPUs and the config file again", signal="SIGHUP")
             self._service.backend.hurry()
         if self._path and (told or now >= self._next):
             self._look(told)
@@ -161,14 +161,16 @@ class ConfigWatch:
         for warning in resolved.warnings:
             self._service.log.warning(warning.text, **warning.fields)
         changed = ", ".join(_changed(before, settings)) or "nothing"
-        self._service.log.info("config file taken", file=self._path, changed=changed)
+        self._service.log.info("config file loaded", file=self._path, changed=changed)
         if waiting:
-            self._service.log.warning("these changes take a restart", options=", ".join(waiting))
+            self._service.log.warning("these changes need a restart", options=", ".join(waiting))
 
     def _refuse(self, problems: Sequence[Problem]) -> None:
         self._tell("; ".join(problem.text for problem in problems))
         self._service.log.error(
-            "the config file is not taken, the last good one stays", file=self._path, problems=len(problems)
+            "the config file was rejected; the last valid one stays active",
+            file=self._path,
+            problems=len(problems),
         )
         for problem in problems:
             self._service.log.error(problem.text, **problem.fields)

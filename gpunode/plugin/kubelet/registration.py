@@ -303,12 +303,12 @@ class KubeletLink:
             self.registrations += 1
             self._say.reset()
             self._tell("registered with the kubelet")
-            self.status = "registered, the kubelet has not asked for devices yet"
+            self.status = "registered, the kubelet has not requested devices yet"
             self._check_stream(now, now)
             return
         self._retry(now)
         if code == grpc.StatusCode.UNAVAILABLE:
-            self._wait(f"waiting for the kubelet: nobody answers on {self._settings.kubelet_socket}")
+            self._wait(f"waiting for the kubelet: no process listens on {self._settings.kubelet_socket}")
         else:
             self._wait(f"the kubelet refused the registration: {details} ({code.name})")
 
@@ -348,7 +348,7 @@ class KubeletLink:
             self._log.warning("registering again", resource=self._resource, reason=reason)
         elif self._failures == _QUIET_AFTER:
             self._log.warning(
-                "registering again and again; further attempts are not logged",
+                "registering repeatedly; further attempts are not logged",
                 resource=self._resource,
                 reason=reason,
                 hint="another plugin may serve the same resource: "

@@ -350,7 +350,7 @@ class DevicePlugin:
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             except Exception as error:  # noqa: BLE001 - any devices are better than a pod that is refused
                 failed = True
-                self._bug("choosing devices failed: the first ones are preferred", error)
+                self._bug("choosing preferred devices failed: using the first ones", error)
                 ids = first_available(available, must, asked.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             response.container_responses.append(answer)
@@ -680,7 +680,7 @@ class Serving:
                 clear_stale(self._host, self.socket)
                 self._log.warning("the other device plugin has exited: serving again", socket=self.socket)
             else:
-                self._log.warning("our socket was deleted: serving anew", socket=self.socket)
+                self._log.warning("the plugin's socket was deleted: serving again", socket=self.socket)
             self.close()
         if not is_directory(self._host, self._directory):
             return f"waiting for the kubelet: {self._directory} is not there"

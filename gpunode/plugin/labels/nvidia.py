@@ -155,7 +155,7 @@ def _single(
         if len(profiles) > 1
         else "only some GPUs are in MIG mode"
     )
-    warnings.append(f"mig-strategy is single and {why}: {BASE}.product tells that as MIG-INVALID")
+    warnings.append(f"mig-strategy is single and {why}: {BASE}.product is MIG-INVALID")
     model = _commonest([gpu.name for gpu in cut_gpus], BASE, [])
     values = _base(BASE, f"{sanitised(model)}-MIG-INVALID", 0, Share(0, ""))
     return values | {f"{BASE}.memory": "0"} | _architecture(BASE, _first(cut_gpus, model))
@@ -234,7 +234,7 @@ def _commonest(models: Sequence[str], name: str, warnings: list[str]) -> str:
     if len(counts) > 1:
         others = ", ".join(f"{count} {model}" for model, count in counts.items())
         how = "resources.gpus in a config file gives each model a name of its own"
-        warnings.append(f"there are {others}: {name}.* tells of {found}; {how}")
+        warnings.append(f"there are {others}: {name}.* describes {found}; {how}")
     return found
 
 

@@ -79,10 +79,10 @@ class Labeller:
                     self._log.info("labels", where=done.path, action=done.action, count=len(labels.values))
         except GpunodeError as error:
             self._failures += 1
-            self._say.warning("the labels stay as they are", reason=error.message, hint=error.hint)
+            self._say.warning("the labels are unchanged", reason=error.message, hint=error.hint)
             return
         if self._failures:
-            self._log.info("the labels are kept again")
+            self._log.info("the labels are updated again")
         self._failures = 0
         self._say.reset()
 

@@ -102,7 +102,7 @@ class ComputeModes:
             finally:
                 child.end()
         except ChildFailure as error:
-            reason = "was asked to stop" if stopped() else str(error)
+            reason = "was stopped" if stopped() else str(error)
             raise DaemonError(reason, hint="gpunode doctor") from None
         if "error" in document:
             reason = _reason(document["error"]["code"], document["error"]["message"])

@@ -30,7 +30,7 @@ DEFAULT_ROOT = "/run/nvidia/mps"
 MAX_SOCKET = 107  # bytes of a unix socket's path, unix(7)
 _LONGEST_SOCKET = "control_privileged"  # of the four that the daemon makes
 _MIB = 1 << 20
-NOT_YET = Problem("mps", "the MPS control daemon is not up yet", starting=True)
+NOT_YET = Problem("mps", "the MPS control daemon is not running yet", starting=True)
 _SHORT = 12  # "GPU-" and the first block of the UUID
 
 
@@ -236,7 +236,7 @@ def container_parts(
     units = [unit for unit in resource.units if unit.id in held]
     directories = {directory_of(settings, resource, unit) for unit in units}
     if len(directories) > 1:
-        raise AllocationError("these shares belong to different MPS daemons; ask for one share only")
+        raise AllocationError("these shares belong to different MPS daemons; request one share only")
     mib = {unit.id: memory_share(unit, shares[unit.id], held[unit.id]) for unit in units}
     pipe = f"/mps/{resource.name}/pipe"
     env = {
@@ -265,7 +265,7 @@ def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
             held[device.unit.id] += 1
     if whole and held:
         raise AllocationError(
-            f"{whole} is a whole GPU: a client of MPS could not see it; ask for shares or for whole GPUs"
+            f"{whole} is a whole GPU: an MPS client could not see it; request either shares or whole GPUs"
         )
     return held
 

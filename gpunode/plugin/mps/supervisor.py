@@ -319,7 +319,7 @@ class Keeper:
         self._up_since, self._next_ask, self._silent = now, now + _ASK_SECONDS, False
         self.problem = None
         limits = {"threads": f"{self.spec.percentage}%", "memory_mib": ",".join(map(str, self.spec.memory))}
-        self._log.info("MPS control daemon is up", **self._names, pid=self._running.pid, **limits)
+        self._log.info("MPS control daemon is running", **self._names, pid=self._running.pid, **limits)
 
     def _make_exclusive(self) -> None:
         failed = self._modes.make_exclusive(self.spec.gpus)
@@ -340,9 +340,9 @@ class Keeper:
         adopted = Adopted(self._host, found)
         if found.gpus == self.spec.gpus and self._control.answers():
             self._tail.skip()
-            self._log.info("goes on with the MPS control daemon that was there", **self._names, pid=found.pid)
+            self._log.info("using the MPS control daemon that already runs", **self._names, pid=found.pid)
             return adopted
-        self._log.info("ends an MPS control daemon of before", **self._names, pid=found.pid)
+        self._log.info("stopping the MPS control daemon of an earlier run", **self._names, pid=found.pid)
         end(self._host, self._control, adopted)
         return None
 
@@ -395,7 +395,7 @@ class Keeper:
             self._server_fails(now)
         elif self.problem is not None:
             self.problem = None
-            self._log.info("the MPS server is up again", **self._names)
+            self._log.info("the MPS server is running again", **self._names)
         if self._failures and now - self._up_since > _STEADY_SECONDS:
             self._failures = 0
 
@@ -457,7 +457,7 @@ class Keeper:
             self._restore()
             forget(self._host, self.spec, root_of(self._settings))
         except (GpunodeError, OSError) as error:
-            hint = "the next start puts compute modes back; by hand: nvidia-smi -c DEFAULT"
+            hint = "the next start restores the compute modes; manually: nvidia-smi -c DEFAULT"
             self._log.error("MPS has not ended cleanly", **self._names, reason=str(error), hint=hint)
 
     def _ender(self) -> Control:

@@ -25,7 +25,7 @@ from gpunode.plugin.nvidia.response import CDI_VENDOR
 DIRECTORY = "/var/run/cdi"
 _NO_LIBCUDA = (
     "find out why it is missing: gpunode doctor --only driver-lib-mismatch --only libcuda-missing; "
-    "say with --driver-root where a driver lies that isn't installed on the node itself"
+    "if the driver isn't installed on the node itself, pass its directory with --driver-root"
 )
 
 
@@ -53,7 +53,7 @@ def make_content(
 ) -> Content:
     """Everything that `response.answer` may name. `GpunodeError` if no GPU can be described at all."""
     if not inventory.driver_version:
-        raise GpunodeError("NVML doesn't tell the driver's version", hint="gpunode doctor")
+        raise GpunodeError("NVML doesn't report the driver's version", hint="gpunode doctor")
     units = {unit.id: unit for resource in plan.resources for unit in resource.units}
     advertised = _advertised(inventory, units)
     nodes = replace(read_nodes(host, advertised.gpus, roots.dev_here), dev_root=roots.dev)
@@ -129,7 +129,7 @@ def _reason(unit: Unit, notes: tuple[str, ...]) -> str:
     places = (f"MIG device {unit.index} ", f"GPU {unit.index.partition(':')[0]} ")
     said = next((note for note in notes if note.startswith(places)), "")
     reason = said.partition(" is left out: ")[2]
-    return reason or "its name can't stand in a CDI specification; set device-id-strategy to index"
+    return reason or "its name is not allowed in a CDI specification; set device-id-strategy to index"
 
 
 # Which hook program the CDI specifications name, and with which of its hooks.

@@ -127,7 +127,7 @@ def _whole(gpu: Gpu, facts: NodeFacts) -> CutGpu:
         paths=(node,) if node else (),
     )
     sound = not gpu.error
-    missing = "" if node else "the number of its device file (/dev/nvidiaN) can't be told"
+    missing = "" if node else "the number of its device file (/dev/nvidiaN) is unknown"
     if not gpu.mig_enabled:
         return CutGpu((Candidate(unit, sound=sound, missing=missing),))
     if gpu.mig or gpu.error:
@@ -268,7 +268,7 @@ def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
         if gpu.uuid:
             yield gpu
         else:
-            notes.left_out.append(LeftOut(str(gpu.index), "", gpu.error or "NVML tells no UUID"))
+            notes.left_out.append(LeftOut(str(gpu.index), "", gpu.error or "NVML reports no UUID"))
 
 
 def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidate]:
@@ -291,7 +291,7 @@ def _problems_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem |
     if not site.imex_missing or not settings.imex_channel_ids:
         return None
     nodes = " and ".join(imex_node(channel) for channel in settings.imex_channel_ids)
-    how = f"{nodes} isn't there; load the module nvidia with NVreg_CreateImexChannel0=1"
+    how = f"{nodes} does not exist; load the module nvidia with NVreg_CreateImexChannel0=1"
     if settings.imex_required:
         return Problem("imex", f"IMEX is required and {how}")
     notes.warnings.append(f"containers get no IMEX channel: {how}")
@@ -367,6 +367,6 @@ def _unnameable(settings: Settings, one: Candidate, ruled: str) -> str:
         return resource_name_problem(ruled)
     if one.kind == MIG and settings.mig_strategy == "mixed":
         name = mig_name(one.unit.profile)
-        problem = resource_name_problem(name) if one.unit.profile else "its profile can't be told"
+        problem = resource_name_problem(name) if one.unit.profile else "its profile is unknown"
         return f"{problem}; give it a name in resources.mig" if problem else ""
     return ""

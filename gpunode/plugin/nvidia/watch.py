@@ -100,7 +100,7 @@ class MissedXids:
         if self._reader is None:
             if gap and self._reason:
                 self._log.info(
-                    "XIDs while NVML was opened anew can't be looked up", log=_LOG, reason=self._reason
+                    "XIDs that occurred while NVML was reopened can't be read", log=_LOG, reason=self._reason
                 )
                 self._reason = ""
             return []
@@ -160,9 +160,9 @@ class Outcome:
             return self
         if code is not None and -code in _FATAL:
             named = replace(self, question=self.question or self.waiting)
-            return named.because(f"NVML crashed the process that asked it ({signal_name(code)})")
+            return named.because(f"NVML crashed the process that queried it ({signal_name(code)})")
         ended = f"was ended by {signal_name(code)}" if code and code < 0 else f"ended with status {code}"
-        return replace(self, question=None, reason=self.reason or f"the process that asks NVML {ended}")
+        return replace(self, question=None, reason=self.reason or f"the NVML process {ended}")
 
     def because(self, reason: str) -> Outcome:
         """With this reason and the question."""
@@ -229,7 +229,7 @@ class Hearing:
             self._catch_up()
             return outcome
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return self._end("crashed", f"the process that asks NVML said {line[:100]!r}")
+            return self._end("crashed", f"the NVML process printed {line[:100]!r}")
 
     def _catch_up(self) -> None:
         """Tell what happened between two children, once this one watches the GPUs."""
@@ -238,7 +238,7 @@ class Hearing:
         elif self._watching and self._seen is not None:
             self._whole = True
             for event in self._missed.take(self._seen):
-                self._log.warning("XID while NVML was opened anew", device=event.uuid, xid=event.xid)
+                self._log.warning("XID while NVML was reopened", device=event.uuid, xid=event.xid)
                 self._sink.event(event)
 
     def _document(self, document: dict[str, Any]) -> Outcome | None:
@@ -299,7 +299,7 @@ class Hearing:
     def _end(self, kind: str, reason: str) -> Outcome:
         words = self._child.last_words
         if kind == "crashed" and not reason and words:
-            reason = f"the process that asks NVML ended: {words}"
+            reason = f"the NVML process ended: {words}"
         return Outcome(kind, reason, *self._note()[1:])
 
     def _note(self) -> tuple[int, NvmlQuestion | None, NvmlQuestion | None]:
@@ -470,7 +470,7 @@ class Watch:
             self._failures = self._timeouts = 0
         if outcome.kind == "again":
             if times := self._rarely.times(outcome.reason):
-                self._log.info("opening NVML anew", reason=outcome.reason, times=times)
+                self._log.info("reopening NVML", reason=outcome.reason, times=times)
             return 0.0 if lived > _LOOK_SECONDS else _LOOK_SECONDS
         if outcome.kind == "error":
             self._failures = self._timeouts = 0
@@ -547,7 +547,7 @@ class Watch:
     def _keep_closed(self, stop: Event) -> None:
         """Keep NVML closed, as requested, until another driver is loaded or the time is over."""
         before = module(self._host)
-        self._log.info("NVML is closed for a while, as was asked for", seconds=int(_AWAY_SECONDS))
+        self._log.info("NVML is closed temporarily, on request", seconds=int(_AWAY_SECONDS))
         while not stop.is_set() and self._host.monotonic() < self._away:
             self._soon.clear()
             self._soon.wait(_LOOK_SECONDS)

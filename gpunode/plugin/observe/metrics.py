@@ -65,7 +65,7 @@ FAMILIES = {
             "gpunode_plugin_settings_applied",
             "gauge",
             (),
-            "0 if the GPUs seen last can't be advertised as the settings ask; what was before still is.",
+            "0 if the GPUs seen last can't be advertised with these settings; the previous ones still are.",
         ),
         Family(
             "gpunode_plugin_config_last_reload_successful",
@@ -83,7 +83,7 @@ FAMILIES = {
             "gpunode_plugin_devices",
             "gauge",
             ("resource", "health", "reason"),
-            "Devices that the kubelet is told of; reason is the problem's code, empty for healthy ones.",
+            "Devices reported to the kubelet; reason is the problem's code, empty for healthy ones.",
         ),
         Family("gpunode_plugin_left_out", "gauge", (), "GPUs and partitions that are not advertised."),
         Family(
@@ -152,7 +152,7 @@ FAMILIES = {
             "gpunode_gpu_problem_since_timestamp_seconds",
             "gauge",
             ("uuid", "reason", "mend"),
-            "Since when a GPU has a problem (0: unknown), and what mends it.",
+            "When a GPU's problem started (0: unknown), and its fix.",
         ),
         Family("gpunode_gpu_duty_cycle_ratio", "gauge", ("uuid",), "How much of the time a kernel ran."),
         Family("gpunode_gpu_memory_total_bytes", "gauge", ("uuid",), "The GPU's memory."),
@@ -167,7 +167,7 @@ FAMILIES = {
             "gpunode_container_gpu_shares",
             "gauge",
             _CONTAINER,
-            "Shares of a shared GPU that a container holds; its part of the use can't be told.",
+            "Shares of a shared GPU that a container holds; its share of the usage is unknown.",
         ),
         Family(
             "gpunode_container_gpu_duty_cycle_ratio",

@@ -95,9 +95,9 @@ def read_own_status(host: Host, state_dir: str) -> OwnStatus | None:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {error}", hint="the plugin writes it anew") from error
+        raise ConfigError(f"{path} is damaged: {error}", hint="the plugin rewrites it") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} is damaged: no object", hint="the plugin writes it anew")
+        raise ConfigError(f"{path} is damaged: no object", hint="the plugin rewrites it")
     own = from_plain(OwnStatus, data, lenient=True)
     return replace(own, state=_state(host, own, from_plain(_Identity, data, lenient=True)))
 
@@ -266,7 +266,9 @@ class StatusFile:
             if error.message != self._trouble:
                 self._trouble = error.message
                 self._service.log.warning(
-                    "plugin status can't be told the reasons", reason=error.message, hint=error.hint
+                    "the status file can't be written: plugin status shows no reasons",
+                    reason=error.message,
+                    hint=error.hint,
                 )
 
 

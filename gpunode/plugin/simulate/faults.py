@@ -48,7 +48,7 @@ FAULTS: Mapping[str, Kind] = {
     "recovery": Kind("NVML's recovery action", _RECOVERIES),
     "fabric": Kind("the state of the NVLink fabric", ("in-progress", "not-started", "completed")),
     "mig": Kind("MIG mode with this layout, or off", "layout"),
-    "reset": Kind("a GPU reset: what it mends is mended, MIG instances go"),
+    "reset": Kind("a GPU reset: fixes what a reset fixes, removes MIG instances"),
     "heal": Kind("as if nothing had ever happened to the GPU"),
     "driver": Kind("the driver is unloaded, or loaded again", ("gone", "back"), whole=True),
 }
@@ -198,7 +198,7 @@ class Client:
             self._connection = host.connect_unix(path, _ANSWER_SECONDS)
         except DaemonError as error:
             raise PreconditionError(
-                f"no simulated plugin takes faults: {error.message}",
+                f"no simulated plugin accepts faults: {error.message}",
                 hint="start one with: gpunode plugin serve --simulate h100:8; with the same --state-dir",
             ) from error
         self._lines = self._connection.makefile("rwb")

@@ -391,7 +391,7 @@ def _direct(groups: tuple[Group, ...], one: Slot, other: Slot, place: tuple[int,
 
 LOST = "the GPU is lost (simulated)"
 _ASKED = {RESET: "reset", HARDWARE: "reset", REBOOT: "reboot"}
-"""The recovery action that NVML tells after an XID of this class."""
+"""The recovery action that NVML reports after an XID of this class."""
 DRIVER_GONE = "the driver is not loaded (simulated)"
 
 

@@ -265,7 +265,7 @@ def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:
     try:
         remove()
     except GpunodeError as error:
-        progress.note(f"{what} is still there: {error.message}")
+        progress.note(f"{what} was not deleted: {error.message}")
 
 
 def new_token() -> str:

@@ -180,7 +180,7 @@ class _Images:
         if not reference or "@" in reference or cri_pods.has_image(self.engine.cri, reference):
             return
         self.progress.note(
-            f"the sandbox image {reference} is missing: a stand-in takes its place for this run"
+            f"the sandbox image {reference} is missing: gpunode uses a temporary replacement for this run"
         )
         self.cleanup.callback(self.take_out, f"{STAND_IN}:{self.tag}")
         self.bring_in(reference, pause_image(self.files, reference, self.names))
@@ -216,7 +216,7 @@ class _Images:
         """Remove a name and, if it was the last one, the image."""
         failed = self.engine.take_out(reference)
         if failed:
-            self.progress.note(f"{reference} is still there: {failed}")
+            self.progress.note(f"{reference} was not deleted: {failed}")
 
 
 # Run a program through containerd's CRI: images come in by ctr.
@@ -353,7 +353,7 @@ def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> Co
         storage = _storage(host, settings)
         if storage is None and not request.image:
             raise PreconditionError(
-                "CRI-O takes no image in by itself, and neither podman nor skopeo is here to do it",
+                "CRI-O can't import an image by itself, and neither podman nor skopeo is installed",
                 hint="apt install skopeo, or name an image that CRI-O has:"
                 " gpunode verify --on crio --image REF",
             )

@@ -177,7 +177,7 @@ def _missing(host: Host, specs: Sequence[CdiSpec], said: str) -> Iterator[_Fault
         paths = (*spec.mounts, *spec.hooks, *(node.path for node in spec.nodes))
         for path in paths:
             if path in said and not host.exists(path):
-                what = f"{spec.path} names {path}, which isn't there: it is older than the driver"
+                what = f"{spec.path} names {path}, which does not exist: it is older than the driver"
                 yield _Fault(what, rewriting(spec.path), "cdi-stale")
 
 

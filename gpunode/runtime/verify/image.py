@@ -258,7 +258,7 @@ def _ask_interpreter(host: Host, python: str) -> dict[str, Any]:
         seen = None
     if not isinstance(seen, dict):
         raise PreconditionError(
-            f"{python} can't tell what it is made of: {done.stderr.strip()[-300:] or 'no answer'}",
+            f"{python} can't report which files it consists of: {done.stderr.strip()[-300:] or 'no answer'}",
             hint="use an image that holds a vectoradd: gpunode verify --image REF",
         )
     return seen

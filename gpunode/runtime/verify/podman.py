@@ -155,7 +155,7 @@ def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progre
     try:
         config = load_podman(host)
     except GpunodeError as error:
-        progress.note(f"podman passes over a file: {error.message}")
+        progress.note(f"podman ignores a file: {error.message}")
         config = PodmanConfig(())
     reading = CdiReading("podman", version, True, config.strings("cdi_spec_dirs") or DIRECTORIES)
     by_cdi = request.cdi or request.runtime_name not in config.runtimes or bool(gpu_specs(host, reading))
@@ -179,7 +179,7 @@ def remove_leftovers(host: Host, podman: Podman, progress: Progress) -> None:
 def _take_out(progress: Progress, what: str, remove: partial[str]) -> None:
     failed = remove()
     if failed:
-        progress.note(f"{what} is still there: {failed}")
+        progress.note(f"{what} was not deleted: {failed}")
 
 
 def _image(podman: Podman, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:

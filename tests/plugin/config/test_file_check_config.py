@@ -86,7 +86,7 @@ def test_without_a_gpu_the_file_is_checked_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("flags: {migStrategy: single}\n")
     ran = gpunode("--root", str(tmp_path), "plugin", "check-config", "/c.yaml")
     assert ran.code == 0, ran.err
-    assert "which devices would be advertised can't be told" in ran.out
+    assert "the devices that would be advertised are unknown" in ran.out
     assert re.search(r"--mig-strategy +single +/c.yaml:1", ran.out)
 
 
@@ -166,7 +166,7 @@ def test_a_key_in_the_wrong_place_is_not_to_be_passed_over(tmp_path: Path) -> No
     file.write_text("sharing:\n  timeSlicing:\n  resources:\n  - {name: nvidia.com/gpu, replicas: 4}\n")
     (error,) = check(str(file)).document["errors"]
     assert "sharing.timeSlicing.resources" in error["message"]
-    assert error["hint"] == "move it, or indent it so that it stands there"
+    assert error["hint"] == "move it there, or correct its indentation"
 
 
 def test_a_pattern_that_fits_no_model_is_warned_of_with_the_models(tmp_path: Path) -> None:

@@ -45,12 +45,12 @@ def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletS
     file.write_text(SLICED.format(4))
     assert kubelet.wait_allocatable(GPU, 16, 30), serving.log()
     file.write_text(SLICED.format(1) + "nope: 3\n")
-    assert serving.says("the config file is not taken, the last good one stays")
+    assert serving.says("the config file was rejected; the last valid one stays active")
     assert serving.says("nope: unknown key")
     assert kubelet.allocatable(GPU) == 16
     file.write_text(SLICED.format(3) + "flags: {gpunode: {listen: ':9400'}}\n")
     assert kubelet.wait_allocatable(GPU, 12, 30), serving.log()
-    assert serving.says('msg="these changes take a restart" options=--listen')
+    assert serving.says('msg="these changes need a restart" options=--listen')
     # no stream ended: the kubelet never had to be told again
     assert list(kubelet.registrations) == registered
 
@@ -62,7 +62,7 @@ def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: Kubel
     assert kubelet.wait_allocatable(GPU, 20, 30), serving.log()
     assert serving.says("signal=SIGHUP")
     assert serving.process.poll() is None
-    assert eventually(lambda: "config file taken" in serving.log())
+    assert eventually(lambda: "config file loaded" in serving.log())
 
 
 def test_sigquit_is_a_clean_end(serving: Serving, kubelet: KubeletStub) -> None:

@@ -83,7 +83,7 @@ def test_mps_needs_somebody_to_run_its_daemons() -> None:
     assert problem.key == "sharing.mps" and "--mps" in problem.hint
     assert sources({"mps_root": "/run/other"}, file=file).resolve().wanted().mps_root == "/run/other"
     assert sources({"mps": "true"}, file=file).resolve().wanted().mps_root == MPS_ROOT
-    assert "no daemon is started" in sources({"mps": "true"}).resolve().warnings[0].text
+    assert "gpunode starts no daemon" in sources({"mps": "true"}).resolve().warnings[0].text
 
 
 def test_mps_and_mixed_exclude_each_other() -> None:

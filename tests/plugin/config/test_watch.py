@@ -96,7 +96,7 @@ def test_an_edit_is_taken_within_a_second(watched: Watched, file: Path) -> None:
     watched.tick(1)
     assert (watched.service.settings.mig_strategy, watched.service.settings.exclude) == ("mixed", ("3",))
     assert watched.log.lines == [
-        ("info", "config file taken", {"file": str(file), "changed": "mig-strategy, exclude"})
+        ("info", "config file loaded", {"file": str(file), "changed": "mig-strategy, exclude"})
     ]
 
 
@@ -105,7 +105,7 @@ def test_a_bad_edit_changes_nothing_and_is_told_once_with_every_problem(watched:
     watched.tick(10)
     assert watched.service.settings.mig_strategy == "single"
     assert watched.log.messages("error") == [
-        "the config file is not taken, the last good one stays",
+        "the config file was rejected; the last valid one stays active",
         f"{file}:2: flags.migStrategy: 'every' is none of none, single, mixed",
         f"{file}:3: nope: unknown key; known here: version, flags, resources, sharing, imex, health",
     ]
@@ -176,7 +176,7 @@ def test_what_takes_a_restart_is_named_and_the_rest_taken(watched: Watched, file
     assert (watched.service.settings.mig_strategy, watched.service.settings.listen) == ("mixed", "")
     assert watched.log.lines[-1] == (
         "warning",
-        "these changes take a restart",
+        "these changes need a restart",
         {"options": "--registration, --listen"},
     )
 

@@ -305,7 +305,7 @@ def test_a_tegra_is_asked_by_cuda(tmp_path: Path) -> None:
     assert (ran.code, "the GPUs can't be labelled: cuInit: " in ran.err) == (1, True), ran.err
     node.write(orin.with_faults(Fault("cuDeviceGetName", abort=True)))
     assert (
-        "CUDA crashed the process that asked it (SIGABRT)"
+        "CUDA crashed the process that queried it (SIGABRT)"
         in labels(node, "--device-discovery-strategy", "tegra").err
     )
 

@@ -114,9 +114,7 @@ def test_single_on_gpus_that_are_cut_in_another_way_is_invalid(gpus: tuple[Gpu, 
         "compute.major": "8",
         "compute.minor": "0",
     }
-    assert found.warnings == (
-        f"mig-strategy is single and {why}: nvidia.com/gpu.product tells that as MIG-INVALID",
-    )
+    assert found.warnings == (f"mig-strategy is single and {why}: nvidia.com/gpu.product is MIG-INVALID",)
 
 
 def test_single_tells_of_the_model_that_is_cut() -> None:
@@ -169,7 +167,7 @@ def test_several_models_are_told_the_same_each_time() -> None:
     found = labels(T4.gpu(0), L40S.gpu(1), L40S.gpu(2))
     assert of_gpu(found) == whole(L40S, 2, 1, "none", False)
     assert found.warnings == (
-        "there are 1 Tesla T4, 2 NVIDIA L40S: nvidia.com/gpu.* tells of NVIDIA L40S; resources.gpus in a "
+        "there are 1 Tesla T4, 2 NVIDIA L40S: nvidia.com/gpu.* describes NVIDIA L40S; resources.gpus in a "
         "config file gives each model a name of its own",
     )
     assert of_gpu(labels(T4.gpu(0), L40S.gpu(1))) == whole(T4, 1, 1, "none", False)

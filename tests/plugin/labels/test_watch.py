@@ -116,7 +116,7 @@ def test_a_config_file_that_changes(tmp_path: Path, kept: list[Kept]) -> None:
     one.process.send_signal(signal.SIGHUP)
     assert one.becomes(replicas="3", product="NVIDIA-H100-80GB-HBM3-SHARED"), one.log()
     config.write_text("sharing: 7\n")  # an edit is enough
-    assert eventually(lambda: "the config file is not taken" in one.log()), one.log()
+    assert eventually(lambda: "the config file was rejected" in one.log()), one.log()
     assert one.labels()["nvidia.com/gpu.replicas"] == "3"
     assert one.end() == 0
 
@@ -127,10 +127,10 @@ def test_a_place_that_cant_be_had_is_tried_again(tmp_path: Path, kept: list[Kept
     blocked.write_text("a file where a directory should be")
     kept.append(Kept(tmp_path, node, "labels", "--watch", "--sleep-interval", "1s"))
     one = kept[0]
-    assert eventually(lambda: "the labels stay as they are" in one.log()), one.log()
+    assert eventually(lambda: "the labels are unchanged" in one.log()), one.log()
     blocked.unlink()
     assert one.becomes(count="1"), one.log()
-    assert eventually(lambda: "the labels are kept again" in one.log()), one.log()
+    assert eventually(lambda: "the labels are updated again" in one.log()), one.log()
 
 
 def test_a_tegra_is_asked_by_cuda_until_it_answers(tmp_path: Path, kept: list[Kept]) -> None:
@@ -139,7 +139,7 @@ def test_a_tegra_is_asked_by_cuda_until_it_answers(tmp_path: Path, kept: list[Ke
     argv = ("labels", "--watch", "--device-discovery-strategy", "tegra", "--sleep-interval", "1s")
     kept.append(Kept(tmp_path, node, *argv))
     one = kept[0]
-    assert eventually(lambda: "the labels stay as they are" in one.log()), one.log()
+    assert eventually(lambda: "the labels are unchanged" in one.log()), one.log()
     assert one.labels() == {}
     node.write(orin)
     assert one.becomes(product="Orin", count="1"), one.log()

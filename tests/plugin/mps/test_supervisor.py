@@ -152,7 +152,7 @@ def test_servers_that_do_not_come_up_are_a_problem_until_one_does(
         assert eventually(lambda: "start_server -uid 0" in node.mps.commands())
         assert made.problem is not None
         node.mps.behave()
-        assert eventually(lambda: "the MPS server is up again" in log.messages("info")), log.lines
+        assert eventually(lambda: "the MPS server is running again" in log.messages("info")), log.lines
         assert len(node.mps.environments()) == 1
 
 
@@ -169,7 +169,7 @@ def test_a_daemon_that_outlived_its_keeper_is_adopted(node: MpsNode) -> None:
         assert up(made), log.lines
         assert pid(node) == orphan.pid
         assert orphan.ended() is None
-        assert "goes on with the MPS control daemon that was there" in log.messages("info")
+        assert "using the MPS control daemon that already runs" in log.messages("info")
     assert orphan.ended() is not None
     assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
 

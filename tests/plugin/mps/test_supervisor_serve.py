@@ -109,7 +109,7 @@ def test_who_comes_after_a_killed_plugin_goes_on_with_its_daemons(
     first.process.kill()
     first.process.wait()
     second = serve(node, start, config)
-    assert second.says("goes on with the MPS control daemon that was there"), second.log()
+    assert second.says("using the MPS control daemon that already runs"), second.log()
     assert stub.wait_allocatable(RESOURCE, 16, 60.0), second.log()
     assert [pid_of(node, gpu) for gpu in range(4)] == before
     assert second.end() == 0

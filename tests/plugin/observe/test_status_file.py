@@ -41,7 +41,11 @@ def test_a_write_that_failed_is_made_again_without_news(tmp_path: Path) -> None:
     log = MemoryLog()
     status = StatusFile(make_service(recorded_host(tmp_path), Settings(state_dir="/state"), log))
     status.tick(100.0)
-    assert eventually(lambda: log.messages("warning") == ["plugin status can't be told the reasons"])
+    assert eventually(
+        lambda: (
+            log.messages("warning") == ["the status file can't be written: plugin status shows no reasons"]
+        )
+    )
     blocked.unlink()
     status.tick(110.0)
     assert not blocked.exists()

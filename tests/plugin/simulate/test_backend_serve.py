@@ -136,7 +136,7 @@ def test_faults_go_only_to_a_simulated_plugin(short: Path) -> None:
     command = [sys.executable, "-m", "gpunode", "plugin", "inject", "xid", "79", "--gpu", "0"]
     done = subprocess.run([*command, "--state-dir", str(short)], capture_output=True, text=True)
     assert done.returncode == 3
-    assert "no simulated plugin takes faults" in done.stderr
+    assert "no simulated plugin accepts faults" in done.stderr
     assert "plugin serve --simulate" in done.stderr
 
 

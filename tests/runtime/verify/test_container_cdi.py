@@ -91,7 +91,7 @@ def test_what_the_message_names_and_the_node_lacks_makes_it_stale(host: Host, pa
     put(host, GOOD)
     message = f'error mounting "{path}": no such file or directory'
     assert told(host, message).message.startswith(
-        f"/var/run/cdi/nvidia.yaml names {path}, which isn't there: "
+        f"/var/run/cdi/nvidia.yaml names {path}, which does not exist: "
     )
     (host.root / path.lstrip("/")).touch()
     assert told(host, message).code != "cdi-stale"
