@@ -1,4 +1,4 @@
-"""The errors that a person may meet. Each says what happened and, in `hint`, what to do about it.
+"""Errors that a command may report. Each says what happened and, in `hint`, what to do about it.
 
 Anything else that escapes a command is a bug and is reported as one (traceback with ``--debug``).
 """
@@ -24,12 +24,12 @@ class GpunodeError(Exception):
         self.exit_code = exit_code if exit_code is not None else self.default_exit_code
 
     def info(self) -> ErrorInfo:
-        """The error as it stands in the JSON envelope."""
+        """The error as a JSON envelope shows it."""
         return ErrorInfo(self.code, self.message, self.hint)
 
 
 class UsageError(GpunodeError):
-    """The command line can't be meant: unknown runtime, contradictory options."""
+    """The command line is invalid: unknown runtime, contradictory options."""
 
     default_exit_code = ExitCode.USAGE
     default_code = "usage"
@@ -55,7 +55,7 @@ class ValidationError(GpunodeError):
 
 
 class RolledBackError(GpunodeError):
-    """Applied, failed and rolled back: the node is as it was."""
+    """Applied, failed and rolled back: the node is unchanged."""
 
     default_exit_code = ExitCode.ROLLED_BACK
     default_code = "rolled-back"

@@ -11,7 +11,7 @@ import gpunode
 
 ROOT = Path(gpunode.__file__).parent
 # packages of which the strings are rewritten; this list only grows
-PACKAGES = ("checks", "facts", "host", "output")
+PACKAGES = ("daemons", "kubernetes", "mig", "packages", "runtime", "checks", "facts", "host", "output")
 WORDS = re.compile(
     r"\b(mends?|mended|told|nobody|somebody|someone|whoever|whose|anew|strangers?|begun|in force|taken back|"
     r"puts? back|of no use)\b",

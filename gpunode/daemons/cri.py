@@ -47,7 +47,7 @@ _CODES = {
 class CriStatus:
     """The running daemon's own view: runtime handlers by name, the default one, and the CRI's configuration.
 
-    `config` is empty where the daemon tells none (it is no part of the protocol). `conditions` maps
+    `config` is empty where the daemon reports none (the protocol doesn't define it). `conditions` maps
     ``RuntimeReady``, ``NetworkReady``, ... to whether they hold.
     """
 
@@ -103,9 +103,9 @@ class Cri:
         from gpunode.daemons.proto import cri_pb2 as pb
 
         answer = self.call("RuntimeService", "Version", pb.VersionRequest(), pb.VersionResponse)
-        told = (answer.runtime_name, answer.runtime_version)
-        self.host.heard("daemons", self.socket, {"version": list(told)})
-        return told
+        version = (answer.runtime_name, answer.runtime_version)
+        self.host.heard("daemons", self.socket, {"version": list(version)})
+        return version
 
     def status(self) -> CriStatus:
         """What the running daemon has loaded (``Status`` with ``verbose``)."""
@@ -119,13 +119,13 @@ class Cri:
             tuple(handler.name for handler in answer.runtime_handlers),
             {condition.type: condition.status for condition in answer.status.conditions},
         )
-        told: dict[str, Any] = {
+        status: dict[str, Any] = {
             "handlers": list(status.handlers),
             "defaultHandler": status.default_handler,
             "config": status.config,
             "conditions": status.conditions,
         }
-        self.host.heard("daemons", self.socket, {"status": told})
+        self.host.heard("daemons", self.socket, {"status": status})
         return status
 
     def call(

@@ -22,7 +22,7 @@ _Response = TypeVar("_Response", bound="Message")
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod of one container. `token` tells it from every other one; `log_directory` is on the node.
+    """One pod of one container. `token` identifies it; `log_directory` is on the node.
 
     `handler` is empty for the engine's default one. `arguments` replace the image's command and keep its
     entry point. `cgroup_parent` is a slice where systemd keeps the cgroups, empty where runc makes them

@@ -62,9 +62,9 @@ class DockerApi:
 
     def _ask_or_recall(self, what: str) -> dict[str, Any]:
         if self.host.live:
-            told = self._object("GET", f"/{what}")
-            self.host.heard("daemons", self.socket, {what: told})
-            return told
+            answer = self._object("GET", f"/{what}")
+            self.host.heard("daemons", self.socket, {what: answer})
+            return answer
         recorded: dict[str, Any] = self._http.recall(what, dict)
         return recorded
 
@@ -83,12 +83,12 @@ class DockerApi:
     def image_config(self, reference: str) -> dict[str, Any] | None:
         """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't hold it."""
         try:
-            told = self._object("GET", f"/images/{_quoted(reference)}/json")
+            image = self._object("GET", f"/images/{_quoted(reference)}/json")
         except DaemonError as error:
             if error.code == "not-found":
                 return None
             raise
-        config = told.get("Config")
+        config = image.get("Config")
         return config if isinstance(config, dict) else {}
 
     def image_names(self, repository: str) -> tuple[str, ...]:
@@ -146,14 +146,14 @@ class DockerApi:
         found = []
         for one in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
             try:
-                told = self._object("GET", f"/containers/{_quoted(str(one.get('Id')))}/json")
+                container = self._object("GET", f"/containers/{_quoted(str(one.get('Id')))}/json")
             except DaemonError as error:
                 if error.code != "not-found":
                     raise
                 continue
-            settings = told.get("HostConfig")
+            settings = container.get("HostConfig")
             if isinstance(settings, dict) and settings.get("Runtime") in runtimes:
-                name = str(told.get("Name") or one.get("Id")).removeprefix("/")
+                name = str(container.get("Name") or one.get("Id")).removeprefix("/")
                 found.append((name, one.get("State") == "running"))
         return tuple(found)
 

@@ -143,7 +143,7 @@ class _BoundedReader(io.RawIOBase):
 
 
 class _BoundedSocket:
-    """As much of a socket as http.client uses. Whoever opened the connection closes it."""
+    """As much of a socket as http.client uses. The caller that opened the connection closes it."""
 
     def __init__(self, connected: socket.socket, seconds_left: Callable[[], float]) -> None:
         self._connected = connected

@@ -222,7 +222,7 @@ def missing(host: Host) -> str:
 
 
 def trace(host: Host) -> tuple[object, ...]:
-    """Something that changes when GPUs come, go or are divided anew. Cheap: it is asked again and again."""
+    """Something that changes when GPUs come, go or are partitioned again. Cheap: it is polled."""
     found = addresses(host)
     modes = tuple(text_of(host, f"{DRIVER}/{name}/current_compute_partition") for name in found)
     partitions = tuple(matching(host, PLATFORM, _PARTITION)) if any(modes) else ()
@@ -307,7 +307,7 @@ def _partitions(host: Host, by_minor: Mapping[int, KfdNode]) -> dict[Place, list
         try:
             paths, minor = _device_nodes(host, f"{PLATFORM}/{name}")
         except GpunodeError:
-            continue  # spare ones can't be told from closed ones; the GPU itself is listed anyway
+            continue  # unused ones can't be distinguished from closed ones; the GPU itself is listed anyway
         node = by_minor.get(minor) if minor is not None else None
         if node is not None:
             number = int(re.sub(r"\D", "", name))

@@ -227,8 +227,8 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
 
 
 def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
-    """Memory in use by MIG device. Compute instances of one GPU instance share its memory, so that nobody's
-    part of it can be told; a MIG device that goes meanwhile is no news about its GPU."""
+    """Memory in use by MIG device. Compute instances of one GPU instance share its memory, so no
+    instance's part of it is known; a MIG device that disappears meanwhile says nothing about its GPU."""
     found: dict[str, tuple[int, int]] = {}
     with suppress(NvmlError):
         for _, mig in nvml.mig_handles(gpu) if nvml.mig_enabled(gpu) else ():
@@ -252,7 +252,7 @@ def _named(names: tuple[str | None, ...], number: int) -> str | None:
 # means the GPU itself (lost, to be reset) ends that GPU's questions. Nothing is changed on the GPU.
 
 SAMPLE_SECONDS = 0.1  # between two looks at what holds the clocks back
-_MOST_SECONDS = 5.0  # for all GPUs: what isn't told by then isn't asked
+_MOST_SECONDS = 5.0  # for all GPUs: what NVML hasn't answered by then is not queried
 _MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h
 _SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _RETIRED_FOR = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS, _DOUBLE_BIT_ECC_ERROR
@@ -263,7 +263,7 @@ _T = TypeVar("_T")
 
 def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
     """One after another, as NVML lists the GPUs. Never raises for a GPU. One that something holds back is
-    told again at the end, with what still does: the second look waits once for all of them."""
+    read again at the end, with what still does: the second reading waits once for all of them."""
     until = time.monotonic() + _MOST_SECONDS
     cc = _confidential(nvml)
     held: list[tuple[_Gpu, Condition, int]] = []
@@ -307,7 +307,7 @@ def _confidential(nvml: Nvml) -> tuple[bool | None, bool | None]:
 
 
 class _Questions:
-    """Asks one after another; what isn't told is None. `error` is what ended the questions."""
+    """Makes the calls one after another; what NVML doesn't report is None. `error` is what ended them."""
 
     def __init__(self) -> None:
         self.error: NvmlError | None = None
@@ -355,7 +355,7 @@ def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | Non
     reading = read_gpu(gpu.nvml, gpu.device, names[1])
     remapped, pages = gpu.call("nvmlDeviceGetRemappedRows"), _retired_pages(gpu)
     repair = gpu.switches("nvmlDeviceGetRepairStatus")
-    # in this order: a process that ends meanwhile must not leave memory that seems to be nobody's
+    # in this order: a process that ends meanwhile must not leave memory that seems to belong to no process
     processes = _processes(gpu)
     memory = _memory(gpu)
     ecc, mig = gpu.switches("nvmlDeviceGetEccMode"), gpu.switches("nvmlDeviceGetMigMode")
@@ -461,7 +461,7 @@ def _fabric(gpu: _Gpu) -> Fabric:
 
 
 def _processes(gpu: _Gpu) -> tuple[GpuProcess, ...] | None:
-    """None unless both lists are told, since from their emptiness something follows."""
+    """None unless NVML reports both lists: an empty list is information, too."""
     found: list[GpuProcess] = []
     for graphics in (False, True):
         kind = "Graphics" if graphics else "Compute"

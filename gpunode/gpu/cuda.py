@@ -2,7 +2,7 @@
 
 Standard library only: it also runs inside containers. A process that has used it must not fork.
 
-As a child process it lists the GPUs, where NVML lists none or tells too little of them, as on Tegra. It
+As a child process it lists the GPUs, where NVML lists none or reports too little about them, as on Tegra. It
 answers as `gpu.discover` does, without a driver's version, PCI addresses and MIG.
 """
 
@@ -174,7 +174,7 @@ class Cuda:
         raw = (ctypes.c_ubyte * 16)()
         newest = hasattr(
             self._library, "cuDeviceGetUuid_v2"
-        )  # the first version tells the GPU of a MIG device
+        )  # the first version returns the GPU of a MIG device
         if not newest and (is_mig or not hasattr(self._library, "cuDeviceGetUuid")):
             return ""
         self.call("cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid", raw, self._handle(device))

@@ -25,7 +25,8 @@ def discover(
 ) -> Inventory:
     """All GPUs and MIG devices. `NvmlError` only if NVML as a whole fails.
 
-    Below `root` sysfs tells what is near. A GPU in `skip` is not asked; its `error` is the text given there.
+    `root` is where sysfs with the topology is. A GPU in `skip` is not queried; its `error` is
+    the text given there.
 
     A GPU with `error` keeps what could be read; what can't be read of a lost one (its UUID, its PCI address)
     is taken from `previous`, if that had a GPU of the same index that isn't there under another index now.
@@ -38,7 +39,7 @@ def discover(
     try:
         cuda = nvml.cuda_version()
     except NvmlError:
-        cuda = ""  # the number is for people; NVML's own failures are told by every other call
+        cuda = ""  # the number is for people; every other call reports NVML's own failures
     return Inventory(nvml.driver_version(), cuda, _remember(gpus, previous))
 
 
@@ -127,7 +128,7 @@ def _profile_in(name: str) -> str:
 
 
 def _clique(nvml: Nvml, gpu: Handle) -> str:
-    """The NVLink partition that a GPU has joined; "" for most, which know of none. Nobody misses it."""
+    """The NVLink partition that a GPU has joined; "" for most, which have none. No caller needs it."""
     try:
         fabric = nvml.fabric_info(gpu)
     except NvmlError:
@@ -139,9 +140,9 @@ def _clique(nvml: Nvml, gpu: Handle) -> str:
 
 
 def _numa_node(root: str, pci: str) -> int | None:
-    """The GPU's NUMA node; where the platform tells none the kernel says -1 (ABI/testing/sysfs-bus-pci).
+    """The GPU's NUMA node; where the platform reports none the kernel says -1 (ABI/testing/sysfs-bus-pci).
 
-    Without a `Host`, whose loading NVML's child would take longer for than for all that NVML tells.
+    Without a `Host`, whose loading NVML's child would take longer for than all queries to NVML.
     """
     try:
         with open(f"{root}/sys/bus/pci/devices/{pci}/numa_node", "rb") as stream:  # noqa: PTH123

@@ -1,6 +1,6 @@
 """What the driver leaves in /proc, /sys and /dev: cheap to read, and no question to the driver.
 
-Where a trace changes NVML must be opened anew: a process keeps the library that it has loaded, and NVML
+When a trace changes, NVML must be reopened: a process keeps the library that it has loaded, and NVML
 counts GPUs once, when it is initialised.
 """
 
@@ -49,7 +49,7 @@ def generation(host: Host, driver_version: str) -> str:
 
 
 def boot_id(host: Host) -> str:
-    """The kernel's own id of this boot, "" where it tells none."""
+    """The kernel's own id of this boot, "" where it reports none."""
     return _text(host, _BOOT_ID).strip()
 
 

@@ -29,7 +29,7 @@ class MigSize:
 @dataclass(frozen=True)
 class MigDevice:
     """One MIG compute instance. `index` is the slot on its GPU; `gi` and `ci` are NVML's instance ids. `size`
-    is None if it was never told, as in older recordings."""
+    is None if it is not recorded, as in older recordings."""
 
     index: int
     uuid: str
@@ -42,7 +42,7 @@ class MigDevice:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One physical GPU as NVML tells it.
+    """One physical GPU as NVML reports it.
 
     `pci` is ``0000:3b:00.0`` in lower case, as sysfs spells it; `minor` is N of /dev/nvidiaN, which need not
     equal `index`; `numa` is None if the platform doesn't say. `mig_capable` is whether it knows MIG at all.
@@ -118,7 +118,7 @@ class Pair:
     """How near two GPUs are, by UUID with `first` < `second`.
 
     `level` is NVML's common ancestor (0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50
-    system), None if it can't be told; `nvlinks` counts direct links, of the two directions the smaller
+    system), None if unknown; `nvlinks` counts direct links, of the two directions the smaller
     number.
     """
 

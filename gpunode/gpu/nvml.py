@@ -90,7 +90,7 @@ _NO_INSTANCE = 0xFFFFFFFF
 class GpuEvent:
     """What NVML reported. `kind` is xid, ecc-double or ecc-single.
 
-    `uuid` is the GPU's, "" if it can't be told. `xid` is set for that kind only; `gi` and `ci` are the MIG
+    `uuid` is the GPU's, "" if unknown. `xid` is set for that kind only; `gi` and `ci` are the MIG
     instances concerned, None if the whole GPU is.
     """
 
@@ -204,7 +204,7 @@ FABRIC_COMPLETED = 3
 
 
 def _load(path: str) -> None:
-    """Load NVML by its path; the loader then gives it to whoever asks for its soname."""
+    """Load NVML by its path; the loader then returns it to every user of its soname."""
     try:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -248,7 +248,7 @@ class MigAttributes:
 @dataclass(frozen=True)
 class FabricInfo:
     """nvmlGpuFabricInfo: NVML_GPU_FABRIC_STATE_*, the training's return code, the cluster's UUID in
-    hexadecimal, the clique, and NVML_GPU_FABRIC_HEALTH_MASK_* where the driver tells."""
+    hexadecimal, the clique, and NVML_GPU_FABRIC_HEALTH_MASK_* where the driver reports it."""
 
     state: int
     status: int
@@ -399,7 +399,7 @@ class Nvml:
         return f"{major}.{minor}"
 
     def compute_mode(self, gpu: Handle) -> int:
-        """Who may use it: 0 everybody, 2 nobody, 3 one process at a time (nvmlComputeMode_t)."""
+        """Which processes may use it: 0 all, 2 none, 3 one at a time (nvmlComputeMode_t)."""
         return int(self.call("nvmlDeviceGetComputeMode", gpu))
 
     def set_compute_mode(self, gpu: Handle, mode: int) -> None:
@@ -438,7 +438,7 @@ class Nvml:
         return info.state, "a route through the NVLink fabric is unhealthy" if unhealthy else ""
 
     def fabric_info(self, device: Handle) -> FabricInfo:
-        """How the GPU stands in the NVLink fabric."""
+        """The GPU's state in the NVLink fabric."""
         info, health = self._library.c_nvmlGpuFabricInfo_v2_t(), True
         try:
             self.call("nvmlDeviceGetGpuFabricInfoV", device, ctypes.byref(info))

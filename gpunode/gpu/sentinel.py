@@ -1,7 +1,7 @@
-"""The child that keeps NVML open for the device plugin and tells what changes, one JSON document a line.
+"""The child that keeps NVML open for the device plugin and reports changes, one JSON document a line.
 
 ``{"inventory": {...}, "topology": {...}}`` first, after a change, and once more some time after that, so that
-whoever reads it sees twice what has come back whole; ``{"readings": [...]}`` of the GPUs whose reading is
+the reader sees twice what works again; ``{"readings": [...]}`` of the GPUs whose reading is
 another one; ``{"event": {...}}`` as it happens; ``{"watching": {...}}``, which GPUs tell events;
 ``{"beat": 1}`` when there was nothing else to say for a while.
 
@@ -144,7 +144,7 @@ def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) 
         found.switch += 1
 
 
-# The thread of `sentinel` that waits for NVML's events and tells them as they come.
+# The thread of `sentinel` that waits for NVML's events and reports them as they come.
 
 _WAIT_SECONDS = 2.0  # how late it notices that other GPUs are to be watched
 _PAUSE_SECONDS = 0.5  # a lost GPU ends every wait at once
@@ -171,7 +171,7 @@ class Listener:
         self._version = 0
         self._failed = False
         self._looks = 0
-        self._told: object = None
+        self._reports: object = None
         self._alive = 0.0
         self.wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -225,7 +225,7 @@ class Listener:
                 errors = 0
             except NvmlError as error:
                 if error.code != GPU_IS_LOST:
-                    version = 0  # open the set anew
+                    version = 0  # reopen the set
                     self._report({"error": str(error)})
                 self._nudge(LOOK)
                 errors += error.code != GPU_IS_LOST
@@ -256,8 +256,8 @@ class Listener:
 
     def _report(self, state: dict[str, object]) -> None:
         """Which GPUs are watched; not again while that stays so."""
-        if state != self._told:
-            self._told = state
+        if state != self._reports:
+            self._reports = state
             self._tell(watching=state)
 
     def _rest(self, seconds: float, version: int) -> None:
@@ -304,7 +304,7 @@ class Options:
 
 
 class Sentinel:
-    """One open NVML. `run` returns when it must be opened anew."""
+    """One open NVML. `run` returns when it must be reopened."""
 
     def __init__(self, nvml: Nvml, host: Host, options: Options, tell: Callable[..., None]) -> None:
         self._nvml = nvml
@@ -312,8 +312,8 @@ class Sentinel:
         self._options = options
         self._tell = tell
         self._inventory: Inventory | None = None
-        self._told = 0
-        self._told_at = 0.0
+        self._reports = 0
+        self._reports_at = 0.0
         self._second_look = min(options.rediscover, _SECOND_LOOK_SECONDS)
         self._topology = Topology()
         self._readings: dict[str, Reading] = {}
@@ -327,7 +327,7 @@ class Sentinel:
         self._done = dict(self._due)
 
     def turn(self, now: float) -> str:
-        """Do what is due. Why NVML must be opened anew, "" if it need not."""
+        """Do what is due. Why NVML must be reopened, "" if it need not."""
         if now >= self._due["traces"]:
             self._due["traces"] = now + _TRACE_SECONDS
             if driver_traces(self._host, self._library) != self._traces:
@@ -335,13 +335,13 @@ class Sentinel:
         if now >= self._due["look"]:
             self._done["look"] = now
             self.look(now)
-            self._due["look"] = now + (self._options.rediscover if self._told > 1 else self._second_look)
+            self._due["look"] = now + (self._options.rediscover if self._reports > 1 else self._second_look)
         if now >= self._due["read"]:
             self._done["read"] = now
             self._due["read"] = now + self._options.poll
             if self.read():
                 self._due["look"] = now
-                self._told = 0  # whoever doubts that GPU must see it whole twice
+                self._reports = 0  # a reader that doubts that GPU must see it whole twice
         if now >= self._due["links"]:
             self.look_at_links(now)
         return "the thread that waits for events has ended" if self.listener.ended else ""
@@ -357,23 +357,23 @@ class Sentinel:
         return max(0.0, min(self._due.values()) - now)
 
     def look(self, now: float) -> None:
-        """The inventory, told if it is another one or was told only once."""
+        """The inventory, reported if it changed or was reported only once."""
         seen = discover(self._nvml, str(self._host.root), self._inventory, self._skip)
         changed = seen != self._inventory
         if changed:
-            self._inventory, self._told = seen, 0
+            self._inventory, self._reports = seen, 0
             self._topology = self._links(seen)
             self._due["links"] = now + self._options.rediscover * _LINK_LOOKS
         self.listener.watch(seen)
-        if not self._told or (self._told == 1 and now >= self._told_at + self._second_look / 2):
-            self._told += 1
-            self._told_at = now
+        if not self._reports or (self._reports == 1 and now >= self._reports_at + self._second_look / 2):
+            self._reports += 1
+            self._reports_at = now
             self._tell(inventory=plain(seen), topology=plain(self._topology))
         if changed:
             self._due["read"] = 0.0
 
     def look_at_links(self, now: float) -> None:
-        """How the GPUs hang together, told if that has changed; then once more soon, as it may pass."""
+        """The links between GPUs, reported if they changed; then read again soon, as it may be temporary."""
         assert self._inventory is not None  # `look` comes first
         links = self._links(self._inventory)
         changed = links != self._topology
@@ -386,7 +386,7 @@ class Sentinel:
         return read_topology(self._nvml, inventory, skip=self._options.gpus_without(LINKS))
 
     def read(self) -> bool:
-        """All readings, those told that are other ones; True if a GPU has failed or come back."""
+        """All readings; reports those that changed. True if a GPU has failed or come back."""
         now = self._read_all()
         changed = [reading for uuid, reading in now.items() if reading != self._readings.get(uuid)]
         failed = [uuid for uuid, reading in now.items() if reading.error]
@@ -420,7 +420,7 @@ def loaded_library() -> str:
 
 
 def run(sentinel: Sentinel, parent: Parent) -> None:
-    """Until the parent goes, or NVML must be opened anew."""
+    """Until the parent goes, or NVML must be reopened."""
     wake = sentinel.listener.wake_end
     while True:
         again = sentinel.turn(time.monotonic())

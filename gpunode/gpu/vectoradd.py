@@ -108,7 +108,7 @@ def inputs() -> tuple[array[float], array[float]]:
 
     All values and all sums differ from one another and are exact in float32 (multiples of 1/4 below 2^21), so
     a swapped, stale or missing element can't hide and the right answer has no error at all. Made once, for
-    all callers: nobody may change them.
+    all callers: none may change them.
     """
     return array("f", range(ELEMENTS)), array("f", [0.5 * i + 0.25 for i in range(ELEMENTS)])
 

@@ -79,10 +79,8 @@ def unschedulable(message: str, aim: Aim) -> Reason:
     if found := next(filter(None, map(_TAINT.search, causes)), None):
         taints = aim.taints or ((found[1],) if found[1] else ())
         if aim.taints:
-            taints_text = " and ".join(aim.taints)
-            message = (
-                f"the pod can't be scheduled on {aim.node}: it does not tolerate the node's taint {taints_text}"
-            )
+            message = f"the pod can't be scheduled on {aim.node}: it does not tolerate the node's taint"
+            message += f" {' and '.join(aim.taints)}"
         return Reason("pending-taint", message, _taint_hint(taints, aim.node), 30)
     if any("unschedulable" in one for one in causes):
         return Reason("pending-cordoned", message, f"kubectl uncordon {aim.node}", 30)

@@ -38,7 +38,7 @@ def test_it_is_written_to_the_status_and_read_back_until_allocatable(api: ApiSer
     assert sent.body[-1] == {"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "8"}
     data = done.document["data"]
     assert (data["capacity"], data["allocatable"]) == ("8", "8")
-    assert any("no device comes with it" in one for one in done.document["messages"])
+    assert any("this adds no device" in one for one in done.document["messages"])
 
     again = run(*GPU, "--count", "8")
     assert again.code == 0

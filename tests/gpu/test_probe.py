@@ -131,7 +131,7 @@ def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
     )
     answer = probe(Host(environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, None, False)
-    assert "no usable answer" in answer.message
+    assert "an invalid answer" in answer.message
 
 
 @pytest.mark.full

@@ -181,7 +181,7 @@ FAILED: list[tuple[dict[str, Any], str, str, str, str]] = [
         "",
         "pod-failed",
         "OutOfnvidia.com/gpu",
-        "another pod was faster",
+        "another pod got the GPU first",
     ),
     (
         {"phase": "Failed", "reason": "DeadlineExceeded", "message": "active on the node longer"},

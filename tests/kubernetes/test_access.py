@@ -251,7 +251,7 @@ def test_a_right_that_is_missing(api: ApiServer, given: Any) -> None:
 def test_a_page_of_somebody_else(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("", "", "html"))
     done = run(*ADVERTISE)
-    assert (done.code, "no API server's answer" in done.err) == (1, True)
+    assert (done.code, "not a response of an API server" in done.err) == (1, True)
 
 
 # --- what can't be met on a command line here: files of the whole machine ----------------------------------

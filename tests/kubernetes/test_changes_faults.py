@@ -52,7 +52,7 @@ def test_what_passes_is_tried_again(api: ApiServer, run: Gpunode, fault: Fault) 
             "kubernetes-conflict",
             "nothing was changed",
         ),
-        (Fault("", "", "html", 99), "kubernetes-no-api-server", "no API server's answer"),
+        (Fault("", "", "html", 99), "kubernetes-no-api-server", "not a response of an API server"),
     ],
     ids=lambda value: value.kind if isinstance(value, Fault) else None,
 )

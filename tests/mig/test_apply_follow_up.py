@@ -150,10 +150,10 @@ def test_a_strangers_unit_stays(tmp_path: Path) -> None:
     (tmp_path / UNIT).parent.mkdir(parents=True)
     (tmp_path / UNIT).write_text("[Unit]\n")
     chosen = mig_plan.choose(EXAMPLES, "all-1g")
-    with pytest.raises(ConfigError, match="gpunode didn't make it"):
+    with pytest.raises(ConfigError, match="gpunode did not create it"):
         mig_apply.refuse_persist(Host(root=tmp_path), chosen)
     (error,) = install(tmp_path).errors
-    assert error.code == "mig-persist" and "the layout is there" in error.message
+    assert error.code == "mig-persist" and "the layout was applied" in error.message
     assert (tmp_path / UNIT).read_text() == "[Unit]\n"
 
 

@@ -157,7 +157,7 @@ def test_a_failure_that_stays_is_told_and_not_forgotten(mig_node: MigMaker) -> N
     assert node.apply("all-balanced").code == 0
     node.stub.write(scenario.with_faults(Fault("migChange", INSUFFICIENT, after=5)))
     ran = node.apply("media")
-    assert ran.code == 1 and "the way back failed: GPU 0: " in ran.err
+    assert ran.code == 1 and "restoring the previous layout failed: GPU 0: " in ran.err
     node.stub.write(scenario)
     ran = node.apply("all-balanced")
     assert ran.code == 0 and "was interrupted" in ran.err
@@ -180,7 +180,7 @@ def test_a_gpu_that_is_lost_on_the_way_keeps_no_other_from_going_back(mig_node: 
     # the next run says so, and that nothing is known of it now
     node.stub.write(scenario.with_gpu(0, lost=True))
     ran = node.apply("all-1g")
-    assert ran.code == 3 and "GPU 0" in ran.err and "can't be asked" in ran.err
+    assert ran.code == 3 and "GPU 0" in ran.err and "can't be queried" in ran.err
     assert json.loads(snapshot(node).read_text()) == kept
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[1]"))
     assert ran.code == 0, ran.err

@@ -147,12 +147,12 @@ def test_two_entries_for_one_gpu(mig_node: MigMaker) -> None:
 def test_a_lost_gpu_is_named_and_nothing_changed(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100", "h100").with_gpu(1, lost=True))
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1"))
-    assert ran.code == 3 and "GPU 1" in ran.err and "can't be asked" in ran.err and "lost" in ran.err
+    assert ran.code == 3 and "GPU 1" in ran.err and "can't be queried" in ran.err and "lost" in ran.err
     assert node.stub.mig_changes() == []
     # nobody can tell whether a filter means it
     for words in (("apply",), ("plan",), ("assert",), ("assert", "-m")):
         ran = node.run(*words, "-f", EXAMPLES, "-c", "all-1g")
-        assert ran.code == 3 and ran.err.count("GPU 1 can't be asked") == 1
+        assert ran.code == 3 and ran.err.count("GPU 1 can't be queried") == 1
     assert node.stub.mig_changes() == []
     assert node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[0]")).code == 0
 

@@ -115,7 +115,7 @@ def test_a_driver_without_a_module_goes_again_with_its_files(make, module):
     node = make(module)
     ran = node.gpunode("driver", "install", "--yes", "-o", "json")
     assert ran.code == 4, ran.err
-    assert "as before" in ran.err and node.installed() == {}
+    assert "were restored" in ran.err and node.installed() == {}
     assert not node.exists(BLACKLIST) and "modprobe nvidia" not in node.called()
 
 

@@ -556,7 +556,7 @@ def test_installing_without_yes_shows_the_plan_and_changes_nothing(tmp_path):
     record(root, archive("580.173.02"), lambda host: made(host, Wish()))
     before = sorted(str(path) for path in root.rglob("*"))
     ran = gpunode("driver", "install", "--root", str(root))
-    assert ran.code == 3 and "wasn't confirmed" in ran.err
+    assert ran.code == 3 and "was not confirmed" in ran.err
     assert f"nvidia-utils-580-server=580.173.02-{JAMMY}" in ran.out
     dry = gpunode("driver", "install", "--dry-run", "--root", str(root), "-o", "json")
     shown = gpunode("driver", "plan", "--root", str(root), "-o", "json")

@@ -20,7 +20,7 @@ _RETIRED = "https://nvidia.github.io/nvidia-docker/ubuntu20.04/$(ARCH)"
 
 def _said(ran: Ran) -> str:
     """What a terminal shows, without questions that change nothing and the numbers of no two runs."""
-    told = re.sub(r"^  (asking|looking at) .*\n", "", ran.err, flags=re.M) + ran.out
+    told = re.sub(r"^  (querying|looking at) .*\n", "", ran.err, flags=re.M) + ran.out
     told = re.sub(r"(?<=done in )\d+\.\d(?= s)|(?<=\(process )\d+|(?<=process )\d+", "N", told)
     return re.sub(r"\b[0-9A-F]{40}\b", "KEY", told)
 

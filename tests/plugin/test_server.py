@@ -440,7 +440,7 @@ def test_a_bug_in_a_preference_still_prefers_something_and_is_counted(short: Pat
         )
     assert list(answer.container_responses[0].deviceIDs) == ["b", "a"]
     assert [(one.code, one.fallback, one.devices) for one in made.calls] == [("OK", True, 2)]
-    assert any("choosing devices failed" in line for line in made.log.messages("error"))
+    assert any("choosing preferred devices failed" in line for line in made.log.messages("error"))
 
 
 def test_every_call_is_told_with_its_code_and_time(short: Path) -> None:

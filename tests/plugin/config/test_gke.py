@@ -102,7 +102,7 @@ def test_what_gkes_file_becomes(theirs: dict[str, Any], ours: dict[str, Any], le
         ({"GPUSharingConfig": {"GPUSharingStrategy": "magic", "MaxSharedClientsPerGPU": 3}}, "'magic'"),
         ({"GPUSharingConfig": {"MaxSharedClientsPerGPU": "many"}}, "expected a number"),
         ({"GPUPartitionSize": "half"}, "no MIG profile"),
-        ({"GPUPartitionSize": ["1g.5gb"]}, "expected a text"),
+        ({"GPUPartitionSize": ["1g.5gb"]}, "expected a string"),
         ({"HealthCriticalXid": "48"}, "no list of XIDs"),
         ({"HealthCriticalXid": [48, "x"]}, "no list of XIDs"),
         ([1], "no gpu_config.json"),

@@ -152,7 +152,7 @@ def test_what_is_no_hold_down_time(text: str, words: str) -> None:
 
 
 def test_a_gpu_must_be_asked_now_and_then() -> None:
-    assert "can't be watched" in value_problem("health_poll_interval", "infinite")
+    assert "can't be monitored" in value_problem("health_poll_interval", "infinite")
     assert "not between 0.1s" in value_problem("health_poll_interval", "1ms")
 
 

@@ -100,7 +100,7 @@ def test_what_happens_to_the_gpus_is_in_the_file_soon(tmp_path: Path, kept: list
     assert one.file.stat().st_ino != before.st_ino
     node.write(machine(2).with_faults(Fault("nvmlInitWithFlags", DRIVER_NOT_LOADED)))
     one.process.send_signal(signal.SIGHUP)
-    assert eventually(lambda: "looking at the GPUs" in one.log()), one.log()
+    assert eventually(lambda: "reading the GPUs" in one.log()), one.log()
     assert one.labels()["nvidia.com/gpu.count"] == "2"
     assert one.end() == 0
     assert one.labels()["nvidia.com/gpu.count"] == "2"  # and stays there

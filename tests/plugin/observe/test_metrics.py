@@ -159,7 +159,7 @@ def test_a_bad_edit_of_the_config_file_is_told(node) -> None:
     before = scrape(port)
     assert value(before, "gpunode_plugin_config_last_reload_successful") == 1
     config.write_text("version: v7\n")
-    assert serving.says("is not taken"), serving.log()
+    assert serving.says("was rejected"), serving.log()
     assert value(scrape(port), "gpunode_plugin_config_last_reload_successful") == 0
     config.write_text(SHARED)
     assert stub.wait_allocatable(f"{GPU}.shared", 8, 30), serving.log()

@@ -262,7 +262,7 @@ def test_a_plugin_that_died_is_recognised(node) -> None:
     [dead] = found["data"]["sockets"]
     assert dead["state"] == "refused"
     table = command("plugin", "status", "--kubelet-socket", f"{place}/dp/kubelet.sock", "--no-nvml").stdout
-    assert f"{place}/dp/nvidia-gpu.sock: nobody listens on it" in table
+    assert f"{place}/dp/nvidia-gpu.sock: no process listens on it" in table
 
 
 def test_an_orderly_end_is_told_as_such(node) -> None:
