@@ -221,7 +221,9 @@ def test_what_a_killed_run_had_stopped_is_known_and_comes_back(mig_node: MigMake
     for ran in (node.run("list"), node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")):
         assert ran.code == 0
         assert "it had stopped nvidia-dcgm.service; GPU 0 is incomplete" in ran.err
-        assert re.search(r"a run of mig apply begun at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC was left", ran.err)
+        assert re.search(
+            r"a run of mig apply that started at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC was interrupted", ran.err
+        )
         words = goes_on(ran.err)
     assert words == ["apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm"]
     assert "would start nvidia-dcgm.service again" in node.run(*words, "--dry-run").out

@@ -110,7 +110,7 @@ def test_a_failure_gives_up_the_stream_and_the_repository_again(rocky):
     rocky.sh(f"touch {STATE}/fails")
     ran = rocky.gpunode("driver", "install", "--yes")
     assert ran.code == 4 and "were restored" in ran.err
-    assert "900MB more space" in ran.err and "hint: make room" in ran.err
+    assert "900MB more space" in ran.err and "hint: free disk space" in ran.err
     assert rocky.called()[-1] == "dnf module reset nvidia-driver"
     assert not rocky.exists(REPO) and not rocky.exists(STREAM)
 
