@@ -205,7 +205,7 @@ def systemctl(node: MigNode, more: str = "") -> Callable[[], list[str]]:
 
 def goes_on(told: str) -> list[str]:
     """The command that `mig list` or `mig plan` name, after ``gpunode mig``."""
-    (line,) = [one for one in told.splitlines() if "was interrupted" in one]
+    (line,) = [one for one in told.splitlines() if "go on: gpunode" in one]
     return shlex.split(line.partition("go on: gpunode mig ")[2])
 
 
