@@ -119,13 +119,13 @@ class Cri:
             tuple(handler.name for handler in answer.runtime_handlers),
             {condition.type: condition.status for condition in answer.status.conditions},
         )
-        status: dict[str, Any] = {
+        recorded: dict[str, Any] = {
             "handlers": list(status.handlers),
             "defaultHandler": status.default_handler,
             "config": status.config,
             "conditions": status.conditions,
         }
-        self.host.heard("daemons", self.socket, {"status": status})
+        self.host.heard("daemons", self.socket, {"status": recorded})
         return status
 
     def call(
