@@ -5,6 +5,7 @@ differ from run to run (times, temporary names) don't count as a difference.
 """
 
 import difflib
+import functools
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from gpunode.cli import app  # noqa: E402
 from gpunode.commands.help import variables  # noqa: E402
+from scripts.man_pages import pages as manual_pages  # noqa: E402
 
 VOLATILE = (
     # wherever this machine's temporary directory is
@@ -236,7 +238,10 @@ PAGES: dict[str, Callable[[], str]] = {
 def main() -> int:
     check = "--check" in sys.argv[1:]
     stale = False
-    for name, page in PAGES.items():
+    manual: dict[str, Callable[[], str]] = {
+        f"docs/man/{name}": functools.partial(str, text) for name, text in manual_pages().items()
+    }
+    for name, page in {**PAGES, **manual}.items():
         path = REPOSITORY / name
         before, after = path.read_text() if path.exists() else "", page()
         if stable(before) == stable(after):
@@ -252,6 +257,7 @@ def main() -> int:
             )
             print("\n".join(difference))
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(after)
             print(f"wrote {name}")
     return 1 if check and stale else 0
