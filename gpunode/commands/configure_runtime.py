@@ -272,6 +272,7 @@ def configure_runtime(
         no_restart=no_restart,
         no_verify=no_verify,
         yes=yes,
+        confirm=session.confirm,
         configures=True,
     )
     return run(

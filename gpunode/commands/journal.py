@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -83,6 +83,7 @@ def rollback(
         no_restart=no_restart,
         restart_command=restart_command,
         yes=yes,
+        confirm=session.confirm,
     )
 
 
@@ -316,6 +317,7 @@ def roll_back(
     no_restart: bool = False,
     restart_command: str = "",
     yes: bool = False,
+    confirm: Callable[[str], bool] = lambda _question: False,
 ) -> Result:
     """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
 
@@ -359,6 +361,7 @@ def roll_back(
         dry_run=dry_run,
         no_restart=no_restart,
         yes=yes,
+        confirm=confirm,
     )
     return change(host, request, prepare, progress)
 

@@ -53,6 +53,14 @@ class Session:
     kind: str = ""
     chosen: dict[str, Any] = field(default_factory=dict)
 
+    def confirm(self, question: str) -> bool:
+        """Whether the user agrees on a terminal; False at once without one, and at the end of the input."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
     def show(self, *blocks: Block) -> None:
         """Print a part of the result now, while the command goes on. JSON and YAML come whole at the end."""
         from gpunode.output.render import render

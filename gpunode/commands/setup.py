@@ -149,6 +149,7 @@ def setup(
         socket=socket,
         restart_command=restart_command,
         yes=yes,
+        confirm=session.confirm,
         dry_run=dry_run,
         configures=True,
     )

@@ -216,5 +216,6 @@ def unconfigure_runtime(
         dry_run=dry_run,
         no_restart=no_restart,
         yes=yes,
+        confirm=session.confirm,
     )
     return unconfigure(session.host, request, session.progress, name=nvidia_runtime_name, cdi=cdi)

@@ -6,6 +6,7 @@ apply.py is the only code that carries one out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -181,7 +182,8 @@ class Request:
     """`runtimes` are the engines to change, ``auto`` for the one that is here.
 
     `config`, `drop_in_config` and `socket` say which files and daemon, if not those that the engine uses.
-    `restart_command` is the user's own, for a node where systemd doesn't run the daemon.
+    `restart_command` is the user's own, for a node where systemd doesn't run the daemon. Without `yes`,
+    `confirm` asks the user before containers are stopped.
     """
 
     runtimes: tuple[str, ...] = ("auto",)
@@ -194,7 +196,12 @@ class Request:
     no_restart: bool = False
     no_verify: bool = False
     yes: bool = False
+    confirm: Callable[[str], bool] = lambda _question: False
     configures: bool = False
+
+    def agreed(self, question: str) -> bool:
+        """Whether the user accepts this, by `--yes` or an answer; a dry run asks nothing."""
+        return self.yes or (not self.dry_run and self.confirm(question))
 
 
 # What speaks against a change, said before its first byte is written.
@@ -204,7 +211,7 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
     """`ConfigError` or `PreconditionError` if the files can't be written or the daemon not be restarted."""
     for edit in plan.changed if engine.host.is_root or not request.dry_run else ():
         _refuse_unwritable(engine.host, edit.path)
-    if plan.confirm and not request.yes:
+    if plan.confirm and not request.agreed(f"{plan.confirm}. Continue?"):
         raise PreconditionError(
             plan.confirm,
             hint="remove them first, or continue with --yes",
@@ -219,10 +226,13 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
             f"{daemon.name} runs (pid {daemon.process.pid}) and {daemon.socket} does not exist",
             hint="leave out --socket, or name the daemon's own",
         )
-    stops = active is not None and active.running_containers > 0 and not active.live_restore
-    if plan.verb == "restart" and stops and active is not None and not request.yes:
+    if active is None or plan.verb != "restart" or active.live_restore:
+        return
+    count = active.running_containers
+    question = f"Restart {plan.engine} and stop {count} container{'s' if count > 1 else ''}?"
+    if count > 0 and not request.agreed(question):
         raise PreconditionError(
-            f"restarting Docker stops its {active.running_containers} running container(s): {plan.reason}",
+            f"restarting Docker stops its {count} running container(s): {plan.reason}",
             hint="continue with --yes, or write now and restart later with --no-restart",
             code="containers-running",
         )

@@ -222,7 +222,7 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
 def test_one_uuid_for_two_gpus_is_no_proof_of_both(make_node):
     ran = gpunode("verify", "-o", "json", env=make_node(machine(2).with_gpu(1, uuid=gpu_uuid(0))).env)
     assert (ran.code, [one["status"] for one in devices(ran)]) == (1, ["ok", "fail"])
-    assert "UUID of GPU 0" in devices(ran)[1]["message"]
+    assert "same UUID as for GPU 0" in devices(ran)[1]["message"]
 
 
 @pytest.mark.parametrize(("shown", "named"), [(1, "GPU 1"), (0, "gave it no NVIDIA driver")])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,30 @@ class Cli:
             timeout=SECONDS,
             check=False,
         )
+
+    def on_terminal(self, typed: bytes, verb: str, *options: str) -> tuple[int, str]:
+        """Exit code and everything that a terminal shows, where a person types `typed` at the prompt."""
+        ours, theirs = pty.openpty()
+        with os.fdopen(ours, "r+b", buffering=0) as terminal:
+            process = subprocess.Popen(
+                self.argv(verb, *options),
+                env=self.environ,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                # Ctrl-C reaches the processes of which this is the controlling terminal
+                preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+                start_new_session=True,
+            )
+            os.close(theirs)
+            shown = b""
+            with suppress(OSError):  # EIO: the last process that had it open has ended
+                while part := terminal.read(4096):
+                    shown += part
+                    if typed and shown.rstrip().endswith(b"[y/N]"):
+                        terminal.write(typed)
+                        typed = b""
+            return process.wait(SECONDS), shown.decode()
 
     def data(self, verb: str, *options: str, restart: str | None = None) -> Any:
         """`data` of a run that must succeed."""

@@ -136,6 +136,14 @@ def test_containers_that_need_the_runtime_are_named_before_it_goes(tmp_path: Pat
         assert refused.returncode == 3, refused.stderr
         assert "1 running container(s)" in refused.stderr and "trainer" in refused.stderr
         assert cli.engine.config.read_text() == before
+        for typed, expected in ((b"n\n", 3), (b"\n", 3), (b"\x04", 3), (b"\x03", 130)):  # Ctrl-D, Ctrl-C
+            code, screen = cli.on_terminal(typed, "unconfigure-runtime")
+            assert code == expected and "trainer. Continue? [y/N]" in screen, screen
+            assert cli.engine.config.read_text() == before
+        code, screen = cli.on_terminal(b"y\n", "unconfigure-runtime")
+        assert code == 0 and cli.engine.config.read_text() == "{}\n", screen
+        cli.engine.config.write_text(before)
+        cli.data("configure-runtime")
         done = cli.run("unconfigure-runtime", "--yes")
         assert done.returncode == 0 and "can't be started again" in done.stderr
         assert cli.engine.config.read_text() == "{}\n"

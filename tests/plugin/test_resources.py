@@ -260,7 +260,7 @@ def test_an_imex_channel_is_skipped_with_a_warning_or_required(tmp_path):
     bare = bare_host(tmp_path / "bare")
     plan = planned(bare, gpu(0), imex_channel_ids=(0,))
     assert only(plan).common.channels == ()
-    assert "channel0 isn't there" in plan.warnings[0]
+    assert "channel0 does not exist" in plan.warnings[0]
     required = planned(bare, gpu(0), imex_channel_ids=(0,), imex_required=True)
     assert problem_of(only(required).devices[0]).code == "imex"
     host = bare_host(tmp_path / "imex", devices=("/dev/nvidia-caps-imex-channels/channel0",))

@@ -238,6 +238,17 @@ def test_running_containers_need_yes_unless_live_restore(monkeypatch: pytest.Mon
     refuse(engine, plan, Active(**busy), restarter, Request(yes=True))
     refuse(engine, plan, Active(**busy, live_restore=True), restarter, Request())
     refuse(engine, Plan("docker", (), "reload", "why"), Active(**busy), restarter, Request())
+    questions: list[str] = []
+
+    def decline(question: str) -> bool:
+        questions.append(question)
+        return False
+
+    for request in (Request(confirm=decline), Request(confirm=decline, dry_run=True)):
+        with pytest.raises(PreconditionError, match=r"2 running container"):
+            refuse(engine, plan, Active(**busy), restarter, request)
+    assert questions == ["Restart docker and stop 2 containers?"]
+    refuse(engine, plan, Active(**busy), restarter, Request(confirm=lambda _question: True))
 
 
 def test_without_systemd_and_command_it_is_refused_before_writing(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_auto_means_the_containerd_that_the_kubelet_uses(node: Node) -> None:
     node.process(8, "/usr/bin/containerd", cgroup="/system.slice/containerd.service")
     node.file("/usr/bin/containerd", "x", 0o755)
     k3s(node, "version = 3\n")
-    with pytest.raises(UsageError, match="several engines on this node: containerd, k3s"):
+    with pytest.raises(UsageError, match="several engines are installed on this node: containerd, k3s"):
         find.engine(Host(node.root), "auto")
     node.process(9, "/usr/local/bin/k3s server")
     assert find.engine(Host(node.root), "auto").daemon.manager == "k3s"
