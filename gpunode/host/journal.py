@@ -1,10 +1,10 @@
 """Write-ahead journal: what files held before gpunode changed them, and the state of each change.
 
 Each operation has a directory (0700) `<UTC time>-<operation>` with copies of the files and `manifest.json`
-(0600), which is complete on disk before the first file is touched. `state` goes begun -> applied ->
-committed, or to rolled-back; a later rollback of a committed entry goes by applied too. An entry that is
-begun or applied while no process holds the lock is of a process that was killed. Backups are never beside
-the files: containerd and CRI-O would load them.
+(0600), which is complete on disk before the first file is touched. `state` changes from begun to applied to
+committed, or to rolled-back; a later rollback of a committed entry passes through applied too. If an entry is
+begun or applied and no process holds the lock, the process that made it was killed. Backups are never in the
+files' own directories: containerd and CRI-O would load them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageEr
 from gpunode.host import Host
 from gpunode.output.result import Change
 
-# The journal's manifest as `Journal.begin` writes it: a strange directory must not stop every run.
+# The journal's manifest as `Journal.begin` writes it: an invalid directory must not make every run fail.
 
 _FILE: Mapping[str, type] = {
     "path": str, "existed": bool, "mode": int, "uid": int, "gid": int,
     "backup": str, "before": str, "after": str, "interim": list,
 }  # fmt: skip
-# what earlier releases didn't write, and what only some operations do
+# keys that earlier releases didn't write, and keys that only some operations write
 _MAY_FILE: Mapping[str, type] = {"directories": list, "generated": bool, "beside": bool}
 _MAY: Mapping[str, type] = {
     "state": str, "operation": str, "engine": str, "manager": str, "config": str, "socket": str,
@@ -76,10 +76,10 @@ class FileEdit:
     """One file before and after, None where it doesn't exist.
 
     `interim` is what the daemon must read when it reloads, where reading `after` would not undo what it
-    remembers (dockerd keeps a runtime whose key is gone from its file); `undo` is the same for the way back.
-    `generated` marks a file that is written again whenever the node changes, such as a CDI specification: a
-    rollback treats a newer one as gpunode's own. `beside` marks a file that no engine reads as configuration:
-    the specification, and the systemd units that keep it fresh.
+    remembers (dockerd keeps a runtime after its key is removed from the file); `undo` is the same for the
+    rollback. `generated` marks a file that is rewritten whenever the node changes, such as a CDI
+    specification: a rollback treats a newer one as gpunode's own. `beside` marks a file that no engine reads
+    as configuration: the specification, and the systemd units that keep it up to date.
     """
 
     path: str
@@ -114,7 +114,7 @@ class FileEdit:
 
 
 def _text(data: bytes | None) -> str:
-    """File content for showing; never fails."""
+    """File content for display; never fails."""
     return (data or b"").decode("utf-8", "replace")
 
 
@@ -132,15 +132,17 @@ class Entry:
 
     @property
     def sequence(self) -> int:
-        """The order of entries, whatever the clock did."""
+        """The order of entries, independent of the clock."""
         number = self.manifest.get("sequence")
         return number if isinstance(number, int) else 0
 
     @property
     def undoable(self) -> bool:
-        """A rollback isn't rolled back again: the next one goes further back. Nor is what wrote no file.
+        """Whether a rollback can undo it.
 
-        Nor what changed packages: files alone would leave those without their repository.
+        A rollback isn't rolled back itself: the next one goes further back. Neither is an entry that wrote no
+        file, or one that changed packages: restoring only the files would leave the packages without their
+        repository.
         """
         return self.manifest.get("operation") != "rollback" and bool(self.files) and not self.of_packages
 
@@ -159,7 +161,7 @@ class Entry:
 
     @property
     def of_engine(self) -> bool:
-        """Whether it changed an engine's configuration, so that a removal goes by it; no rollback does."""
+        """Whether it changed an engine's configuration, so that a removal uses it; no rollback does."""
         return self.undoable and bool(self.manifest.get("engine"))
 
     @property
@@ -181,11 +183,11 @@ class Journal:
 
     @classmethod
     def of(cls, host: Host) -> Journal:
-        """The node's journal, an ordinary user's own for what that user may change; see `state_directory`."""
+        """The node's journal, or an ordinary user's own for that user's files; see `state_directory`."""
         return cls(host, f"{state_directory(host)}/journal")
 
     def begin(self, operation: str, edits: Sequence[FileEdit], context: Mapping[str, Any]) -> Entry:
-        """Copy every file, then write the manifest; nothing else has happened when this returns."""
+        """Copy every file, then write the manifest; no file is changed before this returns."""
         self.host.make_dirs(self.directory, mode=0o700)
         name = self._new_name(operation)
         directory = f"{self.directory}/{name}"
@@ -228,7 +230,7 @@ class Journal:
         }
 
     def _missing_directories(self, path: str) -> list[str]:
-        """The directories that must be made for a file, the deepest first."""
+        """The missing parent directories of a file, the deepest first."""
         missing = []
         directory = path.rpartition("/")[0]
         while directory and not self.host.exists(directory):
@@ -237,13 +239,13 @@ class Journal:
         return missing
 
     def tidy(self, entry: Entry) -> None:
-        """Remove the directories that an operation made, if they are empty."""
+        """Remove the directories that an operation created, if they are empty."""
         made = {path for file in entry.files for path in file.get("directories", ())}
         for path in sorted(made, key=len, reverse=True):
             self.host.remove_empty_directory(path)
 
     def mark(self, entry: Entry, state: str) -> Entry:
-        """Record how far the operation came."""
+        """Record the state that the operation has reached."""
         marked = Entry(entry.id, entry.directory, {**entry.manifest, "state": state})
         self._write(marked)
         return marked
@@ -262,15 +264,15 @@ class Journal:
         try:
             manifest = json.loads(text or "null")
         except ValueError:
-            return None  # the manifest is replaced in one step, so this was not written by us
+            return None  # the manifest is replaced in one step, so gpunode didn't write this one
         return Entry(name, f"{self.directory}/{name}", manifest) if is_manifest(manifest) else None
 
     def unfinished(self) -> tuple[Entry, ...]:
-        """Entries of a process that died on the way; only meaningful while holding the lock."""
+        """Entries of a process that was killed; only meaningful while holding the lock."""
         return tuple(entry for entry in self.entries() if entry.state in OPEN_STATES)
 
     def committed(self, name: str = "") -> Entry:
-        """The committed entry `name`, by default the last. `UsageError` names those that there are."""
+        """The committed entry `name`, by default the last. `UsageError` lists the existing ones."""
         known = [entry for entry in self.entries() if entry.state == "committed" and entry.undoable]
         if not name and known:
             return known[-1]
@@ -291,7 +293,7 @@ class Journal:
         )
 
     def elsewhere(self) -> str:
-        """Where another journal is, for a user who misses an entry; empty for the node's own."""
+        """The path of another journal, for a user who misses an entry; empty for the node's own."""
         if self.host.environ.get("GPUNODE_STATE_DIR"):
             return "GPUNODE_STATE_DIR chose this journal; without it the node's own is used"
         if _is_users(self.host):
@@ -318,7 +320,7 @@ class Journal:
         try:
             return state_of(file, self.host.read_bytes(file["path"]))
         except ConfigError:
-            return "foreign"  # now a directory, a pipe or a circle of links, which gpunode never makes
+            return "foreign"  # now a directory, a pipe or a loop of links, which gpunode never creates
 
     def originals(self, entry: Entry) -> Mapping[str, tuple[bytes | None, bytes | None]]:
         """Present and original content of every file that still holds what gpunode wrote, by path.
@@ -350,7 +352,7 @@ class Journal:
         return tuple(changes)
 
     def _restore_file(self, file: Mapping[str, Any], present: bytes | None, original: bytes | None) -> str:
-        """The action; unchanged if the file no longer holds `present`."""
+        """Restore one file; return the action, unchanged if the file no longer holds `present`."""
         path = file["path"]
         try:
             if original is not None:
@@ -370,7 +372,7 @@ class Journal:
         return "unchanged"
 
     def own(self, entry: Entry) -> None:
-        """Give restored files the owner and mode they had."""
+        """Restore the owner and mode of restored files."""
         for file in entry.files:
             status = self.host.stat(file["path"])
             then = (file["uid"], file["gid"], file["mode"])
@@ -390,7 +392,7 @@ class Journal:
         self.host.write_atomic(file["path"], data, mode=file["mode"], expect=expect, above=True, owner=owner)
 
     def prune(self, keep: int = KEEP) -> None:
-        """Forget finished entries beyond `keep`, and what never became one. Needs the lock.
+        """Delete finished entries beyond `keep`, and incomplete directories. Needs the lock.
 
         The newer half is kept. Of the others, entries with an engine's previous files are removed last.
         """
@@ -406,14 +408,14 @@ class Journal:
 
 
 def state_of(file: Mapping[str, Any], content: bytes | None) -> str:
-    """Whether `content` is what an entry's `file` was given (ours), what it held before, or foreign."""
+    """Whether `content` is what gpunode wrote to `file` (ours), what the file held before, or foreign."""
     seen = digest(content)
     if seen == file["before"]:
         return "before"
     if seen == file["after"] or seen in file["interim"]:
         return "ours"
     if file.get("generated"):
-        return "before" if file["existed"] else "ours"  # it describes today's node better than any copy
+        return "before" if file["existed"] else "ours"  # it describes the current node better than any copy
     return "foreign"
 
 
@@ -444,7 +446,7 @@ def _is_users(host: Host) -> bool:
 
 
 def digest(data: bytes | None) -> str:
-    """sha256 of a file's bytes; empty for a file that isn't there."""
+    """sha256 of a file's bytes; empty if the file doesn't exist."""
     import hashlib
 
     return "" if data is None else hashlib.sha256(data).hexdigest()

@@ -1,8 +1,4 @@
-"""A change of files as a transaction: lock, recover, journal, write, act, commit; or everything as before.
-
-The caller plans the files as `FileEdit`s and passes two functions: one acts on the new files, the other
-restarts a daemon with the old ones.
-"""
+"""A change of files as a transaction: lock, recover, journal, write, act, commit; or roll back everything."""
 
 from __future__ import annotations
 
@@ -80,7 +76,7 @@ def attempt(
         if not undoing:
             undoing = True
             previous[signal.Signals(number)](number, frame)
-            undoing = False  # this handler doesn't interrupt
+            undoing = False  # keeps the handler that doesn't interrupt
 
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     previous = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -96,7 +92,7 @@ def attempt(
 
 @dataclass(frozen=True)
 class UnitChanges:
-    """What a change of files means for systemd units: those to enable, to disable, and only to read again."""
+    """Effects of a change of files on systemd units: those to enable, to disable, and only to reload."""
 
     enable: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
@@ -104,7 +100,7 @@ class UnitChanges:
 
     @classmethod
     def of_edits(cls, units: Sequence[str], edits: Iterable[FileEdit]) -> UnitChanges:
-        """For those units that have their files among the edits."""
+        """For the units that have their files among the edits."""
         stays = {edit.path.rpartition("/")[2]: edit.after is not None for edit in edits}
         return cls(
             enable=tuple(unit for unit in units if stays.get(unit) is True),
@@ -194,7 +190,7 @@ def _acts(host: Host) -> bool:
 
 
 def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
-    """Give an edit's file this content (None: remove it). `ConfigError` if it no longer holds `expect`."""
+    """Write this content to an edit's file (None: remove it). `ConfigError` if it no longer has `expect`."""
     if content is None:
         if host.read_bytes(edit.path) != expect:
             raise ConfigError(
@@ -209,8 +205,11 @@ def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | Non
 
 @dataclass(frozen=True)
 class Restored:
-    """Result of restoring an entry: an error for each file that another program changed, which stays as it
-    is, by path; and what systemd's units and the daemon failed with."""
+    """Result of restoring an entry.
+
+    An error by path for each file that another program changed, which is left unchanged; and the errors of
+    systemd's units and of the daemon.
+    """
 
     foreign: Mapping[str, ConfigError]
     units: GpunodeError | None
@@ -218,7 +217,7 @@ class Restored:
 
     @property
     def problems(self) -> tuple[GpunodeError, ...]:
-        """Everything that is not as it was."""
+        """Everything that wasn't restored."""
         return (*self.foreign.values(), *filter(None, (self.daemon, self.units)))
 
 
@@ -268,7 +267,7 @@ def _changed(entry: Entry, path: str) -> ConfigError:
 def not_restored(error: BaseException, problems: Sequence[GpunodeError]) -> NotRestoredError:
     """The error of a change that failed with `error` and was rolled back, except for these problems."""
     if isinstance(error, RolledBackError) and error.__cause__ is not None:
-        error = error.__cause__  # says itself that the node is as it was
+        error = error.__cause__  # its own message says that the node is unchanged
     if isinstance(error, GpunodeError):
         message = error.message
     elif isinstance(error, Exception):
@@ -305,7 +304,7 @@ class Transaction:
         self._restart = restart
 
     def open(self) -> Entry:
-        """The entry, which is on disk from then on."""
+        """The entry, which is on disk when this returns."""
         if self.entry is None:
             self.entry = self.journal.begin(self.operation, self.edits, self.context)
         return self.entry
@@ -313,7 +312,7 @@ class Transaction:
     def run(self, act: Callable[[], _Outcome]) -> _Outcome:
         """Write the files, `act` on them, commit. A failure or an interruption restores the files.
 
-        `NotRestoredError` if something is not as it was then.
+        `NotRestoredError` if something was not restored.
         """
         return attempt(lambda: self._forward(act), self._roll_back)
 
@@ -335,7 +334,7 @@ class Transaction:
             if edit.interim is not None:
                 self._write(edit, edit.after, edit.interim)
         if self.entry is not None:
-            with uninterrupted():  # from here on it is done, and what says 130 has been rolled back
+            with uninterrupted():  # from here on it is committed; exit code 130 means that it was rolled back
                 self.journal.mark(self.entry, "committed")
                 self._end_superseded()
                 self.journal.prune()
@@ -373,9 +372,9 @@ class Transaction:
 def begin(
     host: Host, restart: Restart, *, dry_run: bool = False
 ) -> Iterator[tuple[Journal, tuple[str, ...]]]:
-    """The journal, under the lock, once killed runs are rolled back; with notes for a person.
+    """The journal, under the lock, after rolling back killed runs; with notes for the user.
 
-    A dry run takes no lock and only has the notes.
+    A dry run takes no lock and only returns the notes.
     """
     journal = Journal.of(host)
     if dry_run:
@@ -386,7 +385,7 @@ def begin(
 
 
 def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
-    """Roll back killed runs; returns notes for a person. Needs the lock.
+    """Roll back killed runs; returns notes for the user. Needs the lock.
 
     An entry stays unfinished if its daemon's restart failed.
     """
@@ -439,12 +438,12 @@ def _paths(entry: Entry) -> str:
     return ", ".join(str(file["path"]) for file in entry.files)
 
 
-# A whole change of files that no daemon has to read.
+# A complete change of files that no daemon has to read.
 
 
 @dataclass(frozen=True)
 class FilesChanged:
-    """The edits that were planned, the journal entry that undoes them (empty if none), and notes."""
+    """The planned edits, the journal entry that undoes them (empty if none), and notes."""
 
     edits: tuple[FileEdit, ...]
     journal: str = ""
@@ -496,7 +495,10 @@ def change_files(
 
 
 def _require_rights(host: Host, edits: Sequence[FileEdit]) -> None:
-    """Before anything is locked or made: a user's own file is changed without root, the node's are not."""
+    """Check permissions before anything is locked or created.
+
+    A user's own file is changed without root, the node's are not.
+    """
     for edit in edits:
         if edit.action != "unchanged" and not host.writable(edit.path):
             raise PreconditionError(f"changing {edit.path} needs root", hint="run it again with sudo")

@@ -1,1 +1,1 @@
-"""MIG layouts: what is, what is wanted, the way from one to the other, and back."""
+"""MIG layouts: the current one, the desired one, the steps between them, and the rollback."""

@@ -1,4 +1,4 @@
-"""From one layout to another as a transaction: every step, then a look; or back to where it began."""
+"""Change from one MIG layout to another as a transaction: each step, then verification, or a rollback."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from gpunode.mig.session import MigSession
 from gpunode.mig.users import Drained
 from gpunode.output.typed import from_plain, plain
 
-_TRIES = 3  # to go back: what failed once may have been a moment's
+_TRIES = 3  # for the rollback: a call that failed once may have failed only temporarily
 
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """A configuration to apply, by its file and its label, and what may be done for it.
+    """A configuration to apply, with its file and label, and what the run may do for it.
 
-    `drain` names units, containers, processes and nvidia_drm to be stopped. `skip_reset` leaves a mode that
-    wants a reset pending; `persist` applies the layout at each boot too.
+    `drain` names the units, containers, processes and nvidia_drm that the run stops. With `skip_reset` a mode
+    change that needs a reset stays pending; `persist` applies the layout at each boot too.
     """
 
     config_file: str = ""
@@ -42,8 +42,10 @@ class LayoutRequest:
 
 @dataclass(frozen=True)
 class Tools:
-    """`open` opens NVML anew; none is open when `reset` resets GPUs. `uninterrupted` lets signals wait,
-    `announce` shows a step."""
+    """`open` reopens NVML; no NVML is open while `reset` resets GPUs.
+
+    `uninterrupted` defers signals, `announce` prints a step.
+    """
 
     open: Callable[[], MigSession]
     reset: Callable[[Sequence[GpuLayout]], None]
@@ -52,7 +54,7 @@ class Tools:
 
 
 class HalfDone(GpunodeError):
-    """A change failed, and so did the way back: some GPU is neither as before nor as wanted."""
+    """A change and its rollback failed: at least one GPU has neither its old layout nor the desired one."""
 
     default_code = "mig-half-done"
 
@@ -66,11 +68,13 @@ def carry_out(
     skip_reset: bool = False,
     mode_only: bool = False,
 ) -> Layouts:
-    """Carry the plans out and give the layouts as they are then. If that fails, each GPU becomes again what
-    it is now, or was before the earlier run that `left` it half-way.
+    """Carry out the plans and return the layouts afterwards.
 
-    `RolledBackError` if it failed and every GPU is as it was; `HalfDone` if that failed as well. An
-    interruption is passed on after the way back.
+    On failure each GPU gets back its present layout, or the one from before the earlier run that `left` it
+    unfinished.
+
+    `RolledBackError` if the change failed and every GPU was restored; `HalfDone` if the rollback failed too.
+    An interruption is raised again after the rollback.
     """
     half = {gpu.uuid: gpu for gpu in left.half}
     before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
@@ -140,7 +144,7 @@ def _left_waiting(tools: Tools, waiting: Sequence[GpuLayout], mode_only: bool) -
 
 
 def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only: bool) -> Layouts:
-    """Once the modes hold: create what is wanted, and see that it is there."""
+    """Create the instances once the modes are active, and verify that they exist."""
     now = session.layouts()
     made: dict[tuple[str, int], int] = {}
     targets: dict[str, tuple[Target, ...]] = {}
@@ -175,7 +179,7 @@ def _no_mode(gpu: GpuLayout, wanted: bool) -> GpunodeError:
 
 
 def _late(plan: GpuPlan, gpu: GpuLayout) -> tuple[Target, ...]:
-    """The places on a GPU whose driver tells its profiles only now that MIG is on."""
+    """The target for a GPU of which the driver reports the profiles only once MIG is on."""
     try:
         return solve(gpu, plan.wish.profiles)
     except CannotPlace as error:
@@ -196,7 +200,7 @@ def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
 
 
 def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int], int]) -> None:
-    """One step on instances; `made` has the ids of new GPU instances by UUID and start."""
+    """Carry out one step on instances; `made` has the ids of new GPU instances by UUID and start."""
     with tools.announce(f"GPU {step.gpu}: {step.text}"):
         if step.action == "destroy-compute":
             assert step.gi is not None and step.ci is not None
@@ -215,15 +219,14 @@ def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int
             session.create_compute_instance(step.uuid, gi, step.slices, step.inner)
 
 
-# --- and back --------------------------------------------------------------------------------------------
+# --- rollback ----------------------------------------------------------------------------------------
 
 
 def restore(tools: Tools, before: Sequence[GpuLayout]) -> str:
-    """Put GPUs back to what they were; empty if they are, else which one isn't and why. What is right stays
-    untouched.
+    """Restore GPUs to an earlier layout; return an empty text, or which GPU wasn't restored and why.
 
-    What can't be done for one GPU keeps none of the others from it: after a first try for all, each has an
-    NVML of its own.
+    What already matches isn't changed. A failure on one GPU doesn't stop the restoring of the others: after a
+    first attempt on all, each GPU is tried with a newly opened NVML.
     """
     left = tuple(before)
     wrong: dict[str, str] = {}
@@ -239,7 +242,7 @@ def restore(tools: Tools, before: Sequence[GpuLayout]) -> str:
 
 
 def _put_back(tools: Tools, gpus: Sequence[GpuLayout]) -> dict[str, str]:
-    """What is wrong with these GPUs afterwards, by UUID."""
+    """The errors of these GPUs afterwards, by UUID."""
     wrong: dict[str, str] = {}
     try:
         _restore_modes(tools, gpus, wrong)
@@ -262,7 +265,7 @@ def _put_back(tools: Tools, gpus: Sequence[GpuLayout]) -> dict[str, str]:
 
 @contextmanager
 def _noted(gpu: GpuLayout, wrong: dict[str, str]) -> Iterator[None]:
-    """What fails here fails for this GPU alone."""
+    """Record a failure for this GPU only."""
     try:
         yield
     except GpunodeError as error:
@@ -289,7 +292,7 @@ def _restore_modes(tools: Tools, before: Sequence[GpuLayout], wrong: dict[str, s
 
 
 def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> bool:
-    """Whether the GPU must be reset for it."""
+    """Restore the mode; return whether the GPU must be reset for it."""
     if seen.current == gpu.current:
         if seen.pending != gpu.pending:
             session.set_mode(gpu.uuid, gpu.pending)
@@ -308,10 +311,9 @@ def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: 
         _do(tools, session, step, made)
 
 
-# The layout before a change, on disk while it runs: who finds it knows that a run was killed half-way.
-#
-# Beside it lies what the run was to make. Only what lies between the two is that run's; a GPU that somebody
-# has cut otherwise since then is nobody's half-done work.
+# The snapshot of the layout before a change, on disk while the run lasts: if the file exists, a run was
+# killed. The target layout is stored with it. A GPU in any state between the two was left so by that run; a
+# GPU that was given another layout since is not treated as unfinished.
 
 Spot = tuple[int, int, int]
 """A GPU instance by its profile's id, the first of its memory slots, and how many."""
@@ -321,7 +323,7 @@ Cut = tuple[Spot, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Goal:
-    """What a run was to make of one GPU; `cuts` is None where they weren't known when it began."""
+    """The target of a run for one GPU; `cuts` is None where it wasn't known when the run started."""
 
     enabled: bool
     cuts: tuple[Cut, ...] | None
@@ -329,7 +331,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Begun:
-    """Runs that didn't come to their end: `before` is each GPU as it was, `goals` are by UUID."""
+    """Runs that didn't finish: `before` is each GPU's earlier layout, `goals` are by UUID."""
 
     before: tuple[GpuLayout, ...] = ()
     goals: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
@@ -337,8 +339,11 @@ class Begun:
 
 @dataclass(frozen=True)
 class Left:
-    """What such runs have left, each GPU as it was before: `half` lie between that and a goal, or have got
-    there when another had not; `changed` were cut otherwise since, `unasked` can't be asked now."""
+    """The GPUs that such runs left unfinished, each with its earlier layout.
+
+    `half` are between that layout and a goal, or have reached the goal while another GPU has not; `changed`
+    were given another layout since; `unasked` can't be read now.
+    """
 
     half: tuple[GpuLayout, ...] = ()
     changed: tuple[GpuLayout, ...] = ()
@@ -346,15 +351,15 @@ class Left:
 
 
 def snapshot_path(host: Host) -> str:
-    """Where it lies."""
+    """The snapshot's path."""
     return f"{state_directory(host)}/mig-before.json"
 
 
 def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left: Left) -> None:
-    """Keep what these GPUs were, and what these plans make of them.
+    """Write the present layouts of these GPUs and the targets of these plans.
 
-    Of what earlier runs `left`, a half-way GPU keeps their goals too, and one that can't be asked all that
-    was kept of it.
+    A GPU that an earlier run `left` unfinished keeps that run's goals too, and one that can't be read keeps
+    its whole record.
     """
     old = load_snapshot(host)
     earlier = {gpu.uuid: old.goals.get(gpu.uuid, ()) for gpu in (*left.half, *left.unasked)}
@@ -380,7 +385,7 @@ def _write(host: Host, begun: Begun) -> None:
 
 
 def load_snapshot(host: Host) -> Begun:
-    """What runs began and didn't end; nothing from before the last boot, which takes all instances anyway."""
+    """The runs that started and didn't finish; none from before the last boot, which removes instances."""
     text = host.read_text(snapshot_path(host))
     try:
         data = json.loads(text or "null")
@@ -393,7 +398,7 @@ def load_snapshot(host: Host) -> Begun:
 
 
 def left(begun: Begun, now: Layouts) -> Left:
-    """What of it still stands half-way. A run is one: nothing of it is done until all of it is."""
+    """The GPUs that are still unfinished. A run counts as a whole: it is finished once all its GPUs are."""
     half, changed, unasked, made = [], [], [], []
     for gpu in begun.before:
         seen = now.gpu(gpu.uuid)
@@ -418,7 +423,7 @@ def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
 
 
 def _all(goals: Sequence[Goal]) -> Goal:
-    """All goals as one, for what several runs have left."""
+    """The goals of several unfinished runs as one."""
     cuts = [one.cuts for one in goals]
     known = [cut for one in cuts if one is not None for cut in one]
     return Goal(any(one.enabled for one in goals), None if None in cuts else tuple(known))
@@ -443,7 +448,7 @@ def _spot(instance: GpuInstance) -> Spot:
 
 
 def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
-    """Changes have ended, with success or failure; kept is what GPUs were that can't be asked."""
+    """Remove the snapshot after success or failure, except for GPUs that can't be read."""
     if unasked:
         begun = load_snapshot(host)
         if tuple(unasked) != begun.before:
@@ -453,15 +458,14 @@ def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
         host.remove(snapshot_path(host))
 
 
-# A run of `mig apply` while it lasts: since when, by which command, and what it has stopped meanwhile.
-#
-# It is on disk before the first thing is stopped, so the next run after a kill -9 knows what is still
-# stopped, and what to continue. `save` writes the layouts themselves.
+# The record of a running `mig apply`: its start, its command, and what it has stopped. It is on disk before
+# the first service is stopped, so after a kill -9 the next run knows what is still stopped and how to
+# continue. `save` writes the layouts themselves.
 
 
 @dataclass(frozen=True)
 class Run:
-    """`since` is seconds since the epoch, `command` the words after gpunode that go on with it.
+    """`since` is seconds since the epoch, `command` the arguments of gpunode that continue the run.
 
     `process` is its process id and start (clock ticks since boot, proc_pid_stat(5)); (0, "") once it has
     ended.
@@ -474,12 +478,12 @@ class Run:
 
 
 def unfinished_path(host: Host) -> str:
-    """Where it lies."""
+    """The record's path."""
     return f"{state_directory(host)}/mig-run.json"
 
 
 def load_unfinished(host: Host) -> Run | None:
-    """The run that hasn't come to its end; none from before the last boot, which starts what is to run."""
+    """The unfinished run; none from before the last boot, because booting starts the services again."""
     try:
         data = json.loads(host.read_text(unfinished_path(host)) or "null")
         if not isinstance(data, dict) or data.get("boot") != boot_id(host):
@@ -502,7 +506,7 @@ def _drained(data: dict[str, Any]) -> Drained:
 
 
 def lives(host: Host, run: Run) -> bool:
-    """Whether it still works: then nothing was left half-way."""
+    """Whether its process is still running: then it isn't unfinished."""
     pid, started = run.process
     return pid > 0 and _start(host, pid) == started
 
@@ -516,7 +520,7 @@ def _start(host: Host, pid: int) -> str:
 
 
 class Keeper:
-    """Keeps the record of one run, and goes on from an earlier one's. To be used under the node's lock."""
+    """Keeps the record of one run, and continues an earlier run's. Requires the node's lock."""
 
     def __init__(self, host: Host, command: tuple[str, ...]) -> None:
         self._host = host
@@ -528,22 +532,25 @@ class Keeper:
 
     @property
     def drained(self) -> Drained:
-        """What stands still, by this run or the one before."""
+        """What is stopped, by this run or the one before."""
         return self._run.drained
 
     def begin(self) -> None:
-        """Before anything is changed."""
+        """Write the record, before the first change."""
         self._begun = True
         self._write(self._run)
 
     def stop(self, drained: Drained) -> None:
-        """Before one more thing is stopped."""
+        """Record one more thing that is about to be stopped."""
         self._run = replace(self._run, drained=drained)
         self.begin()
 
     def end(self, still: Drained, *, half: bool, failed: bool) -> None:
-        """`still` couldn't be started again; `half`: some GPU is still between two layouts, by this run if it
-        has `failed`."""
+        """End the record.
+
+        `still` couldn't be restarted. `half`: some GPU is still between two layouts, because of this run if
+        it has `failed`.
+        """
         self._run = replace(self._run, drained=still)
         base = self._run if self._begun and failed else self.earlier or self._run
         if still.again or (half and (self._begun or self.earlier is not None)):
@@ -559,9 +566,8 @@ class Keeper:
         )
 
 
-# The systemd unit that applies a layout at each boot, before anything that hands out GPUs starts.
-#
-# Instances are gone after a reboot, and from Hopper on the mode as well (NVIDIA's MIG user guide).
+# The systemd unit that applies a layout at each boot, before any service that allocates GPUs starts. A reboot
+# removes the instances, and from Hopper on the mode as well (NVIDIA's MIG user guide).
 
 UNIT = "gpunode-mig.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
@@ -598,9 +604,9 @@ WantedBy=multi-user.target
 
 
 def unit(program: str, label: str) -> str:
-    """The unit's text. `program` is an ExecStart's first words, `label` the configuration's.
+    """The unit's text. `program` is the start of the ExecStart line, `label` the configuration's label.
 
-    ValueError for a label that a unit can't hold: control characters.
+    ValueError for a label with control characters, which a unit can't contain.
     """
     if any(ord(character) < 32 or ord(character) == 127 for character in label):
         raise ValueError(label)

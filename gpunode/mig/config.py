@@ -1,8 +1,8 @@
-"""mig-parted's configuration file, version v1: labels, and for each what every GPU is to be cut into.
+"""Parser for mig-parted's configuration file, version v1: labels, and each label's layout of every GPU.
 
-Read as NVIDIA's mig-parted reads it (its v0.15), but that all faults are told at once, each with its line,
-and that what it passes over in silence is a fault here: a filter that can't match anything, a key that stands
-twice. Untrusted input.
+It follows NVIDIA's mig-parted v0.15, with two differences: it reports all errors at once, each with its line,
+and it rejects what mig-parted silently ignores (a filter that can't match anything, a duplicate key). The
+file is untrusted input.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ _MOST_SHOWN = 10
 
 @dataclass(frozen=True)
 class Filter:
-    """PCI device above vendor as NVML packs them, 0x20B010DE; `subsystem` likewise, None if not asked."""
+    """PCI device above vendor as NVML packs them, 0x20B010DE; `subsystem` likewise, None for any."""
 
     device: int
     subsystem: int | None = None
 
     def matches(self, device: int, subsystem: int) -> bool:
-        """Whether a GPU with these ids is meant."""
+        """Whether the filter matches a GPU with these ids."""
         return self.device == device and self.subsystem in (None, subsystem)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What some GPUs are to be. `filters` are alternatives, none is every GPU; `devices` are NVML's indices,
-    None is all. `profiles` are counts by name, as written; counts of zero are left out."""
+    """The layout for some GPUs.
+
+    `filters` are alternatives, no filter matches every GPU; `devices` are NVML's indices, None is all.
+    `profiles` are counts by name, as written; counts of zero are left out.
+    """
 
     line: int
     enabled: bool
@@ -52,7 +55,7 @@ class Entry:
     devices: tuple[int, ...] | None = None
 
     def selects(self, index: int, device: int, subsystem: int) -> bool:
-        """Whether the GPU of that index and those ids is meant."""
+        """Whether the entry matches the GPU with that index and those ids."""
         listed = self.devices is None or index in self.devices
         return listed and (not self.filters or any(one.matches(device, subsystem) for one in self.filters))
 
@@ -65,9 +68,9 @@ class MigConfig:
     labels: Mapping[str, tuple[Entry, ...]]
 
     def select(self, label: str) -> tuple[str, tuple[Entry, ...]]:
-        """The label and its entries; an empty one is the only one there is.
+        """The label and its entries; an empty label selects the only one.
 
-        `UsageError` if there are several, or none of that name.
+        `UsageError` if there are several labels, or none with that name.
         """
         known = ", ".join(self.labels)
         if not label:
@@ -91,7 +94,7 @@ class MigConfig:
 
 
 class InvalidMigConfig(ConfigError):
-    """A file with one fault or more; `faults` are (line, what), line 0 for the file as a whole."""
+    """A file with one or more errors; `faults` are (line, message), line 0 for the file as a whole."""
 
     default_code = "mig-config"
 
@@ -106,7 +109,7 @@ class InvalidMigConfig(ConfigError):
 
 
 def parse(data: bytes, path: str) -> MigConfig:
-    """The file's labels. `InvalidMigConfig` with everything that is wrong with it."""
+    """The file's labels. `InvalidMigConfig` with every error in it."""
     notes: Notes = []
     try:
         root = read(data, notes)
@@ -211,7 +214,7 @@ def _filters(item: Item | None, faults: Faults) -> Iterator[Filter]:
         return
     for one in item.items if item.kind == "list" else (item,):
         if one.kind == "scalar" and not one.text:
-            continue  # as mig-parted has it: every GPU
+            continue  # as in mig-parted: every GPU
         found = _FILTER.fullmatch(one.text) if one.kind == "scalar" else None
         if found is None:
             form = '"0x20B010DE" (PCI device, vendor), or "0x20B010DE:0x134F10DE" with the subsystem'
@@ -251,14 +254,14 @@ def _counts(item: Item, faults: Faults) -> dict[str, int]:
     return counts
 
 
-# From a configuration to what each GPU of this node is to be, and every reason why that can't be.
+# From a configuration to the layout of each GPU of this node, with every reason why it isn't possible.
 
 _VGPU_GUEST = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What one GPU is to be: MIG on or off, and devices by name. `line` is the configuration's."""
+    """The desired layout of one GPU: MIG on or off, and devices by name. `line` is the configuration's."""
 
     gpu: GpuLayout
     enabled: bool
@@ -268,8 +271,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Wishes:
-    """All of them, in NVML's order, and what a person should know. `unnamed` are GPUs with MIG of which no
-    entry says anything."""
+    """All of them, in NVML's order, with notes for the user. `unnamed` are GPUs with MIG without an entry."""
 
     all: tuple[Wish, ...]
     notes: tuple[str, ...] = ()
@@ -277,7 +279,7 @@ class Wishes:
 
 
 class CannotBe(PreconditionError):
-    """The configuration is sound, and this node can't have it; nothing was changed."""
+    """The configuration is valid, but not possible on this node; nothing was changed."""
 
     default_code = "mig-impossible"
 
@@ -291,13 +293,14 @@ class CannotBe(PreconditionError):
 def wishes(
     path: str, label: str, entries: Sequence[Entry], layouts: Layouts, *, mode_only: bool = False
 ) -> Wishes:
-    """What the entries of one label mean here. `CannotBe` with everything that stands against it.
+    """What the entries of one label mean on this node. `CannotBe` with every reason why it isn't possible.
 
-    With `mode_only` nobody asks for instances, and so not for the right to see them.
+    With `mode_only` instances are ignored, so the right to read them isn't needed.
 
-    As mig-parted has it entries are walked in the file's order, and of two for one GPU the later one holds
-    for its instances; where they differ about the mode there is no answer. Unlike there, an index that this
-    node doesn't have, entries that match no GPU at all and MIG for a GPU without it are faults.
+    As in mig-parted, entries are processed in the file's order; of two that match one GPU the later one
+    defines its instances, and it is an error if they differ in the mode. Unlike in mig-parted, these are
+    errors too: an index that this node doesn't have, entries that match no GPU at all, and MIG on a GPU that
+    doesn't support it.
     """
     faults: list[str] = []
     notes: list[str] = []
@@ -308,7 +311,7 @@ def wishes(
         for gpu in _chosen(entry, layouts, place, notes, faults):
             before = found.get(gpu.index)
             if gpu.error and before is not None:
-                continue  # once is enough to say so
+                continue  # report it only once
             if before is not None and before.enabled != entry.enabled:
                 one, other = ("on", "off") if entry.enabled else ("off", "on")
                 faults.append(
@@ -339,9 +342,9 @@ def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
 def _chosen(
     entry: Entry, layouts: Layouts, place: str, notes: list[str], faults: list[str]
 ) -> list[GpuLayout]:
-    """The GPUs that an entry means. With `devices: all` those without MIG are left out, if others have it.
+    """The GPUs that an entry matches. `devices: all` excludes those without MIG if others have it.
 
-    A GPU that doesn't even tell what it is may be what a filter means: it is not left out in silence.
+    A GPU of which the ids can't be read may match a filter, so it isn't silently excluded.
     """
     found = [gpu for gpu in layouts.gpus if _selects(entry, gpu)]
     if entry.enabled and entry.devices is None:
@@ -365,7 +368,7 @@ def _selects(entry: Entry, gpu: GpuLayout) -> bool:
 
 
 def _impossible(path: str, found: Mapping[int, Wish], mode_only: bool) -> list[str]:
-    """What stands against the wishes; GPUs of which the same is to be said are named together."""
+    """Why the wishes aren't possible; GPUs with the same reason are listed together."""
     faults: dict[tuple[str, int, str], list[str]] = {}
     for wish in found.values():
         reason = _against(wish, mode_only)
@@ -394,17 +397,16 @@ def _against(wish: Wish, mode_only: bool) -> str:
     return f"has no profile {' or '.join(unknown)}; it has {offered(gpu)}" if unknown else ""
 
 
-# The present layouts as a configuration of mig-parted: an entry for each group of GPUs cut alike. Pure.
-#
-# As ``nvidia-mig-parted export`` writes it (its v0.15): a GPU without MIG support counts as one with MIG off;
-# the mode is the current one; a GPU instance without a compute instance is no device; filters name device and
+# The present layouts as a configuration of mig-parted: one entry per group of GPUs with the same layout. It
+# matches ``nvidia-mig-parted export`` (v0.15): a GPU without MIG support counts as one with MIG off; the mode
+# is the current one; a GPU instance without a compute instance is not a device; filters name device and
 # vendor.
 
 Key = tuple[bool, tuple[tuple[str, int], ...]]
 
 
 def export(layouts: Layouts, label: str = "current") -> dict[str, Any]:
-    """The document, keys in the order in which mig-parted writes them."""
+    """The document, with its keys in mig-parted's order."""
     return {"version": "v1", "mig-configs": {label: list(_export_entries(layouts.gpus))}}
 
 
@@ -432,18 +434,18 @@ def _key(gpu: GpuLayout) -> Key:
 
 
 def as_json(document: Mapping[str, Any]) -> str:
-    """Indented by two, as mig-parted's."""
+    """The document as JSON, indented by two as in mig-parted."""
     import json
 
     return json.dumps(document, indent=2)
 
 
 def as_yaml(document: Mapping[str, Any]) -> str:
-    """With lists of devices in one line, as mig-parted's."""
+    """The document as YAML, with each list of devices on one line as in mig-parted."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Shows a list of numbers in one line."""
+        """Writes a list of numbers on one line."""
 
     def numbers(dumper: yaml.SafeDumper, found: list[Any]) -> yaml.Node:
         short = bool(found) and all(isinstance(one, int) for one in found)
@@ -453,12 +455,14 @@ def as_yaml(document: Mapping[str, Any]) -> str:
     return str(yaml.dump(dict(document), Dumper=Dumper, sort_keys=False, default_flow_style=False))
 
 
-# Whether a GPU is what a configuration says, by mig-parted's measure: the mode and the count of devices.
+# Whether a GPU matches a configuration by mig-parted's rules: the mode and the count of devices.
 
 
 def difference(wish: Wish, *, mode_only: bool = False) -> str:
-    """What differs, in words; empty if nothing does. Where the instances lie makes no difference, and a GPU
-    instance without a compute instance is no device."""
+    """What differs, as text; empty if nothing does.
+
+    The places of the instances are ignored, and a GPU instance without a compute instance is not a device.
+    """
     gpu = wish.gpu
     if gpu.current != wish.enabled:
         wanted, now = ("on", "off") if wish.enabled else ("off", "on")
@@ -483,5 +487,5 @@ def _told(devices: Mapping[str, int]) -> str:
 
 
 def empty_instances(gpu: GpuLayout) -> tuple[int, ...]:
-    """Ids of GPU instances that hold nothing: they take room, and mig-parted doesn't see them."""
+    """Ids of GPU instances without compute instances: they occupy slots, and mig-parted ignores them."""
     return tuple(one.id for one in gpu.instances if not one.compute)

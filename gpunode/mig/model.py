@@ -1,9 +1,9 @@
 """MIG layouts: modes, instances and profiles of each GPU, and the names of MIG devices.
 
-The same from NVML, a recording or a test. Two numbers name a profile: its `index`, NVML's constant
-(NVML_GPU_INSTANCE_PROFILE_*), and its `id`, the driver's, which `nvidia-smi mig -lgip` shows. Places of GPU
-instances count the GPU's memory slots (8 on most, 4 on an A30 or RTX PRO); places of compute instances count
-the compute slices of their GPU instance.
+The model is the same for NVML, a recording or a test. Two numbers identify a profile: its `index`, NVML's
+constant (NVML_GPU_INSTANCE_PROFILE_*), and its `id`, the driver's, which `nvidia-smi mig -lgip` shows. Places
+of GPU instances count the GPU's memory slots (8 on most, 4 on an A30 or RTX PRO); places of compute instances
+count the compute slices of their GPU instance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Placement:
 
     @property
     def end(self) -> int:
-        """The first slot behind it."""
+        """The first slot after it."""
         return self.start + self.size
 
     def overlaps(self, other: Placement) -> bool:
@@ -39,7 +39,7 @@ class Placement:
 class ComputeProfile:
     """A compute instance that fits a GPU instance: `slices` of its compute slices, at most `max_count`.
 
-    NVML tells of these only once such a GPU instance exists; before, they are inferred.
+    NVML reports these only once such a GPU instance exists; before that they are inferred.
     """
 
     slices: int
@@ -51,9 +51,9 @@ class ComputeProfile:
 class Profile:
     """A GPU instance that a GPU offers.
 
-    `name` is NVML's own, ``1g.10gb+me``; `aliases` are others that mean it, such as the one computed from the
-    memory's share. `free` is how many more fit now, None where MIG is off or the driver doesn't tell. No
-    `placements` means that the driver didn't tell them.
+    `name` is NVML's own, ``1g.10gb+me``; `aliases` are other names for it, such as the one computed from its
+    share of the memory. `free` is how many more fit now, None where MIG is off or the driver doesn't report
+    it. `placements` is empty if the driver doesn't report them.
     """
 
     index: int
@@ -70,15 +70,15 @@ class Profile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that means this profile; the first is the one to show."""
+        """All names of this profile; the first is the one to show."""
         return (self.name, *self.aliases)
 
 
 @dataclass(frozen=True)
 class ComputeInstance:
-    """A compute instance: with its GPU instance it is the MIG device that has `uuid` (empty if untold).
+    """A compute instance; with its GPU instance it is the MIG device with this `uuid` (empty if unknown).
 
-    `placement` counts the GPU instance's compute slices; None if the driver doesn't tell it.
+    `placement` counts the GPU instance's compute slices; None if the driver doesn't report it.
     """
 
     id: int
@@ -115,12 +115,12 @@ class GpuLayout:
     """One GPU.
 
     `pci` is ``0000:3b:00.0``; `device_id` and `subsystem_id` are PCI's two ids as NVML packs them, device or
-    subsystem above vendor: 0x20B010DE. `capable` is whether it knows MIG at all; `current` and `pending` are
-    its modes now and after its next reset, equal where none waits. `slots` is how many memory slots it has, 0
-    if not told. `architecture` is NVML_DEVICE_ARCH_* (7 Ampere, 9 Hopper, 10 Blackwell), 0 if not told;
-    `virtualization` is NVML_GPU_VIRTUALIZATION_MODE_* (0 none, 1 passthrough, 2 vGPU guest, 3 vGPU host).
-    `error` is why the GPU can't be described: the rest is then what could be read. `untold` is why its
-    instances aren't known although its modes are: not enough rights.
+    subsystem above vendor: 0x20B010DE. `capable` is whether it supports MIG; `current` and `pending` are its
+    modes now and after its next reset, equal unless a change is pending. `slots` is its number of memory
+    slots, 0 if not reported. `architecture` is NVML_DEVICE_ARCH_* (7 Ampere, 9 Hopper, 10 Blackwell), 0 if
+    not reported; `virtualization` is NVML_GPU_VIRTUALIZATION_MODE_* (0 none, 1 passthrough, 2 vGPU guest, 3
+    vGPU host). `error` is why the GPU can't be read; the other fields are then what could be read. `untold`
+    is why its instances aren't known although its modes are: missing permission.
     """
 
     uuid: str
@@ -144,11 +144,11 @@ class GpuLayout:
 
     @property
     def mode_pending(self) -> bool:
-        """Whether another mode than the current one waits for a reset."""
+        """Whether a change of the mode is pending until the next reset."""
         return self.current != self.pending
 
     def devices(self) -> Mapping[str, int]:
-        """How many MIG devices there are of each profile, as mig-parted's configuration counts them."""
+        """The number of MIG devices of each profile, as mig-parted's configuration counts them."""
         return Counter(gi.device_name(ci) for gi in self.instances for ci in gi.compute)
 
     def profile(self, name: str) -> Profile | None:
@@ -172,7 +172,7 @@ _STARTS_AT_MULTIPLES_OF = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 
 
 def inferred_compute(gpu_slices: int) -> tuple[ComputeProfile, ...]:
-    """The compute instances that a GPU instance of so many slices takes, for one that isn't there yet.
+    """The compute instances that a GPU instance of so many slices supports, before one exists.
 
     All of its slices, or at most half of them, rounded up: 1c, 2c and 4c of a 4g; 1c, 2c and 3c of a 3g; 1c,
     2c, 3c, 4c and 7c of a 7g (`nvidia-smi mig -lcip` on an A100).
@@ -207,18 +207,18 @@ class DeviceName:
 
     @property
     def instance(self) -> str:
-        """The GPU instance's name, its attributes in the alphabet's order."""
+        """The GPU instance's name, its attributes in alphabetical order."""
         sign = "+" if self.added else "-" if self.removed else ""
         return f"{self.slices}g.{self.gigabytes}gb{sign}{','.join(sorted(self.added or self.removed))}"
 
     @property
     def text(self) -> str:
-        """The name with nothing in it that goes without saying: ``3g.20gb``, ``1c.3g.20gb``."""
+        """The name without redundant parts: ``3g.20gb``, ``1c.3g.20gb``."""
         return self.instance if self.compute == self.slices else f"{self.compute}c.{self.instance}"
 
 
 def parse_name(text: str) -> DeviceName | None:
-    """What a name means, None if it isn't one. Whether a GPU offers it is another question."""
+    """The parsed name, None if it isn't a valid one. It doesn't check whether a GPU offers it."""
     found = _NAME.fullmatch(text)
     if found is None:
         return None
@@ -236,7 +236,7 @@ def parse_name(text: str) -> DeviceName | None:
 
 
 def same_profile(wanted: DeviceName, offered: Iterable[str]) -> bool:
-    """Whether one of the names that a GPU has for a profile means the wanted GPU instance."""
+    """Whether one of a GPU's names for a profile means the same GPU instance as this name."""
     for name in offered:
         known = parse_name(name)
         if name == wanted.instance or (known is not None and known.instance == wanted.instance):
@@ -244,7 +244,7 @@ def same_profile(wanted: DeviceName, offered: Iterable[str]) -> bool:
     return False
 
 
-# What one GPU instance holds: compute instances by their slices, and where they lie in it.
+# The contents of one GPU instance: compute instances by their slices, and their places in it.
 
 Bin = tuple[int, ...]
 """Compute instances of one GPU instance by their slices, the largest first."""
@@ -252,7 +252,7 @@ Bin = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ComputeTarget:
-    """A compute instance that is wanted; `kept` is the one that is there. Without `placement`: anywhere."""
+    """A desired compute instance; `kept` is the existing one. Without `placement`: at any place."""
 
     slices: int
     placement: Placement | None = None
@@ -260,7 +260,7 @@ class ComputeTarget:
 
 
 def fillings(profile: Profile, left: Counter[int]) -> Iterator[Bin]:
-    """Every non-empty selection of the wish that one GPU instance of this profile holds."""
+    """All non-empty parts of the wish that fit one GPU instance of this profile."""
     sizes = sorted((size for size, count in left.items() if count > 0), reverse=True)
     ranges = [range(min(left[size], profile.slices // size), -1, -1) for size in sizes]
     for counts in itertools.product(*ranges):
@@ -278,7 +278,7 @@ def _holds(profile: Profile, one: Bin) -> bool:
 
 
 def bins(profile: Profile, left: Counter[int]) -> tuple[Bin, ...]:
-    """The rest of the wish in as few new GPU instances as it takes, the fullest first."""
+    """The rest of the wish in as few new GPU instances as possible, the fullest first."""
     found: list[Bin] = []
     remaining = Counter({size: count for size, count in left.items() if count > 0})
     while remaining.total():
@@ -293,9 +293,9 @@ def bins(profile: Profile, left: Counter[int]) -> tuple[Bin, ...]:
 def compute_places(
     profile: Profile, wanted: Bin, present: Sequence[ComputeInstance]
 ) -> tuple[ComputeTarget, ...] | None:
-    """The compute instances of a GPU instance, those that are there kept as far as they are wanted.
+    """The compute instances of a GPU instance; existing ones are kept where they match.
 
-    None if they don't fit. Where the driver tells no places only their number and sum count.
+    None if they don't fit. Where the driver reports no places, only their number and sum count.
     """
     left = Counter(wanted)
     kept: list[ComputeInstance] = []

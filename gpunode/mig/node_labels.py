@@ -1,7 +1,8 @@
-"""The two labels by which a cluster follows a node's MIG layout, kept as the GPU operator's mig-manager does.
+"""The two labels that show a node's MIG layout to the cluster, set as the GPU operator's mig-manager does.
 
-``nvidia.com/mig.config`` is the configuration's name, ``nvidia.com/mig.config.state`` how far it is: pending,
-then success or failed. Whoever wants another layout may set the first one; what can't be had is failed then.
+``nvidia.com/mig.config`` is the configuration's name, ``nvidia.com/mig.config.state`` its progress: pending,
+then success or failed. A cluster user requests another layout with the first label; a layout that isn't
+possible leads to failed.
 """
 
 from __future__ import annotations
@@ -29,25 +30,28 @@ _VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True)
 class NodeLabels:
-    """The labels of one Node object. With `follows` the configuration is for others to name, at any time:
-    only the state is set, and only while it is of the configuration that is asked for."""
+    """The labels of one Node object.
+
+    With `follows` other users set the configuration at any time: only the state is written, and only while
+    the label still has the configuration that it belongs to.
+    """
 
     cluster: Cluster
     node: str
     follows: bool = False
 
     def seen(self) -> tuple[str, str]:
-        """The Node's configuration and its state, empty where it has none. Asked once; `ClusterError`."""
+        """The Node's configuration and its state, empty where it has none. One request; `ClusterError`."""
         labels = strings(self.cluster.get("Node", self.node), ("metadata", "labels"))
         return labels.get(CONFIG, ""), labels.get(STATE, "")
 
     def asked(self, host: Host, progress: Progress) -> str:
-        """The configuration that the Node's label names; empty if it names none. `ClusterError`."""
+        """The configuration in the Node's label; empty if it has none. `ClusterError`."""
         node = changes.patiently(host, progress, lambda: self.cluster.get("Node", self.node))
         return strings(node, ("metadata", "labels")).get(CONFIG, "")
 
     def tell(self, host: Host, progress: Progress, label: str, state: str) -> None:
-        """Set both labels in one patch, or nothing; `ClusterError`. Tried again where that is safe."""
+        """Set both labels in one patch, or neither; `ClusterError`. Retried where that is safe."""
         wanted: dict[str, str | None] = {STATE: state} if self.follows else {CONFIG: label, STATE: state}
 
         def planned(node: Json) -> Patch:
@@ -65,13 +69,16 @@ class NodeLabels:
 
 
 def connected(host: Host, access: Access, node: str, *, follows: bool = False) -> NodeLabels:
-    """Nothing is asked yet. What `access.connect` raises; `UsageError` for what is no node's name."""
+    """Connect without sending a request. Raises what `access.connect` does.
+
+    `UsageError` for an invalid node name.
+    """
     cluster = connect(host, access)
     return NodeLabels(cluster, node_name(host, node, cluster.node)[0], follows)
 
 
 def check(label: str) -> None:
-    """`UsageError` if a configuration's name can't be a label's value."""
+    """`UsageError` if a configuration's name isn't a valid label value."""
     if not _VALUE.fullmatch(label):
         raise UsageError(
             f"{label!r} can't be the value of {CONFIG}",
@@ -80,5 +87,5 @@ def check(label: str) -> None:
 
 
 def in_pod(host: Host) -> bool:
-    """Whether we run in a pod with an account at its API server."""
+    """Whether the process runs in a pod with a service account."""
     return bool(host.environ.get("KUBERNETES_SERVICE_HOST")) and host.exists(f"{ACCOUNT}/token")

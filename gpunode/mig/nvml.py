@@ -52,8 +52,10 @@ _ABSENT = (NOT_SUPPORTED, INVALID_ARGUMENT)
 
 @dataclass(frozen=True)
 class ProfileInfo:
-    """A profile as NVML describes it; `name` is "" where the driver is too old to have it. `sms` and
-    `memory_mib` are a GPU instance profile's."""
+    """A profile as NVML describes it; `name` is "" if the driver is too old to report it.
+
+    `sms` and `memory_mib` are a GPU instance profile's.
+    """
 
     index: int
     id: int
@@ -75,7 +77,7 @@ class InstanceInfo:
 
 
 class MigCalls:
-    """The calls on an open NVML; `NvmlError` from each."""
+    """The calls on an open NVML; each raises `NvmlError`."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -83,12 +85,12 @@ class MigCalls:
     # --- modes -----------------------------------------------------------------------------------------
 
     def modes(self, gpu: Handle) -> tuple[bool, bool]:
-        """Whether MIG is on, and whether it will be after the next reset. NOT_SUPPORTED: no MIG at all."""
+        """Whether MIG is on, and whether it will be after the next reset. NOT_SUPPORTED without MIG."""
         current, pending = self._nvml.call("nvmlDeviceGetMigMode", gpu)
         return bool(current), bool(pending)
 
     def set_mode(self, gpu: Handle, on: bool) -> int:
-        """NVML's activation status: 0 if it holds now, else why it waits (IN_USE, RESET_REQUIRED)."""
+        """NVML's activation status: 0 if the mode is active, else why it waits (IN_USE, RESET_REQUIRED)."""
         return int(self._nvml.call("nvmlDeviceSetMigMode", gpu, int(on)))
 
     # --- profiles --------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class MigCalls:
         return tuple(found)
 
     def compute_profiles(self, gpu_instance: Handle) -> tuple[ProfileInfo, ...]:
-        """The compute instances that a GPU instance takes."""
+        """The compute instances that a GPU instance supports."""
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         found = []
         for index in range(_COMPUTE_INSTANCE_PROFILES):
@@ -124,7 +126,7 @@ class MigCalls:
         return tuple(found)
 
     def _unless_absent(self, call: str, *arguments: Any) -> Any:
-        """The profile's structure, the older one from older drivers; None for a profile not offered."""
+        """The profile's structure, or its older version from older drivers; None if it isn't offered."""
         try:
             return self._nvml.call(call, *arguments)
         except NvmlError as error:
@@ -140,17 +142,17 @@ class MigCalls:
             raise
 
     def placements(self, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """Where a GPU instance may lie, whatever lies there now; none if the driver doesn't say."""
+        """The possible places of a GPU instance, free or not; none if the driver doesn't report them."""
         call = "nvmlDeviceGetGpuInstancePossiblePlacements"
         try:
             return self._places(call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
         except NvmlError as error:
-            if error.code in _ABSENT:  # one profile must not hide the GPU
+            if error.code in _ABSENT:  # an error in one profile must not hide the GPU
                 return ()
             raise
 
     def compute_placements(self, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """Where a compute instance may lie in its GPU instance; none from drivers before 525."""
+        """The possible places of a compute instance in its GPU instance; none from drivers before 525."""
         call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
         try:
             return self._places(call, "c_nvmlComputeInstancePlacement_t", gpu_instance, profile_id)
@@ -166,7 +168,7 @@ class MigCalls:
         return tuple(sorted(found, key=lambda place: (place.start, place.size)))
 
     def free(self, gpu: Handle, profile_id: int) -> int | None:
-        """How many more GPU instances of a profile fit now; None if MIG is off or the driver is silent."""
+        """How many more GPU instances of a profile fit now; None if MIG is off or it isn't reported."""
         try:
             return int(self._nvml.call("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu, profile_id))
         except NvmlError as error:
@@ -184,7 +186,7 @@ class MigCalls:
         return tuple(self.gpu_instance_info(handle) for handle in handles)
 
     def gpu_instance(self, gpu: Handle, gi: int) -> Handle:
-        """The GPU instance with that id; NOT_FOUND without."""
+        """The GPU instance with that id; NOT_FOUND if it doesn't exist."""
         return self._nvml.part("nvmlDeviceGetGpuInstanceById", gpu, gi)
 
     def gpu_instance_info(self, gpu_instance: Handle) -> InstanceInfo:
@@ -197,7 +199,7 @@ class MigCalls:
         return tuple(self.compute_instance_info(handle) for handle in handles)
 
     def compute_instance(self, gpu_instance: Handle, ci: int) -> Handle:
-        """The compute instance with that id; NOT_FOUND without."""
+        """The compute instance with that id; NOT_FOUND if it doesn't exist."""
         return self._nvml.part("nvmlGpuInstanceGetComputeInstanceById", gpu_instance, ci)
 
     def compute_instance_info(self, compute_instance: Handle) -> InstanceInfo:
@@ -219,7 +221,7 @@ class MigCalls:
     # --- changes ---------------------------------------------------------------------------------------
 
     def create_gpu_instance(self, gpu: Handle, profile_id: int, at: Placement | None) -> Handle:
-        """Make a GPU instance, `at` that place or where the driver likes; INSUFFICIENT_RESOURCES."""
+        """Create a GPU instance `at` that place, or where the driver chooses; INSUFFICIENT_RESOURCES."""
         if at is None:
             return self._nvml.part("nvmlDeviceCreateGpuInstance", gpu, profile_id)
         place = self._place("c_nvmlGpuInstancePlacement_t", at)
@@ -227,7 +229,7 @@ class MigCalls:
         return self._nvml.part(call, gpu, profile_id, place)
 
     def create_compute_instance(self, gpu_instance: Handle, profile_id: int, at: Placement | None) -> Handle:
-        """Make a compute instance, `at` that place if the driver can do so, else where it likes."""
+        """Create a compute instance `at` that place if the driver supports it, else where it chooses."""
         if at is not None:
             place = self._place("c_nvmlComputeInstancePlacement_t", at)
             call = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
@@ -244,7 +246,7 @@ class MigCalls:
         return ctypes.byref(place)
 
     def destroy_gpu_instance(self, gpu_instance: Handle) -> None:
-        """IN_USE while it holds a compute instance or a process uses it."""
+        """IN_USE while it has a compute instance or a process uses it."""
         self._nvml.call("nvmlGpuInstanceDestroy", gpu_instance)
 
     def destroy_compute_instance(self, compute_instance: Handle) -> None:
@@ -278,7 +280,7 @@ def read_layouts(nvml: Nvml) -> Layouts:
 
 
 def read_gpu(nvml: Nvml, index: int) -> GpuLayout:
-    """One GPU; what can't be read of it is in `error`, or in `untold` where only rights are missing."""
+    """Read one GPU; `error` has what can't be read, `untold` is set where only the permission is missing."""
     values: dict[str, Any] = {"uuid": "", "index": index, "name": "", "pci": ""}
     try:
         _read_into(nvml, nvml.handle(index), values)
@@ -351,7 +353,7 @@ def _profile(info: ProfileInfo, memory: int, **more: Any) -> Profile:
 
 
 def _compute(calls: MigCalls, gi: Handle, offered: tuple[ProfileInfo, ...]) -> tuple[ComputeProfile, ...]:
-    """What a GPU instance of this profile takes, as NVML tells it of one that is there."""
+    """The compute instances of this profile, as NVML reports them of an existing GPU instance."""
     inferred = {one.slices: one for one in inferred_compute(max((one.slices for one in offered), default=0))}
     found: dict[int, ComputeProfile] = {}
     for one in offered:
@@ -402,13 +404,13 @@ def _optional(read: Callable[[], Any], default: Any) -> Any:
         raise
 
 
-# The child: one answer to each question.
+# The child process: one response per request.
 
 Question = Mapping[str, Any]
 
 
 def main() -> int:
-    """0, whatever NVML says; anything else means a crash."""
+    """Return 0 after any error of NVML; another exit code means a crash."""
     parent = Parent()
     try:
         with Nvml.for_parent(parent) as nvml:
@@ -428,7 +430,7 @@ def _reply(nvml: Nvml, question: Question) -> dict[str, Any]:
 
 
 def _what(nvml: Nvml, question: Question) -> str:
-    """Of what the question was, as people name it."""
+    """The GPU and instance of a request, for messages."""
     uuid = question.get("uuid", "")
     try:
         words = [f"GPU {_gpu(nvml, question).gpu}"] if uuid else []
@@ -440,15 +442,17 @@ def _what(nvml: Nvml, question: Question) -> str:
 
 
 def _gpu(nvml: Nvml, question: Question) -> Handle:
-    """Its handle, read each time: a change of the mode may take handles away. `Nvml.handle_by_uuid` would ask
-    every GPU without naming the one that hangs."""
+    """The GPU's handle, read for each request, because a change of the mode may invalidate handles.
+
+    `Nvml.handle_by_uuid` would query every GPU without naming the one that hangs.
+    """
     for index in range(nvml.device_count()):
         try:
             gpu = nvml.handle(index)
             if nvml.uuid(gpu) == question["uuid"]:
                 return gpu
         except NvmlError:
-            continue  # another GPU's failure is not this one's
+            continue  # another GPU's failure doesn't matter here
     raise NvmlError(NOT_FOUND)
 
 
@@ -506,7 +510,7 @@ def _destroy_compute_instance(nvml: Nvml, question: Question) -> Any:
 
 
 def _processes(nvml: Nvml, question: Question) -> Any:
-    """Who computes or draws, on the GPU or one of its MIG devices; ids are None for the GPU as a whole."""
+    """Compute and graphics processes on the GPU or its MIG devices; ids are None for the GPU as a whole."""
     gpu = _gpu(nvml, question)
     found: set[tuple[int, int | None, int | None]] = set()
     for device in (gpu, *(one for _, one in _mig_handles(nvml, gpu))):

@@ -1,8 +1,8 @@
-"""Where the wanted instances go on one GPU: a small search over the places that its driver offers.
+"""A search for the places of the desired instances on one GPU, among those that its driver offers.
 
-What fits already stays where it is, with its UUIDs. The driver's own first fit would need the right order of
-creation and could leave a GPU that has room without a way to use it (NVIDIA's MIG user guide: 1g, 1g, 2g, 3g
-fails on an A100, 3g first works), so each instance gets its place beforehand.
+Instances that already fit keep their place and their UUIDs. The driver's own first fit needs the right order
+of creation, and can leave free slots that no instance can use (NVIDIA's MIG user guide: 1g, 1g, 2g, 3g fails
+on an A100, 3g first works), so each instance gets its place beforehand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpunode.mig.model import (
 
 
 class CannotPlace(Exception):
-    """The wish can't be had on this GPU; `reason` says which profile, `fits` what of it would."""
+    """The wish doesn't fit on this GPU; `reason` names the profile, `fits` the part of the wish that fits."""
 
     def __init__(self, reason: str, fits: str = "") -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class CannotPlace(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU instance that is wanted, with all of its compute instances; `kept` is the one there already."""
+    """A desired GPU instance with all of its compute instances; `kept` is the existing one."""
 
     profile_id: int
     name: str
@@ -51,15 +51,15 @@ class Target:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The MIG devices that it comes to."""
+        """Its MIG devices."""
         return tuple(device_name(self.name, self.slices, one.slices) for one in self.compute)
 
 
 def solve(gpu: GpuLayout, wanted: Mapping[str, int]) -> tuple[Target, ...]:
-    """Everything that shall be on the GPU afterwards, by place. `CannotPlace` if it doesn't fit.
+    """All desired instances of the GPU, with their places. `CannotPlace` if they don't fit.
 
-    Of all ways that one is taken which loses the fewest MIG devices that are there, then the fewest GPU
-    instances, then makes the fewest. A GPU whose mode is about to change has no instances: pass it without.
+    The solution with the fewest lost MIG devices is chosen, then the one with the fewest lost GPU instances,
+    then the one with the fewest new ones. A GPU with a change of its mode has no instances: pass it without.
     """
     wish = _wish(gpu, wanted)
     found = _search(gpu, wish)
@@ -79,7 +79,7 @@ def offered(gpu: GpuLayout) -> str:
 
 
 def meaning(gpu: GpuLayout, name: str) -> tuple[Profile, int] | None:
-    """The GPU instance profile and the compute slices that a name means here; None if it isn't offered."""
+    """The GPU instance profile and the compute slices of a name on this GPU; None if it isn't offered."""
     parsed = parse_name(name)
     if parsed is None:
         return None
@@ -92,7 +92,7 @@ def meaning(gpu: GpuLayout, name: str) -> tuple[Profile, int] | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is wanted of one profile: compute instances by their slices."""
+    """The desired compute instances of one profile, by their slices."""
 
     profile: Profile
     sizes: Bin
@@ -129,7 +129,7 @@ def _count_limit(profile: Profile, compute: int) -> int:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One way: which instances stay with which compute instances, and what is made anew."""
+    """One solution: which instances stay with which compute instances, and what is created."""
 
     kept: tuple[tuple[GpuInstance, Bin], ...]
     made: tuple[tuple[Profile, Bin], ...]
@@ -167,7 +167,7 @@ def _joined(per_profile: Sequence[Sequence[_Choice]], rest: Sequence[GpuInstance
 
 
 def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]:
-    """Every way to have one profile's devices: which present instances are used for them, and what is new."""
+    """All solutions for one profile's devices: which existing instances they use, and what is new."""
     present = [one for one in instances if one.profile_id == part.profile.id]
 
     def walk(
@@ -189,7 +189,7 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
 
 
 def _uses(profile: Profile, instance: GpuInstance, left: Counter[int]) -> Iterator[Bin]:
-    """What of the wish an instance could hold: at most its own devices of it, and what fits beside them."""
+    """The parts of the wish that an instance can hold: at most its own devices, and what fits beside them."""
     for one in fillings(profile, left):
         if compute_places(profile, one, instance.compute) is not None:
             yield one
@@ -200,7 +200,7 @@ def _profile_of(gpu: GpuLayout, instance: GpuInstance) -> Profile:
 
 
 def _allowed(profiles: Sequence[Profile]) -> bool:
-    """Whether the profiles go together, wherever they lie: their counts, and who gets the media engines.
+    """Whether the profiles can coexist at any places: their counts, and the media engines.
 
     NVIDIA's MIG user guide: one instance of a GPU at most has the extensions of ``+me``; one with ``+me.all``
     takes every engine, so that all others must be ``-me``.
@@ -226,7 +226,7 @@ def _attributes(profile: Profile) -> DeviceName | None:
 def _places(
     gpu: GpuLayout, taken: Sequence[Placement], made: Sequence[Profile]
 ) -> tuple[Placement, ...] | None:
-    """A place for each of `made` that leaves the most room for what may come later; None if there is none."""
+    """A place for each of `made` that leaves the most room for later instances; None if they don't fit."""
     order = sorted(range(len(made)), key=lambda number: -_size(made[number]))
     everywhere = [place for profile in gpu.profiles for place in profile.placements]
 
@@ -268,7 +268,7 @@ def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tu
     return tuple(sorted(found, key=lambda target: target.placement.start))
 
 
-# --- why not ---------------------------------------------------------------------------------------------
+# --- reasons --------------------------------------------------------------------------------------------
 
 
 def _reason(gpu: GpuLayout, wish: Sequence[_Part], wanted: Mapping[str, int]) -> str:
@@ -289,7 +289,7 @@ def _reason(gpu: GpuLayout, wish: Sequence[_Part], wanted: Mapping[str, int]) ->
 
 
 def _what_fits(gpu: GpuLayout, wanted: Mapping[str, int]) -> str:
-    """As much of the wish as there is room for, in its own order, the largest profiles first."""
+    """As much of the wish as fits, in its own order, the largest profiles first."""
     bare = _bare(gpu)
     fitting: dict[str, int] = {}
     names = [name for name, count in sorted(wanted.items(), key=_largest_first) for _ in range(min(count, 8))]

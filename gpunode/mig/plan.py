@@ -1,4 +1,4 @@
-"""From what a GPU is to what it shall be: the steps in an order that fits, and what is lost on the way."""
+"""Plan from a GPU's present layout to the desired one: the steps in a valid order, and the devices lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from gpunode.mig.config import CannotBe, Wish
 from gpunode.mig.model import ComputeTarget, GpuInstance, GpuLayout, Placement
 from gpunode.mig.placement import CannotPlace, Target, solve
 
-AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode takes a reset; from Hopper on it doesn't
+AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode needs a reset; from Hopper on it doesn't
 
 
 @dataclass(frozen=True)
 class Step:
-    """One change. `action` is enable, disable, reset, destroy-compute, destroy-instance, create-instance or
-    create-compute. `at` is the GPU instance's place, `gi` its id where it is there already."""
+    """One change.
+
+    `action` is enable, disable, reset, destroy-compute, destroy-instance, create-instance or create-compute.
+    `at` is the GPU instance's place, `gi` its id if it already exists.
+    """
 
     action: str
     gpu: int
@@ -30,7 +33,7 @@ class Step:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The step as text for the user."""
         place = f" at {self.at}" if self.at else ""
         compute = f"compute instance {self.ci} of GPU instance {self.gi}"
         return {
@@ -46,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Device:
-    """A MIG device: its profile, where its GPU instance lies, its instances' ids and its UUID."""
+    """A MIG device: its profile, its GPU instance's place, its instances' ids and its UUID."""
 
     profile: str
     at: Placement
@@ -57,11 +60,11 @@ class Device:
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """What happens to one GPU.
+    """The steps for one GPU.
 
-    `target` is None while its driver tells no profiles, which it does once MIG is on. `reset`: none, needed
-    (Ampere, unless the driver does it itself) or unknown. `lost` are the MIG devices that go, `kept` those
-    that stay, with their UUIDs.
+    `target` is None while its driver reports no profiles, which it does once MIG is on. `reset`: none, needed
+    (Ampere, unless the driver does it itself) or unknown. `lost` are the MIG devices that are destroyed,
+    `kept` those that stay, with their UUIDs.
     """
 
     wish: Wish
@@ -73,19 +76,19 @@ class GpuPlan:
 
     @property
     def gpu(self) -> GpuLayout:
-        """As it is today."""
+        """The present layout."""
         return self.wish.gpu
 
     @property
     def changes_mode(self) -> bool:
-        """Whether MIG is to be switched."""
+        """Whether the plan switches MIG on or off."""
         return self.gpu.capable and self.gpu.current != self.wish.enabled
 
 
 def plan(path: str, wanted: Sequence[Wish], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
-    """The plans of all GPUs; with `mode_only` instances stay unless the mode takes them.
+    """The plans of all GPUs; with `mode_only` instances stay unless the change of the mode removes them.
 
-    `CannotBe` names each profile that a GPU has no room for, and what would fit.
+    `CannotBe` names each profile that doesn't fit on a GPU, and what would fit.
     """
     found, faults = [], []
     for wish in wanted:
@@ -103,12 +106,12 @@ def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
     """One GPU's plan. `CannotPlace` if the wish doesn't fit."""
     gpu = wish.gpu
     if not gpu.capable:
-        return GpuPlan(wish, (), ())  # it is to have MIG off, and has
+        return GpuPlan(wish, (), ())  # MIG is on and must be off
     return _plan(wish, _target(wish, gpu.current != wish.enabled, mode_only))
 
 
 def put_back(gpu: GpuLayout, before: GpuLayout) -> GpuPlan:
-    """The plan that makes a GPU what it was before."""
+    """The plan that restores a GPU's earlier layout."""
     wish = Wish(gpu, before.current, before.devices(), 0)
     return _plan(wish, as_it_was(before.instances, gpu.instances if gpu.current == before.current else ()))
 
@@ -162,7 +165,7 @@ def _step(action: str, gpu: GpuLayout) -> Step:
 def towards(
     gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[Target]
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-    """What is destroyed and then what is created, so that `present` becomes `target`."""
+    """The steps that destroy, then the steps that create, so that `present` becomes `target`."""
     kept = {one.kept.id: one for one in target if one.kept is not None}
     destroy: list[Step] = []
     for instance in present:
@@ -220,7 +223,7 @@ def _kept(target: Sequence[Target]) -> tuple[Device, ...]:
 
 
 def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[Target, ...]:
-    """A layout that was, as a target: what of it is there now is kept, the rest gets its old places."""
+    """An earlier layout as a target: existing instances are kept, the others get their old places."""
     found = []
     for old in then:
         same = next((one for one in now if _alike(one, old)), None)
@@ -240,7 +243,7 @@ def _alike(one: GpuInstance, other: GpuInstance) -> bool:
 
 
 def same_layout(one: GpuLayout, other: GpuLayout) -> bool:
-    """Whether two states of a GPU are the same but for ids and UUIDs."""
+    """Whether two states of a GPU are equal except for ids and UUIDs."""
     return (one.current, one.pending, _shape(one.instances)) == (
         other.current,
         other.pending,
@@ -259,7 +262,7 @@ def _places(instance: GpuInstance) -> list[tuple[int, int]]:
 
 
 def reached(goal: GpuPlan, now: GpuLayout, target: Sequence[Target], *, mode_only: bool = False) -> str:
-    """Empty if the GPU is what was wanted, else what differs."""
+    """Empty if the GPU has the desired layout, else what differs."""
     if not now.capable:
         return ""
     if now.current != goal.wish.enabled or now.pending != goal.wish.enabled:

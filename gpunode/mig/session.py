@@ -1,7 +1,7 @@
-"""Reads and changes the MIG layout of the node's GPUs through NVML in a child process (`mig.nvml`).
+"""Read and change the MIG layout of the node's GPUs through NVML in a child process (`mig.nvml`).
 
-`MigSession` keeps one child, and so NVML, open over many questions: each opening wakes all GPUs. A GPU can't
-be reset while it is open: close the session first.
+`MigSession` keeps one child, and so NVML, open for many requests, because each opening wakes all GPUs. A GPU
+can't be reset while it is open: close the session first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HINTS = {
 
 
 class MigError(GpunodeError):
-    """NVML refused something of MIG, hung or crashed.
+    """NVML refused a MIG call, hung or crashed.
 
     `nvml_code` is NVML's return code, None if it hung or crashed; `uuid` the GPU's, "" for the node; `what`
     names the GPU and the instance.
@@ -68,8 +68,10 @@ class MigError(GpunodeError):
 
 @dataclass(frozen=True)
 class ModeChange:
-    """What became of setting a mode: it holds (`current`) or waits for a reset (`pending` differs). `status`
-    is NVML's reason for waiting: IN_USE, RESET_REQUIRED, 0 for none."""
+    """The result of setting a mode: it is active (`current`) or waits for a reset (`pending` differs).
+
+    `status` is NVML's reason for waiting: IN_USE, RESET_REQUIRED, 0 for none.
+    """
 
     status: int
     current: bool
@@ -86,13 +88,13 @@ class MigProcess:
 
 
 class MigSession:
-    """An open NVML in a child. Every method raises `MigError`; after a hang or a crash the session is over.
+    """An open NVML in a child. Every method raises `MigError`; after a hang or a crash the session is closed.
 
-    The GPU is named by its UUID; profiles by the driver's id; places as `Placement`.
+    GPUs are identified by UUID, profiles by the driver's id, places by `Placement`.
     """
 
     def __init__(self, host: Host) -> None:
-        """Starts the child; `MigError` if NVML doesn't open."""
+        """Start the child; `MigError` if NVML doesn't open."""
         self._child: LineChild | None = None
         try:
             self._child = start(host, "gpunode.mig.nvml", nvml_options(host))
@@ -112,29 +114,29 @@ class MigSession:
         self.close()
 
     def close(self) -> None:
-        """End the child and with it NVML; nothing to do if it has ended."""
+        """End the child, and NVML with it; does nothing if it has ended."""
         child, self._child = self._child, None
         if child is not None:
             child.end()
 
     def layouts(self) -> Layouts:
-        """How all GPUs are cut now."""
+        """The present layouts of all GPUs."""
         return from_plain(Layouts, self._ask("read the layouts", READ_SECONDS, do="layouts"))
 
     def processes(self, uuid: str) -> tuple[MigProcess, ...]:
-        """What runs on a GPU and its instances."""
+        """The processes on a GPU and its instances."""
         found = self._ask("list the processes", READ_SECONDS, do="processes", uuid=uuid)
         return tuple(MigProcess(*one) for one in found)
 
     def set_mode(self, uuid: str, on: bool) -> ModeChange:
-        """Switch MIG on or off. Off needs a GPU without instances; Ampere may leave it pending."""
+        """Switch MIG on or off. Off requires a GPU without instances; on Ampere it may stay pending."""
         doing = f"switch MIG {'on' if on else 'off'}"
         return ModeChange(**self._ask(doing, CHANGE_SECONDS, do="set-mode", uuid=uuid, on=on))
 
     def create_gpu_instance(
         self, uuid: str, profile_id: int, at: Placement | None = None, name: str = ""
     ) -> tuple[int, Placement]:
-        """Make a GPU instance `at` a place, or where the driver likes; its id and its place."""
+        """Create a GPU instance `at` a place, or where the driver chooses; return its id and its place."""
         doing = f"create GPU instance {name or f'of profile id {profile_id}'}{f' at {at}' if at else ''}"
         made = self._ask(
             doing, CHANGE_SECONDS, do="create-gpu-instance", uuid=uuid, profile=profile_id, **_place(at)
@@ -144,7 +146,7 @@ class MigSession:
     def create_compute_instance(
         self, uuid: str, gi: int, slices: int, at: Placement | None = None
     ) -> ComputeInstance:
-        """Make a compute instance of so many slices on a GPU instance."""
+        """Create a compute instance of so many slices on a GPU instance."""
         doing = f"create compute instance {slices}c{f' at {at}' if at else ''}"
         question = {"do": "create-compute-instance", "uuid": uuid, "gi": gi, "slices": slices, **_place(at)}
         made = self._ask(doing, CHANGE_SECONDS, **question)
@@ -165,7 +167,10 @@ class MigSession:
         return self._answer(doing, question.get("uuid", ""), seconds)
 
     def _answer(self, doing: str, uuid: str, seconds: float) -> Any:
-        """The child's answer. `MigError` for NVML's refusal; for silence or a crash too, then it is over."""
+        """The child's response. `MigError` if NVML refuses.
+
+        A timeout or a crash raises it too, and closes the session.
+        """
         assert self._child is not None
         what = f"GPU {uuid}" if uuid else ""
         try:
@@ -192,8 +197,10 @@ def _place(at: Placement | None) -> dict[str, Any]:
 
 
 def read_layouts(host: Host) -> Layouts:
-    """How the GPUs of this node are cut. `MigError` if NVML doesn't tell; of a recorded machine, what was
-    recorded of it (`ConfigError` for a malformed recording)."""
+    """The MIG layouts of this node's GPUs. `MigError` if NVML doesn't report them.
+
+    A recorded machine returns its recorded layouts (`ConfigError` for a malformed recording).
+    """
     if not host.live:
         return _recorded(host)
     with MigSession(host) as session:

@@ -1,8 +1,8 @@
-"""Who stands in the way of a plan: processes on what goes, holders of a GPU that must be reset, pods.
+"""What blocks a plan: processes on instances to destroy, users of a GPU that must be reset, pods.
 
-An instance goes only while nobody uses it; the others of its GPU may work on. A mode that takes a reset wants
-no client of the GPU at all: no monitoring, no persistence daemon, and no nvidia_drm
-(https://github.com/NVIDIA/mig-parted/issues/181).
+An instance can be destroyed only while no process uses it; the others of its GPU may stay in use. A mode
+change that needs a reset requires that the GPU has no client at all: no monitoring, no persistence daemon,
+and no nvidia_drm (https://github.com/NVIDIA/mig-parted/issues/181).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Held = tuple[int, int | None, int | None]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """One thing in the way of a GPU's plan. `kind` is process, pod or module.
+    """One obstacle to a GPU's plan. `kind` is process, pod or module.
 
-    `what` is what it uses. `container` is its engine's id, `engine` docker or podman if that one runs it as
-    root; `pod` is NAMESPACE/NAME; `unit` is systemd's for it. `drain` is what to give to ``--drain`` to have
-    it stopped, empty for a pod, which others must end.
+    `what` is the device or instance that it uses. `container` is its engine's id, `engine` docker or podman
+    if that one runs it as root; `pod` is NAMESPACE/NAME; `unit` is its systemd unit. `drain` is the value of
+    ``--drain`` that stops it, empty for a pod, which the user must delete.
     """
 
     kind: str
@@ -69,7 +69,7 @@ class Obstacle:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The obstacle as text for the user."""
         who = f"{self.name} (process {self.pid})" if self.pid else f"{self.kind} {self.name}"
         inside = f" of pod {self.pod}" if self.pod else ""
         inside = inside or (f" in container {self.container[:12]}" if self.container else "")
@@ -78,7 +78,7 @@ class Obstacle:
 
 
 class InUse(PreconditionError):
-    """Refused: `obstacles` are in the way."""
+    """The plan is refused because of `obstacles`."""
 
     default_code = "mig-busy"
 
@@ -93,7 +93,7 @@ class InUse(PreconditionError):
 
 
 def _end_clients(one: Obstacle) -> str:
-    """How to end what --drain doesn't stop."""
+    """How to end what --drain can't stop."""
     namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
     if not pod:
         return f"{one.name} (process {one.pid})"
@@ -103,9 +103,9 @@ def _end_clients(one: Obstacle) -> str:
 def obstacles(
     node: Node, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]], ours: frozenset[int]
 ) -> tuple[Obstacle, ...]:
-    """What stands in the way of these plans. `processes` are NVML's by GPU UUID, `ours` our own process ids.
+    """The obstacles to these plans. `processes` are NVML's by GPU UUID, `ours` our own process ids.
 
-    Files that this user may not read say nothing; only root sees everybody's.
+    Files that this user may not read are skipped; only root can read those of every process.
     """
     caps = {number: name for name, number in mig_minors(_text(node.host, MIG_MINORS)).items()}
     held: dict[int, tuple[Held, ...]] = {}
@@ -157,7 +157,7 @@ def _of(
 
 
 def _used(plan: GpuPlan, gi: int | None, ci: int | None) -> str:
-    """What of that which goes is used by whoever has these instances open; empty for none of it."""
+    """What the process with these instances open uses of those to destroy; empty for none."""
     gpu = plan.gpu
     if plan.changes_mode:
         return f"GPU {gpu.index}" + (", which must be reset" if plan.reset != "none" else "")
@@ -173,8 +173,10 @@ def _device(gpu: GpuLayout, device: Device) -> str:
 
 
 def _pods(node: Node, plan: GpuPlan) -> Iterator[Obstacle]:
-    """Pods to which the kubelet has given what goes, whether they use it now or not. One that was given the
-    whole GPU sees its instances."""
+    """Pods to which the kubelet has allocated what the plan destroys, in use or not.
+
+    A pod with the whole GPU sees its instances.
+    """
     if node.kubelet is None or not node.host.live:
         return
     try:
@@ -191,7 +193,10 @@ def _pods(node: Node, plan: GpuPlan) -> Iterator[Obstacle]:
 
 
 def untold(node: Node, plans: Sequence[GpuPlan]) -> str:
-    """Why it can't be told which pods hold what goes, in words; empty if it can, or nothing goes."""
+    """Why the pods that use instances to destroy are unknown, as text.
+
+    Empty if they are known, or if nothing is destroyed.
+    """
     if node.kubelet is None or not node.host.live or not any(_changes(plan) for plan in plans):
         return ""
     try:
@@ -209,10 +214,10 @@ def _draws(host: Host) -> bool:
 
 
 def _held(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
-    """What a process has open of GPUs and their instances; `caps` is the driver's table by minor number."""
+    """The GPUs and instances that a process has open; `caps` is the driver's table by minor number."""
     files = opened(node.host, pid, node.majors)
     if files is None:
-        return  # not ours to see
+        return  # not readable for this user
     yield from ((minor, None, None) for minor in sorted(files.gpus))
     for number in sorted(files.caps):
         if names := _INSTANCE.fullmatch(caps.get(number, "")):
@@ -227,7 +232,7 @@ def _text(host: Host, path: str) -> str:
 
 
 class _Who:
-    """Names processes: program, systemd unit, container, pod."""
+    """Describes processes: program, systemd unit, container, pod."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -242,7 +247,7 @@ class _Who:
         units = _UNIT.findall(_text(host, f"/proc/{pid}/cgroup").replace("\n", "/"))
         unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
         said = self._names.get(pid) or _text(host, f"/proc/{pid}/comm")
-        name = " ".join(said.split()) or "a process"  # a name may hold line breaks
+        name = " ".join(said.split()) or "a process"  # a name may contain line breaks
         pod = self._pod(container)
         runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
         return Obstacle("process", gpu, what, name, pid, container, pod, unit, runs)
@@ -256,7 +261,7 @@ class _Who:
         return self._pods.get(container, "")
 
 
-# Stopping what the user names so that GPUs come free, and starting again what can be started.
+# Stop what the user names so that the GPUs become free, and restart what can be restarted.
 
 _STOP_SECONDS = 120.0
 _TERM_SECONDS = 30.0
@@ -266,8 +271,10 @@ _DRAIN_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}", re.ASCII)
 
 @dataclass(frozen=True)
 class Drained:
-    """What was stopped. Units, containers (ENGINE:ID) and nvidia_drm, if it was unloaded, are brought back;
-    processes are not."""
+    """What was stopped.
+
+    Units, containers (ENGINE:ID) and nvidia_drm, if it was unloaded, are restarted; processes are not.
+    """
 
     units: tuple[str, ...] = ()
     module: bool = False
@@ -276,7 +283,7 @@ class Drained:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of it."""
+        """All names."""
         return (
             *self.units,
             *((DRM,) if self.module else ()),
@@ -286,11 +293,11 @@ class Drained:
 
     @property
     def again(self) -> tuple[tuple[str, ...], ...]:
-        """The commands that bring it back."""
+        """The commands that restart it."""
         return tuple(argv for argv, _ in self.parts())
 
     def parts(self) -> Iterator[tuple[tuple[str, ...], Drained]]:
-        """Each of these commands, with what it brings back."""
+        """Each of these commands, with what it restarts."""
         if self.module:
             yield ("modprobe", DRM), Drained(module=True)
         for unit in self.units:
@@ -300,7 +307,7 @@ class Drained:
             yield (engine, "start", identifier), Drained(containers=(container,))
 
     def plus(self, other: Drained) -> Drained:
-        """Both."""
+        """The two combined."""
         return Drained(
             (*self.units, *other.units),
             self.module or other.module,
@@ -320,11 +327,13 @@ def drain(
     done: Drained = _NOTHING,
     keep: Callable[[Drained], None] = lambda _: None,
 ) -> Drained:
-    """Stop what `words` name: units, process ids, containers, or nvidia_drm. All are looked at before the
-    first. `done` stands still already; `keep` is told what will, each time before it is stopped.
+    """Stop what `words` name: units, process ids, containers, or nvidia_drm.
 
-    `UsageError` for a process or container that isn't in the way: its number may be another's by now.
-    `PreconditionError` for what doesn't stop; what `keep` was told last is to be brought back then.
+    All are checked before the first is stopped. `done` is already stopped; `keep` is called with what will
+    be, each time before it is stopped.
+
+    `UsageError` for a process or container that isn't an obstacle: its number may be another process's by
+    now. `PreconditionError` for what doesn't stop; then restart what the last call of `keep` received.
     """
     wanted = [word for word in dict.fromkeys(words) if not _rests(word, done, found)]
     for word in wanted:
@@ -335,7 +344,7 @@ def drain(
 
 
 def _rests(word: str, done: Drained, found: Sequence[Obstacle]) -> bool:
-    """What a run that was killed has stopped: it isn't in the way now, though it was."""
+    """What a killed run has stopped: no longer an obstacle, though it was one."""
     named = word in done.containers or word in map(str, done.pids)
     return named and word not in {str(one.pid) for one in found if one.pid} | {one.drain for one in found}
 
@@ -422,7 +431,7 @@ def _lives(host: Host, pid: int) -> bool:
 
 
 def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callable[[], None]) -> None:
-    """`refused` where it surely goes on; what took too long may still stop."""
+    """`refused` if the call certainly failed; after a timeout the service may still stop."""
     with progress.step(" ".join(argv)):
         answer = host.run(argv, timeout=_STOP_SECONDS)
     if not answer.ok:
@@ -436,8 +445,10 @@ def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callab
 
 
 def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str, ...], Drained]:
-    """Start again what was stopped; gives what didn't start, in words and as it is. What no longer exists is
-    told once, and is no matter of ours any more."""
+    """Restart what was stopped; return what didn't start, as text and as `Drained`.
+
+    What no longer exists is reported once, and then dropped.
+    """
     troubles, still = [], Drained()
     for argv, one in done.parts():
         with progress.step(" ".join(argv)):
@@ -455,27 +466,26 @@ def _gone(argv: Sequence[str], answer: Completed) -> bool:
     return answer.code == 5 if argv[0] == "systemctl" else "no such container" in answer.stderr.lower()
 
 
-# gpunode's own services, which keep NVML open: they close it while GPUs are reset, and look again then.
-#
-# Both are requested by a signal (docs/health.md), in a pod as on the node: this node sees the processes of
-# all its containers. Any process can look like gpunode by its command line, so only one that is known by its
-# unit, or by the number and start time in its own status file, is signalled or expected to make room.
+# gpunode's own services, which keep NVML open: they close it while GPUs are reset, and then read again. Both
+# are requested by a signal (docs/health.md), in a pod as on the node: this node sees the processes of all its
+# containers. Any process can imitate gpunode's command line, so gpunode signals a process, or expects it to
+# close NVML, only if its unit identifies it, or its pid and start time are in its own status file.
 
-_CLOSE_SECONDS = 20.0  # it takes two; more where the driver answers slowly
+_CLOSE_SECONDS = 20.0  # usually two; more if the driver responds slowly
 _CHILD = "gpunode.gpu.sentinel"
 _SIGNALS = {"USR1": 10, "HUP": 1}  # signal(7)
 
 
 @dataclass(frozen=True)
 class Clients:
-    """Process ids of those services, and of the children in which they ask NVML."""
+    """Process ids of those services, and of their children that query NVML."""
 
     services: tuple[int, ...] = ()
     children: tuple[int, ...] = ()
 
     @property
     def all(self) -> frozenset[int]:
-        """Who isn't in the way: they make room."""
+        """All processes that are not obstacles, because they close NVML."""
         return frozenset((*self.services, *self.children))
 
 
@@ -495,8 +505,11 @@ def clients(host: Host, processes: Sequence[Process]) -> Clients:
 
 
 def _is_known(host: Host, process: Process) -> bool:
-    """Whether a process of root's (or of ours) is the main process of a unit that starts gpunode, or the one
-    that a status file of that user's names."""
+    """Whether gpunode identifies this process as its own.
+
+    It belongs to root (or to the current user) and is the main process of a unit that starts gpunode, or the
+    one in a status file of that user.
+    """
     trusted = {0, host.uid}
     if host.owner(process.pid) not in trusted:
         return False
@@ -513,7 +526,7 @@ def _is_known(host: Host, process: Process) -> bool:
 
 
 def _field(host: Host, pid: int, name: str) -> tuple[str, ...]:
-    """Lines of /proc/PID/status that begin so (proc_pid_status(5)); none if it is gone."""
+    """Lines of /proc/PID/status with this prefix (proc_pid_status(5)); none if the process has ended."""
     try:
         text = host.read_text(f"/proc/{pid}/status") or ""
     except GpunodeError:
@@ -527,7 +540,7 @@ def _parent(lines: Sequence[str]) -> int:
 
 
 def _heeds(lines: Sequence[str]) -> bool:
-    """Whether both signals are caught, or blocked until they will be."""
+    """Whether both signals are caught, or blocked until they are."""
     masks = [line.split()[-1] for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
     caught = 0
     for mask in masks:
@@ -536,14 +549,14 @@ def _heeds(lines: Sequence[str]) -> bool:
 
 
 class Room:
-    """Keeps NVML closed in our own services for as long as it takes."""
+    """Keeps NVML closed in gpunode's own services for as long as needed."""
 
     def __init__(self, host: Host, progress: Progress) -> None:
         self._host, self._progress = host, progress
 
     @contextmanager
     def made(self, closed: bool) -> Iterator[None]:
-        """`closed`: NVML is closed in them meanwhile. They look again at the end, however it comes."""
+        """With `closed` NVML is closed in them meanwhile. They read again at the end, also after an error."""
         if closed:
             self.close()
         try:
@@ -552,7 +565,7 @@ class Room:
             self._tell(self._clients().services, "HUP")
 
     def close(self) -> None:
-        """Have NVML closed, for two minutes from now. `PreconditionError` if one of them doesn't."""
+        """Have NVML closed for two minutes from now. `PreconditionError` if a service doesn't close it."""
         found = self._clients()
         if not found.services:
             return
@@ -579,4 +592,4 @@ class Room:
             try:
                 self._host.signal(pid, name, partial(self._is_service, pid))
             except OSError:
-                continue  # it has ended; one that lives and can't be signalled still holds the GPU's device
+                continue  # it has ended; if it runs and can't be signalled it still holds the GPU's device

@@ -1,4 +1,4 @@
-"""Carrying out what installs or removes packages: files through the journal, commands under one lock.
+"""Install or remove packages: files through the journal, commands under one lock.
 
 A failure rolls back the packages as far as the manager can, then the files.
 """
@@ -32,11 +32,11 @@ from gpunode.packages.repository import SUFFIX
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done. `watched` are the packages that go back if it fails, `before` what they were,
-    `held` those of them that were held.
+    """The work to do. `watched` are the packages to roll back if it fails, `before` their state.
 
-    `context` goes into the journal; `before` is added to it, so that a removal knows what was not there.
-    `stays` is whether the files stay if this is killed: the next run goes on from there.
+    `held` are those of them that were on hold. `context` goes into the journal; `before` is added to it, so
+    that a removal knows which packages were not installed. `stays` is whether the files stay if the process
+    is killed: the next run continues from there.
     """
 
     host: Host
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True)
 class CarriedOut:
-    """What was done. `journal` is the entry's id, `commands` those that ran, in order."""
+    """The work that was done. `journal` is the entry's id, `commands` those that ran, in order."""
 
     changes: tuple[Change, ...]
     commands: tuple[str, ...]
@@ -67,7 +67,7 @@ _ARMOUR = "BEGIN PGP PUBLIC KEY BLOCK"
 
 
 def require_live(host: Host) -> None:
-    """`PreconditionError` for another root, and for a user who may not."""
+    """`PreconditionError` for another root, and for a user without the required rights."""
     if not host.live:
         raise PreconditionError(
             "packages are only installed and removed on the node itself", hint="leave --root out"
@@ -83,13 +83,12 @@ def carry_out(
     act: Callable[[Run], None],
     give_up: Callable[[Run], None] = lambda _run: None,
 ) -> CarriedOut:
-    """Write the files, then let `act` run its commands. `RolledBackError` if it fails and all is as before.
+    """Write the files, then let `act` run its commands. `RolledBackError` if it fails and is rolled back.
 
-    `restart` restarts the engine of another command's killed run; see `host.transaction.begin`.
-    `give_up` first undoes what only the caller knows of. Ctrl-C lets the command at work end, and stops
-    before the next. An error that leaves packages changed says which. The journal tells before the first
-    command what is to be done, also where there are no files: a run that is killed leaves packages that
-    somebody must know of.
+    `restart` restarts the engine of another command's killed run; see `host.transaction.begin`. `give_up`
+    first undoes what only the caller knows of. Ctrl-C lets the running command finish, and stops before the
+    next. An error that leaves packages changed names them. The journal records the work before the first
+    command, also without files: the next run must know which packages a killed run has left.
     """
     wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
     with begin(job.host, restart) as (journal, notes):
@@ -148,7 +147,7 @@ class _Work:
 
     @contextmanager
     def _whole(self, command: Command) -> Iterator[None]:
-        """It isn't interrupted, and whoever tries is told at once what comes of it."""
+        """Run a command without interruption; a signal prints at once what it will do."""
 
         def report(name: str) -> None:
             then = "rolling back the changes"
@@ -165,11 +164,11 @@ class _Work:
             yield
 
     def _say(self, name: str, what: str) -> None:
-        with suppress(RuntimeError):  # it came while another line was being written
+        with suppress(RuntimeError):  # the signal arrived while another line was being written
             self.job.progress.note(f"{'Ctrl-C' if name == 'SIGINT' else name}: {what}")
 
     def all_or_none(self) -> None:
-        """All commands, or all packages as before."""
+        """Run all commands, or restore all packages."""
 
         def shield() -> AbstractContextManager[None]:
             return uninterrupted(lambda name: self._say(name, "rolling back the changes"))
@@ -192,9 +191,9 @@ class _Work:
             raise
 
     def _note_what_is_left(self) -> None:
-        """A removal is to know of the packages, and files go back all the same, and their entry with them.
+        """Record packages that are left, for a later removal; the files and their entry are restored anyway.
 
-        A removal that failed has removed nothing that the next one need not know of.
+        A removal that failed needs no record: the next one finds everything it needs.
         """
         change = self.change
         if not change.edits:
@@ -208,12 +207,12 @@ class _Work:
 
 
 def edits_of(host: Host, files: Sequence[FileChange]) -> tuple[FileEdit, ...]:
-    """As the journal takes them."""
+    """The file changes as edits for the journal."""
     return tuple(FileEdit(one.path, host.read_bytes(one.path), one.content) for one in files)
 
 
 def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_run: bool) -> list[Block]:
-    """Each file with what happens to it and why; with `dry_run` its diff."""
+    """Each file with its change and the reason; with `dry_run` its diff."""
     reasons = {one.path: one.reason for one in files}
     aside = {path.partition(SUFFIX)[0]: path for path in reasons if SUFFIX in path}
     mark = " (dry run)" if dry_run else ""
@@ -226,13 +225,16 @@ def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_r
             blocks.append(Text(f"{change.path} renamed to {aside[change.path]}{mark}{why}", Style.GOOD))
             continue
         blocks.append(Text(f"{change.path} {change.action}{mark}{why}", Style.GOOD))
-        if dry_run and change.diff and _ARMOUR not in change.diff:  # a key tells nobody anything
+        if dry_run and change.diff and _ARMOUR not in change.diff:  # the armor of a key is not informative
             blocks.append(Diff(change.diff))
     return blocks
 
 
 def _packages_back(job: Job, run: Run, error: BaseException) -> None:
-    """Bring every watched package back to its version. Raises in place of `error` what is known then."""
+    """Restore every watched package to its version.
+
+    Raises an error with the packages that are left, in place of `error`.
+    """
     try:
         now = job.manager.installed(job.watched)
         for command in back(job.manager, now, job.before):
@@ -259,7 +261,7 @@ def _packages_back(job: Job, run: Run, error: BaseException) -> None:
 
 
 def back(manager: Manager, now: Mapping[str, PackageState], before: Mapping[str, str]) -> tuple[Command, ...]:
-    """The commands that undo a incomplete transaction: out with what was not there, then the old versions."""
+    """The commands that undo an incomplete transaction: remove new packages, then install old versions."""
     wrong = _different(now, before)
     out = [name for name in wrong if not before.get(name)]
     again = [Wanted(name, before[name]) for name in wrong if before.get(name)]
@@ -270,7 +272,7 @@ def back(manager: Manager, now: Mapping[str, PackageState], before: Mapping[str,
 
 
 def _different(now: Mapping[str, PackageState], before: Mapping[str, str]) -> dict[str, str]:
-    """The packages that aren't as they were, with what they are now."""
+    """The packages that differ from their earlier state, with their present one."""
     return {
         name: state.installed or "not installed"
         for name, state in now.items()

@@ -1,4 +1,4 @@
-"""apt: Debian, Ubuntu and their kin. The directories are those that apt itself names (apt.conf(5))."""
+"""apt: Debian, Ubuntu and their derivatives. The directories are those that apt reports (apt.conf(5))."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpunode.packages.manager import (
     failure,
 )
 
-# needrestart would restart daemons, docker with its containers among them, after each transaction
+# needrestart would restart daemons after each transaction, docker and its containers among them
 _ENVIRON = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
 _KEEP_CONFIGURATION = ("-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold")
 _ASK_SECONDS = 30.0
@@ -49,11 +49,11 @@ _PATTERNS = (
     (Trouble.NOT_FOUND, r"\.deb  404 +"),  # indexes that are older than the repository
     (Trouble.NO_REPOSITORY, r"does not have a Release file"),
     (Trouble.NETWORK, r"^[EW]: Failed to fetch"),
-    (Trouble.OTHER, r"^trying to overwrite|subprocess .*returned error"),  # why, after which package
+    (Trouble.OTHER, r"^trying to overwrite|subprocess .*returned error"),  # the reason, after the package
     (Trouble.OTHER, r"^dpkg: error processing|^E: "),
 )
 _IGNORED_BY_UPDATE = re.compile(r"^W: (GPG error|Failed to fetch|An error occurred)", re.MULTILINE)
-_HALF = ("U", "F", "H")  # unpacked, half-configured, half-installed; triggers that are pending do no harm
+_HALF = ("U", "F", "H")  # unpacked, half-configured, half-installed; pending triggers are harmless
 _VERSION = re.compile(r"^ (?:\*\*\*|   ) (\S+) -?\d+$")
 _ORIGIN = re.compile(r"^ +-?\d+ (\S+)")
 _INSTALLS = re.compile(r"^Inst (\S+)(?: \[([^\]]+)\])? \((\S+)")
@@ -62,7 +62,7 @@ _REMOVES = re.compile(r"^(?:Remv|Purg) (\S+) \[([^\]]+)\]")
 
 @dataclass(frozen=True)
 class Places:
-    """Where this apt keeps its things; directories without a slash at the end."""
+    """The directories of this apt, without a slash at the end."""
 
     etc: str
     sources_list: str
@@ -115,7 +115,10 @@ class Apt:
         return {name: known.get(name, PackageState(name)) for name in names}
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """From dpkg, which knows no repositories. Whether one is finished is its status (dpkg-query(1))."""
+        """From dpkg, which has no repositories.
+
+        Its status shows whether a package is finished (dpkg-query(1)).
+        """
         form = r"${Package}\t${Version}\t${db:Status-Abbrev}\n"
         admin = self.places.status.rpartition("/")[0]
         answer = self.host.run(
@@ -130,7 +133,7 @@ class Apt:
         return found
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """``apt-get -s``: the solver's answer, without a lock."""
+        """``apt-get -s``: the solver's result, without a lock."""
         argv = (command.argv[0], "--simulate", *command.argv[1:])
         answer = self.host.run(argv, timeout=_UPDATE_SECONDS, env=command.environ)
         if not answer.ok:
@@ -139,7 +142,7 @@ class Apt:
         return tuple(_simulated(answer.stdout))
 
     def refresh(self, only: str = "") -> Command:
-        """``apt-get update``; of one file alone, so that a broken repository of others doesn't matter."""
+        """``apt-get update``; with one file only, other broken repositories are ignored."""
         alone = (
             "-o", f"Dir::Etc::sourcelist={only}", "-o", "Dir::Etc::sourceparts=-",
             "-o", "APT::Get::List-Cleanup=0",
@@ -166,16 +169,16 @@ class Apt:
         return Command(("apt-mark", "hold", *names), seconds=_ASK_SECONDS)
 
     def require_holding(self) -> None:
-        """It can always."""
+        """apt can always hold packages."""
 
     def release(self, names: Sequence[str]) -> Command:
         return Command(("apt-mark", "unhold", *names), seconds=_ASK_SECONDS)
 
     def finish(self) -> Command | None:
-        """``dpkg --configure -a``, without which apt does nothing, with the options that apt gives dpkg.
+        """``dpkg --configure -a`` with the options that apt gives dpkg; without it apt refuses to work.
 
-        Nothing if no package waits for it and dpkg's own log of steps (``updates``) is empty. It fails for a
-        package whose dependencies are still to come, and has put the log away even then.
+        None if no package waits for it and dpkg's own log of steps (``updates``) is empty. It fails for a
+        package of which the dependencies are not installed yet, but clears the log even then.
         """
         admin = self.places.status.rpartition("/")[0]
         audit = self.host.run(["dpkg", f"--admindir={admin}", "--audit"], timeout=_ASK_SECONDS)
@@ -188,7 +191,7 @@ class Apt:
         return Command(("dpkg", *options, "--configure", "-a"), _ENVIRON, tolerated=True)
 
     def explain(self, done: Completed) -> Failure | None:
-        """Also for an update that passes over a repository with a warning and calls that success."""
+        """Also for an update that skips a repository with a warning and still exits with 0."""
         if done.ok and not ("update" in done.argv and _IGNORED_BY_UPDATE.search(done.stderr)):
             return None
         return failure(done, _PATTERNS, noise=r"^W: Some index files|^N: |^E: Some index files")

@@ -1,4 +1,4 @@
-"""dnf 4, dnf 5 and yum: RHEL, Fedora, Amazon Linux and their kin."""
+"""dnf 4, dnf 5 and yum: RHEL, Fedora, Amazon Linux and their derivatives."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gpunode.packages.manager import (
     failure,
 )
 
-# What dnf and zypper share: rpm's database, and its order of versions (rpm-version(7)).
+# The common part of dnf and zypper: rpm's database, and its order of versions (rpm-version(7)).
 
 _RPM_ASK_SECONDS = 30.0
 _PART = re.compile(r"[0-9]+|[a-zA-Z]+|[~^]")
 
 
 def installed(host: Host, names: Sequence[str]) -> Mapping[str, str]:
-    """The newest installed version of each, epoch and release with it; absent ones are left out."""
+    """The newest installed version of each, with its epoch and release; missing packages are left out."""
     answer = host.run(["rpm", "-q", "--qf", r"%{NAME}\t%{EVR}\n", *names], timeout=_RPM_ASK_SECONDS)
     found: dict[str, str] = {}
-    for line in answer.stdout.splitlines():  # absent ones are told in a line without a tab
+    for line in answer.stdout.splitlines():  # missing packages are reported in a line without a tab
         name, tab, version = line.partition("\t")
         if tab and (name not in found or compare(version, found[name]) > 0):
             found[name] = version
@@ -41,7 +41,7 @@ def installed(host: Host, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def newest_first(offers: Iterable[tuple[str, str]]) -> tuple[Available, ...]:
-    """Versions with their repositories, out of (version, repository) pairs."""
+    """Versions with their repositories, from (version, repository) pairs."""
     origins: dict[str, list[str]] = {}
     for version, repository in offers:
         known = origins.setdefault(version, [])
@@ -77,7 +77,7 @@ def _part(first: str, second: str) -> int:
 
 
 def _word(one: str, two: str) -> int:
-    """A tilde is older than anything, a caret than any word; numbers are newer than letters."""
+    """A tilde is older than anything, a caret older than any word; numbers are newer than letters."""
     for mark in "~^":
         if mark in (one, two) and one != two:
             return -1 if one == mark else 1
@@ -89,7 +89,7 @@ def _word(one: str, two: str) -> int:
 
 
 _ASK_SECONDS = 120.0  # it may read the repositories' metadata first
-_QUERY = r"%{name} %{evr} %{repoid}\n"  # dnf 5 knows \n and takes \t as it stands
+_QUERY = r"%{name} %{evr} %{repoid}\n"  # dnf 5 expands \n and takes \t literally
 _LOCKED_CODE = 200  # dnf(8): a problem with acquiring or releasing of locks
 _PATTERNS = (
     (Trouble.LOCKED, r"already locked by|Failed to obtain.* lock|can't create transaction lock"),
@@ -118,7 +118,10 @@ class Dnf:
 
     @property
     def lock_files(self) -> tuple[str, ...]:
-        """rpm's, and that of dnf's metadata; where dnf notes its process itself it waits in its own words."""
+        """The files of rpm and of dnf's metadata.
+
+        Where dnf records its process itself it waits with its own message.
+        """
         return (
             "/var/lib/rpm/.rpm.lock",
             "/usr/lib/sysimage/rpm/.rpm.lock",
@@ -126,7 +129,7 @@ class Dnf:
         )
 
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """From rpm and ``repoquery``, which sees what pins and modules leave."""
+        """From rpm and ``repoquery``, which respects pins and modules."""
         here = installed(self.host, names)
         argv = [self.program, "-q", "repoquery", "--available", "--qf", _QUERY, *names]
         answer = self.host.run(argv, timeout=_ASK_SECONDS)
@@ -151,18 +154,19 @@ class Dnf:
         return PackageState(name, version, candidate, everything, locked(self.host, "rhel", name))
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """From rpm, which knows no repositories."""
+        """From rpm, which has no repositories."""
         here = installed(self.host, names)
         return {name: self._state(name, here.get(name, ""), []) for name in names}
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """dnf tells it in tables of its own language; nothing is claimed."""
+        """Empty: dnf prints localized tables."""
         return ()
 
     def refresh(self, only: str = "") -> Command:
-        """`only` is a repository's id. ``-y`` takes the key that its file names.
+        """`only` is a repository's id. ``-y`` accepts the key that its file names.
 
-        Fedora passes over a repository that it can't read or whose signature is wrong; this one it may not.
+        Fedora skips a repository that it can't read or that has a wrong signature; for this one that is an
+        error.
         """
         must = f"--setopt={only}.skip_if_unavailable=False"
         alone = ("--disablerepo=*", f"--enablerepo={only}", must) if only else ()
@@ -170,13 +174,14 @@ class Dnf:
         return Command(argv, seconds=300.0, changes=False)
 
     def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
-        """dnf takes the version that is named, an older one too, without being told so."""
+        """dnf installs the version that is named, even an older one, without an option."""
         return self._change("install", *map(_named, packages))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
-        """With no repository: whoever brings files has no network. An older file is a downgrade by name.
+        """Without repositories, since files are meant for machines without a network.
 
-        To dnf 5 ``--disablerepo=*`` is an error where there is no repository: it looks for them in nothing.
+        An older file is a downgrade because it is named. dnf 5 fails on ``--disablerepo=*`` where no
+        repository is configured.
         """
         alone = "--setopt=reposdir=/dev/null" if self.program == "dnf5" else "--disablerepo=*"
         return self._change("downgrade" if downgrade else "install", alone, *paths)
@@ -189,7 +194,7 @@ class Dnf:
 
     @property
     def _impatient(self) -> tuple[str, ...]:
-        """Without it dnf 4 waits for another's lock for ever, and nobody sees it."""
+        """Without this option dnf 4 waits for another process's lock forever, with no output."""
         return () if self.program == "dnf5" else ("--setopt=exit_on_lock=True",)
 
     def hold(self, names: Sequence[str]) -> Command:
@@ -197,7 +202,7 @@ class Dnf:
         return Command((self.program, "-y", "versionlock", "add", *names), seconds=_ASK_SECONDS)
 
     def require_holding(self) -> None:
-        """dnf 4 has versionlock as a plugin, which no distribution installs by itself."""
+        """dnf 4 has versionlock as a plugin, which no distribution installs by default."""
         if self.program == "dnf5" or not self.host.live:
             return
         if not self.host.run((self.program, "-q", "versionlock", "list"), timeout=_ASK_SECONDS).ok:
@@ -212,7 +217,7 @@ class Dnf:
         return Command((self.program, "-y", "versionlock", "delete", *names), seconds=_ASK_SECONDS)
 
     def finish(self) -> Command | None:
-        """rpm configures as it unpacks; what is missing is installed by the next transaction."""
+        """rpm configures packages as it unpacks them; the next transaction installs the missing ones."""
         return None
 
     def explain(self, done: Completed) -> Failure | None:

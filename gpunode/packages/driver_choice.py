@@ -1,4 +1,4 @@
-"""Which branch and which kernel module: by the GPUs, the driver that is here, and what the user asked for."""
+"""Choice of driver branch and kernel module, by the GPUs, the present driver, and the user's options."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpunode.facts.tables import table
 from gpunode.packages.driver_model import OPEN, PROPRIETARY, Decision, Refusal, Situation, Wish
 
 BRANCHES = "driver_branches"
-_OPEN_BY_DEFAULT = 560  # the first branch whose own installer takes the open module
+_OPEN_BY_DEFAULT = 560  # the first branch where NVIDIA's installer uses the open module
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The branch and the flavour, why, and what speaks against them."""
+    """The branch and the flavor, the reasons for them, and the objections."""
 
     branch: int
     flavour: str
@@ -28,8 +28,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Need:
-    """What the GPUs take: branches from `first` to `last` (0: no limit), each with the kind of GPU that says
-    so, and the only `module`, empty for both."""
+    """The requirements of the GPUs.
+
+    Branches from `first` to `last` (0: no limit), each with the kind of GPU that requires it, and the only
+    possible `module`, empty for both.
+    """
 
     first: int
     first_for: str
@@ -40,7 +43,7 @@ class _Need:
 
 
 def choose(situation: Situation, wish: Wish) -> Choice:
-    """Refusals are about the GPUs alone: a wish that they can't have."""
+    """Choose both. Refusals are only for a wish that the GPUs don't support."""
     need = _need(situation)
     branch, why = _branch(situation, wish, need)
     flavour, also = _flavour(situation, wish, need, branch)
@@ -55,7 +58,7 @@ def known_as_of(name: str) -> str:
 
 
 def kinds(situation: Situation) -> str:
-    """The GPUs by generation, as people count them: ``8 x Hopper, 1 x Volta``."""
+    """The GPUs by generation, as text: ``8 x Hopper, 1 x Volta``."""
     names = [
         row.name if (row := driver.supports(gpu.device_id)) else gpu.device_id for gpu in _all(situation)
     ]
@@ -174,7 +177,7 @@ def _against_flavour(need: _Need, branch: int, flavour: str) -> tuple[Refusal, .
 
 
 def _left_out(situation: Situation, branch: int, flavour: str) -> list[str]:
-    """GPUs that this driver won't take beside those that it is for, and ones that nobody knows."""
+    """GPUs that this driver doesn't support although it supports others, and unknown ones."""
     notes = []
     for gpu in _all(situation):
         row = driver.supports(gpu.device_id)

@@ -1,4 +1,4 @@
-"""What a driver's plan is made of: what the node is, what the user wants, and what was decided why."""
+"""Types of a driver's plan: the node's state, the user's options, and the decisions with their reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAVOURS = (OPEN, PROPRIETARY)
 
 @dataclass(frozen=True)
 class Wish:
-    """What the command line asks for; 0 and empty leave it to the plan.
+    """The options of the command line; 0 and empty leave the choice to the plan.
 
     `repository` is distribution, nvidia, or the address of a mirror of NVIDIA's repository. `hold` keeps the
     packages at their version afterwards. `key` is the armored key of such a mirror, empty for NVIDIA's own.
@@ -42,15 +42,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class Situation:
-    """The node as far as it bears on its driver. `architecture` is NVIDIA's word, sbsa for arm64.
+    """The node's state as far as it matters for the driver. `architecture` is NVIDIA's name, sbsa for arm64.
 
-    `version` and `opened` are those of the driver that is here (loaded, else on disk), empty and None without
-    one; `loaded` whether it runs. `debian_own` is true beside a driver of
-    Debian's own packages. `headers` are the releases that modules can be built for now. `key` is the
-    certificate that signs this node's own modules and `key_enrolled` whether Secure Boot accepts it.
-    `nouveau` names what of the kernel's own drivers holds GPUs or is loaded, `nouveau_kept_out` whether
-    something refuses it at boot. `repositories` are the
-    lines of the package manager's files. `unread` are things that this user may not look at, in words.
+    `version` and `opened` are those of the present driver (loaded, else on disk), empty and None without one;
+    `loaded` whether it is loaded. `debian_own` is true for a driver from Debian's own packages. `headers` are
+    the releases that modules can be built for now. `key` is the certificate that signs this node's own
+    modules and `key_enrolled` whether Secure Boot accepts it. `nouveau` names the kernel's own drivers that
+    hold GPUs or are loaded, `nouveau_kept_out` whether a configuration disables them at boot. `repositories`
+    are the lines of the package manager's files. `unread` lists, as text, what this user may not read.
     """
 
     distribution: Distribution
@@ -88,11 +87,11 @@ class Situation:
         return self.has(REPOSITORY)
 
     def has(self, address: str) -> bool:
-        """Whether a repository file names this address, whatever else is in the line."""
+        """Whether a repository file has this address, on any line."""
         return any(address in one for one in self._lines if not one.startswith("#"))
 
     def ids(self, address: str) -> tuple[str, ...]:
-        """What dnf or zypper calls the repositories at this address: whoever set one up named it."""
+        """The ids in dnf or zypper of the repositories at this address; the administrator may choose them."""
         found, name = [], ""
         for one in self._lines:
             if one.startswith("[") and one.endswith("]"):
@@ -107,14 +106,16 @@ class Situation:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The running kernel and the one that boots next, each once."""
+        """The running kernel and the one that boots next, without duplicates."""
         return tuple(dict.fromkeys(filter(None, (self.kernel, self.next_kernel))))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One choice, the fact that led to it, and where the fact is from: a path, a table with its date, or an
-    option."""
+    """One choice and the fact that led to it.
+
+    The fact's source is a path, a table with its date, or an option.
+    """
 
     subject: str
     choice: str
@@ -124,7 +125,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the plan won't be run. `code` is stable kebab-case."""
+    """Why the plan can't run. `code` is stable kebab-case."""
 
     code: str
     message: str
@@ -133,8 +134,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class DriverPackage:
-    """One package of the plan. `version` is the manager's whole one, empty while it isn't known; `origin` the
-    repository that offers it; `exact` says that it must have the driver's own version."""
+    """One package of the plan.
+
+    `version` is the manager's whole one, empty while it isn't known; `origin` the repository that offers it;
+    `exact` means that it must have the driver's own version.
+    """
 
     name: str
     version: str = ""
@@ -147,11 +151,11 @@ class DriverPackage:
 class DriverPlan:
     """`data` of the envelope DriverPlan.
 
-    `commands` run in order once the `files` are written; the first `preparing` of them only make the
-    repository known, after which the versions are looked up anew, and the last `finishing` bring up what is
-    installed: their failure takes nothing back. `watched` are the packages that may come or change,
-    `stream_back` gives a dnf module its old stream. `reboot` says why a reboot is needed, empty if it isn't;
-    gpunode never does it. `changes` is what the package manager says it would do.
+    `commands` run in order once the `files` are written. The first `preparing` of them only add the
+    repository, after which the versions are looked up again; the last `finishing` start what is installed,
+    and their failure rolls nothing back. `watched` are the packages that may be added or changed,
+    `stream_back` restores a dnf module's old stream. `reboot` is why a reboot is needed, empty if it isn't;
+    gpunode never reboots. `changes` is what the package manager reports that it would do.
     """
 
     branch: int = 0
@@ -176,10 +180,10 @@ class DriverPlan:
 
     @property
     def id(self) -> str:
-        """Of what it would do to this node, 12 hexadecimal digits; empty if that is nothing.
+        """The id of its effect on this node, 12 hexadecimal digits; empty if there is none.
 
-        Two plans with one id bring the same packages at the same versions, from the same places and by the
-        same commands, in place of the same ones. What speaks against it doesn't count: that may be mended.
+        Two plans with one id install the same packages at the same versions, from the same sources and with
+        the same commands, in place of the same ones. Refusals don't count, because the user may resolve them.
         """
         if not self.commands:
             return ""
@@ -191,7 +195,7 @@ class DriverPlan:
         return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
-# What a node says of itself, gathered for the driver's plan. Reading changes nothing.
+# The node's state, read for the driver's plan. Reading changes nothing.
 
 _ARM_LOADER = "/lib/ld-linux-aarch64.so.1"
 _KERNELS_OWN = ("nouveau", "nova_core")
@@ -203,7 +207,7 @@ _Value = TypeVar("_Value")
 
 
 def read_situation(node: Node) -> Situation:
-    """Everything that decides on the driver; what this user may not read is named in `unread`."""
+    """Everything that the choice of the driver depends on; `unread` names what this user may not read."""
     unread: list[str] = []
 
     def told(what: str, read: Callable[[], _Value], otherwise: _Value) -> _Value:
@@ -260,7 +264,7 @@ def _debians(node: Node) -> bool:
 
 
 def _here(node: Node) -> bool:
-    """Whether there is a driver at all: modinfo may still answer for a module that no kernel has."""
+    """Whether a driver is installed: modinfo may still report a module that belongs to no kernel."""
     return node.module is not None or node.module_built or bool(node.dkms)
 
 
@@ -269,7 +273,7 @@ def _kernels(node: Node) -> tuple[str, ...]:
 
 
 def _operator_driver(node: Node) -> str:
-    """What the GPU operator's driver container has left here; empty if nothing."""
+    """What the GPU operator's driver container has left on this node; empty if nothing."""
     from gpunode.facts.device_plugins import find_operator
 
     if TRAITS["operator-driver"].holds(node):
@@ -278,7 +282,7 @@ def _operator_driver(node: Node) -> str:
 
 
 def _kernels_own(node: Node) -> tuple[str, ...]:
-    """nouveau and nova: each GPU that they hold, or their being loaded while nvidia isn't."""
+    """nouveau and nova: each GPU that they hold, or that they are loaded while nvidia isn't."""
     held = tuple(
         f"{gpu.driver} owns {gpu.address}"
         for gpu in node.gpus

@@ -1,4 +1,4 @@
-"""The driver's plan: what these GPUs and this kernel need, why, where from, and the commands for it."""
+"""The driver's plan: what the GPUs and the kernel need, the reasons and sources, and the commands."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ _INITRAMFS_SECONDS = 900.0
 
 
 def repository_files(route: Route, family: str) -> tuple[FileChange, ...]:
-    """The file that names NVIDIA's repository, and its key's if that was given; none where a package brings
-    both."""
+    """The file of NVIDIA's repository, and its key's if one was passed.
+
+    None where a package installs both.
+    """
     if not route.add or (family == "debian" and not route.key):
         return ()
     key_file = _APT_KEY if family == "debian" else _RPM_KEY
@@ -76,7 +78,7 @@ def _alias(route: Route) -> str:
 
 
 def make_known(route: Route, manager: Manager) -> tuple[Command, ...]:
-    """What must run before the repository's versions can be told."""
+    """The commands that must run before the repository's versions are known."""
     if not route.add:
         return ()
     if manager.name != "apt":
@@ -93,7 +95,7 @@ def make_known(route: Route, manager: Manager) -> tuple[Command, ...]:
 
 
 def files(situation: Situation, route: Route) -> tuple[FileChange, ...]:
-    """The repository, and what keeps nouveau out at the next boot."""
+    """The repository's files, and the file that disables nouveau at the next boot."""
     found = [*repository_files(route, situation.distribution.family)]
     if not situation.nouveau_kept_out:
         found.append(FileChange(NOUVEAU_FILE, NOUVEAU_TEXT.encode(), "nouveau stays away from the GPUs"))
@@ -107,7 +109,7 @@ def files(situation: Situation, route: Route) -> tuple[FileChange, ...]:
 
 
 def changes_stream(situation: Situation, route: Route, choice: Choice) -> bool:
-    """Whether another stream of the dnf module must be enabled; until then its packages aren't seen."""
+    """Whether another stream of the dnf module must be enabled; until then its packages are hidden."""
     return route.modular and situation.stream != _stream(choice)
 
 
@@ -124,7 +126,7 @@ def streams(situation: Situation, route: Route, choice: Choice, manager: Manager
 
 
 def streams_back(situation: Situation, route: Route, choice: Choice, manager: Manager) -> tuple[Command, ...]:
-    """What takes that back."""
+    """The commands that restore the earlier stream."""
     if not changes_stream(situation, route, choice):
         return ()
     reset = _module(manager, "reset", _MODULE)
@@ -145,9 +147,10 @@ def install_commands(
     branch: int,
     switching: bool,
 ) -> tuple[Command, ...]:
-    """Headers first, so that DKMS finds them; then what pins the branch; then all of the driver at once.
+    """Headers first, so that DKMS finds them; then the pin of the branch; then all of the driver at once.
 
-    Packages whose version isn't known yet keep to the `branch`: a bare name would install the newest driver.
+    Packages of which the version isn't known yet are limited to the `branch`: a bare name would install the
+    newest driver.
     """
     found = [manager.install(headers)] if headers else []
     pins = [one for one in packages if is_pin(one.name) and (not one.version or one.installed != one.version)]
@@ -160,7 +163,7 @@ def install_commands(
 
 
 def is_pin(name: str) -> bool:
-    """Whether this package of NVIDIA's keeps apt to one branch."""
+    """Whether this package of NVIDIA's pins apt to one branch."""
     return "-pinning-" in name
 
 
@@ -169,7 +172,7 @@ def _wanted(packages: Sequence[DriverPackage], branch: int) -> tuple[Wanted, ...
 
 
 def _erasing(command: Command, manager: Manager) -> Command:
-    """Another branch or flavour pushes the old one out; apt does so for packages that conflict."""
+    """Remove the old branch or flavor; apt does so itself for packages that conflict."""
     words = {"dnf": "--allowerasing", "zypper": "--force-resolution"}
     word = words.get(manager.name)
     if word is None or "install" not in command.argv:
@@ -179,7 +182,7 @@ def _erasing(command: Command, manager: Manager) -> Command:
 
 
 def settling(situation: Situation) -> tuple[Command, ...]:
-    """What belongs to the install itself: an initramfs that keeps nouveau out as the file does."""
+    """Part of the install itself: an initramfs that disables nouveau as the file does."""
     if situation.nouveau_kept_out:
         return ()
     family = INITRAMFS.get(situation.distribution.family, ())
@@ -189,8 +192,10 @@ def settling(situation: Situation) -> tuple[Command, ...]:
 def finishing_commands(
     situation: Situation, packages: Sequence[DriverPackage], hold: Sequence[Command], *, reboot: bool
 ) -> tuple[Command, ...]:
-    """What has the driver come up, now if nothing stands in the way, else with the next boot; then the hold
-    that was asked for."""
+    """The commands that start the driver, and the hold that was requested.
+
+    It starts now if nothing prevents that, else at the next boot.
+    """
     found: list[Command] = []
     fabric = ("ib_umad",) if situation.switches and situation.nvlink5 else ()
     if not reboot:
@@ -203,12 +208,12 @@ def finishing_commands(
 
 
 def _units(names: Sequence[str]) -> tuple[str, ...]:
-    """The fabric manager before persistence, whose unit comes with every driver."""
+    """The fabric manager before persistence, which is a unit of every driver."""
     fabric = any(name.startswith(_FABRIC_MANAGER) for name in names)
     return (*((UNIT,) if fabric else ()), "nvidia-persistenced.service")
 
 
-# When a driver isn't installed by a tool: what would break running work, or not come up afterwards.
+# When gpunode refuses to install a driver: it would break running work, or not start afterwards.
 
 _FEW = 3
 _OTHERWISE = "build it into the image (bootc, rpm-ostree), or take the GPU operator's driver container"
@@ -226,7 +231,7 @@ _INSTEAD = {
     **dict.fromkeys(("sle-micro", "sl-micro", "opensuse-microos"), _TRANSACTIONAL),
     "guix": "declare the driver in the system configuration, then guix system reconfigure",
 }
-_MAKE_KEY = {  # dkms(8) and Ubuntu's shim-signed; each is imported under a password that the console asks for
+_MAKE_KEY = {  # dkms(8) and Ubuntu's shim-signed; each is enrolled with a password that the console asks for
     True: "update-secureboot-policy --new-key && mokutil --import /var/lib/shim-signed/mok/MOK.der",
     False: "dkms generate_mok && mokutil --import /var/lib/dkms/mok.pub",
 }
@@ -234,7 +239,7 @@ _REFRESH = {"apt": "apt-get update", "dnf": "dnf makecache --refresh", "zypper":
 
 
 def hint_of(code: str, manager: str, said: str) -> str:
-    """What to do about a package manager's trouble where a driver is installed; else what was `said`."""
+    """The hint for a package manager's error during a driver's installation; else `said`."""
     refresh = _REFRESH.get(manager, "refresh its indexes")
     return {
         Trouble.SIGNATURE: "the repository's key is missing, expired or another: put the right one in place",
@@ -249,12 +254,12 @@ def hint_of(code: str, manager: str, said: str) -> str:
 
 
 def against_node(situation: Situation) -> tuple[Refusal, ...]:
-    """What makes every driver from packages the wrong thing on this node."""
+    """Reasons why a driver from packages is wrong for this node."""
     return (*against_system(situation), *_in_use(situation))
 
 
 def against_system(situation: Situation) -> tuple[Refusal, ...]:
-    """The same without the work that runs on the GPUs now."""
+    """The same without the work that uses the GPUs now."""
     return (*_kind(situation), *_other_ways(situation))
 
 
@@ -352,15 +357,18 @@ def against_module(situation: Situation, *, signed: bool) -> tuple[Refusal, ...]
     )
 
 
-# What the package manager says that it would do, before anything is done.
+# The package manager's own preview, before anything is done.
 
-_DRIVERS = ("nvidia", "libnv", "cuda", "nvlsm", "xorg")  # what another driver of NVIDIA's may push out
+_DRIVERS = ("nvidia", "libnv", "cuda", "nvlsm", "xorg")  # another NVIDIA driver's, which may be removed
 
 
 def previewed(
     plan: DriverPlan, manager: Manager, install: Command
 ) -> tuple[DriverPlan, tuple[PackageChange, ...]]:
-    """What the package manager would do, and a refusal where it can't, or takes what isn't the driver's."""
+    """The package manager's preview.
+
+    A refusal if it can't preview the change, or would remove packages that aren't the driver's.
+    """
     if not plan.resolved or plan.refusals:
         return plan, ()
     try:
@@ -381,7 +389,7 @@ def previewed(
 
 
 def unable_to_hold(manager: Manager) -> tuple[Refusal, ...]:
-    """Told beforehand: the hold comes last, when the driver is installed."""
+    """Reported in advance: the hold comes last, after the driver is installed."""
     try:
         manager.require_holding()
     except PackagesError as error:
@@ -390,7 +398,7 @@ def unable_to_hold(manager: Manager) -> tuple[Refusal, ...]:
 
 
 def to_hold(plan: DriverPlan, changes: Sequence[PackageChange]) -> list[str]:
-    """The driver's packages, and the libraries that come along: those must not move either."""
+    """The driver's packages, and the libraries installed with them, which must keep their version too."""
     along = [one.name for one in changes if one.after and ("nvidia" in one.name or "libcuda" in one.name)]
     return list(dict.fromkeys((*(one.name for one in plan.packages), *along)))
 
@@ -403,7 +411,7 @@ States = Mapping[str, PackageState]
 
 
 def manager_of(host: Host, family: str) -> Manager:
-    """The node's own; on a recorded machine without programs that of its family."""
+    """The node's own; on a recorded machine without programs, that of its distribution's family."""
     from gpunode.packages.find import find_manager
 
     try:
@@ -425,7 +433,7 @@ def manager_of(host: Host, family: str) -> Manager:
 
 
 def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
-    """The whole plan, refusals and all. The package manager is asked, and nothing is changed."""
+    """The whole plan, with its refusals. It queries the package manager and changes nothing."""
     barred = against_node(situation)
     choice = choose(situation, wish)
     base = DriverPlan(
@@ -487,7 +495,7 @@ def _with_packages(
 
 @dataclass(frozen=True)
 class _Work:
-    """How the plan comes about. `headers` are installed first; `end` finishes what was killed before us."""
+    """The steps to a plan. `headers` are installed first; `end` finishes a killed run's transaction."""
 
     manager: Manager
     route: Route
@@ -536,13 +544,13 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
 
 
 def _here(situation: Situation) -> tuple[str, ...]:
-    """The driver's packages that are installed: a new one may push them out."""
+    """The installed packages of the driver, which a new one may replace."""
     found = situation.packages.containing("nvidia")
     return tuple(one.name for one in found if "container" not in one.name)
 
 
 def _fits(situation: Situation, base: DriverPlan) -> tuple[str, ...]:
-    """That a driver which runs is all right as it is."""
+    """Whether the loaded driver needs no change."""
     same = branch(situation.version) == base.branch and (situation.opened is True) == (base.flavour == OPEN)
     if not situation.loaded or not same or base.refusals:
         return ()
@@ -554,7 +562,7 @@ def _fits(situation: Situation, base: DriverPlan) -> tuple[str, ...]:
 def _considered(
     situation: Situation, route: Route, choice: Choice, headers: Mapping[str, Wanted]
 ) -> tuple[str, ...]:
-    """Every package that the plan may name, by whichever way the module comes."""
+    """Every package that the plan may name, for each kind of module."""
     names = [one.name for way in route.ways for one in package_names(situation, route, choice, way)]
     return tuple(dict.fromkeys((*names, *(one.name for one in headers.values()))))
 
@@ -562,7 +570,10 @@ def _considered(
 def _look(
     manager: Manager, situation: Situation, route: Route, choice: Choice, headers: Mapping[str, Wanted]
 ) -> tuple[States, str]:
-    """The states of all packages that the plan may name; none, and why, where nobody can be asked."""
+    """The states of all packages that the plan may name.
+
+    None, and the reason, if the package manager can't be queried.
+    """
     names = _considered(situation, route, choice, headers)
     try:
         return manager.look((*names, *(("dkms",) if route.name == CUDA_RPM else ()))), ""
@@ -571,7 +582,7 @@ def _look(
 
 
 def _way(situation: Situation, route: Route, choice: Choice, states: States, known: bool) -> str:
-    """Prebuilt modules where the archive has them for this kind of kernel, else DKMS."""
+    """Prebuilt modules if the archive has them for this kind of kernel, else DKMS."""
     for way in route.ways[:-1]:
         names = package_names(situation, route, choice, way)
         if not known or all(states[one.name].available for one in names if one.must and not one.exact):
@@ -621,7 +632,7 @@ def _decisions(
 
 
 def _reboot(situation: Situation, plan: DriverPlan, way: str) -> str:
-    """Why this can't take effect without one; empty if it can."""
+    """Why this needs a reboot to take effect; empty if it doesn't."""
     if situation.loaded and (not plan.version or plan.version != situation.version):
         return f"driver {situation.version} is loaded: until the reboot module and libraries don't fit"
     if (

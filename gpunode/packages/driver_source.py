@@ -1,4 +1,4 @@
-"""Where the driver comes from, and what its packages are called there."""
+"""Where the driver's packages come from, and their names there."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ _FOREIGN = {"akmod-nvidia": "RPM Fusion", "xorg-x11-drv-nvidia": "RPM Fusion", "
 
 @dataclass(frozen=True)
 class Route:
-    """`name` as the table of packages has it, empty if there is none. `directory` is NVIDIA's for this
-    distribution, empty where nothing comes from there; `base` the address of that repository; `add` whether
-    it must be added first; `modular` whether branches are streams of a dnf module; `ids` what the repository
-    is called here; `key` what a mirror is signed with, empty for NVIDIA's own. `said` is true where the
-    user chose."""
+    """`name` is the one in the table of packages, empty if there is none.
+
+    `directory` is NVIDIA's for this distribution, empty where nothing comes from NVIDIA; `base` the address
+    of that repository; `add` whether it must be added first; `modular` whether branches are streams of a dnf
+    module; `ids` the repository's ids on this node; `key` the key that signs a mirror, empty for NVIDIA's
+    own. `said` is true if the user chose.
+    """
 
     name: str
     directory: str = ""
@@ -57,7 +59,7 @@ class Route:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """How the module may come, the better way first."""
+        """The possible kinds of module, the better one first."""
         if self.name == UBUNTU:
             return (PREBUILT, DKMS)
         return (PLAIN,) if self.name == SUSE else (DKMS,)
@@ -65,7 +67,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Name:
-    """A package by name: whether it must have the driver's version, and whether the plan can do without."""
+    """A package's name, whether it must have the driver's version, and whether it is optional."""
 
     name: str
     exact: bool
@@ -73,7 +75,7 @@ class Name:
 
 
 def choose_route(situation: Situation, wish: Wish, choice: Choice) -> Route:
-    """By the distribution, what is installed and what was asked for."""
+    """Choose by the distribution, the installed packages and the user's options."""
     system = situation.distribution
     own = {"ubuntu": UBUNTU, "debian": DEBIAN}.get(system.id, SUSE if system.family == "suse" else "")
     foreign = next((who for name, who in _FOREIGN.items() if name in situation.packages.installed), "")
@@ -105,7 +107,7 @@ _WHERE = {
 
 
 def _prefers_own(situation: Situation, own: str) -> tuple[bool, str, str]:
-    """Whether the distribution's own packages are the better ones here, and why."""
+    """Whether the distribution's own packages are preferred on this node, and why."""
     driver = [one for one in situation.packages.containing("nvidia") if "container" not in one.name]
     if own == DEBIAN:
         there = [one for one in driver if one.name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms")]
@@ -116,7 +118,7 @@ def _prefers_own(situation: Situation, own: str) -> tuple[bool, str, str]:
     if situation.nvidia_repository:
         return False, "", ""
     if situation.nvlink5 and situation.switches:
-        return False, "", ""  # nvlsm is in NVIDIA's alone
+        return False, "", ""  # only NVIDIA has nvlsm
     why = "its modules are built and signed for each kernel, so Secure Boot and kernel upgrades work"
     return True, why, known_as_of(PACKAGES)
 
@@ -173,7 +175,7 @@ def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> 
 
 
 def _mirror(base: str) -> Refusal:
-    """NVIDIA's package that sets apt up names NVIDIA's own address, and a key must come from somebody."""
+    """NVIDIA's package that configures apt names NVIDIA's own address, so a mirror needs the user's key."""
     return Refusal(
         "mirror-not-set-up",
         f"apt doesn't know {base} yet, and its key has to come from you",
@@ -198,8 +200,11 @@ def _row(situation: Situation) -> dict[str, Any] | None:
 
 
 def install_by_tdnf(situation: Situation, choice: Choice) -> str:
-    """NVIDIA's commands for Azure Linux, whose package manager gpunode doesn't drive; "" elsewhere, and for
-    GPUs that need the proprietary module, which NVIDIA's guide doesn't offer there."""
+    """NVIDIA's commands for Azure Linux, where gpunode doesn't support the package manager.
+
+    "" on other systems, and for GPUs that need the proprietary module, which NVIDIA's guide doesn't offer
+    there.
+    """
     row = _row(situation)
     if row is None or situation.distribution.id != "azurelinux" or choice.flavour != OPEN:
         return ""
@@ -225,7 +230,7 @@ def _unknown(situation: Situation, choice: Choice) -> Refusal:
 
 
 def package_names(situation: Situation, route: Route, choice: Choice, way: str) -> tuple[Name, ...]:
-    """The driver's packages on this route, in the table's order; `way` is one of the route's."""
+    """The driver's packages of this route, in the table's order; `way` is one of the route's."""
     holds = {
         "": True,
         PREBUILT: way == PREBUILT,
@@ -252,8 +257,10 @@ def package_names(situation: Situation, route: Route, choice: Choice, way: str) 
 
 
 def kernel_kind(situation: Situation) -> str:
-    """The kernel's flavour as its packages are called: ``generic``, and ``generic-hwe-22.04`` where the
-    package that brings new kernels is that one."""
+    """The kernel's flavor in the names of its packages.
+
+    ``generic``, and ``generic-hwe-22.04`` if that package installs new kernels.
+    """
     kind = kernel_flavour(situation.kernel)
     if situation.distribution.id != "ubuntu":
         return kind
@@ -265,13 +272,13 @@ def kernel_kind(situation: Situation) -> str:
     return tracks[-1] if tracks else kind
 
 
-# What a module that is built on this node needs: headers of its kernels, and DKMS.
+# Requirements of a module that is built on this node: headers of its kernels, and DKMS.
 
 _EPEL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{}.noarch.rpm"
 
 
 def lacking_headers(situation: Situation) -> dict[str, Wanted]:
-    """By kernel, the package that it needs for building modules; only for kernels that haven't got it."""
+    """By kernel, the package that it needs for building modules; only for kernels without it."""
     family = situation.distribution.family
     found = {one: header_package(family, one) for one in situation.kernels if one not in situation.headers}
     return {release: Wanted(*package) for release, package in found.items() if package[0]}
@@ -280,7 +287,7 @@ def lacking_headers(situation: Situation) -> dict[str, Wanted]:
 def to_build(
     situation: Situation, route: Route, headers: Mapping[str, Wanted], states: Mapping[str, PackageState]
 ) -> tuple[tuple[Wanted, ...], tuple[Refusal, ...]]:
-    """Headers to install first, and what can't be had. Without `states` nothing is refused."""
+    """Headers to install first, and those that aren't available. Without `states` nothing is refused."""
     if not states:
         return tuple(headers.values()), ()
     refusals: list[Refusal] = []
@@ -297,7 +304,7 @@ def to_build(
 
 
 def _offered(state: PackageState, version: str) -> str:
-    """The whole version that fits; empty if none is offered."""
+    """The matching version in full; empty if none is offered."""
     fits = (
         one.version
         for one in state.available
@@ -326,14 +333,14 @@ def _no_dkms(situation: Situation) -> Refusal:
     return Refusal("dkms-missing", "the module is built by DKMS, which no repository here offers", hint)
 
 
-# Exact versions: one that every package of the driver has, out of what the package manager offers.
+# Exact versions: one that the package manager offers for every package of the driver.
 
 _NVIDIA, _OTHERS = "NVIDIA's repository", "the distribution's own"
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The packages with their versions and the driver's own; what is in the way; what is worth knowing."""
+    """The packages with their versions, the driver's version, refusals and notes."""
 
     version: str = ""
     packages: tuple[DriverPackage, ...] = ()
@@ -342,14 +349,14 @@ class Resolved:
 
 
 def driver_version(version: str) -> str:
-    """``580.159.03`` of ``3:580.159.03-1.el9`` and of SUSE's ``580.159.03_k6.4.0_150600.21-1.1``."""
+    """``580.159.03`` from ``3:580.159.03-1.el9`` and from SUSE's ``580.159.03_k6.4.0_150600.21-1.1``."""
     return upstream(version).partition("_")[0]
 
 
 def resolve(
     names: Sequence[Name], states: Mapping[str, PackageState], choice: Choice, route: Route, wish: Wish
 ) -> Resolved:
-    """The newest driver of the branch that all packages which must have it are offered in."""
+    """The newest driver of the branch that is offered for all packages which must have its version."""
     offers = {one.name: _offers(states[one.name], route, one.exact) for one in names}
     left_out = [one.name for one in names if not one.must and not offers[one.name]]
     missing = [one.name for one in names if one.must and not offers[one.name]]
@@ -377,7 +384,7 @@ def resolve(
 
 
 def _offers(state: PackageState, route: Route, exact: bool) -> tuple[Available, ...]:
-    """What can be had of a package from where the plan takes the driver; what is merely installed counts."""
+    """The offers of a package from the plan's source; a version that is only installed counts too."""
     if not exact or route.name == SUSE:
         return state.available
     wanted = _OTHERS if route.name in (UBUNTU, DEBIAN) else _NVIDIA
@@ -403,7 +410,7 @@ def _own(offer: Available) -> str:
 
 
 def _shared(offers: Sequence[tuple[Available, ...]], choice: Choice, wish: Wish) -> str:
-    """The newest driver version that all have, of the branch or the one that was asked for; empty if none."""
+    """The newest driver version that all have, of the branch or the requested one; empty if none."""
     sets = [{_own(one) for one in some} for some in offers]
     common = set.intersection(*sets) if sets else set()
     fit = [one for one in common if branch(one) == choice.branch and wish.version in ("", one)]
@@ -411,7 +418,7 @@ def _shared(offers: Sequence[tuple[Available, ...]], choice: Choice, wish: Wish)
 
 
 def _transitional(exact: Mapping[str, tuple[Available, ...]], choice: Choice) -> Refusal | None:
-    """A package of one branch by its name that installs another: Ubuntu's lead on to the next one."""
+    """A package named after one branch that installs another: Ubuntu's transitional packages."""
     for name, offers in exact.items():
         found = {branch(_own(one)) for one in offers}
         if str(choice.branch) in re.split(r"[^0-9]+", name) and found and choice.branch not in found:
@@ -484,7 +491,7 @@ def _held(packages: Sequence[DriverPackage], states: Mapping[str, PackageState])
 def _disagreement(
     names: Sequence[Name], states: Mapping[str, PackageState], route: Route
 ) -> Iterator[Refusal]:
-    """Two repositories with packages of the same names and other versions: upgrades wander between them."""
+    """Two repositories with the same packages in different versions: upgrades alternate between them."""
     if route.said or route.name == SUSE:
         return
     for one in names:

@@ -1,4 +1,4 @@
-"""Which package manager a node has, and what to do on one that takes no packages."""
+"""Detection of the node's package manager, and alternatives where packages can't be installed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OSTREE_ADVICE = (
 
 
 def find_manager(host: Host) -> Manager:
-    """The node's own. `PreconditionError` where there is none that installs, with what to do instead."""
+    """The node's own. `PreconditionError` with a hint if it has none that can install."""
     distribution = read_distribution(host)
     if distribution.immutable:
         raise PreconditionError(
@@ -36,7 +36,7 @@ def find_manager(host: Host) -> Manager:
             code="immutable",
         )
     for family in dict.fromkeys((distribution.family, "debian", "rhel", "suse")):
-        # a recorded machine has its files, and not every program; a live one may have another family's too
+        # a recorded machine has its files, but not every program; a live one may have another family's too
         recorded = not host.live and family == distribution.family
         there = [program for program in _PROGRAMS.get(family, ()) if host.which(program) is not None]
         if there or (recorded and family in _PROGRAMS):
@@ -61,14 +61,14 @@ def _manager(host: Host, family: str, there: Sequence[str]) -> Manager:
     from gpunode.packages.dnf import Dnf
 
     program = there[0] if there else "dnf"
-    # dnf is either release; where both are installed, locks and history are those of the one that it is
+    # dnf is either release; where both are installed, locks and history belong to the one that it is
     found = host.which(program)
     is_five = found is not None and host.realpath(found).endswith("/dnf5")
     return Dnf(host, "dnf5" if is_five else program)
 
 
 def recorded_states(host: Host, names: Sequence[str]) -> Mapping[str, PackageState]:
-    """What a recorded machine tells of packages where its manager's answers weren't recorded."""
+    """A recorded machine's packages, if its manager's output wasn't recorded."""
     known = read_packages(host).installed
     return {
         name: PackageState(name, known[name].version, held=known[name].held)
@@ -79,7 +79,7 @@ def recorded_states(host: Host, names: Sequence[str]) -> Mapping[str, PackageSta
 
 
 def instead(distribution: Distribution) -> str:
-    """What to do on a system that is an image or declared as a whole."""
+    """Alternatives on a system that is an image, or is declared as a whole."""
     if distribution.id in TRANSACTIONAL:
         return (
             "install it into the next snapshot and reboot: transactional-update pkg install"

@@ -1,8 +1,8 @@
-"""What a package manager is to us: questions that change nothing, and commands to be shown before they run.
+"""The interface to a package manager: queries that change nothing, and commands to show before they run.
 
-A `Manager` never runs what it plans. Its questions go through `Host.run`, its commands come back as
-`Command`; whoever has shown them runs them with `packages.run.run_command`, which waits for another process's
-lock visibly and with a limit. `packages.find.find_manager` gives the node's own.
+A `Manager` never runs what it plans. Its queries go through `Host.run`, its commands are returned as
+`Command`; after showing them the caller runs them with `packages.run.run_command`, which waits for another
+process's lock with a message and a timeout. `packages.find.find_manager` returns the node's own.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gpunode.output.result import ExitCode, Progress
 
 
 class PackagesError(GpunodeError):
-    """The package manager can't answer, or didn't do what it was asked; its own words are in the message."""
+    """The package manager failed, or can't report what was queried; the message has its own output."""
 
     default_code = "packages"
 
 
 @dataclass(frozen=True)
 class Available:
-    """One version that can be had. `version` is the manager's whole one: ``1.20.0-1``, ``3:595.91.07-1.el9``.
+    """One available version. `version` is the manager's whole one: ``1.20.0-1``, ``3:595.91.07-1.el9``.
 
     `origins` are the addresses (apt) or ids (dnf, zypper) of the repositories that offer it; none if it is
-    merely installed.
+    only installed.
     """
 
     version: str
@@ -41,10 +41,10 @@ class Available:
 
 @dataclass(frozen=True)
 class PackageState:
-    """One package. `installed` and `candidate` are empty where there is none; `candidate` is what an install
-    without a version would take, whichever pins and priorities there are. `available` is newest first.
+    """One package. `installed` and `candidate` are empty if there is none.
 
-    `unfinished` is one that dpkg has unpacked or begun to, and not configured.
+    `candidate` is what an install without a version would take, by all pins and priorities. `available` is
+    newest first. `unfinished` is one that dpkg has unpacked, or started to unpack, but not configured.
     """
 
     name: str
@@ -55,29 +55,31 @@ class PackageState:
     unfinished: bool = False
 
     def offered(self, version: str) -> Available | None:
-        """That version: the whole one, or one without the packager's revision (``1.20.0`` for ``1.20.0-1``).
+        """The matching version: the whole one, or one without the packager's revision.
 
-        Of several revisions the newest.
+        ``1.20.0`` matches ``1.20.0-1``. Of several revisions the newest.
         """
         exact = [one for one in self.available if one.version == version]
         return next(iter([*exact, *(one for one in self.available if matches(one.version, version))]), None)
 
     def origins(self, version: str) -> tuple[str, ...]:
-        """Where that version comes from; empty if from nowhere that is known."""
+        """The repositories of that version; empty if none is known."""
         found = self.offered(version)
         return found.origins if found else ()
 
 
 def matches(version: str, wanted: str) -> bool:
-    """Whether ``3:1.20.0-1.el9`` is what somebody who says ``1.20.0``, ``1.20.0-1`` or all of it means."""
+    """Whether ``1.20.0``, ``1.20.0-1`` or the whole version means ``3:1.20.0-1.el9``."""
     without_epoch = version.partition(":")[2] or version
     return wanted in (version, without_epoch, without_epoch.partition("-")[0])
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A package to install, at the manager's whole version. Where no version is known: the newest of the
-    driver `branch`, or the candidate if that is 0."""
+    """A package to install, at the manager's whole version.
+
+    Where no version is known: the newest of the driver `branch`, or the candidate if that is 0.
+    """
 
     name: str
     version: str = ""
@@ -86,11 +88,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Command:
-    """One program as it is shown and run. `environ` is beside ours, `seconds` is how long it may be silent: a
-    kernel module's build says nothing for minutes.
+    """One program as it is shown and run.
 
-    `changes` tells whether it changes packages: then it isn't interrupted half-way. `tolerated` is one whose
-    failure the next command would show, if it mattered.
+    `environ` is added to the current environment, `seconds` is the timeout without output: a kernel module's
+    build prints nothing for minutes. `changes` is whether it changes packages: then it isn't interrupted. The
+    failure of a `tolerated` command is ignored, because the next command would show it if it mattered.
     """
 
     argv: tuple[str, ...]
@@ -106,7 +108,7 @@ class Command:
 
     @property
     def text(self) -> str:
-        """As a person would type it."""
+        """The command as a user would type it."""
         import shlex
 
         return " ".join([*(f"{name}={value}" for name, value in self.environ.items()), shlex.join(self.argv)])
@@ -114,7 +116,7 @@ class Command:
 
 @dataclass(frozen=True)
 class FileChange:
-    """A file that is to hold `content`, or to go if that is None. The reason is for people."""
+    """A file that must have `content`, or be removed if that is None. `reason` is for the user."""
 
     path: str
     content: bytes | None
@@ -123,7 +125,7 @@ class FileChange:
 
 @dataclass(frozen=True)
 class PackageChange:
-    """What a transaction does to one package: empty `before` if it is new, empty `after` if it goes."""
+    """A transaction's effect on one package: `before` is empty if it is new, `after` if it is removed."""
 
     name: str
     before: str = ""
@@ -132,9 +134,9 @@ class PackageChange:
 
 @dataclass(frozen=True)
 class Plan:
-    """Files first, then the commands in order. `undo` puts the packages back, where the manager can.
+    """Files first, then the commands in order. `undo` restores the packages, if the manager can.
 
-    `changes` is what the commands amount to, as far as it can be told before they run.
+    `changes` is the effect of the commands, as far as it is known before they run.
     """
 
     files: tuple[FileChange, ...] = ()
@@ -145,13 +147,13 @@ class Plan:
 
     @property
     def empty(self) -> bool:
-        """Whether everything is as it should be already."""
+        """Whether nothing has to be changed."""
         return not self.files and not self.commands
 
 
 @dataclass(frozen=True)
 class Lock:
-    """Who is at work: the file that is locked, the process, and its name as far as they are known (0, "")."""
+    """The holder of a lock: the locked file, the process, and its name as far as they are known (0, "")."""
 
     path: str
     pid: int = 0
@@ -163,19 +165,19 @@ class Lock:
 
 
 class Trouble(StrEnum):
-    """Why a command failed, as far as it can be told from what the manager prints."""
+    """Why a command failed, as far as the manager's output shows."""
 
     LOCKED = "locked"
     SIGNATURE = "signature"  # a key that is missing, expired or refused
     CONFLICTING_SOURCES = "conflicting-sources"  # two entries for one repository that name different keys
     NETWORK = "network"
-    CERTIFICATE = "certificate"  # of TLS; a proxy's own, mostly
-    CLOCK = "clock"  # what is signed or certified isn't valid yet, or no more
-    NO_REPOSITORY = "no-repository"  # the server answers, and has none there
+    CERTIFICATE = "certificate"  # of TLS; mostly a proxy's own
+    CLOCK = "clock"  # a signature or certificate that isn't valid yet, or has expired
+    NO_REPOSITORY = "no-repository"  # the server responds, but doesn't have it
     NOT_FOUND = "not-found"  # no such package or version
-    HELD = "held"  # there is such a version, and a lock or an exclusion hides it
+    HELD = "held"  # the version exists, but a lock or an exclusion hides it
     DEPENDENCIES = "dependencies"
-    INTERRUPTED = "interrupted"  # an earlier transaction was; it must be finished first
+    INTERRUPTED = "interrupted"  # an earlier transaction was interrupted; it must be finished first
     NO_SPACE = "no-space"
     READ_ONLY = "read-only"
     TIMED_OUT = "timed-out"
@@ -184,7 +186,7 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong in the manager's own words, one line, and what to do about it."""
+    """The error in the manager's own words, one line, and the hint."""
 
     trouble: Trouble
     said: str
@@ -192,7 +194,7 @@ class Failure:
 
 
 class Manager(Protocol):
-    """apt, dnf or zypper of one node. Questions raise `PackagesError` where the manager can't answer."""
+    """apt, dnf or zypper of one node. Queries raise `PackagesError` if the manager fails."""
 
     @property
     def name(self) -> str:
@@ -200,46 +202,46 @@ class Manager(Protocol):
 
     @property
     def lock_files(self) -> tuple[str, ...]:
-        """What a process at work holds locked."""
+        """The files that a running manager locks."""
 
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """Each of `names`; one that the manager doesn't know has a state without versions."""
+        """The state of each of `names`; one that the manager doesn't know has no versions."""
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """What is installed and held, without a word about repositories: also where those are in disorder."""
+        """What is installed and held, without repositories: works even if those are broken."""
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """What an install or remove command would do; empty where the manager can't tell without doing it."""
+        """The effect of an install or remove command; empty if the manager has no preview."""
 
     def refresh(self, only: str = "") -> Command:
-        """Read the repositories' indexes anew, or that of one alone: its file for apt, its id for others."""
+        """Refresh the repositories' indexes, or only one: `only` is its file for apt, its id for others."""
 
     def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
-        """All in one transaction. `downgrade` allows older versions than the installed ones."""
+        """Install all in one transaction. `downgrade` allows older versions than the installed ones."""
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
-        """Packages out of files, absolute paths, in one transaction."""
+        """Install packages from files, absolute paths, in one transaction."""
 
     def remove(self, names: Sequence[str]) -> Command:
-        """Installed packages, with nothing else that could be of use to others."""
+        """Remove installed packages, but not those that others may need."""
 
     def hold(self, names: Sequence[str]) -> Command:
-        """Keep them at their version until `release`."""
+        """Keep the packages at their version until `release`."""
 
     def require_holding(self) -> None:
-        """`PackagesError` where `hold` would fail for want of a plugin."""
+        """`PackagesError` where `hold` would fail because a plugin is missing."""
 
     def release(self, names: Sequence[str]) -> Command:
-        """Take the hold off."""
+        """Release the hold."""
 
     def finish(self) -> Command | None:
-        """What ends a transaction that was killed half-way; None where there is nothing to end."""
+        """The command that finishes a killed transaction; None if there is none to finish."""
 
     def explain(self, done: Completed) -> Failure | None:
-        """Why a command of this manager failed; None if it did what it was asked."""
+        """Why a command of this manager failed; None if it succeeded."""
 
 
-# Who holds a package manager's lock, from the kernel's list of locks (proc_locks(5)).
+# The holder of a package manager's lock, from the kernel's list of locks (proc_locks(5)).
 
 _LINE = re.compile(r"^\d+: (?:POSIX|FLOCK|OFDLCK)\s+\S+\s+WRITE (-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
 _AT_WORK = (
@@ -249,9 +251,9 @@ _AT_WORK = (
 
 
 def holder(host: Host, paths: Sequence[str]) -> Lock | None:
-    """The first of these files that another process holds locked; None if none is, or it can't be told.
+    """The first of these files that another process has locked; None if none is, or if that is unknown.
 
-    A lock that an overlay or a container hides isn't seen; the manager itself says so when it is started.
+    A lock that an overlay or a container hides isn't found; the manager itself reports it when it starts.
     """
     listed = [match for line in _locks(host).splitlines() if (match := _LINE.match(line))]
     for path in paths:
@@ -285,7 +287,7 @@ def _name(host: Host, pid: int) -> str:
         return ""
 
 
-# Running a package manager's command: never while another process is at work, and never half of it.
+# Run a package manager's command: never while another process runs one, and always to its end.
 
 WAIT_SECONDS = 600.0
 LOCKED = "package-manager-locked"
@@ -303,10 +305,11 @@ def run_command(
     wait_seconds: float = WAIT_SECONDS,
     whole: Callable[[Command], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> Completed:
-    """Run it to its end. Another process's lock is waited for, said on stderr, `wait_seconds` at most.
+    """Run it to its end. It waits for another process's lock, with a message on stderr.
 
-    `whole` keeps a command that changes packages from being interrupted. `PackagesError` if it fails; its
-    code is the `Trouble`, and `package-manager-locked` has the exit code of a precondition.
+    The timeout is `wait_seconds`. `whole` keeps a command that changes packages from being interrupted.
+    `PackagesError` if it fails; its code is the `Trouble`, and `package-manager-locked` has the exit code of
+    a precondition.
     """
     deadline = host.monotonic() + wait_seconds
     wait_for_others(host, manager, progress, wait_seconds)
@@ -320,7 +323,7 @@ def run_command(
                 return done
             if failure.trouble is not Trouble.LOCKED:
                 raise failed(command, failure)
-            # a lock that wasn't seen, or that somebody else was quicker to take
+            # a lock that wasn't found, or that another process took first
             if waiting.over:
                 raise _too_long(None, failure.said)
             waiting.tell(f"waiting: {failure.said}")
@@ -329,7 +332,7 @@ def run_command(
 
 
 class _Waiting:
-    """Says what is waited for at once and then four times a minute; nobody shall think that it hangs."""
+    """Prints what the command waits for, at once and then four times a minute: it isn't stuck."""
 
     def __init__(self, host: Host, progress: Progress, deadline: float) -> None:
         self.host, self.progress, self.deadline = host, progress, deadline
@@ -347,7 +350,7 @@ class _Waiting:
 
 
 def failed(command: Command, failure: Failure) -> PackagesError:
-    """The error that a command's failure is."""
+    """The error for a command's failure."""
     return PackagesError(
         f"{command.name}: {failure.said}",
         hint=failure.hint or "run it manually to see its complete output",
@@ -356,7 +359,7 @@ def failed(command: Command, failure: Failure) -> PackagesError:
 
 
 def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: float) -> None:
-    """Until no other process holds the manager's lock, as far as is seen. `PackagesError` if one stays."""
+    """Wait until no other process holds the manager's lock. `PackagesError` after the timeout."""
     waiting = _Waiting(host, progress, host.monotonic() + seconds)
     while (lock := holder(host, manager.lock_files)) is not None:
         if waiting.over:
@@ -374,10 +377,10 @@ def _too_long(lock: Lock | None, said: str) -> PackagesError:
     )
 
 
-# Why a package manager failed, from what it prints: the first pattern that is found.
+# Why a package manager failed, from its output: the first pattern that matches.
 
 Pattern = tuple[Trouble, str]
-# what the kernel, the clock and TLS refuse reads alike in all of them, and is why whatever else is said
+# errors of the kernel, the clock and TLS read alike in all managers, and explain the others
 _COMMON: tuple[Pattern, ...] = (
     (Trouble.READ_ONLY, r"Read-only file system"),
     (Trouble.NO_SPACE, r"No space left on device|Disk quota exceeded"),
@@ -409,7 +412,7 @@ _SHOWN = 300
 
 
 def failure(done: Completed, patterns: Sequence[Pattern], *, noise: str = r"(?!)") -> Failure:
-    """The first line that a pattern fits, else the last one that says anything but `noise`."""
+    """The first line that matches a pattern, else the last one that isn't `noise`."""
     text = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.search(noise, line)]
     if done.timed_out:

@@ -1,8 +1,8 @@
 """Fingerprints and armor of the OpenPGP public keys in a repository's key file (RFC 4880).
 
-No signature is verified here, nor whether a key has expired: apt, dnf and zypper do that. The fingerprint
-identifies a key before one of them is configured to trust it. gpg isn't asked, since Debian's and Ubuntu's
-minimal installations lack it.
+It verifies no signature and no expiry: apt, dnf and zypper do that. The fingerprint identifies a key before
+one of them is configured to trust it. gpg isn't used, because Debian's and Ubuntu's minimal installations
+lack it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def binary(data: bytes) -> bytes:
 
 
 def armored(data: bytes) -> bytes:
-    """The key as text, which apt, rpm and people read. Always the same for the same key."""
+    """The key as text, as apt and rpm read it. Always the same for the same key."""
     packets = binary(data)
     encoded = base64.b64encode(packets).decode()
     lines = [encoded[start : start + 64] for start in range(0, len(encoded), 64)]
@@ -103,7 +103,7 @@ def _new_length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _crc24(data: bytes) -> int:
-    """The checksum of armour (RFC 4880, 6.1)."""
+    """The checksum of an armor (RFC 4880, 6.1)."""
     total = 0xB704CE
     for byte in data:
         total ^= byte << 16

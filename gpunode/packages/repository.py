@@ -1,8 +1,8 @@
-"""The toolkit's repository on a node: added once, found again, and the retired ones before it recognised.
+"""The toolkit's repository on a node: adds it once, finds it again, and detects the retired ones before it.
 
-Two entries for one place with different keys make apt refuse to do anything at all, and a retired entry fails
-every update, so what is there is judged before anything is added. Files are disabled by a new name, never
-deleted: `SUFFIX` hides them from apt, dnf and zypper alike.
+Two entries for one repository with different keys make apt refuse to work at all, and a retired entry fails
+every update, so existing entries are judged before anything is added. Files are disabled by renaming, never
+deleted: apt, dnf and zypper all ignore the `SUFFIX`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _SCHEMES = ("https://", "http://", "file:/")
 
 
 class State(StrEnum):
-    """What an entry is to the toolkit."""
+    """The relation of an entry to the toolkit's repository."""
 
     USED = "used"
-    CHANNEL = "channel"  # another channel of the same repository, such as experimental; none of our business
-    RETIRED = "retired"  # an address that NVIDIA has given up: nvidia-docker, or one per distribution
-    DUPLICATE = "duplicate"  # the same place a second time
-    OTHER_KEY = "other-key"  # the right place, to be signed by a key that is missing or another
-    REPLACED = "replaced"  # NVIDIA's own address, where a mirror is asked for
+    CHANNEL = "channel"  # another channel of the same repository, such as experimental; ignored
+    RETIRED = "retired"  # an address that NVIDIA has retired: nvidia-docker, or one per distribution
+    DUPLICATE = "duplicate"  # a duplicate of the same repository
+    OTHER_KEY = "other-key"  # the right address, with a key that is missing or a different one
+    REPLACED = "replaced"  # NVIDIA's own address, where a mirror is requested
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of one file that is switched on. `key` is what it names to be signed by, empty if nothing.
+    """One enabled entry of one file. `key` is its signing key, empty if it names none.
 
-    `trusted` is whether the wanted key is in that file; None if that can't be told, as for an address.
+    `trusted` is whether the expected key is in that file; None if that is unknown, as for an address.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Judged:
-    """An entry with what it is."""
+    """An entry and its state."""
 
     entry: Entry
     state: State
@@ -75,7 +75,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The repository to have. `base` is without a slash at the end; `asked` if a person named it.
+    """The desired repository. `base` has no slash at the end; `asked` if the user named it.
 
     `key` is armored, `fingerprint` its 40 hex digits.
     """
@@ -88,8 +88,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class RepositoryPlan:
-    """The files to change, none if the repository is there already; `file` is the one that names it and `id`
-    what dnf and zypper call it, empty if that isn't known. `judged` is what was found."""
+    """The files to change, none if the repository is already configured.
+
+    `file` is the one that names it and `id` its id in dnf and zypper, empty if that isn't known. `judged` are
+    the entries that exist.
+    """
 
     files: tuple[FileChange, ...]
     file: str
@@ -102,29 +105,29 @@ class Shelf(Protocol):
 
     @property
     def file(self) -> str:
-        """The file that is ours to write."""
+        """The file that gpunode writes."""
 
     @property
     def key_file(self) -> str:
-        """Where the key goes."""
+        """The key's file."""
 
     def entries(self, wanted: Wanted) -> tuple[Entry, ...]:
-        """Every entry that is switched on, NVIDIA's or not."""
+        """Every enabled entry, NVIDIA's or not."""
 
     def address(self, wanted: Wanted) -> str:
         """The address of the channel for this kind of package."""
 
     def render(self, wanted: Wanted) -> bytes:
-        """Our file."""
+        """The content of gpunode's file."""
 
     def without(self, path: str, lines: Sequence[int]) -> bytes:
-        """The file with the entries that begin in these lines switched off, all else as it was."""
+        """The file with the entries that start at these lines disabled, and no other change."""
 
 
 def wanted_repository(base: str = "", key: bytes | None = None) -> Wanted:
     """NVIDIA's own with NVIDIA's key, a mirror of it, or one with a key of its own.
 
-    `UsageError` for an address that no manager could use; `ConfigError` for what is no key.
+    `UsageError` for an address that no manager could use; `ConfigError` for an invalid key.
     """
     known = facts()
     if base and (
@@ -155,7 +158,7 @@ def facts() -> Facts:
 
 
 def judge(entries: Sequence[Entry], wanted: Wanted, address: str, file: str) -> tuple[Judged, ...]:
-    """The entries that are about the toolkit, each with its state; one at most is `State.USED`."""
+    """The entries of the toolkit, each with its state; one at most is `State.USED`."""
     about = [(one, _first_state(one, wanted, address, file)) for one in entries]
     usable = [one for one, state in about if state is State.USED]
     best = min(usable, key=lambda one: (not one.trusted, one.path != file), default=None)
@@ -167,11 +170,11 @@ def judge(entries: Sequence[Entry], wanted: Wanted, address: str, file: str) -> 
 
 
 def _first_state(entry: Entry, wanted: Wanted, address: str, file: str) -> State | None:
-    """Its state by itself; None if it has nothing to do with the toolkit."""
+    """The state of one entry alone; None if it doesn't concern the toolkit."""
     place = _place(entry.address)
     below = _below_nvidia(place)
     if entry.path == file and not wanted.asked and below is None:
-        return State.USED  # a mirror, chosen with its key at another time
+        return State.USED  # a mirror that was configured earlier, with its key
     if place == _place(address):
         return State.OTHER_KEY if entry.trusted is False else State.USED
     if below is None:
@@ -196,9 +199,9 @@ def _place(address: str) -> str:
 
 
 def plan_repository(host: Host, shelf: Shelf, wanted: Wanted) -> RepositoryPlan:
-    """What has to change so that the repository is there exactly once, and no retired one is.
+    """The changes after which the repository is configured exactly once, and no retired one is.
 
-    `PreconditionError` if our own file holds repositories of others.
+    `PreconditionError` if gpunode's own file has repositories of others.
     """
     entries = shelf.entries(wanted)
     judged = judge(entries, wanted, shelf.address(wanted), shelf.file)
@@ -233,17 +236,17 @@ def _added(host: Host, shelf: Shelf, wanted: Wanted) -> list[FileChange]:
 
 
 def _disabled(host: Host, shelf: Shelf, path: str, gone: Sequence[Entry], *, alone: bool) -> list[FileChange]:
-    """By a new name if the file holds nothing else, else by switching off the entries alone."""
+    """Rename the file if it has nothing else, else disable only the entries."""
     what = f"retired: {gone[0].address}"
     if not alone:
         return [FileChange(path, shelf.without(path, [one.line for one in gone]), what)]
     names = (f"{path}{SUFFIX}{'' if number == 1 else f'-{number}'}" for number in range(1, 100))
     content = host.read_bytes(path)
     free = next(name for name in names if host.read_bytes(name) in (None, content))
-    return [FileChange(free, content, what), FileChange(path, None, what)]  # in no moment there is neither
+    return [FileChange(free, content, what), FileChange(path, None, what)]  # one of the two always exists
 
 
-# The files in which apt, dnf and zypper are told of repositories (sources.list(5), yum.conf(5)).
+# The files in which apt, dnf and zypper configure repositories (sources.list(5), yum.conf(5)).
 
 _OFF = "# switched off by gpunode: "
 _RPM_DIRECTORIES = {"dnf": "/etc/yum.repos.d", "zypper": "/etc/zypp/repos.d"}
@@ -254,7 +257,7 @@ _FALSE = ("0", "no", "false", "off")
 
 
 def shelf_of(host: Host, manager: Manager) -> Shelf:
-    """The one of this manager."""
+    """The repository files of this manager."""
     if isinstance(manager, Apt):
         return AptShelf(host, manager)
     return RpmShelf(host, _RPM_DIRECTORIES[manager.name])
@@ -262,19 +265,19 @@ def shelf_of(host: Host, manager: Manager) -> Shelf:
 
 @dataclass(frozen=True)
 class AptShelf:
-    """sources.list, and what lies in its directory in either format."""
+    """sources.list, and the files in its directory in either format."""
 
     host: Host
     apt: Apt
 
     @property
     def file(self) -> str:
-        """Under the name that NVIDIA's guide gives it, so that a later reader finds it."""
+        """The name from NVIDIA's guide, which an administrator expects."""
         return f"{self.apt.places.sources_parts}/{NAME}.list"
 
     @property
     def key_file(self) -> str:
-        """apt reads an armored key from a name that ends so, and that needs no gpg."""
+        """apt reads an armored key from a file with this suffix, without gpg."""
         return f"{self.apt.places.etc}/keyrings/{NAME}.asc"
 
     def entries(self, wanted: Wanted) -> tuple[Entry, ...]:
@@ -286,7 +289,7 @@ class AptShelf:
         )
 
     def _holds(self, key: str, wanted: Wanted) -> bool | None:
-        """An entry that names no key is signed by any of those that apt trusts for everything."""
+        """An entry without a key is signed by any of those that apt trusts for everything."""
         etc = self.apt.places.etc
         common = (f"{etc}/trusted.gpg", *self.host.glob(f"{etc}/trusted.gpg.d", "*.[ag][sp][cg]"))
         return any(_holds(self.host, path, wanted) for path in ((key,) if key else common))
@@ -315,7 +318,7 @@ class AptShelf:
                     f"{path}, line {number}: an entry names NVIDIA's repository together with others",
                     hint="give it an entry of its own, then run this again",
                 )
-            # a switch may be there already, and says yes
+            # the option may exist already, with the value yes
             text[at : at + len(stanza)] = [
                 "Enabled: no\n", *(line for line in stanza if not line.lower().startswith("enabled:")),
             ]  # fmt: skip
@@ -324,7 +327,7 @@ class AptShelf:
 
 @dataclass(frozen=True)
 class RpmShelf:
-    """The ``.repo`` files of a directory; dnf and zypper read the same form."""
+    """The ``.repo`` files of a directory; dnf and zypper read the same format."""
 
     host: Host
     directory: str
@@ -352,14 +355,14 @@ class RpmShelf:
         )
 
     def _holds(self, key: str, wanted: Wanted) -> bool | None:
-        # one that is fetched on first use is the choice of whoever wrote the file
+        # a key that is fetched on first use is the choice of the file's author
         return _holds(self.host, key.removeprefix("file://"), wanted) if key.startswith("file:///") else None
 
     def address(self, wanted: Wanted) -> str:
         return f"{wanted.base}/{facts().rpm}"
 
     def render(self, wanted: Wanted) -> bytes:
-        """Signed as a whole and not package by package, as NVIDIA does it."""
+        """The repository's index is signed, its packages are not, as in NVIDIA's own file."""
         lines = (
             f"[{NAME}]",
             f"name={NAME}",
@@ -381,7 +384,7 @@ class RpmShelf:
 
 
 def _sections(text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Each section with the line in which it begins. A value may go on in an indented line."""
+    """Each section with its first line. A value may continue on an indented line."""
     found: list[tuple[int, dict[str, str]]] = []
     last = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -402,7 +405,7 @@ def _is(line: str, name: str) -> bool:
 
 
 def _text(host: Host, path: str) -> str:
-    """`ConfigError` for a file whose text would not come back as it was."""
+    """`ConfigError` for a file that can't be decoded and encoded without a change."""
     data = host.read_bytes(path) or b""
     try:
         return data.decode()
@@ -411,7 +414,7 @@ def _text(host: Host, path: str) -> str:
 
 
 def _holds(host: Host, path: str, wanted: Wanted) -> bool | None:
-    """Whether a key file has the wanted key. False if there is none; None if the entry names no file."""
+    """Whether a key file has the expected key. False if it is missing; None if the entry names no file."""
     if not path.startswith("/"):
         return None if not path else wanted.fingerprint in path.upper().replace(" ", "")
     try:

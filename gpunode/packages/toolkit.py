@@ -1,7 +1,7 @@
-"""Which commands bring the toolkit's four packages to one version, and whether any are needed. Pure.
+"""The commands that install the toolkit's four packages at one version, and whether any are needed. Pure.
 
-The four demand each other in exactly one version only since their later releases, so all of them are named in
-every command: a partial upgrade leaves a runtime that starts no container.
+Only their later releases require each other at exactly the same version, so every command names all four: a
+partial upgrade leaves a runtime that starts no container.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpunode.packages.repository import facts
 
 States = Mapping[str, PackageState]
 PACKAGES = facts().packages
-_REVISION = "-1"  # NVIDIA's packages of a release have never had another
+_REVISION = "-1"  # all of NVIDIA's packages of a release have had this revision
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked for: a version, the newest with `upgrade`, else any that all have; `hold` keeps it."""
+    """The request: a version, the newest with `upgrade`, else any that all have; `hold` keeps it."""
 
     version: str = ""
     upgrade: bool = False
@@ -32,8 +32,11 @@ class Goal:
 
 @dataclass(frozen=True)
 class Steps:
-    """The commands, and the version of each package after them: the manager's whole one, empty if not known
-    before the repository has been read. `install` is the transaction among them, None if none is needed."""
+    """The commands, and the version of each package after them.
+
+    The version is the manager's whole one, empty if it isn't known before the repository has been read.
+    `install` is the transaction among the commands, None if none is needed.
+    """
 
     commands: tuple[Command, ...] = ()
     install: Command | None = None
@@ -41,13 +44,13 @@ class Steps:
 
 
 def common_version(states: States) -> str:
-    """The one version (``1.20.0-1``) that all four are installed at; empty if they aren't."""
+    """The one version (``1.20.0-1``) at which all four are installed; empty if they differ."""
     found = {states[name].installed for name in PACKAGES}
     return found.pop() if len(found) == 1 else ""
 
 
 def settled(states: States, goal: Goal) -> bool:
-    """Whether the four are installed as the goal has it."""
+    """Whether the installed four match the goal."""
     version = common_version(states)
     if any(states[name].unfinished for name in PACKAGES):
         return False
@@ -59,10 +62,11 @@ def settled(states: States, goal: Goal) -> bool:
 
 
 def plan(manager: Manager, states: States, goal: Goal, *, killed: bool = False) -> Steps:
-    """What to run, the repository's files being as they should. `PackagesError` if it can't be had.
+    """The commands to run, once the repository's files are correct. `PackagesError` if it isn't possible.
 
-    `killed` says that an earlier run of ours was; what dpkg had begun then is ended first. If any of the four
-    is half-way it is in any case; others' packages are theirs to end.
+    `killed` means that an earlier run of gpunode was killed; then dpkg's unfinished work is completed first.
+    It is completed in any case if one of the four is unfinished; unfinished packages of others are left to
+    their owners.
     """
     if settled(states, goal):
         return Steps(
@@ -85,9 +89,9 @@ def around(
     *,
     killed: bool = False,
 ) -> Steps:
-    """An install with the holds that come off before it and on after it.
+    """An install with the holds released before it and set after it.
 
-    `PackagesError` for packages that somebody holds, unless they are to be held anew.
+    `PackagesError` for packages that the user holds, unless they are to be held again.
     """
     held = [name for name in PACKAGES if states[name].held]
     if held and not goal.hold:
@@ -105,7 +109,7 @@ def around(
 
 
 def shared_versions(states: States) -> tuple[str, ...]:
-    """The versions that every package can be had in, newest first."""
+    """The versions that are available of every package, newest first."""
     first, *others = (states[name] for name in PACKAGES)
     return tuple(
         one.version
@@ -171,7 +175,7 @@ def _versions(states: States, goal: Goal) -> dict[str, str]:
 
 
 def _whole(state: PackageState, version: str) -> str:
-    """As the repository has it; before it is known, as NVIDIA numbers its packages."""
+    """The repository's full version; before it is known, NVIDIA's own numbering."""
     found = state.offered(version)
     return found.version if found else version if "-" in version else f"{version}{_REVISION}"
 
@@ -191,7 +195,7 @@ _SECONDS = 30.0
 
 @dataclass(frozen=True)
 class PackageFile:
-    """One file, and what it says of itself."""
+    """One file, and its metadata."""
 
     path: str
     name: str
@@ -200,7 +204,7 @@ class PackageFile:
 
 
 def read_directory(host: Host, manager: Manager, directory: str) -> tuple[PackageFile, ...]:
-    """The toolkit's packages among the files of a directory. `UsageError` for one that is damaged."""
+    """The toolkit's packages among the files of a directory. `UsageError` for a damaged one."""
     ending = "*.deb" if manager.name == "apt" else "*.rpm"
     if not host.is_dir(directory):
         raise UsageError(f"{directory} is no directory", hint=f"--from takes the directory of {ending} files")
@@ -237,7 +241,7 @@ def chosen(
         only = next(iter(whole.values()))
         return tuple(
             only[name] for name in reversed(PACKAGES)
-        )  # as they need each other, for whoever reads it
+        )  # in the order of their dependencies, for the reader
     raise UsageError(_trouble(whole, sets, version, here), hint=_hint(whole))
 
 
@@ -259,7 +263,10 @@ def _hint(whole: Iterable[str]) -> str:
 
 
 def is_downgrade(manager: Manager, states: States, files: Sequence[PackageFile]) -> bool:
-    """Whether a file is older than what is installed. apt is allowed it whenever the version differs."""
+    """Whether a file is older than the installed version.
+
+    apt is allowed to downgrade if the versions differ.
+    """
     pairs = [(states[one.name].installed, one.version) for one in files if states[one.name].installed]
     if manager.name == "apt":
         return any(installed != version for installed, version in pairs)

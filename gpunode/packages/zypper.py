@@ -1,4 +1,4 @@
-"""zypper: SUSE Linux Enterprise and openSUSE. Its exit codes say more than its words (zypper(8))."""
+"""zypper: SUSE Linux Enterprise and openSUSE. Its exit codes are more precise than its output (zypper(8))."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ASK_SECONDS = 120.0
 _QUIET = ("zypper", "--non-interactive")
 _NOTHING_FOUND = 104
 _DONE = (0, 100, 101, 102, 103)  # 102: a reboot is suggested, 103: zypper itself was updated
-_ZYPP_CODE = 4  # an error of the library: mostly of the solver, but a download is one too
+_ZYPP_CODE = 4  # an error of the library: mostly of the solver, but also a failed download
 _CODES = {
     _ZYPP_CODE: Trouble.DEPENDENCIES,
     7: Trouble.LOCKED,
@@ -41,7 +41,7 @@ _PATTERNS = (
     (Trouble.NO_REPOSITORY, r"File '.*/repomd\.xml' not found on medium"),
     (Trouble.NETWORK, r"Could not resolve|Download \(curl\) error|Timeout exceeded|Valid metadata not found"),
     (Trouble.NETWORK, r"Repository .* is invalid|File .* not found on medium"),
-    (Trouble.OTHER, r"^Problem reading|^Failed to |RPM failed|^Error:| failed:$"),  # why, before what follows
+    (Trouble.OTHER, r"^Problem reading|^Failed to |RPM failed|^Error:| failed:$"),  # its reason comes first
 )
 _SOLVABLE = re.compile(r"<solvable ([^>]*)/?>")
 _ATTRIBUTE = re.compile(r'([a-z]+)="([^"]*)"')
@@ -56,7 +56,7 @@ class Zypper:
 
     @property
     def lock_files(self) -> tuple[str, ...]:
-        """zypp notes its process in /run/zypp.pid and locks rpm's file while it writes."""
+        """zypp records its process in /run/zypp.pid and locks rpm's file while it writes."""
         return ("/run/zypp.pid", "/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
 
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
@@ -82,12 +82,12 @@ class Zypper:
         return PackageState(name, version, candidate, everything, locked(self.host, "suse", name))
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """From rpm, which knows no repositories."""
+        """From rpm, which has no repositories."""
         here = installed(self.host, names)
         return {name: self._state(name, here.get(name, ""), []) for name in names}
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """zypper tells it in its own words; nothing is claimed."""
+        """Empty: zypper prints localized text."""
         return ()
 
     def refresh(self, only: str = "") -> Command:
@@ -113,13 +113,13 @@ class Zypper:
         return Command((*_QUIET, "addlock", *names), seconds=_ASK_SECONDS)
 
     def require_holding(self) -> None:
-        """It can always."""
+        """zypper can always hold packages."""
 
     def release(self, names: Sequence[str]) -> Command:
         return Command((*_QUIET, "removelock", *names), seconds=_ASK_SECONDS)
 
     def finish(self) -> Command | None:
-        """rpm configures as it unpacks; what is missing is installed by the next transaction."""
+        """rpm configures packages as it unpacks them; the next transaction installs the missing ones."""
         return None
 
     def explain(self, done: Completed) -> Failure | None:
@@ -133,7 +133,7 @@ class Zypper:
 
 
 def _named(package: Wanted) -> tuple[str, ...]:
-    """zypper has no pattern for versions, but takes two limits of one package."""
+    """zypper has no pattern for versions, but accepts two limits for one package."""
     if not package.version and package.branch:
         return (f"{package.name}>={package.branch}", f"{package.name}<{package.branch + 1}")
     return (f"{package.name}={package.version}" if package.version else package.name,)
