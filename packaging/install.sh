@@ -1,11 +1,20 @@
 #!/bin/sh
 # Installs gpunode from this offline bundle into /opt/gpunode, or removes it: sudo ./install.sh [--remove]
 set -eu
+umask 022
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
 here=$(cd "$(dirname "$0")" && pwd)
+cd /
+mark=/opt/gpunode/installed-from-bundle
 units="gpunode-device-plugin.service gpunode-doctor.service gpunode-doctor.timer"
 if [ "$(id -u)" -ne 0 ]; then
     echo "error: installing gpunode needs root" >&2
     echo "hint: sudo $0" >&2
+    exit 3
+fi
+if [ -e /opt/gpunode ] && [ ! -e "$mark" ]; then
+    echo "error: /opt/gpunode was not installed from a bundle" >&2
+    echo "hint: remove it by the package manager, or move it away; then run this again" >&2
     exit 3
 fi
 systemd() { [ ! -d /run/systemd/system ] || systemctl "$@"; }
@@ -20,23 +29,26 @@ if [ "${1:-}" = --remove ]; then
     echo "gpunode is removed; /etc/gpunode and /var/lib/gpunode stay"
     exit 0
 fi
-if [ -e /opt/gpunode ] && [ ! -e /opt/gpunode/lib/shared ]; then
-    echo "error: /opt/gpunode exists and was not installed from this bundle" >&2
-    echo "hint: move it away, then run this again" >&2
-    exit 3
-fi
 mkdir -p /opt
 rm -rf /opt/gpunode.new
-cp -a "$here/opt/gpunode" /opt/gpunode.new
-"$here/choose-python" /opt/gpunode.new
-rm -rf /opt/gpunode && mv /opt/gpunode.new /opt/gpunode
+cp -R "$here/opt/gpunode" /opt/gpunode.new
+cp "$here/choose-python" /opt/gpunode.new/
+# whoever unpacked the archive owns its files, but root runs them
+chown -R root:root /opt/gpunode.new
+chmod -R u=rwX,go=rX /opt/gpunode.new
+touch "/opt/gpunode.new/${mark##*/}"
+/opt/gpunode.new/choose-python /opt/gpunode.new
+rm -rf /opt/gpunode
+mv /opt/gpunode.new /opt/gpunode
 mkdir -p /usr/local/bin /usr/local/lib/systemd/system /usr/local/share/man/man1 /etc/gpunode
 ln -sf ../../../opt/gpunode/bin/gpunode /usr/local/bin/gpunode
 for unit in $units; do
-    cp "$here/units/$unit" /usr/local/lib/systemd/system/
+    install -m 644 "$here/units/$unit" "/usr/local/lib/systemd/system/$unit"
 done
-cp "$here"/man/*.1.gz /usr/local/share/man/man1/
-[ -e /etc/gpunode/env ] || cp "$here/env" /etc/gpunode/env
+for page in "$here"/man/*.1.gz; do
+    install -m 644 "$page" /usr/local/share/man/man1/
+done
+[ -e /etc/gpunode/env ] || install -m 644 "$here/env" /etc/gpunode/env
 systemd daemon-reload
 systemd try-restart gpunode-device-plugin.service
 echo "gpunode is installed: gpunode doctor"

@@ -158,7 +158,7 @@ Version: {version}
 Architecture: amd64
 Maintainer: gpunode maintainers <gpunode@example.invalid>
 Installed-Size: {size}
-Depends: python3 (>= 3.11) | python3.11 | python3.12 | python3.13
+Depends: python3 (>= 3.11) | python3.11 | python3.12 | python3.13 | python3.14
 Section: admin
 Priority: optional
 Description: {summary}
@@ -176,6 +176,16 @@ if [ "$1" = configure ]; then
     fi
 fi
 """
+# a virtual environment there would be run instead of the package's files, and go with the package
+_PREINST = """\
+#!/bin/sh
+set -e
+if [ -e /opt/gpunode/pyvenv.cfg ] && ! grep -qsx /opt/gpunode /var/lib/dpkg/info/gpunode.list; then
+    echo "error: /opt/gpunode exists and does not belong to this package" >&2
+    echo "hint: move it away, then install the package again" >&2
+    exit 1
+fi
+"""
 _PRERM = """\
 #!/bin/sh
 set -e
@@ -186,19 +196,20 @@ fi
 _POSTRM = """\
 #!/bin/sh
 set -e
-if [ "$1" = remove ] || [ "$1" = purge ]; then
+if [ "$1" = remove ]; then
     rm -rf /opt/gpunode # choose-python's files and bytecode; dpkg has removed its own
     [ ! -d /run/systemd/system ] || systemctl daemon-reload
 fi
-if [ "$1" = purge ]; then
-    rm -rf /var/lib/gpunode /etc/gpunode # the journal and our settings; what the engines read stays
+# the journal and our settings, unless gpunode was installed otherwise since; what the engines read stays
+if [ "$1" = purge ] && [ ! -e /opt/gpunode ]; then
+    rm -rf /var/lib/gpunode /etc/gpunode
 fi
 """
 
 
 def deb(root: Path, output: Path, version: str) -> Path:
     """A Debian package of the tree; see deb-control(5)."""
-    scripts = {"postinst": _POSTINST, "prerm": _PRERM, "postrm": _POSTRM}
+    scripts = {"preinst": _PREINST, "postinst": _POSTINST, "prerm": _PRERM, "postrm": _POSTRM}
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
     description = _DESCRIPTION.replace("\n", "\n ")
     control = _CONTROL.format(version=version, size=size, summary=_SUMMARY, description=description)
@@ -221,7 +232,7 @@ Release: 1
 Summary: {summary}
 License: Apache-2.0
 AutoReqProv: no
-Requires: (python3 >= 3.11 or python3.11 or python3.12 or python3.13)
+Requires: (python3 >= 3.11 or python3.11 or python3.12 or python3.13 or python3.14)
 %description
 {description}
 %install
@@ -230,6 +241,12 @@ cp -a {root}/. %{{buildroot}}/
 /opt/gpunode
 %config(noreplace) /etc/gpunode/env
 {files}
+%pre
+if [ "$1" = 1 ] && [ -e /opt/gpunode/pyvenv.cfg ]; then
+    echo "error: /opt/gpunode exists and does not belong to this package" >&2
+    echo "hint: move it away, then install the package again" >&2
+    exit 1
+fi
 %post
 /opt/gpunode/choose-python
 if [ -d /run/systemd/system ]; then

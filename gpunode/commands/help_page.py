@@ -142,7 +142,7 @@ class HelpGroup(HelpPage, typer.core.TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
-        if self.default and not named:
+        if self.default and not named and not ctx.resilient_parsing:  # as for completion
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 

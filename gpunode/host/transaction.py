@@ -150,18 +150,20 @@ class UnitBefore:
 
 
 def unit_states(host: Host, units: Iterable[str]) -> dict[str, UnitBefore]:
-    """The units' states by name; {} where systemd doesn't run."""
+    """The units' states by name; without those that systemd doesn't report, {} where it doesn't run."""
 
     def state(verb: str, unit: str) -> str:
         return host.run(("systemctl", verb, unit), timeout=_SYSTEMCTL_SECONDS).stdout.strip()
 
-    return {
-        unit: UnitBefore(
-            state("is-enabled", unit) not in ("disabled", "not-found", ""),
-            state("is-active", unit) in ("active", "reloading", "activating", "refreshing"),
-        )
-        for unit in (units if _acts(host) else ())
-    }
+    states: dict[str, UnitBefore] = {}
+    for unit in units if _acts(host) else ():
+        enabled, active = state("is-enabled", unit), state("is-active", unit)
+        if enabled and active:
+            states[unit] = UnitBefore(
+                enabled not in ("disabled", "not-found"),
+                active in ("active", "reloading", "activating", "refreshing"),
+            )
+    return states
 
 
 def restore_unit_states(host: Host, states: Mapping[str, UnitBefore]) -> None:
@@ -268,15 +270,16 @@ def not_restored(error: BaseException, problems: Sequence[GpunodeError]) -> NotR
     """The error of a change that failed with `error` and was rolled back, except for these problems."""
     if isinstance(error, RolledBackError) and error.__cause__ is not None:
         error = error.__cause__  # its own message says that the node is unchanged
-    if isinstance(error, GpunodeError):
-        message = error.message
-    elif isinstance(error, Exception):
-        message = f"{type(error).__name__}: {error}"
-    else:
-        message = "interrupted"
+    message = _message(error)
     rest = "; ".join(problem.message.removesuffix(f": {message}") for problem in problems)
     but = "" if isinstance(error, NotRestoredError) else "rolled back, but "
     return NotRestoredError(f"{message}; {but}{rest}", hint=problems[0].hint)
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, GpunodeError):
+        return error.message
+    return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else "interrupted"
 
 
 class Transaction:
@@ -299,7 +302,7 @@ class Transaction:
         self.rolled_back = False
         self.stays = False
         self._written: list[str] = []
-        self._units_before: Mapping[str, UnitBefore] = {}
+        self.units_before: Mapping[str, UnitBefore] = {}
         self._acted = False
         self._restart = restart
 
@@ -321,7 +324,7 @@ class Transaction:
         if self.edits:
             existing = [edit for edit in self.edits if edit.before is not None]
             units = UnitChanges.of_edits(self.open().units, existing)
-            self._units_before = unit_states(host, (*units.enable, *units.disable))
+            self.units_before = unit_states(host, (*units.enable, *units.disable))
             units = UnitChanges.of_edits(self.open().units, self.edits)
             units.before_files(host)
             for edit in self.edits:
@@ -357,7 +360,12 @@ class Transaction:
         if self.entry is None:
             return
         state = "committed" if self.stays else "rolled-back"
-        restored = restore(self.journal, self.entry, self._restart, state, self._units_before)
+        try:
+            restored = restore(self.journal, self.entry, self._restart, state, self.units_before)
+        except (GpunodeError, OSError) as failure:
+            hint = f"correct it, then run: gpunode rollback {self.entry.id}"
+            message = f"{_message(error)}; not rolled back: {_message(failure)}"
+            raise NotRestoredError(message, hint=hint) from error
         self.rolled_back = True
         written = {path: one for path, one in restored.foreign.items() if path in self._written}
         problems = replace(restored, foreign=written).problems

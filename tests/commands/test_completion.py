@@ -16,6 +16,9 @@ from tests.cli import clean_environment, command, gpunode
     ("words", "offered"),
     [
         (("mig", ""), {"list", "export", "plan", "apply", "assert"}),
+        (("journal", ""), {"list", "show"}),
+        (("journal", "sh"), {"show"}),
+        (("status", ""), {"runtime"}),
         (("mig", "apply", "--dr"), {"--drain", "--dry-run"}),
         (("labels", "--mig-st"), {"--mig-strategy"}),
         (("setup", "--plugin", ""), {"systemd", "daemonset"}),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpunode.commands import setup_steps
-from gpunode.errors import ConfigError, DaemonError, NotRestoredError, RolledBackError
+from gpunode.errors import ConfigError, DaemonError, NotRestoredError, PreconditionError, RolledBackError
 from gpunode.host import Host, transaction
 from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.process import Completed
@@ -149,6 +149,20 @@ def test_files_that_others_changed_are_named_and_no_rollback_is_claimed(host: Ho
         change_files(host, "test", lambda: (A, B), nothing, activate=activate)
     assert caught.value.exit_code == 1 and caught.value.hint.endswith("00-a /etc/a")
     assert contents(host) == [b"theirs", b"old"]
+
+
+def test_a_failing_rollback_keeps_the_first_error_and_names_what_to_run(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_journal: Journal, _entry: Entry) -> None:
+        raise PreconditionError("can't write /etc/a: it is immutable")
+
+    monkeypatch.setattr(Journal, "restore", refuse)
+    with pytest.raises(NotRestoredError, match="no start; not rolled back: can't write /etc/a") as caught:
+        change_files(host, "test", lambda: (A, B), nothing, activate=fail)
+    (entry,) = Journal.of(host).entries()
+    assert caught.value.exit_code == 1 and caught.value.hint.endswith(f"gpunode rollback {entry.id}")
+    assert contents(host) == [b"new", b"new"] and entry.state == "applied"
 
 
 def test_a_rollback_with_nothing_left_over_is_claimed(host: Host) -> None:

@@ -104,12 +104,24 @@ def test_purge_removes_what_is_ours_and_nothing_of_the_node(bare: Machine) -> No
 
 def test_the_bundle_installs_without_a_network_and_is_removed(bare: Machine) -> None:
     name = f"gpunode-{__version__}-linux-x86_64"
-    bare.sh(f"tar -C /tmp -xzf {PACKAGES}/{name}.tar.gz && /tmp/{name}/install.sh")
+    # as README says: a user unpacks it, and the files are the user's
+    bare.sh(f"umask 0002 && tar -C /tmp -xzf {PACKAGES}/{name}.tar.gz", user="ada")
+    bare.sh(f"echo 'raise SystemExit(7)' > /tmp/compileall.py; cd /tmp && umask 077 && ./{name}/install.sh")
+    writable = "find /opt/gpunode ! -type l '(' ! -user root -o -perm /022 ')'"
+    assert bare.sh(writable) == ""
+    assert bare.gpunode("--version", user="ada").code == 0
     assert bare.gpunode("--version").out == f"gpunode {__version__}\n"
     assert bare.sh("systemd-analyze verify gpunode-device-plugin.service 2>&1") == ""
     bare.sh(f"/tmp/{name}/install.sh")  # again, over itself
     assert bare.gpunode("gpus").code == 0
+    package = f"{PACKAGES}/gpunode_{__version__}_amd64.deb"
+    both = bare.run("apt-get", "-y", "-q", "install", package)
+    assert both.code != 0 and "does not belong to this package" in both.out + both.err
     bare.sh(f"/tmp/{name}/install.sh --remove")
     assert bare.run("test", "-e", "/opt/gpunode").code == 1
+    bare.sh("mkdir -p /opt/gpunode && touch /opt/gpunode/mine")
+    for options in ((), ("--remove",)):
+        kept = bare.run(f"/tmp/{name}/install.sh", *options)
+        assert kept.code == 3 and bare.run("test", "-e", "/opt/gpunode/mine").code == 0, kept
     refused = bare.run("sh", f"/tmp/{name}/install.sh", user="ada")
     assert refused.code == 3 and "hint: sudo" in refused.err
