@@ -41,7 +41,7 @@ from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
 
-# What a container gets whichever device it asks for: control nodes, libraries, programs, hooks.
+# What a container gets for any device that it requests: control nodes, libraries, programs, hooks.
 
 
 def common_edits(
@@ -63,12 +63,12 @@ def common_edits(
 def _by_soname(files: DriverFiles) -> Iterator[Mount]:
     """Each library at each of its names, in both places where a loader looks by itself.
 
-    Without a hook nobody runs ldconfig in the container. That leaves what ld.so searches without a cache
-    (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, everybody else's for /usr/lib64, glibc's
+    Without a hook nothing runs ldconfig in the container. That leaves what ld.so searches without a cache
+    (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, the others' for /usr/lib64, glibc's
     own default; where an image has a symlink there, as Arch to /usr/lib, the engine follows it inside the
     image. The image isn't known when this is written, so both directories get all names, and one of them
-    holds files that nobody opens. A name that the image has itself, as a file or as a link to one, is covered
-    by the mount: the host's driver is what fits the host's kernel.
+    holds files that no program opens. A name that the image has itself, as a file or as a link to one, is
+    covered by the mount: the host's driver is what fits the host's kernel.
 
     Not done: LD_LIBRARY_PATH would replace the image's own and is ignored for privileged programs; an
     /etc/ld.so.cache or /etc/ld.so.conf.d of ours would hide the image's libraries. 32-bit libraries are left
@@ -122,7 +122,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII)  # `ValidateD
 
 @dataclass(frozen=True)
 class Form:
-    """How devices are named. `limit` is the newest version that whoever reads the result knows.
+    """How devices are named. `limit` is the newest version that the reader of the result supports.
 
     With `every` there is a device ``all``. With `whole` a GPU in MIG mode is one device, with all its MIG
     devices' files, in place of those. `groups` is whether containers may join a device file's group.
@@ -401,7 +401,7 @@ def _inventory(host: Host, driver: str, sources: Sources) -> Inventory:
 
 
 def no_inventory(host: Host, answer: NvmlProbe) -> GpunodeError:
-    """Why NVML told nothing, and what mends it."""
+    """Why NVML reported nothing, and what fixes it."""
     if loaded_module(host) is None:
         return PreconditionError(
             "the NVIDIA driver isn't loaded, so gpunode can't write a specification",

@@ -129,7 +129,7 @@ def _no_libcuda(version: str, root: str, directories: tuple[str, ...]) -> Precon
 def _directories(host: Host, architecture: str, search: tuple[str, ...]) -> Iterator[str]:
     """Directories of 64-bit libraries, real and each once; a 32-bit program's lie elsewhere everywhere.
 
-    Debian keeps some in a directory behind its alternatives; ld.so's cache tells of those and of any other.
+    Debian keeps some in a directory behind its alternatives; ld.so's cache lists those and any other.
     """
     cache = parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
     cached = [one.path for one in cache if one.soname.startswith(("libcuda.so", "libnvidia-ml.so"))]

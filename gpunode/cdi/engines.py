@@ -87,8 +87,8 @@ def newest_used(host: Host, dev_root: str = "", *, dots: bool = False) -> Versio
 def readable(host: Host, wanted: Version) -> Version:
     """The newest specification that all engines of this node read.
 
-    Only engines are asked of which some release doesn't read `wanted`: a program that says its version takes
-    as long as all the rest.
+    Only engines of which some release doesn't read `wanted` are queried: running a program for its version
+    takes as long as everything else.
     """
     matter = [name for name in _FINDERS if oldest(name) < wanted]
     return limit(installed(host, matter)) if matter else NEWEST

@@ -25,7 +25,7 @@ _LDCONFIG_REAL = "/sbin/ldconfig.real"
 class HookProgram:
     """`argv` is how a hook is named, such as ``nvidia-cdi-hook`` or ``nvidia-ctk hook``; `path` is absolute.
 
-    `known` are the hooks that this release has. `ldconfig` is what update-ldcache shall run, "" for its own
+    `known` are the hooks that this release has. `ldconfig` is what update-ldcache must run, "" for its own
     default.
     """
 

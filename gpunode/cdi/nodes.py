@@ -78,7 +78,7 @@ def mig_minors(text: str) -> dict[str, int]:
 
 
 def gpu_node(gpu: Gpu, facts: NodeFacts) -> str | None:
-    """/dev/nvidiaN of a GPU by its minor number, which need not be its index; None if nobody tells it."""
+    """/dev/nvidiaN of a GPU by its minor number, which need not be its index; None if unknown."""
     minor = gpu.minor if gpu.minor is not None else facts.minors.get(gpu.pci)
     return None if minor is None else f"/dev/nvidia{minor}"
 

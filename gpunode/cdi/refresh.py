@@ -1,9 +1,9 @@
 """The systemd units and the udev rule that keep the standard specification true.
 
-What changes on a node, and what tells of it: the driver is loaded or unloaded, a GPU is bound or goes (udev);
+What changes on a node, and what reports it: the driver is loaded or unloaded, a GPU is bound or goes (udev);
 its libraries, the module index or the hook program are replaced (files, by the path unit); MIG devices appear
 for the first time (their nodes in /dev/nvidia-caps, by the path unit). A MIG layout that comes to the same
-capabilities again makes no event at all: whoever changes it runs `gpunode cdi refresh` afterwards.
+capabilities again makes no event at all: whatever changes it must run `gpunode cdi refresh` afterwards.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ LABEL="gpunode_end"
 
 def files(host: Host, directories: Iterable[str] = ()) -> tuple[tuple[str, bytes], ...]:
     """Path and content of each file for this node: units, then the rule. The service may also write
-    `directories`; one whose name systemd could misread is left out.
+    `directories`; one with a name that systemd could misread is left out.
     """
     writable = (place for place in directories if re.fullmatch(r"/[\w./@+-]+", place, re.ASCII))
     values = {
@@ -131,7 +131,7 @@ def files(host: Host, directories: Iterable[str] = ()) -> tuple[tuple[str, bytes
 
 
 def _systemd_release(host: Host) -> int:
-    """Such as 252; what doesn't tell is taken for a new one."""
+    """Such as 252; an unknown version counts as a new one."""
     told = re.match(r"systemd (\d{1,5})", host.run(["systemctl", "--version"], timeout=5.0).stdout)
     return int(told[1]) if told else _RESTARTS_ONESHOT
 

@@ -91,7 +91,7 @@ class Spec:
 
 # Which version a specification needs, and which ones an engine reads.
 #
-# An engine ignores a specification whose cdiVersion it doesn't know, and all devices in it are then
+# An engine ignores a specification with a cdiVersion that it doesn't know, and all devices in it are then
 # "unresolvable"; it also refuses one that uses more than its cdiVersion has.
 
 OLDEST: Version = (0, 3, 0)

@@ -265,8 +265,8 @@ def _at(node: Any, path: tuple[str, ...]) -> Any:
 
 
 # --- objects that have to be in the cluster ---------------------------------------------------------------
-# All or none of the missing ones are created. An existing one that differs is never overwritten: somebody may
-# have changed it on purpose.
+# All or none of the missing ones are created. An existing one that differs is never overwritten: an
+# administrator may have changed it on purpose.
 
 
 @dataclass(frozen=True)

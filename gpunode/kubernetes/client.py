@@ -281,7 +281,7 @@ def _part(name: str) -> str:
 
 
 def _object(response: Any, kind: str, name: str = "") -> Json:
-    """The object in a response; a name or kind that wasn't asked for is an error, not data."""
+    """The object in a response; a name or kind that wasn't requested is an error, not data."""
     body: Json = {"kind": kind, **response}
     if not is_object(body) or body["kind"] != kind or (name and body["metadata"]["name"] != name):
         raise ValueError("the response has a different object than the requested one")

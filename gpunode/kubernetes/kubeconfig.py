@@ -89,7 +89,8 @@ class Connection:
     `source` says for people where the access comes from, `options` lead to it again, for a command that
     undoes. Paths in `cluster` and `user` are absolute. `tls_name` is the name that the server's certificate
     is for, if that isn't its address; `headers` are those of impersonation; `renew` returns new credentials
-    where a program prints them. `node`: the node by whose kubelet's certificate gpunode is known, else "".
+    where a program prints them. `node`: the node of the kubelet's certificate that gpunode authenticates
+    with, else "".
     """
 
     source: str

@@ -444,7 +444,7 @@ def _merged(rules: Iterable[Json]) -> list[Json]:
 def _bound(
     kind: str, name: str, rules: list[Json], binding: str, account: Json, namespace: str
 ) -> list[Json]:
-    """A role and its binding to the account; `binding` tells it from bindings to other accounts."""
+    """A role and its binding to the account; `binding` distinguishes it from bindings to other accounts."""
     api = f"{_API}/v1"
     subject = {key: account["metadata"][key] for key in ("name", "namespace")}
     return [

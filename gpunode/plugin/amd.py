@@ -45,7 +45,7 @@ from gpunode.plugin.sharing import share
 
 DOMAIN = "amd.com"
 KFD_NODE = "/dev/kfd"
-_OTHERS_NAME = "nvidia.com/gpu"  # what the settings hold where nobody named anything
+_OTHERS_NAME = "nvidia.com/gpu"  # what the settings hold where no resource name is configured
 
 
 def plan(settings: Settings, inventory: Inventory) -> Plan:

@@ -40,7 +40,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class Condition:
-    """One trouble that stands as long as the reading shows it."""
+    """A problem that lasts as long as the reading shows it."""
 
     code: str
     reason: str
@@ -69,7 +69,8 @@ def conditions(reading: Reading) -> Iterator[Condition]:
 # Marks: why a GPU, or some MIG instances of it, must not be handed out, and what must happen before they may
 # again. Pure.
 #
-# A mark heals when its cause is gone, what its class asks for has been seen, and the hold-down time is over:
+# A mark heals when its cause is gone, what its class requires has been observed, and the hold-down time is
+# over:
 #
 # - restart-app: nothing more; the program that was hit has ended
 # - by-driver: the driver's recovery action reads none, or a reset was seen
@@ -93,7 +94,7 @@ class Mark:
     `kind` is an XID's class or `STANDING`. `since` and `last` are when its cause was first and last seen,
     `mended` when its class was satisfied (0: not yet). `generation` and `ecc` are the driver's and the count
     of uncorrectable errors at that time, to be compared with later readings; `asked` is whether the driver
-    has asked for a reset meanwhile.
+    has requested a reset meanwhile.
     """
 
     gpu: str
@@ -128,12 +129,12 @@ class Mark:
 
 
 def worst(marks: Iterable[Mark]) -> Mark | None:
-    """The one to tell: what is hardest to mend, of those the oldest."""
+    """The problem to report: the one that is hardest to fix, of those the oldest."""
     return max(marks, key=lambda mark: (_SEVERITY.get(mark.problem.mend, 0), -mark.since), default=None)
 
 
 def asks_reset(reading: Reading) -> bool:
-    """Whether the driver asks for what resets the GPU, and not only for the end of some programs."""
+    """Whether the driver requests an action that resets the GPU, not only the end of some programs."""
     return reading.recovery_action in _RESETS
 
 
@@ -192,7 +193,7 @@ def readings_count(settings: HealthSettings) -> bool:
 # State of one GPU besides its marks: whether it was seen without an error, and how often it failed.
 
 SIGHTINGS_TO_HEAL = 2
-SETTLED_SECONDS = 10.0  # whole for so long is as good as a second sighting, if nobody looks again
+SETTLED_SECONDS = 10.0  # healthy for so long counts as a second observation if no other follows
 _HOUR = 3600.0
 _VANISHED = ("lost:", "(NVML 15)")  # model.NOT_LISTED and NVML_ERROR_GPU_IS_LOST: not transient
 
@@ -363,7 +364,7 @@ class HealthJudge:
         for state in self._gpus.values():
             self._settle(state, now)
         if self._driver is not None:
-            return  # nobody can tell whether a cause is gone
+            return  # it is unknown whether a cause is gone
         for gpu, marks in list(self._marks.items()):
             known = self._gpus.get(gpu)
             if known is not None and known.problem is None:
@@ -427,7 +428,7 @@ class HealthJudge:
             self._add(Mark(state.uuid, item.code, item.reason, STANDING, now, now, item.mend), now)
 
     def _grown(self, state: GpuState, reading: Reading, last: Reading | None, now: float) -> None:
-        """More uncorrectable errors than before: as grave as the event that should have told it."""
+        """More uncorrectable errors than before: as severe as the event that should have reported it."""
         if last is None or last.ecc_volatile is None or reading.ecc_volatile is None:
             return
         more = reading.ecc_volatile - last.ecc_volatile
@@ -491,7 +492,7 @@ class HealthJudge:
 
 # Health memory: the marks in ``STATE_DIR/health.json``, so that a restarted plugin still knows a bad GPU.
 #
-# It is forgotten with a reboot, which resets every GPU; only what asks for other hardware is kept. A file
+# It is forgotten with a reboot, which resets every GPU; only what requires other hardware is kept. A file
 # that can't be understood is renamed to ``health.json.broken``, with a warning.
 
 VERSION = 1

@@ -1,8 +1,8 @@
-"""The ledger: what is known of the node's GPUs, and per resource what the kubelet is told. All news comes
+"""The ledger: what is known of the node's GPUs, and per resource what is sent to the kubelet. All news comes
 here.
 
 `backend -> seen/readings/event/broken -> (plan, health) -> one Feed per resource -> ListAndWatch`. A plan is
-made anew when the inventory or the settings change, and what containers will need is prepared before it is
+made again when the inventory or the settings change, and what containers will need is prepared before it is
 shown; health only changes the problems of its devices. A feed, once there, stays: a resource that has no
 devices any more is shown empty, as ending its stream would make the kubelet doubt everything.
 """
@@ -39,7 +39,7 @@ Problems = Mapping[tuple[str, str], Problem]
 
 
 class Judge(Protocol):
-    """Health: takes the same news and tells each unit's problem. `now` is seconds since the epoch.
+    """Health: takes the same news and returns each unit's problem. `now` is seconds since the epoch.
 
     The ledger calls it under its own lock, one call at a time. Methods return nothing; what changed is seen
     by asking `problem` again, which is cheap.
@@ -88,7 +88,7 @@ class Feed:
             self._changed.notify_all()
 
     def publish(self, resource: Resource) -> None:
-        """Show this from now on; the same again wakes nobody."""
+        """Show this from now on; the same snapshot again wakes no stream."""
         with self._changed:
             before = self._snapshot
             if resource == before.resource:
@@ -148,7 +148,7 @@ class Ledger:
         self._tell()
 
     def again(self) -> None:
-        """Plan anew for the GPUs that are known: something else that a plan is made of has changed."""
+        """Plan again for the known GPUs: something else that a plan is made of has changed."""
         with self._planning:
             if self.inventory is not None:
                 self._replan_or_say(self.inventory)
@@ -226,7 +226,7 @@ class Ledger:
             if (problem := self._problem(resource, unit))
         }
         if self._shown is not None and self._shown[0] is self.plan and self._shown[1] == problems:
-            return False  # with a thousand shares the rest is dear, and health asks every second
+            return False  # with a thousand shares the rest is slow, and health calls this every second
         self._shown = (self.plan, problems)
         planned = {resource.name: _judged(resource, problems) for resource in self.plan.resources}
         self._report_health(planned.values())

@@ -69,9 +69,9 @@ class Problem:
 
     `code` is short and stable, for metrics and JSON: ``xid-79``, ``ecc``, ``row-remap``, ``lost``,
     ``fabric``, ``recovery-action``, ``driver``, ``mig-mode``, ``mps``... `reason` is for people. `since` is
-    seconds since the epoch. `mend` says what brings the device back: ``restart-app``, ``reset``, ``reboot``,
-    ``replace``, "" if unknown or if it comes back by itself. `starting` is no failure: it is not ready yet.
-    `logged` if the log has one line for all devices with this problem.
+    seconds since the epoch. `mend` is the action that makes the device healthy again: ``restart-app``,
+    ``reset``, ``reboot``, ``replace``, "" if unknown or if it comes back by itself. `starting` is no failure:
+    it is not ready yet. `logged` if the log has one line for all devices with this problem.
     """
 
     code: str
@@ -214,11 +214,11 @@ class AllocationError(GpunodeError):
     default_code = "invalid"
 
 
-# What a vendor brings, and what it tells: the two ends between which the ledger sits.
+# The backend of a vendor, and the sink that receives its events: the ledger is between the two.
 #
 # `Backend` is NVIDIA (nvidia/), AMD (amd/) or a simulated node (simulate/). Its `run` loop, in a thread of
-# its own, tells a `Sink` (the ledger) what it sees; the other methods are called by the ledger and the RPC
-# handlers, with values only, and must stay quick.
+# its own, reports to a `Sink` (the ledger) what it sees; the other methods are called by the ledger and the
+# RPC handlers, with values only, and must stay quick.
 
 
 class Sink(Protocol):
@@ -321,8 +321,8 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
     """`now`, with what `before` knows of GPUs that can't be read or aren't listed, ordered by index.
 
     A GPU off the bus may be listed without its UUID; its PCI address, or else its index if nothing else has
-    that UUID now, still tells which it was. Such a GPU keeps its old description, MIG devices included, and
-    has `error` set. What a sound GPU says replaces what it said before.
+    that UUID now, still identifies it. Such a GPU keeps its old description, MIG devices included, and
+    has `error` set. What a healthy GPU reports replaces what it reported before.
     """
     if before is None:
         return now
@@ -363,7 +363,8 @@ def _recognised(unreadable: Gpu, gone: dict[str, Gpu]) -> Gpu | None:
     return next(iter(same_place or same_index), None)
 
 
-# What an Allocate asks for: which requests can be met at all. Pure, and the same for every vendor.
+# Devices that an Allocate requests, and which requests can be met at all. Pure, and the same for every
+# vendor.
 
 _SHOWN = 8
 _SHOWN_CHARACTERS = 80
@@ -484,7 +485,7 @@ def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str
     return reasons, warnings
 
 
-# What to do about a problem's `mend`, for people: the same words in the log and in `plugin status`.
+# What to do about a problem's `mend`, for people: the same text in the log and in `plugin status`.
 
 _WORDS = {
     "restart-app": "restart the application that failed",
@@ -494,7 +495,7 @@ _WORDS = {
 
 
 def how_to_mend(mend: str, index: str, pid: int = 0) -> str:
-    """ "" for a `mend` that nobody has to see to. `index` is the unit's, `pid` the serving plugin's if known.
+    """ "" for a `mend` that needs no action. `index` is the unit's, `pid` the serving plugin's if known.
 
     A reset fails while any process has NVML open, and the plugin does: SIGUSR1 makes it close NVML.
     """

@@ -1,4 +1,4 @@
-"""`plugin serve`, the whole way: a backend tells the ledger, each resource's link shows its feed to the
+"""`plugin serve`, end to end: a backend reports to the ledger, each resource's link sends its feed to the
 kubelet.
 
 Two threads beside gRPC's own: `link` (the kubelet, our sockets, the parts, systemd) and `backend` (the GPUs).
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.25
 _CALM_SECONDS = 3.0  # the end of a stream wakes us, and so does a socket that comes or goes
-_UNWATCHED_SECONDS = 0.5  # where the kernel doesn't tell of sockets
+_UNWATCHED_SECONDS = 0.5  # where the kernel doesn't report changes of sockets
 _EAGER_SECONDS = 0.05  # a kubelet has just gone, and is likely to be back in a moment
 _EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
@@ -48,8 +48,8 @@ def steady_clock() -> Callable[[], float]:
 class PluginService:
     """Start it, let it run, stop it. It can be embedded: no signal handler and nothing global is set.
 
-    `parts` are made with the service when it is; each gets its turn between the links'. `observers` are told
-    every RPC that was answered, from any thread.
+    `parts` are made with the service when it is; each gets its turn between the links'. `observers` are
+    called for every RPC that was answered, from any thread.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PluginService:
         self.before_registering: list[
             Callable[[], None]
         ] = []  # called when a resource is about to get a link
-        self.at_end: Callable[[], None] = lambda: None  # called when the end is asked for, by any thread
+        self.at_end: Callable[[], None] = lambda: None  # called when the end is requested, by any thread
         self._links: Links | None = None
         self._rarely = Rarely()
         self._waiter: Waiter | None = None
@@ -217,7 +217,9 @@ class PluginService:
         self._systemd.report(self.status)
 
     def _close(self, links: Links) -> None:
-        """The sockets first: a part that hangs must not leave the kubelet with nobody behind them."""
+        """The sockets first: a part that hangs must not leave the kubelet with sockets that no server answers
+        on.
+        """
         links.close()
         for part in self._parts:
             try:
@@ -322,4 +324,4 @@ class Links:
             link.claim()
         except GpunodeError:
             if first:
-                raise  # later the link's own turns try again, and say what is in the way
+                raise  # later the link's own turns retry, and report what prevents it

@@ -26,7 +26,7 @@ class Systemd:
         self._interval = int(limit) / 2e6 if mine and limit.isdecimal() else 0.0
 
     def report(self, status: str) -> None:
-        """Called often; tells a new status, and that we live when it is time to."""
+        """Called often; sends a new status to systemd, and the watchdog ping when it is due."""
         if status != self._status:
             self._status = status
             self.tell(f"STATUS={status}")
@@ -64,13 +64,13 @@ class Found:
 
 
 def find_unit(host: Host) -> Found:
-    """The file in /etc/systemd/system, whoever wrote it."""
+    """The file in /etc/systemd/system, also if gpunode didn't write it."""
     return Found(host.read_bytes(UNIT_FILE))
 
 
 def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:
     """The whole unit; `arguments` are options of `plugin serve`, words that systemd takes as they are."""
-    _, _, body = _PACKAGED.read_text().partition("\n\n")  # the comment before it tells how to copy it by hand
+    _, _, body = _PACKAGED.read_text().partition("\n\n")  # the comment before it explains copying
     words = " ".join((program(host), "plugin", "serve", *arguments))
     before, found, after = body.partition(_START)
     assert found, "the packaged unit starts something else"
@@ -78,7 +78,7 @@ def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:
 
 
 def hidden_program(host: Host) -> str:
-    """Where this gpunode lies, if the service couldn't see it there; else empty."""
+    """Directory of this gpunode if the service couldn't see it there; else empty."""
     if not host.live:
         return ""
     import sys

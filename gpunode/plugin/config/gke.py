@@ -71,7 +71,7 @@ def keys(item: Item) -> tuple[str, ...]:
 
 
 def plain(item: Item) -> Any:
-    """Plain values. Quoted text isn't told from text without: to our reader a number is one in either."""
+    """Plain values. Quoted and unquoted text are not distinguished: a number is a number in either form."""
     if item.kind == "map":
         return {name: plain(value) for name, _, value in item.pairs}
     if item.kind == "list":
@@ -93,9 +93,8 @@ def ordered(config: dict[str, Any]) -> dict[str, Any]:
 # GKE's gpu_config.json as our config file.
 #
 # Its format is that of GKE's device plugin (container-engine-accelerators, pkg/gpu/nvidia/manager.go): JSON
-# whose keys Go reads in any case. A file that is invalid there is passed over as a whole, with a line in a
-# log. Beside it may stand the ConfigMap xid-config, which the plugin gets as a variable and which beats the
-# file.
+# whose keys Go reads in any case. A file that is invalid there is ignored as a whole, with a line in a log.
+# There may also be the ConfigMap xid-config, which the plugin gets as a variable and which beats the file.
 
 RESOURCE = "nvidia.com/gpu"  # GKE's plugin knows no other name
 ALWAYS_CRITICAL = 48

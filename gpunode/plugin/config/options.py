@@ -545,7 +545,7 @@ METAVARS = {
 
 
 def metavar(option: Option) -> str:
-    """What stands for the value in help and tables."""
+    """The placeholder for the value in help and tables."""
     words = "|".join(option.allowed)
     if option.kind == "choices":
         return f"{words},..."

@@ -142,7 +142,7 @@ class Sources:
 
     @property
     def reader(self) -> Host:
-        """Where the file lies: on the node, or here if the path is relative: then it is this shell's."""
+        """Path of the file: on the node, or relative to the caller's working directory."""
         return self.host if self._named.startswith("/") else Host(Path("/"), self.host.environ)
 
     def read(self) -> bytes:
@@ -182,7 +182,7 @@ class _Merge:
         more = self._take_file(data) if self._sources.file else {}
         settings = self._settings(more)
         if not self._sources.part and not settings.labels.to:
-            # GPU feature discovery's part of the file is of no matter here
+            # GPU feature discovery's part of the file is ignored here
             self._problems = [one for one in self._problems if not _of_labels(one)]
             self._warnings = [one for one in self._warnings if not _of_labels(one)]
         if not self._problems:

@@ -1,4 +1,4 @@
-"""What `plugin serve` is told: one frozen value made from flags, environment and config file (see config/).
+"""Settings of `plugin serve`: one frozen value made from flags, environment and config file (see config/).
 
 Field names follow NVIDIA's flags; docs/device-plugin.md lists flag, variable and config key of each.
 """
@@ -60,7 +60,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class HealthSettings:
-    """Which events count. Numbers are XIDs; `ALL_XIDS` in a set stands for every one.
+    """Which events count. Numbers are XIDs; `ALL_XIDS` in a set means all of them.
 
     An XID in `enabled` counts whatever else is said; one in `disabled` doesn't; the others go by their class
     in facts/kernel_log.py. `hold_seconds` is how long the cause must be gone before a device returns.

@@ -1,4 +1,4 @@
-"""One value from its text, whoever gave it: a flag, a variable or the config file. Pure.
+"""Parser for one value from its text in a flag, a variable or the config file. Pure.
 
 Each kind is one function that raises ValueError with what is allowed.
 """
@@ -202,7 +202,7 @@ def value_problem(field: str, *texts: str) -> str:
     return ""
 
 
-# What is wrong with a configuration, all of it at once, each with where it stands.
+# All problems of a configuration at once, each with its location.
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class Problem:
         return {"hint": self.hint} if self.hint else {}
 
     def info(self) -> ErrorInfo:
-        """As it stands in the JSON envelope."""
+        """Its representation in the JSON envelope."""
         return ErrorInfo("usage" if self.usage else "config", self.text, self.hint)
 
 

@@ -99,7 +99,7 @@ class ConfigWatch:
         self.last_error = ""
 
     def tick(self, now: float) -> None:
-        if self._task.busy:  # what is asked for meanwhile comes next
+        if self._task.busy:  # what is requested meanwhile comes next
             return
         told = self._hangup.take()
         if told:

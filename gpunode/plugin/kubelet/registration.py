@@ -53,9 +53,10 @@ _NONE_LISTED = "the kubelet lists none of our devices"
 class AllocatableCheck:
     """Compares the devices that the kubelet lists for a resource with ours.
 
-    The source is PodResources; where it can't be asked, the kubelet's checkpoint, if the kubelet has written
-    that since our registration. PodResources counts only once it has listed a device of ours or of the
-    checkpoint: it could be another kubelet's socket. Another plugin that uses our device ids is not detected.
+    The source is PodResources; where it can't be queried, the kubelet's checkpoint, if the kubelet has
+    written that since our registration. PodResources counts only once it has listed a device of ours or of
+    the checkpoint: it could be another kubelet's socket. Another plugin that uses our device ids is not
+    detected.
 
     Another plugin's devices instead of ours are proof at the first look, which comes as soon as the kubelet
     has written its checkpoint: a later list of ours replaces them, and after that plugin's exit it hides the
@@ -333,7 +334,7 @@ class KubeletLink:
         self._register_again(now, reason)
 
     def _check_devices(self, now: float) -> None:
-        """Register again if the kubelet has lost our devices, which it tells no plugin."""
+        """Register again if the kubelet has lost our devices: it doesn't notify the plugin of that."""
         self._allocatable.look(now)
         if not self._allocatable.lost:
             return

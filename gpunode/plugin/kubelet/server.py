@@ -1,4 +1,4 @@
-"""The plugin's gRPC server: one resource on a socket of its own that nobody else can connect to."""
+"""The plugin's gRPC server: one resource on a socket of its own that only root can connect to."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Streams:
 # gRPC over unix sockets: the services' methods, channels that share no state, the path limit.
 #
 # Requests are parsed here and not by grpc, which would print a traceback for bytes that are no message and
-# tell the client nothing.
+# send the client no reason.
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a client's malformed frame is no news for the log
 
@@ -248,9 +248,9 @@ class Policy(Protocol):
 
 
 class Call(NamedTuple):
-    """One RPC that was answered. `code` is gRPC's (OK, NOT_FOUND, ...), `devices` how many were asked for.
+    """One RPC that was answered. `code` is gRPC's (OK, NOT_FOUND, ...), `devices` how many were requested.
 
-    A ListAndWatch is told when its stream has ended. `fallback` is set where a preference came from the
+    A ListAndWatch is reported when its stream has ended. `fallback` is set where a preference came from the
     simple rule because the good one failed.
     """
 
@@ -419,7 +419,7 @@ def first_available(available: Sequence[str], must_include: Sequence[str], size:
 
 
 def _shortened(ids: Sequence[str]) -> str:
-    """The ids for a log line; whose they are the kubelet doesn't tell a plugin."""
+    """The ids for a log line; the kubelet doesn't tell a plugin which pod they are for."""
     more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
     return ",".join(ids[:_LISTED]) + more
 
@@ -442,7 +442,7 @@ _OPTIONS = (
 
 
 class PluginServer:
-    """One gRPC server on one socket file. `streams` tells who is watching.
+    """One gRPC server on one socket file. `streams` lists the open ListAndWatch calls.
 
     `extra` are further services on the same socket.
     """
@@ -484,8 +484,8 @@ class PluginServer:
     def stop(self) -> None:
         """End every stream and remove the socket; at most a second.
 
-        gRPC unlinks by path on the way out; where another process has put its own socket there meanwhile the
-        listener is left to the end of the process instead.
+        gRPC unlinks by path when it closes. If another process has replaced the socket meanwhile, the
+        listener stays open until the process ends.
         """
         self.streams.close_all()
         if self._identity is not None and self.socket_is() == "foreign":
@@ -514,7 +514,7 @@ def listen_privately(host: Host, socket: str, bind: Callable[[], object]) -> Non
 
 
 def clear_stale(host: Host, socket: str) -> None:
-    """Remove what an earlier plugin left at `socket`: only a socket, and only if nobody listens behind it."""
+    """Remove what an earlier plugin left at `socket`: only a socket, and only if no process listens on it."""
     path = host.path(socket, follow=False)
     if host.is_symlink(socket) or (path.exists() and not path.is_socket()):
         raise PreconditionError(
@@ -551,7 +551,7 @@ def is_socket(host: Host, path: str) -> bool:
 
 
 def identity(host: Host, path: str) -> tuple[int, int, int] | None:
-    """What changes when a socket is made anew; None if there is no socket.
+    """What changes when a socket is recreated; None if there is no socket.
 
     The change time is part of it, as a new socket often gets the old one's inode number again.
     """
@@ -603,7 +603,7 @@ _PROBE_SECONDS = 2.0  # between two attempts to connect to another plugin's sock
 
 @dataclass(frozen=True)
 class LinkContext:
-    """What all links of a plugin share. `observe` gets every RPC, `news` asks for the next turn at once."""
+    """What all links of a plugin share. `observe` gets every RPC, `news` requests the next turn at once."""
 
     host: Host
     settings: Settings
@@ -661,11 +661,11 @@ class Serving:
             self._serve()
 
     def keep(self, now: float) -> str:
-        """See to it that we serve; empty if so, else what is in the way.
+        """Make sure that the server runs; returns empty if it does, else the reason.
 
         `PreconditionError` with the code `READ_ONLY` if the directory can't be written (any more): a
-        service's sandbox still holds the old one after somebody made it anew, and only a new start opens the
-        new one.
+        service's sandbox still holds the old one after it was recreated, and only a restart opens the new
+        one.
         """
         if self._server is not None:
             state = self._server.socket_is()

@@ -76,7 +76,7 @@ class WatcherLink:
         self._serving.claim(chain([self._settings.socket(self._resource)], earlier))
 
     def tick(self) -> None:
-        """See to it that the socket is there, and tell what the kubelet says of it."""
+        """Make sure that the socket exists, and return what the kubelet reports about it."""
         now = self._host.monotonic()
         try:
             problem = self._serving.keep(now)
@@ -107,7 +107,7 @@ class WatcherLink:
     # --- what the kubelet asks -------------------------------------------------------------------------
 
     def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
-        """It may be asked at any time; only what `_notified` hears makes it a registration."""
+        """The kubelet may call it at any time; only `_notified` makes it a registration."""
         self._asked = self._serving.streams.last
         return pb.PluginInfo(
             type=DEVICE_PLUGIN_TYPE,
@@ -150,10 +150,10 @@ class WatcherLink:
             self._log.info("registered with the kubelet", resource=self._resource)
 
     def _be_patient(self, now: float, watched: bool) -> None:
-        """Make the socket anew if this kubelet has left it alone for too long.
+        """Recreate the socket if this kubelet has ignored it for too long.
 
-        After a refusal, too: one whose device manager couldn't connect counts the socket as dealt with, and
-        comes again only for a new one (kubelet, pluginmanager/operationexecutor, AddPlugin).
+        After a refusal, too: a kubelet that couldn't connect to it counts the socket as handled, and retries
+        only with a new one (kubelet, pluginmanager/operationexecutor, AddPlugin).
         """
         kubelet = identity(self._host, self._settings.kubelet_socket)
         before, situation = self._situation, (kubelet, self._serving.generation, watched)

@@ -1,7 +1,7 @@
 """The labels of a node with AMD GPUs, as AMD's node labeller sets them. Pure.
 
 One value for all GPUs is ``amd.com/gpu.KIND=VALUE``, several are ``amd.com/gpu.KIND.VALUE=COUNT``; both forms
-stand under beta.amd.com as well, but for what is the driver's to tell. Firmware stands there alone.
+are under beta.amd.com as well, except for what the driver reports. Firmware is only there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GFX = re.compile(r"gfx(\d{1,2})(\d)([0-9a-f])")
 @dataclass(frozen=True)
 class Card:
     """One GPU. `partition` is ``spx_nps1``, empty where it can't be divided. `firmware` has the versions of
-    features and code of each part. Empty texts and zeros are what isn't told."""
+    features and code of each part. Empty texts and zeros are unknown."""
 
     gfx: str = ""
     device_id: str = ""
@@ -54,8 +54,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Driver:
-    """Of the first GPU that tells: the driver's version and that of its source, empty for the kernel's own,
-    and whether the GPU's compute side and its memory can be divided."""
+    """Of the first GPU that reports it: the driver's version and that of its source, empty for the kernel's
+    own, and whether the GPU's compute side and its memory can be divided."""
 
     version: str = ""
     source: str = ""
@@ -192,7 +192,7 @@ def _driver(host: Host, gpus: list[AmdGpu]) -> Driver:
 
 
 def _amd_cards_firmware(host: Host, gpu: AmdGpu) -> dict[str, tuple[int, int]]:
-    """By debugfs' amdgpu_firmware_info, which root may read; nothing else tells feature versions."""
+    """By debugfs' amdgpu_firmware_info, which root may read; nothing else reports feature versions."""
     minors = [path.removeprefix("/dev/dri/card") for path in gpu.paths if path.startswith("/dev/dri/card")]
     for minor in minors:
         found = _FIRMWARE.findall(text_of(host, f"{_DEBUG}/{minor}/amdgpu_firmware_info"))

@@ -1,4 +1,4 @@
-"""From a node to its labels: what is asked, and what is made of the answers."""
+"""From a node to its labels: what is queried, and which labels the answers become."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Seen:
 
 
 def label(host: Host, settings: Settings) -> Labels:
-    """The labels of this node now. `GpunodeError` if its GPUs can't be asked, unless `fail_on_init_error` is
-    off."""
+    """The labels of this node now. `GpunodeError` if its GPUs can't be queried, unless `fail_on_init_error`
+    is off."""
     if settings.vendor == "amd":
         return label_amd(host, settings)
     return label_seen(host, see(host, settings))
@@ -56,7 +56,7 @@ def see(host: Host, settings: Settings) -> Seen:
     """Look once. `GpunodeError` as `label` has it."""
     inventory, why = _look(host, settings)
     if inventory is None:
-        tegra = settings.device_discovery_strategy == "tegra"  # whose GPU is on no bus
+        tegra = settings.device_discovery_strategy == "tegra"  # its GPU is on no bus
         if not settings.fail_on_init_error or (none_there(host) and not tegra):
             return Seen(settings)
         raise cant_label(why, kept_for_vms(host))
@@ -77,11 +77,11 @@ def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Se
         return Seen(settings)
     from gpunode.plugin.nvidia.resources import plan
 
-    if settings.device_discovery_strategy == VFIO:  # whoever gives them to machines gives them whole
+    if settings.device_discovery_strategy == VFIO:  # hypervisors pass through whole GPUs only
         units = (Unit(gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in inventory.gpus)
         devices = tuple(Device(unit.id, unit) for unit in units)
         return Seen(settings, inventory, Plan((Resource(settings.resource_name, devices),)))
-    # what containers are handed is of no matter here, and would be read from files
+    # what containers get is irrelevant here, and would be read from files
     bare = replace(settings, device_list_strategy=("envvar",), pass_device_specs=False, imex_channel_ids=())
     return Seen(settings, inventory, plan(host, bare, inventory))
 
@@ -110,7 +110,7 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
 
 
 def ask_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> tuple[Inventory | None, str]:
-    """CUDA's answer; what NVML told (`inventory`) where CUDA gives none, else None and why."""
+    """CUDA's answer; what NVML reported (`inventory`) where CUDA gives none, else None and why."""
     found, why = tegra_inventory(host, _patience(settings))
     if found is None and inventory is not None and inventory.gpus:
         return inventory, ""

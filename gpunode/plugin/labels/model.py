@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 TIMESTAMP = "nvidia.com/gfd.timestamp"
 UNKNOWN_DRIVER = "unknown.unknown.unknown"
-"""The driver's version, as GPU feature discovery tells it where no NVML does."""
+"""The driver's version, as GPU feature discovery reports it where there is no NVML."""
 _LONGEST = 63
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -21,8 +21,8 @@ class Machine:
     """What of the machine goes into labels beside its GPUs.
 
     `product` is the first content of the machine type file, "" if it can't be read. `classes` are PCI classes
-    by address. `vgpu` is whether GPUs of this machine are virtual, None if that can't be told, and then
-    `host_driver` has version and branch of the host's driver.
+    by address. `vgpu` is whether GPUs of this machine are virtual, None if that is unknown; `host_driver` has
+    version and branch of the host's driver.
     """
 
     product: str = ""
@@ -50,7 +50,7 @@ def label_value(text: str) -> str:
 
 
 def made(values: Mapping[str, str], warnings: Iterable[str] = ()) -> Labels:
-    """These labels, each with a value that Kubernetes takes; a key that it wouldn't is told and left out."""
+    """These labels, each with a value that Kubernetes accepts; invalid keys are reported and left out."""
     told = list(dict.fromkeys(warnings))
     kept = {}
     for key, value in sorted(values.items()):

@@ -1,7 +1,7 @@
 """The labels of a node with NVIDIA GPUs, by GPU feature discovery's formulas (0.20). Pure.
 
-Where that is of two minds, or leaves it to chance, this isn't: on a node with several models the one that
-most GPUs have is told, of two such the first GPU's.
+Where GPU feature discovery is inconsistent or random, this isn't: a node with several models gets the most
+frequent one, on a tie the first GPU's.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _by_rule(settings: Settings, kind: str, units: Iterable[tuple[str, _Unit]]) 
 def _whole(
     settings: Settings, plan: Plan, name: str, gpus: Sequence[Gpu], warnings: list[str]
 ) -> dict[str, str]:
-    """Whole GPUs. Those in MIG mode count as well, but nobody gets them whole: they have no replicas."""
+    """Whole GPUs. Those in MIG mode count as well, but no container gets them whole: no replicas."""
     model = _commonest([gpu.name for gpu in gpus], name, warnings)
     same = [gpu for gpu in gpus if gpu.name == model]
     share = _share(settings, plan, name, [gpu.uuid for gpu in same if not gpu.mig_enabled])
@@ -329,12 +329,12 @@ def _vgpu(machine: Machine) -> dict[str, str]:
     return found
 
 
-# The GPUs of a Tegra (Jetson and the like), as CUDA's driver tells them: NVML knows little of them, or is not
-# there at all.
+# The GPUs of a Tegra (Jetson and the like), as CUDA's driver reports them: NVML knows little of them, or is
+# not there at all.
 
 
 def is_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> bool:
-    """Whether CUDA is to be asked; `inventory` is NVML's, None without an answer."""
+    """Whether to query CUDA; `inventory` is NVML's, None without an answer."""
     from gpunode.plugin.nvidia.platform import TEGRA, platform_of
 
     if settings.vendor != "nvidia" or settings.simulate or (inventory is not None and inventory.simulated):
@@ -343,7 +343,7 @@ def is_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> boo
 
 
 def tegra_inventory(host: Host, seconds: float) -> tuple[Inventory | None, str]:
-    """What CUDA's driver says within `seconds`, else None and why. A child asks: CUDA may hang or crash."""
+    """What CUDA's driver reports within `seconds`, else None and why. In a child: CUDA may hang or crash."""
     if not host.live:
         return None, "nothing was recorded of this machine's CUDA"
     try:
@@ -369,7 +369,7 @@ _BARS, _IS_MEMORY = 6, 0x200  # IORESOURCE_MEM of linux/ioport.h
 
 
 def vfio_inventory(host: Host) -> Inventory:
-    """The GPUs that vfio-pci, or a variant of it, holds. They tell no UUID: the address stands for it."""
+    """The GPUs that vfio-pci, or a variant of it, holds. They report no UUID: the address replaces it."""
     gpus = [gpu for gpu in read_gpus(host) if gpu.for_vms] if host.is_dir(DEVICES) else []
     names = _names(host) if gpus else {}
     return Inventory(
@@ -443,7 +443,7 @@ def read_machine(
 
 
 def find_vgpus(host: Host) -> tuple[VirtualGpu, ...] | None:
-    """The virtual GPUs of this machine, None if that can't be told. Reads every device of the PCI bus."""
+    """The virtual GPUs of this machine, None if unknown. Reads every device of the PCI bus."""
     try:
         return read_vgpus(host)
     except GpunodeError:
@@ -458,7 +458,7 @@ def _machine_file_text(host: Host, path: str) -> str:
 
 
 def _class(host: Host, address: str) -> int:
-    """The PCI class, 0 if it can't be told."""
+    """The PCI class, 0 if unknown."""
     try:
         return int(_machine_file_text(host, f"{DEVICES}/{address}/class") or "0", 16)
     except ValueError:

@@ -21,11 +21,11 @@ class Sink(Protocol):
     """One place. `GpunodeError` says why it can't be had."""
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """Make these the labels there, or tell what that would change."""
+        """Make these the labels there, or return what that would change."""
 
 
 def chosen(settings: LabelSettings) -> tuple[str, ...]:
-    """Names of the sinks: those that were asked for, else what other options amount to, else stdout."""
+    """Names of the sinks: those that were requested, else what other options imply, else stdout."""
     if settings.to:
         return settings.to
     given = (("node-feature", settings.use_node_feature_api), ("file", bool(settings.output_file)))
@@ -33,7 +33,7 @@ def chosen(settings: LabelSettings) -> tuple[str, ...]:
 
 
 def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink, ...]:
-    """The sinks beside stdout; nothing is read or asked yet."""
+    """The sinks beside stdout; nothing is read or queried yet."""
     wanted, names = settings.labels, chosen(settings.labels)
     made: list[Sink] = []
     if "file" in names:
@@ -89,12 +89,12 @@ class FeatureFile:
         self._path = path
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """`ConfigError` if something else than labels lies there, or a symlink; `GpunodeError` if it can't be
+        """`ConfigError` if there is something else than labels, or a symlink; `GpunodeError` if it can't be
         written.
 
         Whoever else writes there meanwhile is taken note of: what is so already by then is left alone.
         """
-        if self._host.is_symlink(self._path):  # whoever may write here could have any file overwritten
+        if self._host.is_symlink(self._path):  # a user who may write here could have any file overwritten
             raise ConfigError(
                 f"{self._path} is a symlink to {self._host.readlink(self._path)}; it was left alone",
                 hint="name the file that it leads to, or remove the link",
@@ -136,7 +136,7 @@ def _labels(path: str, data: bytes) -> dict[str, str]:
 
 # Labels straight onto the Node. Only keys that we set are ever changed or taken away again.
 #
-# Which those are stands in an annotation of the Node, ``gpunode/nvidia-labels``, as NFD keeps its own.
+# An annotation of the Node lists them, ``gpunode/nvidia-labels``, as NFD keeps its own.
 
 _NFD = "nfd.node.kubernetes.io/feature-labels"
 _LABELS, _ANNOTATIONS = ("metadata", "labels"), ("metadata", "annotations")
@@ -213,7 +213,7 @@ class _Plan:
             )
 
     def change(self, where: str) -> Change:
-        """Also of what somebody else set under these keys: it is replaced, and the plan has to show it."""
+        """Includes what others set under these keys: it is replaced, and the plan has to show it."""
         found = change(where, self._there, self._wanted)
         if found.action != "unchanged":
             return found
@@ -274,7 +274,7 @@ class NodeFeature:
             try:
                 return self._put(cluster, space, name, node, labels, dry_run)
             except (Conflict, Unavailable, Unreachable) as error:
-                # whatever became of it: the next look tells, and what is right by then is left alone
+                # whether it succeeded: the next read shows it, and what is right by then is left unchanged
                 if attempt + 1 == _ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
                     raise
                 self._host.sleep(0.2 * 2**attempt)
@@ -332,7 +332,7 @@ class NodeFeature:
     def _owners(self, cluster: Cluster, space: str) -> list[dict[str, Any]] | None:
         """The DaemonSet of our pod and the pod: with the first the object goes when it is uninstalled.
 
-        None if that can't be told now; without a pod it has none, and nobody's end takes it away.
+        None if that is unknown now; without a pod it has no owner, and is not garbage-collected.
         """
         pod_name = self._settings.pod_name
         if not pod_name:

@@ -1,6 +1,6 @@
 """Keeps the labels: a part of `plugin serve --labels`, and the heart of `gpunode labels --watch`.
 
-Whoever has it tells it the GPUs; it asks no driver. What it does may take its time (an API server far away),
+The caller passes it the GPUs; it queries no driver. What it does may be slow (an API server far away),
 so it isn't done in the part's turn.
 """
 
@@ -22,7 +22,7 @@ from gpunode.plugin.labels.sinks import Sink, make_sinks
 from gpunode.plugin.logfmt import Log, OnChange
 
 Source = Callable[[], tuple[Settings, Inventory | None] | None]
-"""The settings and the GPUs as they are now; no inventory: there is no GPU. None: that can't be told yet."""
+"""The settings and the GPUs as they are now; no inventory: there is no GPU. None: that is unknown yet."""
 _LEAST_SECONDS = 1.0
 _AGAIN_SECONDS = 5.0  # after a failure; then twice as long each time
 _LONGEST_SECONDS = 300.0
@@ -64,7 +64,7 @@ class Labeller:
         """Labels outlive us: those of a plugin that is restarted must not move a single pod."""
 
     def _due(self, settings: Settings) -> float:
-        """When everything is looked at again though nothing was told."""
+        """When everything is read again without any news."""
         regular = max(settings.labels.sleep_seconds, _LEAST_SECONDS)
         failed = min(_AGAIN_SECONDS * 2.0 ** min(self._failures - 1, 20), _LONGEST_SECONDS)
         return self._next + (min(regular, failed) if self._failures else regular)
@@ -100,7 +100,7 @@ class Labeller:
         return labels
 
     def _with_cuda(self, settings: Settings, inventory: Inventory | None) -> Inventory | None:
-        """On a Tegra what CUDA says, which is asked until it has answered once: those GPUs stay."""
+        """On a Tegra what CUDA reports, queried until it has answered once: those GPUs don't change."""
         if not is_tegra(self._host, settings, inventory):
             return inventory
         if self._cuda is None:

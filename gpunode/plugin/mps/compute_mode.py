@@ -1,8 +1,8 @@
 """Compute modes: EXCLUSIVE_PROCESS while a daemon runs, and afterwards what it was before.
 
 NVIDIA recommends it for MPS: then nothing but the MPS server can open the GPU, and a process that misses the
-daemon fails instead of taking the GPU past its limits. What it was before is written down before it is
-changed, so that whoever comes after a crash still knows.
+daemon fails instead of taking the GPU past its limits. The previous mode is recorded before it is changed, so
+that it can be restored after a crash.
 
 As a child process, with the options `action` and `gpus`, this module gets, sets or restores modes through
 NVML: ``{"gpus": {"GPU-1": {"mode": 3}, "GPU-2": {"error": "...", "code": 4}}}``, or ``{"error": {"code": 9,
@@ -49,7 +49,7 @@ class ComputeModes:
         self._path = f"{directory}/{FILE}"
 
     def make_exclusive(self, uuids: Sequence[str]) -> Mapping[str, str]:
-        """Why, by UUID, a GPU can't be used: it couldn't be set, or nobody may compute on it."""
+        """Why, by UUID, a GPU can't be used: it couldn't be set, or its mode prohibits compute."""
         wanted = self._stop.is_set
         before = self._ask("get", uuids, _SECONDS, wanted)
         usable = {uuid: mode for uuid, mode in before.modes.items() if mode != PROHIBITED}
@@ -76,7 +76,7 @@ class ComputeModes:
 
     @property
     def remembered(self) -> dict[str, int]:
-        """What was written down: mode by UUID. A file that isn't ours, or is damaged, tells nothing."""
+        """The recorded modes by UUID. A file that isn't ours, or is damaged, is ignored."""
         try:
             read = json.loads(self._host.read_text(self._path) or "{}")
         except (ValueError, GpunodeError):

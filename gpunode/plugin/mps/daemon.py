@@ -52,7 +52,7 @@ def find_program(host: Host, settings: Settings) -> str:
 
 
 class Control:
-    """The client of the daemon whose pipe directory is `pipe`."""
+    """The client of the daemon with the pipe directory `pipe`."""
 
     def __init__(self, host: Host, program: str, pipe: str) -> None:
         self._host = host
@@ -61,7 +61,7 @@ class Control:
         self.deaf = False  # the last question was not answered in time
 
     def ask(self, *commands: str) -> list[str]:
-        """Send commands and give back the lines of the answer. `DaemonError` if nobody answers in time."""
+        """Send commands and return the answer's lines. `DaemonError` if the daemon doesn't answer in time."""
         done = self.send(*commands)
         if done.timed_out:
             raise DaemonError(f"the MPS control daemon did not answer within {_SECONDS:g} s", code="hangs")
@@ -88,7 +88,7 @@ class Control:
 
 
 def taken(host: Host, pipe: str) -> bool:
-    """Whether a daemon is behind the control socket in `pipe`; it isn't asked. Its type is SOCK_SEQPACKET."""
+    """Whether a daemon listens on the control socket (SOCK_SEQPACKET) in `pipe`; it isn't queried."""
     return host.socket_state(f"{pipe}/control") in ("other-type", "listening")
 
 
@@ -220,8 +220,8 @@ class ControlLog:
 # One control daemon as a process: started by us, or found alive after a plugin that was killed.
 #
 # It runs with ``-f``, so it stays our child and its output, the log, goes to control.log. That is a file and
-# no pipe, so the daemon survives us, and its clients with it: whoever comes next adopts it. Who it is is
-# written down as pid, start time and program; no process that isn't exactly that one is ever signalled.
+# no pipe, so the daemon survives us, and its clients with it: the next plugin adopts it. It is identified by
+# its recorded pid, start time and program; no process that isn't exactly that one is ever signalled.
 
 FILE = "daemon.json"
 _QUIT_SECONDS = 3.0
@@ -287,13 +287,13 @@ class Adopted:
             self._host.signal(self.pid, name)
 
     def end_children(self) -> None:
-        """Not ours to tell: its group may be anybody's by now."""
+        """Not ours to signal: its group may belong to another process by now."""
 
 
 def start(host: Host, program: str, spec: DaemonSpec) -> Daemon:
     """Start the daemon of `spec`; its directories are there. `DaemonError` says why it can't be."""
     env = {
-        "PATH": f"{PurePosixPath(program).parent}:{host.environ.get('PATH', '')}",  # the server lies there
+        "PATH": f"{PurePosixPath(program).parent}:{host.environ.get('PATH', '')}",  # the server is there
         "CUDA_MPS_PIPE_DIRECTORY": spec.pipe,
         "CUDA_MPS_LOG_DIRECTORY": spec.log,
         "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus),
@@ -322,7 +322,8 @@ def left_behind(host: Host, spec: DaemonSpec) -> Identity | None:
 def end(host: Host, control: Control, running: Running) -> None:
     """Ask it to quit, which ends its servers; then SIGTERM, then SIGKILL. Takes six seconds at most.
 
-    ``quit -t`` waits that long for clients before it ends their servers. One that is deaf isn't asked.
+    ``quit -t`` waits that long for clients before it ends their servers. A daemon that doesn't answer isn't
+    sent it.
     """
     if running.ended() is None and not control.deaf:
         control.send(f"quit -t {_QUIT_SECONDS - 1:.0f}", seconds=_QUIT_SECONDS)

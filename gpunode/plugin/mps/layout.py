@@ -88,7 +88,7 @@ def per_gpu(settings: Settings, resource: Resource) -> bool:
 
 
 def directory_of(settings: Settings, resource: Resource, unit: Unit) -> str:
-    """Where the daemon lies that serves this unit."""
+    """Directory of the daemon that serves this unit."""
     base = f"{root_of(settings)}/{resource.name}"
     if not per_gpu(settings, resource):
         return base
@@ -111,7 +111,7 @@ def daemon_specs(settings: Settings, resources: Iterable[Resource]) -> tuple[Dae
     """The daemons that these resources ask for; MIG devices have none.
 
     A client's own limit can only lower the daemon's (NVIDIA's MPS documentation, CUDA_MPS_PINNED_DEVICE_MEM_
-    LIMIT). So a daemon limits everybody to one share where nobody can have more, and not at all where shares
+    LIMIT). So a daemon limits every client to one share where none can have more, and not at all where shares
     add up: there the containers carry their limit.
     """
     found = []
@@ -138,7 +138,7 @@ def _spec(settings: Settings, resource: Resource, units: list[Unit], limited: bo
 
 # The directories that a daemon and its clients meet in.
 
-_SHM = "/dev/shm"  # noqa: S108 - a mount of the node, nothing of ours lies there
+_SHM = "/dev/shm"  # noqa: S108 - a mount of the node, nothing of ours is in there
 _LABEL = "system_u:object_r:container_file_t:s0"
 
 
@@ -273,8 +273,8 @@ def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
 def _memory(settings: Settings, resource: Resource, mib: Mapping[str, int]) -> dict[str, str]:
     """One limit for each GPU whose size is known.
 
-    Numbers count what the daemon sees; with more than one GPU there, or with somebody else's daemon, the
-    UUID is the name without two meanings, and the variable takes it.
+    Numbers count what the daemon sees; with more than one GPU there, or with another owner's daemon, only the
+    UUID is unambiguous, and the variable accepts it.
     """
     alone = settings.mps and (len(resource.share_counts) == 1 or per_gpu(settings, resource))
     told = [f"{0 if alone else unit}={size}M" for unit, size in mib.items() if size]
@@ -284,7 +284,7 @@ def _memory(settings: Settings, resource: Resource, mib: Mapping[str, int]) -> d
 def _visible(settings: Settings, resource: Resource, units: Sequence[Unit]) -> dict[str, str]:
     """A client sees whatever the daemon sees, also GPUs that its container wasn't given.
 
-    So where a daemon has several the container names its own, by UUID: the daemon counts them anew.
+    So where a daemon has several the container names its own, by UUID: the daemon renumbers them.
     """
     if per_gpu(settings, resource) or (settings.mps and len(resource.share_counts) == 1):
         return {}

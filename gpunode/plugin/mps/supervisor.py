@@ -1,4 +1,4 @@
-"""MPS as a part of the plugin: a keeper for each daemon that the plan asks for, and the devices' health.
+"""MPS as a part of the plugin: a keeper for each daemon that the plan requires, and the devices' health.
 
 Without a resource that is shared with MPS nothing of it runs and nothing is loaded.
 """
@@ -224,7 +224,7 @@ _BACK_OFF = (0.5, 2.0, 5.0, 15.0, 30.0, 60.0)
 _STEADY_SECONDS = 120.0  # after which a failure is a first one again
 _SERVER_SECONDS = 30.0  # how often a server that doesn't come up is tried again
 _BEFORE_SECONDS = 30.0  # how long another may take to give its GPUs back
-_ROOT = "0"  # the user whose server is tried
+_ROOT = "0"  # the user to try a server for
 
 
 class Joinable(Protocol):
@@ -445,7 +445,7 @@ class Keeper:
         self._next_start = self._host.monotonic() + wait
 
     def _end(self) -> None:
-        """Also ends a daemon of before that nobody has adopted yet."""
+        """Also ends an earlier daemon that has not been adopted yet."""
         try:
             found = None if self._running else left_behind(self._host, self.spec)
             running = Adopted(self._host, found) if found else self._running
@@ -555,6 +555,6 @@ class Onlooker:
             return False
         try:
             program = find_program(self._host, self._settings)
-        except DaemonError:  # a container without the driver's programs: whether somebody listens must do
+        except DaemonError:  # a container without the driver's programs: it is enough that a process listens
             return taken(self._host, pipe)
         return Control(self._host, program, pipe).answers()

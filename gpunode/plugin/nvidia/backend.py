@@ -30,7 +30,7 @@ class NvidiaBackend:
     """See `gpunode.plugin.model.Backend`. It is a `Part` and a `Veto` for its CDI specifications.
 
     `again` is called, from a thread of its own, when device files that a plan was made of have come or gone:
-    /dev/nvidia-uvm is there only once somebody has used CUDA, and NVML doesn't tell.
+    /dev/nvidia-uvm exists only after the first use of CUDA, and NVML doesn't report it.
     """
 
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:

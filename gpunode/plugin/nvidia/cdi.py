@@ -39,7 +39,7 @@ class Content:
 
 
 def path_of(device_class: str) -> str:
-    """Where the specification of a class lies, as with NVIDIA's plugin."""
+    """Path of the specification of a class, as with NVIDIA's plugin."""
     return f"{DIRECTORY}/{CDI_VENDOR}-{device_class}.json"
 
 
@@ -173,7 +173,7 @@ def _root(roots: Roots) -> str:
 def _find(host: Host, settings: Settings, roots: Roots) -> HookProgram | None:
     """The program that the settings name; else, on the node itself, whichever is installed.
 
-    From a container only what lies below the mounted root can be looked at. A path that was chosen there is
+    From a container only what is below the mounted root can be read. A path that was chosen there is
     believed; the default isn't, as containers wouldn't start without the program.
     """
     path = settings.nvidia_cdi_hook_path
@@ -204,11 +204,11 @@ class _Wanted:
 
 
 class CdiSpecs:
-    """Writes them, and writes them anew when what they are made of changes. Thread-safe.
+    """Writes them, and rewrites them when what they are made of changes. Thread-safe.
 
-    It is a `Part`, which looks every half minute, and more often while something is missing; what is to be
-    written then is written beside it, as the hook program is asked, and may hang. It is a `Veto`: a unit
-    that no specification describes can't be handed out.
+    It is a `Part`, which checks every half minute, and more often while something is missing; it writes in a
+    background thread, as that runs the hook program, which may hang. It is a `Veto`: a unit that no
+    specification describes can't be handed out.
     """
 
     def __init__(self, host: Host, log: Log, task: BackgroundTask | None = None) -> None:
@@ -283,9 +283,9 @@ class CdiSpecs:
     def _put(self, path: str, spec: Spec, roots: Roots) -> bool:
         """Replace the file in one step, unless it says the same already.
 
-        An engine remembers the numbers of device files until the file that names them changes, so one whose
-        device files were made anew is written again. A link is replaced: others may write in that directory,
-        and root must not write wherever they point.
+        An engine remembers the numbers of device files until the file that names them changes, so a
+        specification is rewritten when its device files were recreated. A link is replaced: others may write
+        in that directory, and root must not write wherever they point.
         """
         data, host = encode(spec, "json"), self._host
         if host.is_symlink(path):

@@ -23,7 +23,7 @@ NVML, WSL, TEGRA = "nvml", "wsl", "tegra"
 _DXG = "/dev/dxg"
 _UNITS = {WSL: Unit("all", "all", "all", paths=(_DXG,)), TEGRA: Unit("tegra", "tegra", "0")}
 ONE_DEVICE = frozenset(unit.id for unit in _UNITS.values())
-"""Ids of the one device that stands for every GPU of such a machine."""
+"""Ids of the one device that represents every GPU of such a machine."""
 _CTK_MODES = {WSL: "wsl", TEGRA: "csv"}
 _INTEGRATED = ("(nvgpu)", "NVIDIA Thor")
 
@@ -46,7 +46,7 @@ def tegra_files(host: Host) -> bool:
 
 
 def one_device_plan(platform: str, settings: Settings) -> Plan:
-    """The whole node as one device. `ConfigError` where something is asked for that can't be had there."""
+    """The whole node as one device. `ConfigError` if the settings require what isn't supported there."""
     if any(strategy.startswith("cdi-") for strategy in settings.device_list_strategy):
         raise ConfigError(
             f"gpunode writes no CDI specification for {platform}, so device-list-strategy can't be cdi-*",

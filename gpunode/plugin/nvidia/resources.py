@@ -30,7 +30,7 @@ from gpunode.plugin.sharing import Refusal, share
 
 
 def mps_refusal(settings: Settings, cuda_version: str, cut_gpus: Container[str]) -> Refusal:
-    """What `sharing.share` asks for each unit. `cut_gpus` are whole GPUs in MIG mode.
+    """What `sharing.share` configures for each unit. `cut_gpus` are whole GPUs in MIG mode.
 
     `ConfigError` for more replicas than a GPU of any kind can have with this driver.
     """
@@ -70,7 +70,7 @@ GPU, MIG = "gpu", "mig"
 class Candidate:
     """A unit that may be advertised. `sound` is false for one whose GPU can't be read now.
 
-    `missing` are device files of it that nobody tells. `cut` is a whole GPU in MIG mode.
+    `missing` are device files of it that are unknown. `cut` is a whole GPU in MIG mode.
     """
 
     unit: Unit
@@ -172,7 +172,7 @@ def with_problem(candidate: Candidate, problem: Problem) -> Candidate:
 def keep_alike(
     name: str, candidates: Sequence[Candidate], leave_out: Callable[[Unit, str], None]
 ) -> list[Candidate]:
-    """The units of one kind, whole GPUs or one MIG profile; `leave_out` is told of the others.
+    """The units of one kind, whole GPUs or one MIG profile; `leave_out` is called for the others.
 
     The kind that is on the most GPUs is kept, so that one GPU which lost its layout, or was cut otherwise,
     doesn't change what the others are. Of two such kinds MIG goes before whole GPUs, as it is what the
@@ -225,7 +225,7 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
 
     `ConfigError` if two entries of a sharing section name the same device, or a name can't be one.
     """
-    if inventory.simulated:  # it has no device file, and the machine underneath is of no matter
+    if inventory.simulated:  # it has no device file, and the host machine is irrelevant
         settings = replace(settings, pass_device_specs=False, imex_channel_ids=())
     platform = NVML if inventory.simulated else platform_of(host, settings, inventory)
     if platform != NVML:
@@ -272,7 +272,7 @@ def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
 
 
 def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidate]:
-    """The kubelet knows devices by their ids: of two that tell the same one, the first counts."""
+    """The kubelet knows devices by their ids: of two that report the same one, the first counts."""
     seen: dict[str, str] = {}
     for one in candidates:
         first = seen.setdefault(one.unit.id, one.unit.index)

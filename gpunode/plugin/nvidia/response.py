@@ -66,7 +66,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
 def _sharing_parts(
     settings: Settings, snapshot: Snapshot, devices: Iterable[Device], ids: Sequence[str]
 ) -> tuple[dict[str, str], list[Mount]]:
-    """MPS's variables and mounts, where a share of an MPS resource is asked for."""
+    """MPS's variables and mounts, where a share of an MPS resource is requested."""
     if snapshot.resource.sharing != "mps" or not any(device.id != device.unit.id for device in devices):
         return {}, []
     from gpunode.plugin.mps.layout import container_parts

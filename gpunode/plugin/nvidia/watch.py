@@ -43,9 +43,9 @@ from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.model import Sink
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
-# XIDs that happened while nobody listened: between two children, the kernel's log has them.
+# XIDs that happened while no child listened: the kernel's log has them.
 #
-# The log's reader stands where the last child last said something, so all that comes after it is new; no
+# The log's reader starts where the last child last reported something, so all that comes after it is new; no
 # clock is compared. Lines are taken from the kernel itself only, whatever root's programs write there.
 
 _LOG = "/dev/kmsg"
@@ -84,7 +84,7 @@ class MissedXids:
             self._reader = None
 
     def heard(self) -> None:
-        """A child lives and tells events: up to here nothing was missed."""
+        """A child runs and reports events: up to here nothing was missed."""
         if self._reader is not None:
             with suppress(OSError):
                 self._reader.skip()
@@ -95,7 +95,7 @@ class MissedXids:
         self._module = module(self._host)
 
     def take(self, seen: Inventory) -> list[GpuEvent]:
-        """What was missed of these GPUs. Nothing if the driver was loaded anew: that has reset them."""
+        """What was missed of these GPUs. Nothing if the driver was reloaded: that has reset them."""
         gap, self._gap = self._gap, False
         if self._reader is None:
             if gap and self._reason:
@@ -136,9 +136,9 @@ def _place(pci: str) -> tuple[int, str]:
         return -1, pci
 
 
-# One sentinel's life as its parent hears it: lines come in, the sink is told, and how it ended is said.
+# One sentinel's run as its parent sees it: it reads lines, calls the sink, and reports how the run ended.
 
-_CHECK_SECONDS = 5.0  # how often `stopped` is asked while nothing comes and nobody wakes the child
+_CHECK_SECONDS = 5.0  # how often `stopped` is called while nothing comes and nothing wakes the child
 _FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
@@ -170,7 +170,7 @@ class Outcome:
 
 
 class Hearing:
-    """Listens to one child. `found` is told of each inventory: why it has no GPU to advertise, or ""."""
+    """Listens to one child. `found` is called for each inventory: why it has no GPU to advertise, or ""."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class Hearing:
         self._missed = missed
         self._seen: Inventory | None = None
         self._watching = False
-        self._whole = False  # GPUs and their events are known, and what was missed was told
+        self._whole = False  # GPUs and their events are known, and what was missed was reported
 
     def run(self, stopped: Callable[[], bool]) -> Outcome:
         """Until it ends, is silent for too long without another question to NVML, or `stopped`."""
@@ -321,7 +321,7 @@ _LOOK_SECONDS = 1.0  # how soon a driver that was just loaded is noticed
 _LONGEST_SECONDS = 600.0
 _GIVEN_UP_SECONDS = 600.0  # after which what was given up is tried again
 _LONGEST_GIVEN_UP_SECONDS = 3600.0
-_AWAY_SECONDS = 120.0  # for how long NVML stays closed when that was asked for
+_AWAY_SECONDS = 120.0  # for how long NVML stays closed on request
 _MOST_STUCK = 2
 _IGNORED = {
     LINKS: "the links of this GPU are ignored",
@@ -384,15 +384,15 @@ class Watch:
                 self._child.wake()
 
     def configure(self, settings: Settings) -> None:
-        """Take other settings; the child is started anew if it was told otherwise."""
+        """Take other settings; the child is restarted if its own settings changed."""
         if settings.health.poll_seconds != self._settings.health.poll_seconds:
             self._settings = settings
             self._anew = True
             self._look()
 
     def let_go(self) -> None:
-        """Close NVML for a while, so that the driver can be unloaded or a GPU be reset; asked again, for
-        longer. Takes no lock, as a signal handler may call it.
+        """Close NVML for a while, so that the driver can be unloaded or a GPU be reset; a repeated call
+        prolongs it. Takes no lock, as a signal handler may call it.
         """
         self._away = self._host.monotonic() + _AWAY_SECONDS
         child = self._child
@@ -553,7 +553,7 @@ class Watch:
             self._soon.wait(_LOOK_SECONDS)
             if module(self._host) not in (0, before):
                 break
-        self._missed.heard()  # whoever asked for this was at work on the GPUs
+        self._missed.heard()  # the caller was at work on the GPUs
         self._away = 0.0
 
     # --- a child ---------------------------------------------------------------------------------------

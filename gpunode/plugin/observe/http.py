@@ -250,7 +250,7 @@ class Endpoints:
         self._server.close()
 
     def metrics(self, accept: str) -> Page:
-        with self._making:  # the library is imported by the first who asks
+        with self._making:  # the first request imports the library
             if self._metrics is None:
                 from gpunode.plugin.observe.metrics import Metrics, Times
 
@@ -260,7 +260,7 @@ class Endpoints:
         return Page(200, *self._metrics.page(accept))
 
     def healthz(self, _accept: str) -> Page:
-        """Whether the process does its work; a GPU's health is no reason to start it anew."""
+        """Whether the process does its work; a GPU's health is no reason to restart it."""
         idle = self._service.host.monotonic() - self._turn
         if idle > STUCK_SECONDS:
             return text(503, f"the kubelet's link has not had its turn for {idle:.0f} s")

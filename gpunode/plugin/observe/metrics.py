@@ -1,4 +1,4 @@
-"""The metrics in Prometheus' formats. Imported only where `--listen` asks for them.
+"""The metrics in Prometheus' formats. Imported only with `--listen`.
 
 A collector over the service's own state and a registry of its own: nothing is registered process-wide.
 """
@@ -193,12 +193,12 @@ FAMILIES = {
 
 # What has happened since the start, counted: calls of the kubelet and the GPUs' events.
 #
-# Plain numbers under one lock, as they are counted while a pod waits; the metrics are made of them when
-# somebody asks.
+# Plain numbers under one lock, as they are counted while a pod waits; the metrics are made of them when a
+# scraper requests them.
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Upper ends of the latency histogram's buckets, seconds; one more bucket has what took longer."""
-_MOST_EVENTS = 512  # kinds that are told apart; a confused driver may report any number
+_MOST_EVENTS = 512  # kinds that are distinguished; a faulty driver may report any number
 STREAM = "ListAndWatch"
 
 
@@ -274,8 +274,8 @@ class Counters:
 
 # The present values of the metrics in `FAMILIES`, gathered from the service, in no exposition format yet.
 #
-# What can't be attributed isn't invented: a shared GPU's use is nobody's in particular, and NVML doesn't tell
-# how busy a MIG device is.
+# What can't be attributed isn't invented: a shared GPU's use can't be assigned to one container, and NVML
+# doesn't report the utilization of a MIG device.
 
 _OUTCOMES = {
     "OK": "ok",
@@ -321,7 +321,7 @@ def of_service(service: PluginService, started: float, configured: float) -> Ite
 
 
 def _driver_gone(service: PluginService) -> bool:
-    """Whether every GPU is unhealthy because nobody answers for any of them."""
+    """Whether every GPU is unhealthy because its backend doesn't answer."""
     devices = [device for snapshot in service.snapshots.values() for device in snapshot.devices]
     return bool(devices) and all(device.problem and device.problem.code == "driver" for device in devices)
 
@@ -428,7 +428,7 @@ def _use_of_device(device: Device, labels: tuple[str, ...], reading: Reading | N
         yield Sample("gpunode_container_gpu_memory_used_bytes", labels, used)
 
 
-_PODS_SECONDS = 5.0  # the kubelet is asked no more often, however many scrape
+_PODS_SECONDS = 5.0  # the kubelet is queried no more often, however many clients scrape
 _ASK_SECONDS = 1.0
 
 
@@ -440,7 +440,7 @@ class Times(NamedTuple):
 
 
 class Metrics:
-    """Tells everything there is to tell, in the format that a scraper accepts."""
+    """Renders all metrics in the format that a scraper accepts."""
 
     def __init__(self, service: PluginService, counters: Counters, times: Callable[[], Times]) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
@@ -502,7 +502,7 @@ def _cumulated(buckets: Iterable[int]) -> Iterator[tuple[str, float]]:
 
 
 class Pods:
-    """What containers hold, asked only when somebody wants to know and at most every few seconds."""
+    """What containers hold; queried only on request and at most every few seconds."""
 
     def __init__(self, service: PluginService) -> None:
         self._service = service
@@ -512,7 +512,7 @@ class Pods:
         self._known: tuple[Holding, ...] | None = None
 
     def holdings(self) -> tuple[Holding, ...] | None:
-        """None if the kubelet doesn't tell."""
+        """None if the kubelet doesn't report it."""
         with self._lock:
             now = self._service.host.monotonic()
             if now >= self._next:

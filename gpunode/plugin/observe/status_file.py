@@ -82,7 +82,7 @@ class OwnStatus:
 
     @property
     def current(self) -> bool:
-        """Whether what it says still holds, as far as can be told."""
+        """Whether its content is still valid, as far as can be determined."""
         return self.state in ("serving", "unknown")
 
 
@@ -104,7 +104,7 @@ def read_own_status(host: Host, state_dir: str) -> OwnStatus | None:
 
 @dataclass(frozen=True)
 class _Identity:
-    """What tells the plugin's process from another one of the same number."""
+    """What distinguishes the plugin's process from another one with the same pid."""
 
     boot_id: str
     pid_namespace: str
@@ -112,7 +112,7 @@ class _Identity:
 
 
 def _state(host: Host, own: OwnStatus, process: _Identity) -> str:
-    """A process number means something in its own namespace only; elsewhere its sockets have to tell."""
+    """A process number means something in its own namespace only; elsewhere its sockets have to show it."""
     if own.stopped:
         return "ended"
     booted = boot_id(host)
@@ -137,7 +137,7 @@ _KUBELET = "kubelet.sock"
 
 @dataclass(frozen=True)
 class PluginSocket:
-    """`state` as in `Host.socket_state`; `pid` and `program` of who listens, 0 and empty if it can't be told.
+    """`state` as in `Host.socket_state`; `pid` and `program` of the listener, 0 and empty if unknown.
 
     `resource` is the one that a socket of this name serves by NVIDIA's convention and ours, else empty.
     """
@@ -164,7 +164,7 @@ def plugin_sockets(host: Host, directory: str, resources: Iterable[str]) -> tupl
 
 
 def program(host: Host, pid: int) -> str:
-    """The name of a process (proc(5)); empty if there is none or it can't be told."""
+    """The name of a process (proc(5)); empty if there is none or it is unknown."""
     try:
         return (host.read_text(f"/proc/{pid}/comm") or "").strip() if pid else ""
     except Unreadable:

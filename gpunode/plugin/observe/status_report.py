@@ -1,7 +1,7 @@
-"""What `plugin status` tells, put together from what the kubelet, the plugin and NVML each know. Pure.
+"""Report of `plugin status`, combined from what the kubelet, the plugin and NVML each report. Pure.
 
-The kubelet names only devices that it could hand out, so another plugin's unhealthy device shows in two ways
-only: a container holds it although it isn't allocatable, or NVML lists a GPU that nobody offers.
+The kubelet lists only devices that it could allocate, so another plugin's unhealthy device shows in two ways
+only: a container holds it although it isn't allocatable, or NVML lists a GPU that no plugin advertises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NONE_LISTED = "registered, but the kubelet lists none of its devices"
 
 @dataclass(frozen=True)
 class Trouble:
-    """A device's problem as it is told: `since` is a time such as 2026-05-01T12:00:00Z, or empty."""
+    """A device's problem as reported: `since` is a time such as 2026-05-01T12:00:00Z, or empty."""
 
     code: str
     reason: str
@@ -54,11 +54,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class UnitStatus:
-    """A GPU or partition under one resource; under none (`resource` empty) if nobody offers it.
+    """A GPU or partition under one resource; under none (`resource` empty) if no plugin advertises it.
 
-    `devices` is 1 or the number of its shares, `allocatable` how many of them the kubelet could hand out,
-    None if it wasn't asked. `health` is healthy, unhealthy (`problem` says why), not-allocatable (the kubelet
-    doesn't count it and nobody says why), not-advertised or unknown.
+    `devices` is 1 or the number of its shares, `allocatable` how many of them the kubelet could allocate,
+    None if it wasn't queried. `health` is healthy, unhealthy (`problem` says why), not-allocatable (the
+    kubelet doesn't count it and no reason is known), not-advertised or unknown.
     """
 
     resource: str
@@ -85,10 +85,11 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class ResourceStatus:
-    """`plugin` is gpunode, other or, of nobody who could be seen, empty.
+    """`plugin` is gpunode, other or, if no plugin was seen, empty.
 
-    `capacity` is None for another plugin's: the kubelet tells nobody. `registered` is whether the kubelet has
-    it, None if that could not be asked. `status` is our plugin's, or what the kubelet shows against it.
+    `capacity` is None for another plugin's: the kubelet doesn't report it. `registered` is whether the
+    kubelet has it, None if that could not be queried. `status` is our plugin's, or what the kubelet shows
+    against it.
     """
 
     name: str
@@ -103,7 +104,7 @@ class ResourceStatus:
 
 @dataclass(frozen=True)
 class Known:
-    """What could be found out. `allocatable` is None if the kubelet didn't tell."""
+    """What could be found out. `allocatable` is None if the kubelet didn't report it."""
 
     own: OwnStatus | None = None
     allocatable: Mapping[str, Sequence[str]] | None = None
@@ -186,7 +187,7 @@ def _sharing(devices: Iterable[int]) -> str:
 
 
 def _units(known: Known, name: str, own: OwnResource | None, places: _Places) -> Iterable[UnitStatus]:
-    """Each unit of a resource once: those our plugin tells of, else those the kubelet knows."""
+    """Each unit of a resource once: those our plugin reports, else those the kubelet knows."""
     allocatable: dict[str, set[str]] = {}
     for device in (known.allocatable or {}).get(name, ()):
         allocatable.setdefault(unit_of(device), set()).add(device)
@@ -238,7 +239,7 @@ def _holders(holdings: Iterable[Holding], resource: str) -> dict[str, tuple[Hold
 
 
 class _Places:
-    """Index and model of a unit that our plugin didn't tell of, from NVML's inventory."""
+    """Index and model of a unit that our plugin didn't report, from NVML's inventory."""
 
     def __init__(self, known: Known) -> None:
         self._gpus = known.inventory.gpus if known.inventory else ()

@@ -88,7 +88,7 @@ class SimulatedBackend:
             sink.broken(self._node.driver_gone, True)
 
     def hurry(self) -> None:
-        """Nothing to look at: what happens is told at once."""
+        """Nothing to look at: events are reported at once."""
 
     def let_go(self) -> None:
         """Nothing is held open."""

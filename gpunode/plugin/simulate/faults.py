@@ -158,7 +158,7 @@ class Control:
         self._listening = host.listen_unix(self.path)
 
     def serve(self, seconds: float) -> None:
-        """Wait at most so long for a client, and do all that it asks."""
+        """Wait at most so long for a client, and execute all its requests."""
         self._listening.settimeout(seconds)
         try:
             client, _ = self._listening.accept()

@@ -1,7 +1,7 @@
 """A stand-in for the kubelet's device manager over real unix sockets, for the demo and the tests.
 
 It is a stand-in because Debian has no kubelet package, and a real one needs a cluster's credentials and a
-container runtime. It behaves as the real one (Kubernetes 1.36) was seen to, where a plugin can tell:
+container runtime. It behaves as the real one (Kubernetes 1.36) was observed to, as far as a plugin can see:
 
 - at start it deletes every socket in its directory, then makes kubelet.sock; what it gave to containers it
   reads from its checkpoint;
@@ -15,7 +15,7 @@ container runtime. It behaves as the real one (Kubernetes 1.36) was seen to, whe
   container what it had without asking, unless a device has become unhealthy;
 - sockets that appear in plugins_registry are asked what they are, and registered; one that is removed is
   deregistered. After a failed attempt on a path the next one waits, up to two minutes;
-- PodResources (v1) tells who has what, and lists every healthy device as allocatable.
+- PodResources (v1) reports which container has what, and lists every healthy device as allocatable.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Held:
 
 def merged(parts: Sequence[Held]) -> Allocation:
     """Environment by name, mounts and devices by container path, annotations by key, CDI devices by name:
-    what was seen first wins, and another value is a conflict that only the log would tell."""
+    what was seen first wins, and another value is a conflict that only the log would show."""
     envs: dict[str, str] = {}
     mounts: dict[str, tuple[str, bool]] = {}
     devices: dict[str, tuple[str, str]] = {}
@@ -134,7 +134,7 @@ def write(
         "PodDeviceEntries": [_entry(one, numa.get(one.resource, {})) for one in held] or None,
         "RegisteredDevices": {name: sorted(ids) for name, ids in healthy.items()},
     }
-    # the real checksum is a hash of Go's own notation of the data; nobody but the kubelet compares it
+    # the real checksum is a hash of Go's own notation of the data; only the kubelet compares it
     document = {"Data": data, "Checksum": binascii.crc32(json.dumps(data, sort_keys=True).encode())}
     path = host.path(f"{directory}/{NAME}")
     new = path.with_name(f".{NAME}.new")  # not made durable: a test's kubelet writes it thousands of times
@@ -450,7 +450,7 @@ def _invalid(info: pluginregistration_pb2.PluginInfo, path: str) -> str:
 
 
 class PodResources:
-    """`held` tells what containers hold, `allocatable` (resource, id, NUMA node) of what could be held.
+    """`held` is what containers hold, `allocatable` (resource, id, NUMA node) of what could be held.
 
     A pod is called NAMESPACE/NAME; without a slash it is in the namespace default.
     """
@@ -715,7 +715,7 @@ class KubeletStub:
         if problem:
             raise ValueError(problem)
         dialled = Endpoint(resource, path, self._times.dial)
-        with self._changed:  # nobody sees its devices before its registration
+        with self._changed:  # no client sees its devices before its registration
             self.endpoints.connect(dialled, self.watch)
             self.registrations.append(Registered(resource, endpoint))
             self._changed.notify_all()

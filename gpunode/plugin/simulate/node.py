@@ -351,7 +351,7 @@ def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
 
 
 def with_layout(slot: Gpu, model: Model, text: str) -> Gpu:
-    """This GPU divided anew; an empty layout turns MIG off."""
+    """This GPU with a new MIG layout; an empty layout turns MIG off."""
     mig: tuple[MigDevice, ...] = devices(slot, parse_layout(text, model), model) if text else ()
     return replace(slot, mig_enabled=bool(text), mig=mig)
 
