@@ -23,15 +23,15 @@ from gpunode.runtime.engine import Active, Engine, Plan, Request, decode
 from gpunode.runtime.restart import Restarter
 
 _ANSWER_SECONDS = 30.0
-_RELOAD_SECONDS = 0.5  # a reload gives no sign when it is done and no runtime that would show it
-_UNRESTORED = "not-restored"  # the code of a file that still holds what it held for a reload
+_RELOAD_SECONDS = 0.5  # a reload doesn't report when it is done, and no new runtime would show it
+_UNRESTORED = "not-restored"  # the code of a file that still has what it had for a reload
 WITHOUT_CRI = "cri-disabled"  # the code of a containerd that runs and has no CRI
 _SETTLE_SECONDS = 8.0  # a daemon that answers but lacks the runtime may still be reading its files
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What was done. `seconds` is the restart's duration; `active` is None if the daemon wasn't queried.
+    """The result. `seconds` is the restart's duration; `active` is None if the daemon wasn't queried.
 
     `units_before` are the states of changed systemd units, for a rollback.
     """
@@ -64,7 +64,7 @@ class Job:
 def apply(job: Job, journal: Journal) -> Applied:
     """Carry the plan out under the lock that the caller holds.
 
-    `RolledBackError` if the daemon doesn't run with the new files; everything is as before then, else
+    `RolledBackError` if the daemon doesn't run with the new files and everything was rolled back, else
     `NotRestoredError`. An interruption rolls back as well and is raised again.
     """
     if not job.plan.changed:
@@ -102,7 +102,7 @@ def apply(job: Job, journal: Journal) -> Applied:
 
 
 def _activate(job: Job) -> tuple[float, Active | None]:
-    """Restart or reload, and wait until the daemon says that it has what was configured."""
+    """Restart or reload, and wait until the daemon reports the new configuration."""
     if job.restarter is None or job.plan.verb == "none":
         return 0.0, None
     seconds = 0.0
@@ -128,9 +128,9 @@ def _activate(job: Job) -> tuple[float, Active | None]:
 def wait_for_answer(
     host: Host, engine: Engine, good: Callable[[Active], bool], patience: float = _SETTLE_SECONDS
 ) -> Active:
-    """The daemon's answer once it is `good`, else the last one. `DaemonError` if it stays silent.
+    """The daemon's answer once it is `good`, else the last one. `DaemonError` if it doesn't answer.
 
-    `patience` is for how many seconds it may answer and still lack what is wanted.
+    `patience` is for how many seconds it may answer without the desired configuration.
     """
     deadline = host.monotonic() + _ANSWER_SECONDS
     settle: float | None = None
@@ -138,7 +138,7 @@ def wait_for_answer(
         try:
             active = engine.ask()
         except DaemonError as error:
-            if error.code == WITHOUT_CRI:  # an answer too, and seldom one that waiting changes
+            if error.code == WITHOUT_CRI:  # an answer too, and one that rarely changes
                 settle = settle or host.monotonic() + patience
             if host.monotonic() >= min(settle or deadline, deadline):
                 raise
@@ -174,8 +174,10 @@ _ROLLED_BACK = (RolledBackError, NotRestoredError)
 
 
 def _restart_with_old_files(job: Job, entry: Entry) -> None:
-    """Restart with the old files, if the daemon may have seen the new ones. `GpunodeError` if it doesn't
-    answer then."""
+    """Restart with the old files, if the daemon may have read the new ones.
+
+    `GpunodeError` if it doesn't answer then.
+    """
     if entry.state == "begun" or job.restarter is None or job.plan.verb == "none":
         return
     try:
@@ -192,7 +194,7 @@ def _restart_with_old_files(job: Job, entry: Entry) -> None:
 
 
 def wait_until_up(host: Host, engine: Engine) -> None:
-    """Wait for any answer; a containerd whose file switches the CRI off is up as well."""
+    """Wait for any answer; a containerd with the CRI disabled counts as running too."""
 
     def answers() -> bool:
         try:
@@ -202,7 +204,7 @@ def wait_until_up(host: Host, engine: Engine) -> None:
         return True
 
     if not host.wait_until(answers, _ANSWER_SECONDS, 0.1):
-        engine.ask()  # says why not
+        engine.ask()  # reports the reason
 
 
 def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -> None:
@@ -242,7 +244,7 @@ def _answers(engine: Engine) -> bool:
     return True
 
 
-# Recovery of a run that was killed half-way: its files are restored and its daemon reads them again.
+# Recovery of a run that was killed: its files are restored and its daemon reads them again.
 
 _OF_THE_ENGINE = ("config", "socket", "restartCommand", "verb")
 
@@ -254,7 +256,7 @@ def restarter_of(host: Host, command: str, engine: Engine) -> Restarter:
 
 
 def query_if_up(engine: Engine) -> Active | None:
-    """What the daemon says now; None if it doesn't run, isn't reachable or must not be contacted."""
+    """What the daemon reports now; None if it doesn't run, isn't reachable or must not be contacted."""
     if not engine.host.live:
         return None
     try:
@@ -288,11 +290,11 @@ def engine_restart(host: Host, progress: Progress, request: Request | None = Non
     def restart(entry: Entry) -> None:
         known = {key: str(entry.manifest.get(key) or "") for key in _OF_THE_ENGINE}
         if entry.state != "applied" or known["verb"] in ("", "none") or not host.live:
-            return  # the daemon never saw the new files
+            return  # the daemon never read the new files
         name = find.name_of(entry.manifest)
         try:
             engine = find.engine(host, name, known["config"], "", known["socket"])
-        except GpunodeError as error:  # an engine that was removed since must not stop every later run
+        except GpunodeError as error:  # an engine that was removed since must not make every later run fail
             progress.note(f"{name} could not be restarted: {error.message}")
             return
         command = known["restartCommand"]

@@ -1,4 +1,4 @@
-"""containerd: its file and imports, `config dump` as judge, restart, and what the CRI says afterwards."""
+"""containerd: its file and imports, validation by `config dump`, restart, and the CRI's status afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HAS_CDI = (1, 7)
 
 @dataclass(frozen=True)
 class ContainerdEngine:
-    """One containerd with its configuration. `drop_in` is a path that the user asked for, else empty."""
+    """One containerd with its configuration. `drop_in` is a path that the user named, else empty."""
 
     host: Host
     daemon: Daemon
@@ -32,11 +32,11 @@ class ContainerdEngine:
 
     @property
     def program(self) -> str:
-        """containerd wants an absolute path."""
+        """containerd needs an absolute path."""
         return "/usr/bin/nvidia-container-runtime"
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """Add the runtime where this containerd reads it; any change needs a restart."""
+        """Add the runtime to a file that this containerd reads; any change needs a restart."""
         self._refuse_managed()
         if wanted.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
             release = ".".join(map(str, self.daemon.version))
@@ -67,7 +67,7 @@ class ContainerdEngine:
         )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """Take the runtimes out of every file that names them."""
+        """Remove the runtimes from every file that names them."""
         from gpunode.runtime import containerd_plan
 
         self._refuse_managed()
@@ -80,7 +80,7 @@ class ContainerdEngine:
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that are known to take `names` out."""
+        """The plan around edits that are known to remove `names`."""
         config = load_config(self.host, self.daemon.config_path, self.daemon.version)
         plan = replace(self._removal(edits, names, active, config.version), restores=True)
         if self._judge is not None:
@@ -113,7 +113,7 @@ class ContainerdEngine:
         return Replacement(replace(state, texts=texts), containerd_plan.with_copied(wanted, copies), copies)
 
     def _about_drop_ins(self, state: State, copies: Copies, outcome: Outcome) -> tuple[str, ...]:
-        """What generated copies hide, and drop-ins of NVIDIA's that containerd does not read."""
+        """What generated copies hide, and NVIDIA's drop-ins that containerd does not read."""
         left = {path: copied for path, copied in copies.items() if path not in outcome.texts}
         unread = [path for path in self._unread_drop_ins(state.config) if path not in outcome.texts]
         stale = tuple(
@@ -124,13 +124,13 @@ class ContainerdEngine:
         return (*containerd_plan.drift(state, left), *stale)
 
     def _unread_drop_ins(self, config: ContainerdConfig) -> tuple[str, ...]:
-        """Drop-ins at the places that NVIDIA's tools use or used, which no file imports."""
+        """Drop-ins in the places that NVIDIA's tools use or used, which no file imports."""
         directory = config.path.rpartition("/")[0]
         places = [f"{directory}/{name}" for name in NVIDIA_DROP_INS]
         return tuple(path for path in places if path not in config.files and self.host.is_file(path))
 
     def _same_meaning(self, one: Texts, other: Texts) -> bool | None:
-        """Whether containerd takes two sets of files for the same; None if none is at hand."""
+        """Whether two sets of files mean the same to containerd; None if it can't be run."""
         if self._judge is None:
             return None
         try:
@@ -168,7 +168,7 @@ class ContainerdEngine:
             )
 
     def _state(self, without: frozenset[str] = frozenset()) -> State:
-        """What is known of the files; those in `without` are thought away."""
+        """What is known of the files, without those in `without`."""
         path, release = self.daemon.config_path, self.daemon.version
         config = load_config(self.host, path, release, without)
         drop_in = self.drop_in or f"{path.rpartition('/')[0]}/{DROP_IN_NAME}"
@@ -185,7 +185,7 @@ class ContainerdEngine:
         )
 
     def _neighbours(self, paths: Iterable[str], without: frozenset[str]) -> tuple[str, ...]:
-        """TOML files in the directories of the files and of NVIDIA's drop-ins, the main file's aside."""
+        """TOML files in the directories of the files and of NVIDIA's drop-ins, except the main file's."""
         own = self.daemon.config_path.rpartition("/")[0]
         places = [path.rpartition("/")[0] for path in (*paths, *without)]
         places += [f"{own}/{name}".rpartition("/")[0] for name in NVIDIA_DROP_INS]
@@ -193,7 +193,7 @@ class ContainerdEngine:
         return tuple(path for listed in found for path in listed if path not in without)
 
     def _effective(self, config: ContainerdConfig, texts: Texts, *, partly: bool) -> Tree | None:
-        """containerd's merged view, asked for only if the files don't spell out a runc to copy."""
+        """containerd's merged view, read only if the files don't define a runc to copy."""
         if "runc" in config.runtimes or self.daemon.binary is None:
             return None
         if (
@@ -215,7 +215,7 @@ class ContainerdEngine:
             return None
 
     def _wants_systemd_cgroup(self) -> bool:
-        """The kubelet's cgroupDriver, else what kubeadm defaults to where systemd runs on cgroup v2."""
+        """The kubelet's cgroupDriver, else kubeadm's default where systemd uses cgroup v2."""
         try:
             driver = setting(self.host.read_text(CONFIG) or "", "cgroupDriver")
         except GpunodeError:
@@ -225,7 +225,7 @@ class ContainerdEngine:
         return self.host.systemd_runs() and self.host.exists("/sys/fs/cgroup/cgroup.controllers")
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
-        """Let containerd merge staged copies and compare with its view of the files as they are."""
+        """Let containerd merge staged copies, and compare the result with its view of the present files."""
         judge = self._judge
         if judge is None:
             return ("the new configuration was not validated: no containerd program was found",)

@@ -1,4 +1,4 @@
-"""containerd as the judge of a new configuration: its own merged view before and after, compared."""
+"""Validation of a new configuration by containerd itself: its merged view before and after, compared."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Texts = Mapping[str, str | None]
 
 @dataclass(frozen=True)
 class Judge:
-    """One containerd program, asked about files that need not be in force. `main` is its main file's path."""
+    """One containerd program that reads active or staged files. `main` is its main file's path."""
 
     host: Host
     binary: str
     main: str
 
     def in_force(self, *, exists: bool) -> Tree | None:
-        """Its merged view of the files as they are, its defaults without any; None if it refuses them."""
+        """Its merged view of the active files, its defaults without any; None if it refuses them."""
         return dump(self.host, self.binary, self.main if exists else None)
 
     def staged(self, texts: Texts) -> Tree:
@@ -48,7 +48,7 @@ class Judge:
             return parse_toml(answer.stdout, "containerd config dump")
 
     def refuse_as_it_is(self) -> None:
-        """`ConfigError` if it refuses the files that are in force."""
+        """`ConfigError` if it refuses the active files."""
         answer = self.host.run([self.binary, "--config", self.main, "config", "dump"], timeout=20.0)
         if not answer.ok:
             raise ConfigError(
@@ -65,9 +65,9 @@ def check(
     expected: Wanted | None,
     before: Tree | None = None,
 ) -> tuple[str, ...]:
-    """`ValidationError` if containerd refuses the edited files, or takes them otherwise than wanted.
+    """`ValidationError` if containerd refuses the edited files, or reads them otherwise than planned.
 
-    Everything else must mean what it meant in `before`, containerd's view of the files as they are if that is
+    Everything else must mean what it meant in `before`, containerd's view of the present files if that is
     None. Without `expected` it is a removal. A plan that restores files byte for byte needs no comparison.
     """
     judge = Judge(host, daemon.binary or "containerd", config.path)
@@ -88,7 +88,7 @@ def check(
 
 
 def _lost(before: Tree, merged: Tree) -> Wanted:
-    """What a removal took away, in the words of what had been wanted."""
+    """What a removal removed, in the terms of the desired configuration."""
     lost = tuple(set(runtimes_in(before)) - set(runtimes_in(merged)))
     default = _containerd_table(before).get("default_runtime_name") in lost
     return Wanted(tuple(Handler(name, "") for name in lost), set_as_default=default, cdi=True)
@@ -109,9 +109,9 @@ def dump(host: Host, binary: str, config: str | None) -> Tree | None:
 
 
 def _stage(host: Host, directory: Path, main: str, texts: Texts) -> dict[str, str]:
-    """Copies whose imports lead to each other instead of to the files in force, in the order of `texts`.
+    """Write copies that import each other instead of the active files, in the order of `texts`.
 
-    Gives where the copy of each file lies.
+    Returns the path of each file's copy.
     """
     contents = {name: text for name, text in texts.items() if text is not None}
     copies = {}
@@ -137,7 +137,7 @@ def _stage(host: Host, directory: Path, main: str, texts: Texts) -> dict[str, st
 
 
 def _reason(answer: Completed, places: Mapping[str, str]) -> str:
-    """containerd's last words, a panic's first, about the files by their own names."""
+    """containerd's last message, or a panic's first, with the real paths of the files."""
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     panic = next((line for line in lines if line.startswith("panic:")), "")
     said = panic or (lines[-1] if lines else f"exit status {answer.code}")
@@ -147,7 +147,7 @@ def _reason(answer: Completed, places: Mapping[str, str]) -> str:
 
 
 def must_have(merged: Tree, expected: Wanted, path: str) -> None:
-    """`ValidationError` if containerd doesn't have what was wanted in its merged view."""
+    """`ValidationError` if containerd's merged view lacks the desired configuration."""
     table = _containerd_table(merged)
     for handler in expected.handlers:
         if dig(table, "runtimes", handler.name, "options", "BinaryName") != handler.path:
@@ -171,7 +171,7 @@ def must_have(merged: Tree, expected: Wanted, path: str) -> None:
 
 
 def cdi_is_on(merged: Tree) -> bool:
-    """Whether CDI is on in containerd's merged view; a CRI that is switched off is not there at all."""
+    """Whether CDI is on in containerd's merged view; a disabled CRI doesn't appear there."""
     tables = [dig(merged, "plugins", plugin) for plugin in (CRI_PLUGINS[3], CRI_PLUGINS[2])]
     return any(dig(table, "enable_cdi") is True for table in tables) or not any(
         dig(table, "containerd") for table in tables

@@ -21,11 +21,12 @@ NVIDIA_DROP_INS = (DROP_IN_NAME, "config.d/99-nvidia.toml")
 
 @dataclass(frozen=True)
 class State:
-    """`texts` has every file that may be edited. `effective` is containerd's merged view, None if unknown.
+    """The files and what is known of them.
 
-    `drop_in` is the path for a drop-in, `drop_in_forced` whether the user named it. `systemd_cgroup` is what
-    a CRI that is switched on only now, or that had no file, should use. `neighbours` are TOML files beside
-    the drop-in, read by containerd or not.
+    `texts` has every file that may be edited. `effective` is containerd's merged view, None if unknown.
+    `drop_in` is the path for a drop-in, `drop_in_forced` whether the user named it. `systemd_cgroup` is for a
+    CRI that is only now enabled, or that had no file. `neighbours` are TOML files in the drop-in's directory,
+    whether containerd reads them or not.
     """
 
     config: ContainerdConfig
@@ -44,7 +45,7 @@ class State:
 
     @property
     def release_text(self) -> str:
-        """The release for people."""
+        """The release as text for the user."""
         return ".".join(map(str, self.release)) or "(unknown release)"
 
     @property
@@ -62,7 +63,7 @@ _OF_IMAGES = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_l
 
 
 def cri_of(tree: Tree, plugin: str) -> Tree:
-    """The CRI table of a tree, made if it isn't there."""
+    """The CRI table of a tree, created if it is missing."""
     table: Tree = tree.setdefault("plugins", {}).setdefault(plugin, {})
     return table
 
@@ -70,7 +71,7 @@ def cri_of(tree: Tree, plugin: str) -> Tree:
 def runtime_table(
     config: ContainerdConfig, effective: Tree | None, handler: Handler, systemd_cgroup: bool
 ) -> Tree:
-    """The table of a wanted runtime: an existing one set right, else a copy of the runc it stands for."""
+    """The table of a desired runtime: an existing one corrected, else a copy of runc's."""
     base = inherited(config, effective, handler.name)
     present = config.runtimes.get(handler.name)
     table = copy.deepcopy(present if isinstance(present, dict) else base)
@@ -80,9 +81,7 @@ def runtime_table(
     options["BinaryName"] = handler.path
     cgroup = True if systemd_cgroup else dig(base, "options", "SystemdCgroup")
     if isinstance(dig(present, "options", "SystemdCgroup"), bool) and not _spelled_out(config, handler.name):
-        cgroup = (
-            None  # containerd's built-in runc knows nothing of this node's kubelet; who wrote the file did
-        )
+        cgroup = None  # containerd's built-in runc ignores this node's kubelet; the file's author did not
     if isinstance(cgroup, bool) and options.get("SystemdCgroup", False) != cgroup:
         options["SystemdCgroup"] = cgroup
     return table
@@ -91,7 +90,7 @@ def runtime_table(
 def inherited(config: ContainerdConfig, effective: Tree | None, new_runtime: str) -> Tree:
     """Options to copy: the default runtime's if it is a runc, else runc's, else crun's.
 
-    kata, gVisor and other NVIDIA runtimes are passed over: their options mean something else.
+    kata, gVisor and other NVIDIA runtimes are skipped: their options mean something else.
     """
     spelled_out = _spelled_out(config, new_runtime)
     if spelled_out:
@@ -116,9 +115,9 @@ def _models(config: ContainerdConfig, new_runtime: str) -> tuple[str, ...]:
 
 
 def simple(effective: Tree | None, name: str) -> Tree:
-    """A runtime from containerd's own merged view, without the empty values that the view spells out.
+    """A runtime from containerd's own merged view, without the empty values that the view prints.
 
-    What isn't empty there must be repeated: 1.7 sets `sandbox_mode` for its built-in runc, for example.
+    A value that isn't empty must be repeated: 1.7 sets `sandbox_mode` for its built-in runc, for example.
     """
     for plugin in CRI_PLUGINS.values():
         entry = dig(effective, "plugins", plugin, "containerd", "runtimes", name)
@@ -145,7 +144,7 @@ def _has_runc_shim(entry: Tree, release: tuple[int, ...]) -> bool:
 
 
 def snapshotter_without_runtimes(config: ContainerdConfig) -> bool:
-    """Whether version 2 files have image settings beside no runtimes, which containerd 2 then passes over."""
+    """Whether version 2 files have image settings without runtimes, which containerd 2 then ignores."""
     merged = dig(config.merged, "plugins", CRI_PLUGINS[2], "containerd")
     return isinstance(merged, dict) and "runtimes" not in merged and has_image_settings(merged)
 
@@ -156,7 +155,7 @@ def has_image_settings(containerd: Tree) -> bool:
 
 
 def of_runtimes_only(tree: Tree, names: Collection[str]) -> bool:
-    """Whether a file has nothing but these runtimes, the default among them, and the CDI switch."""
+    """Whether a file has only these runtimes, the default among them, and the CDI switch."""
     rest = copy.deepcopy(tree)
     rest.pop("version", None)
     for plugin in CRI_PLUGINS.values():
@@ -175,14 +174,14 @@ def of_runtimes_only(tree: Tree, names: Collection[str]) -> bool:
 
 
 def without_empty(tree: Any) -> Any:
-    """The tree without tables that hold nothing, which mean nothing to containerd."""
+    """The tree without empty tables, which containerd ignores."""
     if not isinstance(tree, dict):
         return tree
     found = {key: without_empty(value) for key, value in tree.items()}
     return {key: value for key, value in found.items() if value != {}}
 
 
-# Entries of containerd's `imports`: adding the one that a drop-in needs, and taking it out again.
+# Entries of containerd's `imports`: adds the one that a drop-in needs, and removes it.
 
 
 def imported(config: ContainerdConfig, path: str) -> bool:
@@ -195,9 +194,9 @@ def imported(config: ContainerdConfig, path: str) -> bool:
 
 
 def entry(state: State) -> str:
-    """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it, or the file alone.
+    """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it, or only the file.
 
-    The file alone where the directory has files that containerd doesn't read: they would come into force.
+    Only the file where the directory has files that containerd doesn't read: the glob would activate them.
     """
     directory = state.drop_in.rpartition("/")[0]
     unread = [
@@ -209,12 +208,12 @@ def entry(state: State) -> str:
 
 
 def whole_directory(path: str) -> str:
-    """The glob for a drop-in's directory; the file itself if its name doesn't end as the glob wants it."""
+    """The glob for a drop-in's directory; the file itself if its name doesn't match the glob."""
     return f"{path.rpartition('/')[0]}/*.toml" if path.endswith(".toml") else path
 
 
 def add(tree: Tree, pattern: str) -> None:
-    """Put an entry behind the others."""
+    """Append an entry."""
     tree["imports"] = [*tree.get("imports", []), pattern]
 
 
@@ -255,14 +254,14 @@ def without(text: str, patterns: Iterable[str], path: str) -> str:
     return toml_edit.edit(text, lambda tree: take_out(tree, patterns), path)
 
 
-# What is wrong with containerd's files before anything is changed: the file, the line and the way out.
+# Errors in containerd's files before anything is changed: the file, the line and the fix.
 
-# from 2.3 every file is migrated by itself; before, all of them are read in the version of the last
+# from 2.3 on each file is migrated by itself; earlier releases read all in the last one's version
 EACH_FILE_MIGRATED = (2, 3)
 
 
 def refuse(state: State) -> None:
-    """`ConfigError` for the first thing that containerd can't load, or would take otherwise than it looks."""
+    """`ConfigError` for the first thing that containerd can't load, or would misread."""
     for path in state.config.files:
         refuse_wrong_types(state.config.trees[path], path, state.texts[path])
     _refuse_byte_order_mark(state)
@@ -271,7 +270,7 @@ def refuse(state: State) -> None:
 
 
 def refuse_wrong_types(tree: Tree, path: str, text: str) -> None:
-    """`ConfigError` for what containerd can't load: a number where a table belongs and the like."""
+    """`ConfigError` for wrong types that containerd can't load, such as a number instead of a table."""
     for key in ("imports", "disabled_plugins", "required_plugins"):
         value = tree.get(key, [])
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
@@ -305,7 +304,7 @@ def _wrong(path: str, text: str, keys: tuple[str, ...], name: str) -> ConfigErro
 
 
 def _refuse_byte_order_mark(state: State) -> None:
-    """containerd 1 skips one, 2 takes it for the first key's first character."""
+    """containerd 1 skips it, 2 reads it as the first key's first character."""
     marked = [path for path in state.config.files if state.texts[path].startswith(BYTE_ORDER_MARK)]
     if marked and state.release >= (2,):
         raise ConfigError(
@@ -315,7 +314,7 @@ def _refuse_byte_order_mark(state: State) -> None:
 
 
 def _refuse_unread_version(state: State) -> None:
-    """A version that this containerd can't read; 1.6 would take it without a word and ignore the tables."""
+    """A version that this containerd can't read; 1.6 would silently ignore the tables."""
     newest = 4 if state.release >= (2, 3) else 3 if state.release >= (2,) else 2
     if not state.release or state.release >= (3,):
         return
@@ -350,7 +349,7 @@ def refuse_missing_import(state: State, texts: Mapping[str, str | None]) -> None
 
 
 def _refuse_mixed_versions(state: State) -> None:
-    """Files of several versions that are read in the version of the last: tables of the others are lost."""
+    """Files of several versions, all read in the version of the last: tables of the others are lost."""
     config = state.config
     if not state.release or state.release >= EACH_FILE_MIGRATED or not config.exists:
         return

@@ -1,8 +1,8 @@
-"""What containerd's files must become. Pure functions over their text; containerd.py reads, validates, asks.
+"""Plans for containerd's files. Pure functions over their text; containerd.py reads, validates and queries.
 
-Which file is edited: the one that defines the runtime already; else, on containerd 2, which merges deeply, a
-drop-in that holds nothing but the runtime; else, on containerd 1, where a later file replaces the whole CRI
-table, the last file that has such a table, in place.
+This file is edited: the one that defines the runtime already; else, on containerd 2, which merges deeply, a
+drop-in with only the runtime; else, on containerd 1, where a later file replaces the whole CRI table, the
+last file that has such a table, in place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CDI_DIRECTORIES = (("/etc/cdi",), ("/var/run/cdi", "/run/cdi"))
 
 @dataclass(frozen=True)
 class Outcome:
-    """New text of every file that changes (None: removed), the main file's version, and notes for people."""
+    """New text of every file that changes (None: removed), the main file's version, and notes."""
 
     texts: Mapping[str, str | None]
     version: int
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Draft:
-    """Mutations collected per file, then carried out at once."""
+    """Changes collected per file, then carried out at once."""
 
     state: State
     mutations: dict[str, list[Mutation]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _Draft:
         self.mutations.setdefault(path, []).append(mutate)
 
     def texts(self) -> dict[str, str | None]:
-        """New text of every file that was touched."""
+        """New text of every file that changes."""
         result: dict[str, str | None] = {}
         for path, mutations in self.mutations.items():
 
@@ -77,7 +77,7 @@ class _Draft:
 
 
 def configured(state: State, wanted: Wanted) -> Outcome:
-    """What the files must become so that containerd has what is wanted; `ConfigError` if they can't."""
+    """The files' new texts with the desired configuration; `ConfigError` if that isn't possible."""
     refuse(state)
     outcome = _configured(state, wanted)
     refuse_missing_import(state, outcome.texts)
@@ -100,7 +100,7 @@ def _configured(state: State, wanted: Wanted) -> Outcome:
 
 
 def _version(state: State) -> int:
-    """The main file's version; a file that is absent, or has no version and no plugins, gets the newest."""
+    """The main file's version; a missing file, or one without version and plugins, gets the newest."""
     config = state.config
     if config.version != 1:
         return config.version
@@ -108,7 +108,7 @@ def _version(state: State) -> int:
     keeps = "plugins in it" if "plugins" in config.main else f"the short name {short[0]!r}" if short else ""
     keeps = keeps or ("imports in it" if config.imports else "")
     if not keeps:
-        # version 4 takes nothing from [grpc] and its like, so a file that may have them gets the one before
+        # version 4 ignores [grpc] and the like, so a file that may have them gets the version before
         return min(state.newest_version, 3) if config.exists else state.newest_version
     if state.deep and state.release < EACH_FILE_MIGRATED:
         raise refuse_ignored_version_1(state, keeps)
@@ -131,9 +131,9 @@ def _bring_main_up(draft: _Draft, version: int) -> None:
 
 
 def _enable_cri(draft: _Draft) -> bool:
-    """Take the CRI out of `disabled_plugins` wherever it stands; True if it was switched off.
+    """Remove the CRI from `disabled_plugins` in every file; True if it was disabled.
 
-    Lists of several files are joined, so a drop-in could not switch it on.
+    Lists of several files are joined, so a drop-in could not enable it.
     """
     found = False
     for path in draft.state.config.files:
@@ -150,10 +150,10 @@ def _without_cri(tree: Tree) -> None:
 
 
 def _needs_systemd_cgroup(draft: _Draft, *, switched_on: bool) -> bool:
-    """Whether runc and the runtimes must be told to use systemd, there being nothing to inherit.
+    """Whether runc and the runtimes need SystemdCgroup set, because there is nothing to inherit.
 
-    A containerd 2 without a file runs pods already, and newer kubelets ask it which driver runc uses: there
-    the runtimes follow runc, whatever the kubelet's file says.
+    A containerd 2 without a file runs pods already, and newer kubelets query it for runc's driver: there the
+    runtimes follow runc, regardless of the kubelet's file.
     """
     state = draft.state
     if not state.systemd_cgroup or (state.config.exists and not switched_on):
@@ -206,9 +206,9 @@ def _add(draft: _Draft, wanted: Wanted, version: int, systemd_cgroup: bool) -> N
 def _plugin(state: State, version: int) -> str:
     """The name of the CRI's table in the file that is edited.
 
-    containerd 2 forgets a version 2 file's snapshotter as long as no runtimes stand beside it (the migration
-    of its images plugin ends early); a new table of them would bring it into force. Under the newer name,
-    which a version 2 file may use as well, it does not.
+    containerd 2 ignores a version 2 file's snapshotter as long as the file has no runtimes (the migration of
+    its images plugin ends early); a new table of them would activate it. Under the newer name, which a
+    version 2 file may use as well, it does not.
     """
     joined = state.deep and state.release < EACH_FILE_MIGRATED
     if version == 2 and joined and snapshotter_without_runtimes(state.config):
@@ -219,9 +219,9 @@ def _plugin(state: State, version: int) -> str:
 
 
 def _starts_afresh(state: State, wanted: Wanted, version: int) -> bool:
-    """Whether the drop-in's old content goes: it isn't read, or has another version than the main file.
+    """Whether the drop-in's old content is replaced: it isn't read, or has another version.
 
-    `ConfigError` if it is neither empty nor NVIDIA's nor only about the wanted runtimes.
+    `ConfigError` if it is neither empty nor NVIDIA's nor only about the desired runtimes.
     """
     text, path = state.texts.get(state.drop_in, ""), state.drop_in
     tree = parse_toml(text, path)
@@ -238,7 +238,7 @@ def _starts_afresh(state: State, wanted: Wanted, version: int) -> bool:
 
 
 def _is_there(state: State, wanted: Wanted, tables: Mapping[str, Tree]) -> bool:
-    """Whether the merged files mean all this already, whoever wrote them."""
+    """Whether the merged files already have all this, from any author."""
     config = state.config
     default = wanted.default in ("", config.default_runtime)
     there = all(config.runtimes.get(name) == table for name, table in tables.items())
@@ -246,7 +246,7 @@ def _is_there(state: State, wanted: Wanted, tables: Mapping[str, Tree]) -> bool:
 
 
 def _switches_cdi(state: State, wanted: Wanted) -> bool:
-    """Whether CDI is wanted and off; containerd 2 has it on unless a file says otherwise."""
+    """Whether CDI is requested and off; containerd 2 has it on unless a file disables it."""
     return wanted.cdi and state.config.cri.get("enable_cdi", state.deep) is not True
 
 
@@ -294,16 +294,15 @@ def _files_with_cri(state: State, plugin: str) -> tuple[str, ...]:
 
 
 def _spell_out_runc(runtimes: Tree, effective: Tree | None, systemd_cgroup: bool) -> None:
-    """containerd 1 forgets its built-in runc as soon as a file names any runtime."""
+    """containerd 1 drops its built-in runc as soon as a file names any runtime."""
     runc = runtimes.setdefault("runc", simple(effective, "runc"))
     if systemd_cgroup:
         runc.setdefault("options", {})["SystemdCgroup"] = True
 
 
-# Drop-ins that NVIDIA's tools generated: copies of the CRI section that hide what the main file says.
-#
-# They are left alone as long as they give the right runtime, with a word about what they hide. `replaced`
-# says what must come of them where somebody asked for that.
+# Drop-ins that NVIDIA's tools generated: copies of the CRI section that hide the main file's. They are kept
+# as long as they have the right runtime, with a note about what they hide. `replaced` replaces them if the
+# user requested that.
 
 _SHOWN = 5
 Copies = Mapping[str, GeneratedCopy]
@@ -311,7 +310,7 @@ Copies = Mapping[str, GeneratedCopy]
 
 @dataclass(frozen=True)
 class Replacement:
-    """The state without the copies, what is wanted then, and the copies themselves."""
+    """The state without the copies, the desired configuration then, and the copies themselves."""
 
     state: State
     wanted: Wanted
@@ -341,7 +340,7 @@ def _merged_without(config: ContainerdConfig, left_out: str) -> Tree:
 
 
 def drift(state: State, found: Copies) -> tuple[str, ...]:
-    """What the copies hide, for people; nothing about a copy that hides nothing."""
+    """What the copies hide, as text for the user; nothing about a copy that hides nothing."""
     notes = []
     for path, copied in found.items():
         others = _merged_without(state.config, path)
@@ -379,7 +378,7 @@ def with_copied(wanted: Wanted, found: Copies) -> Wanted:
 
 
 def replaced(replacement: Replacement) -> Outcome:
-    """Minimal configuration in the copies' place, and an account of what changes with them."""
+    """A minimal configuration instead of the copies, with notes on what changes."""
     state, found = replacement.state, replacement.copies
     outcome = configured(state, replacement.wanted)
     texts: dict[str, str | None] = dict(outcome.texts)
@@ -408,16 +407,17 @@ def _in_force(found: Copies) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# Taking runtimes out of containerd's files again, whoever put them in. Pure functions over their text.
+# Removing runtimes from containerd's files, whether gpunode added them or not. Pure functions over their
+# text.
 
 Texts = Mapping[str, str | None]
-# whether containerd takes the files with these texts laid over them for the same; None if it can't be asked
+# whether the files with these new texts mean the same to containerd; None if it can't be run
 Judge = Callable[[Texts, Texts], bool | None]
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What is taken out of which files. `unread` has the text of drop-ins that containerd does not read."""
+    """What to remove from which files. `unread` has the text of drop-ins that containerd does not read."""
 
     state: State
     unwanted: Unwanted
@@ -426,7 +426,7 @@ class Removal:
 
 
 def removed(removal: Removal) -> Outcome:
-    """New text of every file that knows one of the runtimes; None for a drop-in that has no reason left."""
+    """New text of every file with one of the runtimes; None for a drop-in that is no longer needed."""
     state, unwanted = removal.state, removal.unwanted
     texts: dict[str, str | None] = {}
     bare = replace(unwanted, previous_default="")
@@ -444,10 +444,10 @@ def removed(removal: Removal) -> Outcome:
 
 
 def take_out(tree: Tree, unwanted: Unwanted, *, deep: bool = False) -> None:
-    """Take the runtimes out of one file's tree; a default that was one of them becomes the previous one.
+    """Remove the runtimes from one file's tree; a default among them becomes the previous one.
 
-    With `deep`, for containerd 2, an emptied table of runtimes stays beside image settings, which a version 2
-    file would lose without it. containerd 1 has no runc as long as such a table is there.
+    With `deep`, for containerd 2, an emptied table of runtimes stays if there are image settings, which a
+    version 2 file would lose without it. containerd 1 has no runc as long as such a table exists.
     """
     for plugin in CRI_PLUGINS.values():
         below = ("plugins", plugin, "containerd")
@@ -467,7 +467,7 @@ def _clear(tree: Tree, below: tuple[str, ...], unwanted: Unwanted, *, deep: bool
         touched = True
         if unwanted.previous_default:
             containerd["default_runtime_name"] = unwanted.previous_default
-    if _is_nvidias(containerd.get("default_runtime")):  # nvidia-ctk's way to a default in version 1
+    if _is_nvidias(containerd.get("default_runtime")):  # nvidia-ctk sets a default like this in version 1
         del containerd["default_runtime"]
         touched = True
     for name in unwanted.names:
@@ -485,7 +485,7 @@ def _is_nvidias(table: object) -> bool:
 
 
 def _prune(tree: Tree, path: tuple[str, ...]) -> None:
-    """Remove tables that became empty, upwards."""
+    """Remove tables that became empty, from the inside out."""
     while path and dig(tree, *path) == {}:
         parent = dig(tree, *path[:-1])
         del parent[path[-1]]
@@ -493,7 +493,7 @@ def _prune(tree: Tree, path: tuple[str, ...]) -> None:
 
 
 def _restore_default(state: State, unwanted: Unwanted, texts: dict[str, str | None]) -> None:
-    """Name the previous default where the runtime's was named, unless another file names it already."""
+    """Set the previous default where the runtime was the default, unless another file sets it already."""
     config, previous = state.config, unwanted.previous_default
     if not previous or config.named_default not in unwanted.names:
         return
@@ -518,7 +518,7 @@ def _name_default(plugin: str, name: str) -> Mutation:
 
 
 def _default_of(config: ContainerdConfig, texts: Texts) -> str:
-    """The default that the files name once they have these texts."""
+    """The default that the files set with these texts."""
     merged: Tree = {}
     for path in config.files:
         merged = merge(merged, parse_toml(texts.get(path) or "", path), deep=config.deep)
@@ -527,7 +527,7 @@ def _default_of(config: ContainerdConfig, texts: Texts) -> str:
 
 
 def _drop_copies(removal: Removal, texts: dict[str, str | None]) -> list[str]:
-    """Delete generated copies whose rest only repeats what the other files or containerd's defaults mean."""
+    """Delete generated copies if the rest only repeats the other files or containerd's defaults."""
     notes = []
     found = copies(removal.state)
     for path, copied in found.items():
@@ -564,7 +564,7 @@ def _drop_unread(removal: Removal, texts: dict[str, str | None]) -> list[str]:
 
 
 def _forget_imports(state: State, texts: dict[str, str | None]) -> None:
-    """Take out the import of a drop-in that is gone, if nothing else needs it."""
+    """Remove the import of a removed drop-in, if no other file needs it."""
     gone = [path for path, text in texts.items() if text is None]
     there = [path for path in (*state.config.files, *state.neighbours) if path not in gone]
     for importer, patterns in containerd_files.forgotten(state.config, gone, there).items():

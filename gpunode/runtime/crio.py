@@ -1,10 +1,10 @@
-"""CRI-O: one drop-in with the nvidia handlers, checked by ``crio config``, and what ``/config`` says then.
+"""CRI-O: one drop-in with the nvidia handlers, checked by ``crio config``, and ``/config`` afterwards.
 
-Why a restart and not a reload: on SIGHUP CRI-O (1.25 and up) reads its handlers anew into the configuration
-that it *shows*, in ``/config`` and in the CRI's status, but what starts pods keeps the one from its start
-(server.New copies the structure; cri-o issue 10202, the same up to 1.37). Pods fail with "failed to find
-runtime handler" while everything that can be asked says that it is there. Before 1.25 SIGHUP did not touch
-handlers at all. A restart leaves containers running: they belong to conmon.
+Why it is restarted and not reloaded: on SIGHUP CRI-O (1.25 and up) rereads its handlers into the
+configuration that it *shows*, in ``/config`` and in the CRI's status, but pods are started with the one from
+its start (server.New copies the structure; cri-o issue 10202, the same up to 1.37). Pods fail with "failed to
+find runtime handler" while every query reports that it exists. Before 1.25 SIGHUP did not reload handlers at
+all. A restart leaves containers running, because their parent is conmon.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from gpunode.runtime.podman import hook_removals, injects_twice, reads_none
 from gpunode.runtime.toolkit_file import with_settings
 from gpunode.runtime.trees import Mutation, Tree, same
 
-# What CRI-O needs to know of an nvidia handler: which of its own low-level handlers it is made like.
+# The base of an nvidia handler: which of CRI-O's own low-level handlers it copies.
 
-# what says where or what a handler's program is, and so never goes from one handler to another.
-# inherit_default_runtime (1.31 and up) copies the default's runtime_path over the handler's own: no use here
+# keys with a handler's path or program, which must not be copied to another handler. inherit_default_runtime
+# (1.31 and up) copies the default's runtime_path over the handler's own, so it can't be used here
 _OWN = (
     "runtime_path",
     "runtime_type",
@@ -67,8 +67,8 @@ _OWN = (
 def base_handler(config: CrioConfig, version: tuple[int, ...], new: Collection[str]) -> Tree:
     """The table to inherit from: the default's if it is crun's or runc's, else theirs; {} without either.
 
-    Never that of a virtual machine or a sandbox: their monitor and root mean something else; nor one of the
-    handlers that are to be written (`new`) or go by NVIDIA's names.
+    Never that of a virtual machine or a sandbox, where monitor and root mean something else; nor one of the
+    handlers to write (`new`) or with one of NVIDIA's names.
     """
     compiled = compiled_default(version)
     for name in (config.named_default, compiled, "crun", "runc", *sorted(config.handlers)):
@@ -79,7 +79,7 @@ def base_handler(config: CrioConfig, version: tuple[int, ...], new: Collection[s
 
 
 def handler_table(base: Tree, existing: Tree, handler: Handler, missing: Collection[str]) -> Tree:
-    """The handler's table: what `base` has, over it what somebody gave the `existing` one, then the program.
+    """The handler's table: `base`, then the keys of the `existing` one, then the program.
 
     A monitor_path among `missing` was copied from a machine or a release that had it there.
     """
@@ -92,7 +92,7 @@ def handler_table(base: Tree, existing: Tree, handler: Handler, missing: Collect
 
 
 def means(existing: Any, table: Tree) -> bool:
-    """Whether an existing table says the same; without a type a handler is CRI-O's ``oci``."""
+    """Whether an existing table means the same; without a type a handler is CRI-O's ``oci``."""
     return isinstance(existing, dict) and same({**existing, **_type(existing)}, {**table, **_type(table)})
 
 
@@ -101,7 +101,7 @@ def _type(table: Tree) -> Tree:
 
 
 def only_nvidias(file: CrioFile) -> bool:
-    """Whether a file holds nothing but NVIDIA's handlers, and perhaps one of them as the default."""
+    """Whether a file has only NVIDIA's handlers, and possibly one of them as the default."""
     runtime = dict(file.runtime)
     default = runtime.pop("default_runtime", None)
     runtime.pop("runtimes", None)
@@ -111,11 +111,10 @@ def only_nvidias(file: CrioFile) -> bool:
     return bool(handlers or default) and alone and named and all(is_nvidias(*one) for one in handlers.items())
 
 
-# What CRI-O's files must become. Pure functions over their text; crio.py reads, validates and asks.
-#
-# Handlers go into one drop-in that holds nothing else. Other files are touched only where they would stand in
-# its way: a later one that defines the same handler, and NVIDIA's own leftovers, which CRI-O loads whatever
-# their names are (``99-nvidia.conf`` of the GPU operator, ``99-nvidia.toml.bak``).
+# Plans for CRI-O's files. Pure functions over their text; crio.py reads, validates and queries. Handlers are
+# written to one drop-in that has nothing else. Other files are edited only if they would override it: a later
+# one that defines the same handler, and NVIDIA's own leftovers, which CRI-O loads regardless of their names
+# (``99-nvidia.conf`` of the GPU operator, ``99-nvidia.toml.bak``).
 
 DROP_IN_NAME = "99-nvidia.toml"
 _LEFTOVER = "99-nvidia"
@@ -123,10 +122,10 @@ _LEFTOVER = "99-nvidia"
 
 @dataclass(frozen=True)
 class State:
-    """What is known before planning. `drop_in` is the path of our own file, whether it exists or not.
+    """The files before planning. `drop_in` is the path of gpunode's own file, existing or not.
 
-    `unread` are files at places where CRI-O never looks. `missing` are monitor paths that lead nowhere;
-    `conmon` is the monitor to name where neither a handler does nor CRI-O's PATH leads to one.
+    `unread` are files in places that CRI-O ignores. `missing` are monitor paths that don't exist; `conmon` is
+    the monitor to name if neither a handler nor CRI-O's PATH has one.
     """
 
     config: CrioConfig
@@ -139,7 +138,7 @@ class State:
 
 @dataclass(frozen=True)
 class Draft:
-    """New text of every file to change, None for one to remove, and what a person should know."""
+    """New text of every file to change, None for one to remove, and notes for the user."""
 
     texts: Mapping[str, str | None]
     notes: tuple[str, ...] = ()
@@ -148,7 +147,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class _Work:
-    """The files as they will be, changed step by step."""
+    """The new files, changed step by step."""
 
     state: State
     gone: tuple[CrioFile, ...]
@@ -189,15 +188,15 @@ def order(path: str) -> tuple[str, ...]:
 
 
 def is_leftover(path: str, drop_in: str) -> bool:
-    """Whether a file has one of the names that NVIDIA's tools, or a copy of theirs, have left behind.
+    """Whether a file has one of the names that NVIDIA's tools, or a copy of theirs, have left.
 
-    A hidden one is what an editor or a killed write left of such a file; CRI-O reads it all the same.
+    A hidden one is left by an editor or by a killed write of such a file; CRI-O reads it too.
     """
     return path != drop_in and path.rpartition("/")[2].lstrip(".").startswith(_LEFTOVER)
 
 
 def configured(state: State, wanted: Wanted) -> Draft:
-    """The files with the handlers in them; without any handlers to register, as they are."""
+    """The files with the handlers; unchanged if there are none to register."""
     if not wanted.handlers:
         return Draft({})
     work = _Work(state, _leftovers(state))
@@ -219,7 +218,7 @@ def _leftovers(state: State) -> tuple[CrioFile, ...]:
 
 
 def _carry_over(work: _Work, wanted: Wanted) -> None:
-    """What a leftover alone has defined, and nobody asked to lose, moves into the drop-in."""
+    """Move to the drop-in what only a leftover has defined, unless its removal was requested."""
     for file in work.gone:
         read = file not in work.state.unread
         where = "CRI-O reads it as well" if read else "CRI-O never reads it there"
@@ -235,7 +234,7 @@ def _own(config: CrioConfig, name: str) -> Tree:
 
 
 def _put(work: _Work, name: str, table: Tree) -> None:
-    """Give the handler this table, unless the files that stay say so already."""
+    """Set the handler's table, unless the other files already have it."""
     if means(work.left.handlers.get(name), table):
         return
     for file in work.later():
@@ -257,7 +256,7 @@ def _with_handler(name: str, table: Tree) -> Mutation:
 
 
 def _set_default(work: _Work, wanted: Wanted) -> str:
-    """Make the wanted handler the default, or keep a leftover's; the default that was replaced."""
+    """Make the handler the default, or keep a leftover's; return the default that was replaced."""
     before = work.state.config.named_default
     now = wanted.default or before
     if now == work.left.named_default:
@@ -282,7 +281,7 @@ def _with_default(name: str) -> Mutation:
 
 
 def removed(state: State, unwanted: Unwanted) -> Draft:
-    """The files without the handlers, whoever wrote them; ours goes if nothing else is in it."""
+    """The files without the handlers, from any author; gpunode's file is removed if it is then empty."""
     config = state.config
     left = {name for name in config.handlers if name not in unwanted.names}
     known = {*left, compiled_default(state.version)}
@@ -302,7 +301,7 @@ def removed(state: State, unwanted: Unwanted) -> Draft:
 
 
 def take_out(names: Collection[str], previous_default: str = "") -> Mutation:
-    """Remove handlers, and a default that is one of them; tables that become empty go as well."""
+    """Remove handlers, a default that is one of them, and tables that become empty."""
 
     def mutate(tree: Tree) -> None:
         runtime = dig(tree, "crio", "runtime")
@@ -331,13 +330,13 @@ def _prune(tree: Tree, path: tuple[str, ...]) -> None:
         del parent[path[-1]]
 
 
-# CRI-O's files before they are written: read by ``crio config``, and checked for what is known to end it.
+# Validation of CRI-O's new files: read by ``crio config``, and checked for known fatal errors.
 
 _SECONDS = 20.0
 
 
 def after_restart(config: CrioConfig, edits: Iterable[FileEdit], directory: str) -> CrioConfig:
-    """The configuration as it will be; edits of files that CRI-O doesn't read change nothing of it."""
+    """The new configuration; edits of files that CRI-O doesn't read don't change it."""
     files = {file.path: file for file in config.files}
     for edit in edits:
         if edit.path != config.path and not edit.path.startswith(f"{directory}/"):
@@ -361,7 +360,7 @@ def validate_crio(
     edits: tuple[FileEdit, ...],
     expected: Wanted | None,
 ) -> tuple[str, ...]:
-    """`ValidationError` if CRI-O would refuse the files or read something else than `expected`; notes."""
+    """`ValidationError` if CRI-O would refuse the files or not read `expected` from them; notes."""
     planned = after_restart(config, edits, directory)
     default = planned.named_default
     if default and default not in planned.handlers and default != compiled_default(daemon.version):
@@ -398,7 +397,7 @@ def validate_crio(
 
 
 def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, expected: Wanted) -> None:
-    """``crio config`` doesn't look for the monitor; the start does, and ends without one for any handler."""
+    """Check for a handler's monitor: ``crio config`` doesn't, and CRI-O exits at start without it."""
     given = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
     for handler in expected.handlers:
         path = given or planned.handlers.get(handler.name, {}).get("monitor_path")
@@ -412,8 +411,8 @@ def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, exp
 
 
 def _stage(host: Host, planned: CrioConfig, directory: str, staging: Path) -> None:
-    """Copies under the same names, so that they are read in the same order."""
-    host.write_atomic(f"{staging}/crio.conf", b"", mode=0o600)  # naming a file that isn't there is fatal
+    """Write copies under the same names, so that they are read in the same order."""
+    host.write_atomic(f"{staging}/crio.conf", b"", mode=0o600)  # a missing file is fatal if it is named
     host.make_dirs(f"{staging}/drop-ins")
     for file in planned.files:
         main = file.path == planned.path
@@ -423,7 +422,7 @@ def _stage(host: Host, planned: CrioConfig, directory: str, staging: Path) -> No
 
 
 def _compare(printed: str, expected: Wanted | None) -> tuple[str, ...]:
-    """What ``crio config`` prints, in which what equals the default is a comment, must have the handlers."""
+    """Compare with the output of ``crio config``, where values equal to the default are comments."""
     if expected is None:
         return ()
     try:
@@ -446,13 +445,13 @@ def _compare(printed: str, expected: Wanted | None) -> tuple[str, ...]:
     return ()
 
 
-# The toolkit's list of low-level runtimes, where CRI-O keeps its own outside every PATH.
+# The toolkit's list of low-level runtimes, because CRI-O keeps its own outside every PATH.
 
 
 def toolkit_edit(
     host: Host, config: CrioConfig, version: tuple[int, ...]
 ) -> tuple[FileEdit | None, tuple[str, ...]]:
-    """The edit that names CRI-O's real runtimes, and notes; None if one that is listed is found already."""
+    """The edit that names CRI-O's real runtimes, and notes; None if a listed one is found already."""
     content = host.read_bytes(DEFAULT_PATH)
     text = decode(content, DEFAULT_PATH)
     names = toolkit_runtimes(text)
@@ -471,14 +470,14 @@ _HAS_CDI = (1, 24)
 _HOOK_DIRECTORIES = ("/usr/share/containers/oci/hooks.d",)  # CRI-O's own default
 _PACKAGED_CONMON = "/usr/libexec/crio/conmon"  # outside every PATH
 _CLOCK_SECONDS = (
-    2.0  # the kernel tells its boot time, from which a process's start is counted, in whole seconds
+    2.0  # the kernel reports its boot time, from which a process's start is counted, in whole seconds
 )
 _RESTART = "CRI-O starts pods with the handlers that it read at its start; containers go on running"
 
 
 @dataclass(frozen=True)
 class CrioEngine:
-    """One CRI-O and its files. `drop_in` is where ours goes, empty for 99-nvidia.toml in its directory."""
+    """One CRI-O and its files. `drop_in` is gpunode's file, empty for 99-nvidia.toml in its directory."""
 
     host: Host
     daemon: Daemon
@@ -490,12 +489,12 @@ class CrioEngine:
 
     @property
     def directory(self) -> str:
-        """The directory that this CRI-O reads its drop-ins from."""
+        """The directory of this CRI-O's drop-ins."""
         return drop_in_directory(self.daemon)
 
     @property
     def own_path(self) -> str:
-        """Path of our drop-in; `UsageError` if it was named somewhere else than CRI-O reads."""
+        """Path of gpunode's drop-in; `UsageError` if the user named one that CRI-O doesn't read."""
         path = self.drop_in or f"{self.directory}/{DROP_IN_NAME}"
         if not path.startswith(f"{self.directory}/"):
             raise UsageError(
@@ -507,7 +506,7 @@ class CrioEngine:
     # --- planning --------------------------------------------------------------------------------------
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """The drop-in, the toolkit's low-level runtimes, and with CDI the end of NVIDIA's old hook."""
+        """The drop-in, the toolkit's low-level runtimes, and with CDI the removal of NVIDIA's old hook."""
         state = self._state()
         self._refuse(wanted)
         draft = configured(state, wanted)
@@ -515,7 +514,7 @@ class CrioEngine:
         edits = [*self._edits(state, draft), *(hooks if wanted.cdi else ())]
         toolkit, notes = self._toolkit(state.config, wanted)
         notes = (*draft.notes, *notes, *self._notes(state.config, wanted, hooks))
-        # what goes here for good is not put back by an undoing of the runtime
+        # removed for good: undoing the runtime does not restore it
         had = any(name in state.config.handlers for name in wanted.names) or _removes(edits)
         verb, reason = self._verb(state.config, edits, active, None if active is None else active.has(wanted))
         edits += [toolkit] if toolkit else []
@@ -527,14 +526,14 @@ class CrioEngine:
         return toolkit_edit(self.host, config, self.daemon.version)
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """Take the handlers out of every file that names them, and NVIDIA's old hook with them."""
+        """Remove the handlers from every file that names them, and NVIDIA's old hook."""
         state = self._state()
         draft = removed(state, unwanted)
         edits = (*self._edits(state, draft), *self._hooks(state.config))
         return self._removal(state.config, edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that put files back."""
+        """The plan around edits that restore files."""
         return self._removal(self._state().config, edits, names, active)
 
     def _removal(
@@ -547,7 +546,7 @@ class CrioEngine:
     def _verb(
         self, config: CrioConfig, edits: Iterable[FileEdit], active: Active | None, in_force: bool | None
     ) -> tuple[str, str]:
-        """A restart if what CRI-O reads changes its meaning, or the running one lags behind its files."""
+        """A restart if the meaning of CRI-O's files changes, or the daemon hasn't read them yet."""
         changed = {edit.path: edit for edit in edits if edit.action != "unchanged"}
         after = after_restart(config, changed.values(), self.directory)
         meaning = (config.handlers, config.named_default)
@@ -568,35 +567,35 @@ class CrioEngine:
         """Whether a file with an nvidia handler changed after the start: a reload would hide that."""
         process = self.daemon.process
         if process is None or not self.host.live:
-            return False  # when a recorded file was written says nothing about its machine
+            return False  # the mtime of a recorded file is that of the recording
         files = [file for file in config.files if any(map(_ours, file.handlers.items()))]
         times = [found.st_ctime for file in files if (found := self.host.stat(file.path)) is not None]
         return any(time > process.started + _CLOCK_SECONDS for time in times)
 
-    # --- what is there ---------------------------------------------------------------------------------
+    # --- the files ---------------------------------------------------------------------------------------
 
     def _state(self) -> State:
         path = self.own_path
         config = load_crio(self.host, self.daemon.config_path, self.directory)
         for file in config.files:
-            decode(self.host.read_bytes(file.path), file.path)  # what CRI-O can't read isn't edited either
+            decode(self.host.read_bytes(file.path), file.path)  # a file that CRI-O can't read isn't edited
         monitors = {str(table.get("monitor_path", "")) for table in config.handlers.values()} - {""}
         missing = tuple(one for one in monitors if not self.host.exists(one))
         return State(config, path, self.daemon.version, self._unread(config), missing, self._conmon(config))
 
     def _unread(self, config: CrioConfig) -> tuple[CrioFile, ...]:
-        """NVIDIA's file at the place where nvidia-ctk wrote it until 1.19: CRI-O never looks there."""
+        """NVIDIA's file in the place where nvidia-ctk wrote it until 1.19, which CRI-O ignores."""
         path = f"{self.daemon.config_path.rpartition('/')[0]}/conf.d/{DROP_IN_NAME}"
         if any(same_file(self.host, path, file.path) for file in config.files):
             return ()
         try:
             file = load_file(self.host, path)
         except GpunodeError:
-            return ()  # broken, and nobody reads it
+            return ()  # invalid, and CRI-O doesn't read it
         return (file,) if file is not None else ()
 
     def _conmon(self, config: CrioConfig) -> str:
-        """The monitor to name in a handler that inherits none; empty where CRI-O finds one by itself."""
+        """The monitor for a handler that inherits none; empty where CRI-O finds one by itself."""
         if config.setting("runtime", "conmon") or option_value(self.daemon.argv[1:], "--conmon"):
             return ""
         found = self.host.which("conmon") is None and self.host.executable(_PACKAGED_CONMON)
@@ -615,7 +614,7 @@ class CrioEngine:
         return FileEdit(self.own_path, content, content)
 
     def _hooks(self, config: CrioConfig) -> tuple[FileEdit, ...]:
-        """Edits that remove NVIDIA's hooks from where this CRI-O looks for some."""
+        """Edits that remove NVIDIA's hooks from the directories where this CRI-O looks for hooks."""
         listed = config.setting("runtime", "hooks_dir")
         named = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
         return hook_removals(self.host, named or _HOOK_DIRECTORIES)
@@ -673,7 +672,7 @@ class CrioEngine:
                 for name, table in handlers.items()
                 if isinstance(table, dict) and table.get("runtime_path")
             ),
-            live_restore=True,  # containers belong to conmon and outlive the daemon
+            live_restore=True,  # the parent of containers is conmon, so they outlive the daemon
         )
 
 

@@ -1,4 +1,4 @@
-"""Docker: daemon.json, `dockerd --validate`, reload or restart, and what `/info` says afterwards."""
+"""Docker: daemon.json, `dockerd --validate`, reload or restart, and ``/info`` afterwards."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode, refuse_untrusted
 from gpunode.runtime.trees import Tree
 
-# What a person should know about Docker on this node that no file tells: pods, containers, the snap.
+# Notes about Docker on this node beyond its files: pods, containers, the snap.
 
-_MOST_CONTAINERS = 200  # each takes one more question to dockerd
+_MOST_CONTAINERS = 200  # each takes one more request to dockerd
 _NAMED = 5
 _TAKES_RUNTIME_CLASSES = (0, 4)  # cri-dockerd; older ones refuse a pod that names any
 
 
 def notes(host: Host, daemon: Daemon, wanted: Wanted, active: Active | None) -> tuple[str, ...]:
-    """Notes on a configuration that is wanted."""
+    """Notes on a desired configuration."""
     found = [
         _pods(host, wanted, active),
         _global_no_cgroups(host, daemon),
@@ -66,14 +66,14 @@ def notes(host: Host, daemon: Daemon, wanted: Wanted, active: Active | None) -> 
 
 
 def survivors(active: Active | None, verb: str) -> tuple[str, ...]:
-    """Says of a restart that containers go on, where they do."""
+    """A note that containers survive a restart, where they do."""
     if verb != "restart" or active is None or not active.live_restore or not active.running_containers:
         return ()
     return (f"{active.running_containers} running container(s) go on during the restart (live-restore)",)
 
 
 def _pods(host: Host, wanted: Wanted, active: Active | None) -> str:
-    """Pods on Docker run with its default runtime: the kubelet talks to cri-dockerd, and that to Docker."""
+    """Pods on Docker use its default runtime: the kubelet calls cri-dockerd, which calls Docker."""
     if not wanted.handlers or wanted.default or (active is not None and active.default in wanted.names):
         return ""
     try:
@@ -132,9 +132,9 @@ def require_snap_program(host: Host, daemon: Daemon, wanted: Wanted) -> None:
 
 
 def still_used(host: Host, daemon: Daemon, names: tuple[str, ...]) -> tuple[str, str]:
-    """Containers that were made with one of these runtimes: a note about them, and what speaks against it.
+    """Containers that use one of these runtimes: a note about them, and a refusal.
 
-    Without its runtime a container can't be started again, neither by hand nor by its restart policy. Both
+    Without its runtime a container can't be started again, neither manually nor by its restart policy. Both
     are empty if there is none, or dockerd doesn't answer. Of more than 200 containers only the newest count.
     """
     if not host.live:
@@ -160,18 +160,18 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-# What daemon.json must become. Pure functions over its text; docker.py reads, validates and asks.
+# Plans for daemon.json. Pure functions over its text; docker.py reads, validates and queries.
 
 BUILT_IN = "runc"  # dockerd refuses a file that defines a runtime of this name
 _BUILT_IN_SHIMS = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")  # of dockerd 20.10
-_PATH_XOR_TYPE = (25,)  # fatal at start from here on; 24 says so by itself
+_PATH_XOR_TYPE = (25,)  # fatal at start from here on; 24 reports it itself
 _SHIM_NAMES = (23,)  # from here on a default runtime may be a containerd shim that no file mentions
-# moby 28.2 took CDI for on unless features.cdi is false (seen with 28.5.2); 25.0 had it off without the key
+# moby 28.2 treated CDI as on unless features.cdi is false (seen with 28.5.2); 25.0 had it off without the key
 _CDI_BY_DEFAULT = (28, 2)
 
 
 def configured(content: str, path: str, wanted: Wanted) -> str:
-    """The file with the runtimes in it, and keys for CDI and the default if wanted; the rest as it was."""
+    """The file with the runtimes, and keys for CDI and the default if requested; the rest unchanged."""
     if BUILT_IN in wanted.names:
         raise UsageError(
             f"dockerd reserves the runtime name {BUILT_IN}",
@@ -193,7 +193,7 @@ def configured(content: str, path: str, wanted: Wanted) -> str:
 
 
 def removed(content: str, path: str, unwanted: Unwanted) -> str:
-    """The file without the runtimes; a default among them gives way to the previous one, or to none."""
+    """The file without the runtimes; a default among them is replaced by the previous one, or removed."""
 
     def mutate(tree: Tree) -> None:
         _check_types(tree, content, path)
@@ -201,14 +201,14 @@ def removed(content: str, path: str, unwanted: Unwanted) -> str:
             _take_out(tree, "runtimes", name)
         if tree.get("default-runtime") in unwanted.names:
             _put_default_back(tree, unwanted.previous_default)
-        if unwanted.cdi and (tree.get("features") or {}).get("cdi") is True:  # false is somebody's wish
+        if unwanted.cdi and (tree.get("features") or {}).get("cdi") is True:  # false was set by the user
             _take_out(tree, "features", "cdi")
 
     return json_edit.edit(content, mutate, path)
 
 
 def _table(tree: Tree, key: str) -> Tree:
-    """The object at `key`; one that is absent, or null as dockerd also takes it, is made."""
+    """The object at `key`, created if it is absent, or null, which dockerd accepts too."""
     if tree.get(key) is None:
         tree[key] = {}
     found: Tree = tree[key]
@@ -216,7 +216,7 @@ def _table(tree: Tree, key: str) -> Tree:
 
 
 def _take_out(tree: Tree, key: str, name: str) -> None:
-    """Take `name` out of the object at `key`, and that object if nothing else is in it."""
+    """Remove `name` from the object at `key`, and that object if it is then empty."""
     if name in (tree.get(key) or {}):
         del tree[key][name]
         if not tree[key]:
@@ -232,10 +232,10 @@ def _put_default_back(tree: Tree, previous: str) -> None:
 
 
 def for_reload(content: str, path: str) -> str:
-    """`content` with the keys spelled out whose absence a reload ignores.
+    """`content` with explicit values for keys that a reload ignores if they are absent.
 
     dockerd keeps its runtimes and default runtime if the file it reloads doesn't name them, and 20.10 panics
-    on a file whose `runtimes` lacks the present default while `default-runtime` is absent.
+    on a file without the present default in `runtimes` while `default-runtime` is absent.
     """
 
     def mutate(tree: Tree) -> None:
@@ -249,8 +249,8 @@ def for_reload(content: str, path: str) -> str:
 def refused_by_dockerd(content: str, path: str, version: tuple[int, ...]) -> str:
     """What dockerd is known to refuse in a file, as ``LINE: REASON``; empty if nothing is.
 
-    It stands in for ``--validate`` where there is none, and for what that doesn't look at: from 25.0 on it
-    passes over the runtimes (seen on 26.1.5 and 28.5.2), which are fatal at start all the same.
+    It is used where ``--validate`` is missing, and for what that skips: from 25.0 on it ignores the runtimes
+    (seen on 26.1.5 and 28.5.2), although errors in them are fatal at start.
     """
     tree = parse_daemon_json(content, path)
     _check_types(tree, content, path)
@@ -284,7 +284,7 @@ def _is_built_in(name: str, version: tuple[int, ...]) -> bool:
 
 
 def _is_shim(name: str) -> bool:
-    """Whether dockerd (23.0 and up) takes a name for a containerd shim: PREFIX.NAME, without a slash."""
+    """Whether dockerd (23.0 and up) reads a name as a containerd shim: PREFIX.NAME, without a slash."""
     return "/" not in name and bool(name.partition(".")[0]) and "." in name
 
 
@@ -314,7 +314,7 @@ def cdi_is_on(tree: Mapping[str, Any], argv: tuple[str, ...], version: tuple[int
     return bool(said.get("cdi", version >= _CDI_BY_DEFAULT))
 
 
-# What speaks against a new daemon.json: dockerd's own flags, and what dockerd says of a staged copy.
+# Validation of a new daemon.json: dockerd's own flags, and dockerd's check of a staged copy.
 
 _HAS_VALIDATE = (23,)
 
@@ -335,7 +335,7 @@ def refuse_conflicts(host: Host, daemon: Daemon, after: str) -> None:
 
 
 def refuse_flagged(host: Host, daemon: Daemon, names: tuple[str, ...]) -> None:
-    """`ConfigError` if a runtime that should go is one of dockerd's flags: no file takes it out."""
+    """`ConfigError` if a runtime to remove is one of dockerd's flags: no file can remove it."""
     for argv in _command_lines(host, daemon):
         flags = {"runtimes": flag_runtimes(argv), "default-runtime": (flag_default(argv),)}
         for key, given in flags.items():
@@ -366,7 +366,7 @@ def _without_keys(host: Host, daemon: Daemon, key: str) -> str:
 
 
 def validate_docker(host: Host, daemon: Daemon, edit: FileEdit) -> tuple[str, ...]:
-    """`dockerd --validate` on a staged copy (23.0 and up), else the refusals that are known. Gives notes."""
+    """`dockerd --validate` on a staged copy (23.0 and up), else the known refusals. Returns notes."""
     reason = refused_by_dockerd(decode(edit.after, edit.path), edit.path, daemon.version)
     if reason:
         there = edit.before is not None
@@ -390,7 +390,7 @@ def _ask_dockerd(host: Host, daemon: Daemon, edit: FileEdit) -> None:
 
 
 def _refused(edit: FileEdit, after: str, before: str) -> ValidationError:
-    """Whether the file was broken before we came decides what a person has to do."""
+    """The hint depends on whether the file was already broken."""
     if before:
         line = before.partition(":")[0]
         return ValidationError(
@@ -409,7 +409,7 @@ def _placed(path: str, reason: str) -> str:
 
 
 def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
-    """What ``dockerd --validate`` says against a file; empty if nothing."""
+    """The error of ``dockerd --validate`` for a file; empty if none."""
     with host.temporary_directory() as directory:
         staged = directory / "daemon.json"
         host.write_atomic(str(staged), content, mode=0o600)
@@ -428,7 +428,7 @@ def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
 
 
 def _flags_without_config(argv: tuple[str, ...]) -> list[str]:
-    """The daemon's own flags, so that a conflict between flag and file shows."""
+    """The daemon's own flags, so that a conflict between flag and file is detected."""
     flags: list[str] = []
     skip = False
     for argument in argv[1:]:
@@ -455,7 +455,7 @@ class DockerEngine:
 
     @property
     def program(self) -> str:
-        """What the file has for ``nvidia`` if that is this node's runtime too, else a bare name.
+        """The file's program for ``nvidia`` if that is this node's runtime too, else a bare name.
 
         dockerd looks a bare name up in its own PATH; the snap's sees only its own programs.
         """
@@ -469,13 +469,13 @@ class DockerEngine:
             text = self.host.read_text(self.daemon.config_path) or ""
             runtimes = parse_daemon_json(text, self.daemon.config_path).get("runtimes")
         except GpunodeError:
-            return ""  # the plan says what is wrong with the file
+            return ""  # the plan reports what is wrong with the file
         entry = runtimes.get("nvidia") if isinstance(runtimes, dict) else None
         path = entry.get("path") if isinstance(entry, dict) else None
         return path if isinstance(path, str) else ""
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """Merge the runtimes into daemon.json; a reload will do unless CDI or ``--gpus`` needs a start."""
+        """Merge the runtimes into daemon.json; a reload is enough unless CDI or ``--gpus`` needs a start."""
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
@@ -514,7 +514,7 @@ class DockerEngine:
         return plan.with_beside(user.edits)
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """Take the runtimes out; the daemon reloads a text that spells out what a reload would not undo."""
+        """Remove the runtimes; the daemon reloads a text with explicit values where it needs them."""
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
@@ -525,7 +525,7 @@ class DockerEngine:
         return plan.with_beside(docker_rootless.unwanted_files(self.host, self.daemon, unwanted))
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around the edit that takes `names` out of daemon.json."""
+        """The plan around the edit that removes `names` from daemon.json."""
         if not edits:
             return Plan("docker", ())
         plan = self._restoring_own(edits[0], names, active)
@@ -565,7 +565,7 @@ class DockerEngine:
         return cdi_is_on(tree, self.daemon.argv, self.daemon.version)
 
     def _panics(self, after: str, active: Active | None) -> bool:
-        """Whether dockerd 20.10 would die of reloading this: it has a default that the file doesn't know."""
+        """Whether a reload would crash dockerd 20.10: its default isn't in the file."""
         tree = parse_daemon_json(after, self.daemon.config_path)
         known = (BUILT_IN, *(tree.get("runtimes") or {}))
         return active is not None and not tree.get("default-runtime") and active.default not in known
@@ -593,7 +593,7 @@ class DockerEngine:
 
     def _hook_is_news(self) -> bool:
         if not self.host.live:
-            return False  # when a recorded file was written says nothing about its machine
+            return False  # the mtime of a recorded file is that of the recording
         process, hook = self.daemon.process, self.host.which(HOOK)
         found = self.host.stat(hook) if hook else None
         return bool(process and found and found.st_ctime > process.started)
@@ -606,7 +606,7 @@ class DockerEngine:
             )
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
-        """`dockerd --validate` on a staged copy, or what is known of it; `ValidationError` if it refuses."""
+        """`dockerd --validate` on a staged copy, or the known rules; `ValidationError` if it refuses."""
         edit = next((one for one in plan.edits if one.path == self.daemon.config_path), None)
         if edit is None or edit.after is None:
             return ()

@@ -1,9 +1,9 @@
-"""What a user's rootless Docker needs beside its daemon.json, and whose Docker may be changed by whom.
+"""The files of a user's rootless Docker beside its daemon.json, and who may change which Docker.
 
-The toolkit's prestart hook may not write device cgroups there, which ``no-cgroups`` tells it. In
-/etc/nvidia-container-runtime that would take the GPUs from every container of the node's other engines. But
-the toolkit's programs look below ``$XDG_CONFIG_HOME`` first (nvidia-container-toolkit api/config/v1), so the
-setting goes into the user's own file, and dockerd, whose environment they inherit, gets the variable.
+The toolkit's prestart hook may not write device cgroups there, so it needs ``no-cgroups``. Set in
+/etc/nvidia-container-runtime, that would take the GPUs from every container of the node's other engines. But
+the toolkit's programs read ``$XDG_CONFIG_HOME`` first (nvidia-container-toolkit api/config/v1), so the
+setting is written to the user's own file, and dockerd gets the variable, which they inherit from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"):
 
 @dataclass(frozen=True)
 class UserFiles:
-    """Files beside daemon.json; `restart` says why dockerd must start anew for them, empty if it needn't."""
+    """Files beside daemon.json; `restart` is why dockerd must restart for them, empty if it needn't."""
 
     edits: tuple[FileEdit, ...] = ()
     restart: str = ""
@@ -38,7 +38,7 @@ NONE = UserFiles()
 
 
 def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
-    """The user's toolkit configuration with ``no-cgroups``, and how dockerd comes to hand it down."""
+    """The user's toolkit configuration with ``no-cgroups``, and the drop-in with dockerd's variable."""
     if (
         not daemon.user
         or not wanted.handlers
@@ -76,7 +76,7 @@ def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
 
 
 def unwanted_files(host: Host, daemon: Daemon, unwanted: Unwanted) -> tuple[FileEdit, ...]:
-    """The same files gone, where they hold nothing but what gpunode puts there."""
+    """The removal of the same files, where they have only what gpunode writes there."""
     if not daemon.user or "nvidia" not in unwanted.names:
         return ()
     from gpunode.runtime.toolkit_file import with_settings
@@ -105,12 +105,11 @@ def _drop_in(host: Host, daemon: Daemon, config_home: str) -> FileEdit:
 
 
 def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None:
-    """`PreconditionError` for root who means a user's rootless Docker: by a file of that user's, or because
-    there is no other Docker.
+    """`PreconditionError` if root would change a user's rootless Docker.
 
-    Root would leave files that the user can't change again, and has no way to the user's systemd. A process
-    that is only called dockerd keeps root from nothing: neither from the system's Docker while that is
-    stopped, nor from a file that isn't the user's.
+    By a file of that user's, or because there is no other Docker. Root would leave files that the user can't
+    change, and can't reach the user's systemd. A process that is merely called dockerd blocks nothing for
+    root: neither the system's Docker while that is stopped, nor a file that isn't the user's.
     """
     if host.live and not host.is_root:
         return
@@ -143,7 +142,7 @@ def _is_config_of(host: Host, process: Process, config: str) -> bool:
 
 
 def _owners(host: Host, path: str) -> tuple[int, ...]:
-    """The users who own a file and the nearest directory above it that exists: a link in there is theirs."""
+    """The owners of a file and of the nearest existing directory above it: they control links in it."""
     found, directory = host.stat(path), None
     while directory is None and path != "/":
         path = path.rpartition("/")[0] or "/"

@@ -1,4 +1,4 @@
-"""Where an engine's files and its running daemon disagree, and the one command that mends it. Pure."""
+"""Differences between an engine's files and its running daemon, and the command that fixes each. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN = ("runc", "crun", "crun-vm", "crun-wasm", "io.containerd.")
 
 @dataclass(frozen=True)
 class Drift:
-    """One disagreement. `subject` is the handler or the key; `fix` the command that mends it, empty if none.
+    """One difference. `subject` is the handler or the key; `fix` the command that fixes it, empty if none.
 
     `kind` is stable: not-active, not-in-file, other-path, other-default, other-cdi, shadowed, lost and
     read-before (the daemon shows its files, and had not read them when it started).
@@ -31,14 +31,17 @@ class Drift:
 
 @dataclass(frozen=True)
 class Remedies:
-    """The commands that make a daemon read its files again; `reread` may be a reload where one will do."""
+    """The commands that make a daemon read its files again; `reread` may be a reload where one is enough."""
 
     reread: str
     restart: str
 
 
 def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Remedies) -> tuple[Drift, ...]:
-    """All disagreements. None are known where the files can't be read; only copies if nobody was asked."""
+    """All differences.
+
+    None are known where the files can't be read; only those of copies if no daemon was queried.
+    """
     if files.problem:
         return ()
     found = list(_copies(daemon, files))
@@ -49,7 +52,7 @@ def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Re
             states = ("on in the file, off", "off in the file, on")
             detail = f"{states[not files.cdi]} in the running daemon"
             found.append(Drift("other-cdi", "CDI", detail, remedies.restart))
-    if any(one.fix == remedies.restart for one in found):  # which mends what a reload would, too
+    if any(one.fix == remedies.restart for one in found):  # which fixes what a reload would, too
         found = [replace(one, fix=remedies.restart) if one.fix == remedies.reread else one for one in found]
     return tuple(found)
 
@@ -81,7 +84,7 @@ def _default(daemon: Daemon, files: Configured, active: Active, remedies: Remedi
 
 
 def own_default(daemon: Daemon) -> str:
-    """The handler that an engine takes without being told; empty where that depends on what is installed."""
+    """The engine's default handler without a setting; empty where it depends on installed programs."""
     if daemon.name == "crio":
         from gpunode.facts.crio import compiled_default
 
@@ -90,7 +93,7 @@ def own_default(daemon: Daemon) -> str:
 
 
 def _copies(daemon: Daemon, files: Configured) -> Iterator[Drift]:
-    """What a generated drop-in holds that the main file has meanwhile changed."""
+    """Settings of a generated drop-in that the main file has changed since."""
     replaced = daemon.version < _MERGES_DEEPLY
     name = daemon.manager or daemon.name
     fix = f"gpunode configure-runtime --runtime {name} --replace"
@@ -105,21 +108,21 @@ def _copies(daemon: Daemon, files: Configured) -> Iterator[Drift]:
             yield Drift("lost", ".".join(key), detail, fix)
 
 
-# Asking several daemons at once, none for longer than a person waits.
+# Queries to several daemons at once, with a timeout.
 
 SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a daemon said, or in `silence` why it said nothing."""
+    """A daemon's answer, or in `silence` why there is none."""
 
     active: Active | None = None
     silence: str = ""
 
 
 def ask_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Answer, ...]:
-    """The answers, in the engines' order, after `seconds` at most: one that is late counts as silent."""
+    """The answers, in the engines' order, after `seconds` at most; a late one counts as silent."""
     import threading
 
     answers: dict[int, Answer] = {}
@@ -130,7 +133,7 @@ def ask_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Answer
         except GpunodeError as error:
             answers[number] = Answer(None, error.message)
 
-    # daemon threads: one that hangs in a socket must not keep the program from ending
+    # daemon threads: one that hangs in a socket must not keep the program from exiting
     threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in enumerate(engines)]
     for thread in threads:
         thread.start()

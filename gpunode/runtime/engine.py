@@ -1,7 +1,7 @@
-"""The nouns of runtime configuration and the one protocol that a container engine implements.
+"""Types of runtime configuration, and the protocol that each container engine implements.
 
-An engine reads and plans without changing anything. A `Plan` holds whole file contents and a verb;
-apply.py is the only code that carries one out.
+An engine reads and plans without changing anything. A `Plan` holds whole file contents and a verb; apply.py
+is the only code that carries one out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpunode.runtime.restart import Restarter
 
 @dataclass(frozen=True)
 class Handler:
-    """A runtime as an engine knows it: its name, and the program that stands behind it."""
+    """A runtime of an engine: its name and its program."""
 
     name: str
     path: str
@@ -29,10 +29,10 @@ class Handler:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the engine should have: runtime handlers, the first as default if asked, and CDI.
+    """The desired configuration: runtime handlers, the first as default if requested, and CDI.
 
-    Without handlers only CDI is wanted. `replace` lets a drop-in that other tools generated, a copy of the
-    engine's whole section, give way to a minimal one.
+    Without handlers only CDI is configured. `replace` allows replacing a drop-in that other tools generated,
+    a copy of the engine's whole section, with a minimal one.
     """
 
     handlers: tuple[Handler, ...] = ()
@@ -47,13 +47,13 @@ class Wanted:
 
     @property
     def default(self) -> str:
-        """The handler that should be the default; empty if the default is left alone."""
+        """The handler that should be the default; empty if the default isn't changed."""
         return self.handlers[0].name if self.set_as_default and self.handlers else ""
 
 
 @dataclass(frozen=True)
 class Unwanted:
-    """What the engine should lose: handlers, and with `cdi` the switch that turned its CDI on.
+    """What to remove: handlers, and with `cdi` the setting that turned its CDI on.
 
     A default that was one of them becomes `previous_default` again, the engine's own if that is empty.
     """
@@ -64,7 +64,7 @@ class Unwanted:
 
 
 def decode(data: bytes | None, path: str) -> str:
-    """File content for editing; `ConfigError` with the place of a byte that is no UTF-8."""
+    """File content for editing; `ConfigError` with the position of a byte that isn't UTF-8."""
     try:
         return (data or b"").decode("utf-8")
     except UnicodeDecodeError as error:
@@ -77,15 +77,15 @@ def decode(data: bytes | None, path: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done, and why. `verb` is none, reload, restart or wait; `reason` explains it.
+    """The steps and the reason. `verb` is none, reload, restart or wait; `reason` explains it.
 
-    ``wait`` is for files that somebody else applies, as k0s does: only the daemon's answer is waited for.
-    `config_version` is containerd's file version, None elsewhere. `previous_default` is the default runtime
-    that this plan replaces, empty if none. `had_runtime` tells whether the files knew a runtime of the plan.
-    `units` are systemd units among the files: enabled after writing, disabled before they go again.
-    `switched_cdi` tells whether it turns the engine's CDI on. `remaining` are runtimes that the owner
-    of the engine registers by itself, so they stay when a removal is in force. `confirm` says what the plan
-    takes from running containers, to which a person must say yes first; empty if nothing.
+    ``wait`` is for files that another program applies, as k0s does: gpunode only waits for the daemon's
+    answer. `config_version` is containerd's file version, None elsewhere. `previous_default` is the default
+    runtime that this plan replaces, empty if none. `had_runtime` is whether the files had a runtime of the
+    plan. `units` are systemd units among the files: enabled after writing, disabled before their removal.
+    `switched_cdi` is whether it turns the engine's CDI on. `remaining` are runtimes that the owner of the
+    engine registers by itself, so they stay after a removal. `confirm` says what running containers lose,
+    which the user must confirm first; empty if nothing.
     """
 
     engine: str
@@ -109,19 +109,19 @@ class Plan:
 
     @property
     def own(self) -> Plan:
-        """The plan for what the engine itself reads, as it made it."""
+        """The engine's own plan, for the files that it reads."""
         return replace(self, edits=tuple(edit for edit in self.edits if not edit.beside))
 
     def with_beside(self, edits: tuple[FileEdit, ...], units: tuple[str, ...] = ()) -> Plan:
-        """The plan with files beside the engine's own, and the systemd units among them."""
+        """The plan with the additional files, and the systemd units among them."""
         return replace(self, edits=(*self.edits, *edits), units=(*self.units, *units))
 
 
 @dataclass(frozen=True)
 class Active:
-    """What the running daemon says it has. `paths` maps handlers to programs where it tells them.
+    """The running daemon's configuration. `paths` maps handlers to programs if it reports them.
 
-    `cdi` is whether its CDI is on, None where it doesn't tell.
+    `cdi` is whether its CDI is on, None if it isn't reported.
     """
 
     handlers: tuple[str, ...]
@@ -132,11 +132,11 @@ class Active:
     cdi: bool | None = None
 
     def without(self, names: tuple[str, ...]) -> Active:
-        """The same answer as if it didn't name these handlers."""
+        """The same answer without these handlers."""
         return replace(self, handlers=tuple(name for name in self.handlers if name not in names))
 
     def has(self, wanted: Wanted) -> bool:
-        """Whether everything wanted is in force."""
+        """Whether the desired configuration is active."""
         paths = dict(self.paths)
         there = all(
             handler.name in self.handlers and paths.get(handler.name, handler.path) == handler.path
@@ -146,7 +146,7 @@ class Active:
 
 
 class Engine(Protocol):
-    """A container engine that can be configured. `active` is what its daemon says, None if it is down."""
+    """A container engine that can be configured. `active` is its daemon's report, None if it is down."""
 
     @property
     def host(self) -> Host: ...
@@ -159,31 +159,30 @@ class Engine(Protocol):
         """The runtime program to register if the user names none."""
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """How to get from the files as they are to `wanted`."""
+        """The plan from the present files to `wanted`."""
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """How to take `unwanted` out, whoever put it in."""
+        """The plan to remove `unwanted`, from any author."""
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that put back files as they were before `names` were in them."""
+        """The plan around edits that restore files as they were before `names` were added."""
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
-        """Let the daemon itself read staged copies; `ValidationError` if it refuses. Gives notes."""
+        """Let the daemon itself read staged copies; `ValidationError` if it refuses. Returns notes."""
 
     def ask(self) -> Active:
-        """Ask the running daemon; `DaemonError` if it doesn't answer."""
+        """Query the running daemon; `DaemonError` if it doesn't answer."""
 
 
-# The options that every change of an engine takes, whatever it changes.
+# The options of every change of an engine.
 
 
 @dataclass(frozen=True)
 class Request:
-    """`runtimes` are the engines to change, ``auto`` for the one that is here.
+    """`runtimes` are the engines to change, ``auto`` for the installed one.
 
-    `config`, `drop_in_config` and `socket` say which files and daemon, if not those that the engine uses.
-    `restart_command` is the user's own, for a node where systemd doesn't run the daemon. Without `yes`,
-    `confirm` asks the user before containers are stopped.
+    `config`, `drop_in_config` and `socket` are the files and the daemon, if not the engine's own.
+    `restart_command` is the user's own, for a node where systemd doesn't run the daemon.
     """
 
     runtimes: tuple[str, ...] = ("auto",)
@@ -200,11 +199,11 @@ class Request:
     configures: bool = False
 
     def agreed(self, question: str) -> bool:
-        """Whether the user accepts this, by `--yes` or an answer; a dry run asks nothing."""
+        """Refusals of a change, before the first byte is written."""
         return self.yes or (not self.dry_run and self.confirm(question))
 
 
-# What speaks against a change, said before its first byte is written.
+# `ConfigError` or `PreconditionError` if the files can't be written or the daemon can't be restarted.
 
 
 def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restarter, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Which engines are meant, and their daemons on this node."""
+"""Selection of the engines, and their daemons on this node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpunode.runtime.engine import Engine, Request
 
 Finder = Callable[[Host, str | None], Daemon | None]
 AUTO = ("", "auto")
-# how the paths of their files go on in a data directory of one's own
+# the last parts of their files' paths in a custom data directory
 _IN_DATA = ("/agent/etc/containerd/", "/args/containerd")
 
 
@@ -32,7 +32,7 @@ def _distribution(name: str, host: Host, config: str | None) -> Daemon | None:
 
 
 def _docker(host: Host, config: str | None) -> Daemon | None:
-    from gpunode.facts.docker import find_docker  # each engine's facts only where it is looked for
+    from gpunode.facts.docker import find_docker  # each engine's facts only where they are needed
 
     return find_docker(host, config)
 
@@ -62,12 +62,12 @@ FINDERS: Mapping[str, Finder] = {
     "podman": _podman,
     **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
 }
-PROGRAMS = {"docker": "dockerd"}  # the others are called as their engine
+PROGRAMS = {"docker": "dockerd"}  # the others have their engine's name
 _HAVE_DROP_INS = ("containerd", "crio")
 
 
 def check_names(names: Iterable[str]) -> None:
-    """`UsageError` for an engine that nobody here knows, or one named twice; needs no look at the node."""
+    """`UsageError` for an unknown engine, or one named twice; doesn't read the node."""
     seen: set[str] = set()
     for name in names:
         if name not in FINDERS and name not in AUTO:
@@ -108,10 +108,10 @@ def engines(host: Host, request: Request) -> tuple[Engine, ...]:
 
 
 def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: str = "") -> Engine:
-    """The engine `name` of this node, or the one that is meant by ``auto``.
+    """The engine `name` of this node, or the one that ``auto`` selects.
 
     `UsageError` for an unknown name, an ambiguous ``auto`` and contradicting options; `PreconditionError` if
-    the engine isn't here.
+    the engine isn't installed.
     """
     check_names((name,))
     chosen = _distribution_of(host, config) if name in (*AUTO, "containerd") else ""
@@ -142,21 +142,21 @@ def _instead(host: Host) -> str:
 
 
 def finder_of(daemon: Daemon) -> Finder:
-    """What finds this daemon again."""
+    """A function that finds this daemon again."""
     return FINDERS[name_of_daemon(daemon)]
 
 
 def _distribution_of(host: Host, config: str) -> str:
-    """The distribution whose rendered file or template this is; empty if it is none's."""
+    """The distribution that owns this rendered file or template; empty if none does."""
     if not owner(config) and not any(part in config for part in _IN_DATA):
-        return ""  # looking for all of them takes time
+        return ""  # finding all of them takes time
     processes = running(host)
     found = ((name, find_distribution(host, name, processes)) for name in DISTRIBUTIONS)
     return next((name for name, daemon in found if daemon and _beside(host, config, daemon)), "")
 
 
 def _beside(host: Host, config: str, daemon: Daemon) -> bool:
-    """Whether the path is a file in the directory of the daemon's own, where templates lie as well."""
+    """Whether the path is a file in the daemon's own directory, which also has templates."""
     one, other = (path.rpartition("/")[0] for path in (config, daemon.config_path))
     return one == other or host.realpath(one) == host.realpath(other)
 
@@ -199,7 +199,7 @@ def _name(manager: str, engine: str) -> str:
 
 
 def _auto(host: Host, config: str) -> str:
-    """The engine whose file was named, the kubelet's, or the only one; podman only where it is alone."""
+    """The engine of the named file, the kubelet's, or the only one; podman only if there is no other."""
     if config.endswith(".toml"):
         return "containerd"
     if config.endswith(".json"):
@@ -233,7 +233,7 @@ def _is_meant(name: str, daemon: Daemon | None) -> bool:
 
 
 def _kubelet_engine(host: Host) -> str:
-    """The engine that this node's kubelet talks to, if it is one of ours; empty without a kubelet."""
+    """The engine of this node's kubelet, if gpunode supports it; empty without a kubelet."""
     try:
         kubelet = find_kubelet(host, running(host))
     except Unreadable:

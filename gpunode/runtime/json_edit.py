@@ -1,7 +1,7 @@
 """Editing a JSON object as text: only the keys that change are rewritten, every other byte stays.
 
 So key order, indentation, line ends, a byte order mark, big integers and spellings of numbers survive. The
-result is parsed again and compared with what was wanted; any difference is refused.
+result is parsed again and compared with the desired object; any difference is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Member:
 @dataclass(frozen=True)
 class _Object:
     start: int  # of the opening brace
-    end: int  # behind the closing brace
+    end: int  # after the closing brace
     members: tuple[_Member, ...]
 
     def member(self, key: str) -> _Member | None:
@@ -39,7 +39,7 @@ class _Object:
 
 
 def edit(text: str, mutate: Mutation, path: str) -> str:
-    """`text` with the mutation applied. `ConfigError` if it is no JSON object or can't be edited safely."""
+    """`text` with the mutation applied. `ConfigError` if it isn't a JSON object or can't be edited safely."""
     parse_daemon_json(text, path)
     old = _exact(text)
     new = mutated(old, mutate)
@@ -47,7 +47,7 @@ def edit(text: str, mutate: Mutation, path: str) -> str:
     if not changes:
         return text
     result = text
-    if not isinstance(_loads(text), dict):  # empty, or null: dockerd takes both as {}
+    if not isinstance(_loads(text), dict):  # empty, or null: dockerd reads both as {}
         mark = "\ufeff" if text.startswith("\ufeff") else ""
         result = mark + json.dumps(new, indent=_DEFAULT_INDENT, ensure_ascii=False) + "\n"
     else:
@@ -62,9 +62,9 @@ def edit(text: str, mutate: Mutation, path: str) -> str:
 
 
 def line_of(text: str, *keys: str) -> int:
-    """The line, 1-based, on which the member behind `keys` begins; of the last of them that is there, else 1.
+    """The line, 1-based, of the member at the path `keys`, or of its last existing parent; else 1.
 
-    The text is known to hold an object without a key twice.
+    The text is known to be an object without duplicate keys.
     """
     start, line = text.find("{"), 1
     for key in keys:
@@ -95,7 +95,7 @@ def _skip(text: str, position: int) -> int:
 
 
 def _scan(text: str, start: int) -> _Object:
-    """Where the members of the object at `start` lie; the text is known to be valid JSON."""
+    """The positions of the members of the object at `start`; the text is known to be valid JSON."""
     decoder = json.JSONDecoder()
     members: list[_Member] = []
     position = _skip(text, start + 1)
@@ -170,13 +170,13 @@ def _newline(text: str) -> str:
 
 
 def _line_indent(text: str, position: int) -> str:
-    """Blanks before the first thing on the line of `position`."""
+    """Blanks at the start of the line of `position`."""
     found = re.match(r"[ \t]*", text[text.rfind("\n", 0, position) + 1 :])
     return found[0] if found else ""
 
 
 def _unit(text: str) -> str:
-    """One step of the file's own indentation: what stands before the outermost object's first key."""
+    """One level of the file's own indentation: the blanks before the outermost object's first key."""
     outer = _scan(text, text.index("{"))
     if not outer.members or _one_line(text, outer):
         return _DEFAULT_INDENT

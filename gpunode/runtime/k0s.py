@@ -1,9 +1,9 @@
 """k0s: drop-ins in /etc/k0s/containerd.d, which it watches and applies by itself.
 
-k0s waits for three quiet seconds, ends containerd and starts it again five seconds later; pods keep running.
-Up to 1.35 it merges what drop-ins say of the CRI into a file of its own, in the tables of version 2; from
-1.36 on containerd imports them, and k0s takes none but version 3. A containerd.toml whose first line doesn't
-say that k0s manages it is the administrator's, and k0s leaves it alone.
+k0s waits for three seconds without a change, stops containerd and starts it again five seconds later; pods
+keep running. Up to 1.35 it merges the CRI settings of drop-ins into a file of its own, in the tables of
+version 2; from 1.36 on containerd imports them, and k0s accepts only version 3. A containerd.toml without the
+first line that marks it as managed by k0s is the administrator's, and k0s leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UPGRADE = (
     "k0s 1.36 does not start with this drop-in: before that upgrade take it out (gpunode unconfigure-runtime"
     " --runtime k0s), and configure again after it"
 )
-_CRI_FILE = "containerd-cri.toml"  # what k0s up to 1.35 merges drop-ins into
+_CRI_FILE = "containerd-cri.toml"  # the file into which k0s up to 1.35 merges drop-ins
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class K0sEngine:
 
     @property
     def program(self) -> str:
-        """containerd wants an absolute path."""
+        """containerd needs an absolute path."""
         return rendered.PROGRAM
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """A drop-in that k0s applies, or the file itself where an administrator has taken it over."""
+        """A drop-in that k0s applies, or the file itself if the administrator manages it."""
         if not self._managed:
             return self._renamed(self._plain.plan(wanted, active))
         config = self._config
@@ -59,21 +59,21 @@ class K0sEngine:
         )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """Take the runtimes out of every drop-in that names them."""
+        """Remove the runtimes from every drop-in that names them."""
         if not self._managed:
             return self._renamed(self._plain.plan_removal(unwanted, active))
         edits = rendered.taken_out(self.host, self._drop_ins(), unwanted)
         return self.restoring(edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that are known to take `names` out."""
+        """The plan around edits that are known to remove `names`."""
         if not self._managed:
             return self._renamed(self._plain.restoring(edits, names, active))
         gone = active is None or not any(name in active.handlers for name in names)
         return self._acting(edits, gone)
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
-        """Let containerd read what k0s would make of the drop-ins."""
+        """Let containerd read what k0s would generate from the drop-ins."""
         if not self._managed:
             return self._plain.validate(plan, expected)
         config = self._config
@@ -84,7 +84,7 @@ class K0sEngine:
         return rendered.validate(self.host, self.daemon, config, edits, expected)
 
     def ask(self) -> Active:
-        """What the CRI at its socket says."""
+        """The status of the CRI at its socket."""
         return rendered.ask(self.host, self.daemon)
 
     @cached_property
@@ -121,7 +121,7 @@ class K0sEngine:
         return self.host.glob(self._drop_in_directory, "*.toml")
 
     def _refuse_unusable(self) -> None:
-        """A drop-in of somebody else's with which k0s would apply none, or from 1.36 on not even start."""
+        """Refuse a foreign drop-in with which k0s would apply none, or from 1.36 on not even start."""
         for path in self._drop_ins():
             text = decode(self.host.read_bytes(path), path)
             tree = parse_toml(text, path)
@@ -135,7 +135,7 @@ class K0sEngine:
                 )
 
     def _merged(self, path: str, edit: FileEdit, expected: Wanted | None) -> FileEdit:
-        """The edit that k0s makes of its CRI file for this drop-in's; itself where nothing is added."""
+        """The edit that k0s makes of its CRI file for this drop-in's; the same edit if it adds nothing."""
         before = self.host.read_bytes(path)
         drop_in = parse_toml(decode(edit.after, edit.path), edit.path)
         cri = dig(drop_in, "plugins", CRI_PLUGINS[2])

@@ -1,9 +1,10 @@
-"""k3s and rke2: what they find by themselves first, then a drop-in, then their template.
+"""k3s and rke2: runtimes that they register by themselves, else a drop-in, else their template.
 
 Both look for NVIDIA's programs whenever they start, and render containerd's file from a base template with
 what they found (k3s pkg/agent/containerd/config_linux.go and runtimes.go; rke2 embeds the same code). Since
-February 2026 the base template imports ``config-v3.toml.d`` or, for version 2, ``config.toml.d`` beside it.
-With containerd 2 a ``config-v3.toml.tmpl`` wins over a ``config.toml.tmpl``, which alone still works.
+February 2026 the base template imports ``config-v3.toml.d`` or, for version 2, ``config.toml.d`` in its
+directory. With containerd 2 a ``config-v3.toml.tmpl`` takes precedence over a ``config.toml.tmpl``, which
+still works alone.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from gpunode.runtime.containerd_files import cri_of, runtime_table
 from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode
 from gpunode.runtime.trees import Tree
 
-# What k3s and rke2 find of NVIDIA's programs when they start, and so register by themselves.
+# NVIDIA's programs that k3s and rke2 find when they start, and so register by themselves.
 
-# what both put before their PATH while they look, and the names under which they register what they find
+# what both prepend to their PATH for the search, and the names under which they register what they find
 _FIRST = ("/usr/local/nvidia/toolkit", "/opt/kwasm/bin")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = {
@@ -42,9 +43,9 @@ SEARCHED = tuple(_PROGRAMS)
 def found_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict[str, str]:
     """Programs that a start would find, by the name of their handler.
 
-    Which of the variants are looked for changed from release to release, so only those count that the
-    rendered file has too. `nvidia` is looked for by all, though before October 2024 not in all of PATH: one
-    that the last start could have found and that isn't rendered is none that the next one finds.
+    The variants that releases look for differ, so only those count that the rendered file has too. `nvidia`
+    is looked for by all, though before October 2024 not in all of PATH: if the last start could have found a
+    program and didn't render it, the next one doesn't either.
     """
     places = (*_FIRST, *filter(None, _path(host, daemon).split(":")))
     found = {
@@ -59,12 +60,13 @@ def found_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict
 def _was_there(host: Host, daemon: Daemon, path: str) -> bool:
     """Whether a program was installed before the running containerd was started."""
     found = host.stat(path)
-    # a package keeps the time at which its files were built: only the inode's change is the installation's
+    # a package keeps the build time of its files as mtime: only the inode's change time shows the
+    # installation
     return found is not None and daemon.process is not None and found.st_ctime < daemon.process.started
 
 
 def registration(name: str, path: str, plugin: str) -> str:
-    """About what the base template adds to the rendered file for a program that is found."""
+    """Approximately what the base template adds to the rendered file for a program that is found."""
     table = f"plugins.'{plugin}'.containerd.runtimes.'{name}'"
     kind = 'runtime_type = "io.containerd.runc.v2"'
     return f"[{table}]\n  {kind}\n[{table}.options]\n  BinaryName = '{path}'\n"
@@ -85,12 +87,11 @@ def _path(host: Host, daemon: Daemon) -> str:
     return own.decode("utf-8", "replace") or _DEFAULT_PATH
 
 
-# The Go template from which k3s and rke2 render containerd's file, as text. Pure functions.
-#
-# It is no TOML, so it isn't parsed: our tables stand at its end between two comment lines. Those of a handler
-# that the distribution may come to find by itself are rendered only as long as it doesn't: the same table
-# twice would keep its containerd from starting, however long after us the toolkit is installed. The
-# conditions stand in comments, so that our part is TOML before and after rendering.
+# The Go template from which k3s and rke2 render containerd's file, as text. Pure functions. It isn't TOML, so
+# it isn't parsed: gpunode's tables are at its end between two comment lines. Those of a handler that the
+# distribution may later find by itself are rendered only if it doesn't: a duplicate table would keep its
+# containerd from starting, however long afterwards the toolkit is installed. The conditions are in comments,
+# so that gpunode's part is TOML before and after rendering.
 
 BEGIN = "# gpunode: what follows is written by gpunode configure-runtime"
 END = "# gpunode: end"
@@ -107,13 +108,13 @@ _BLOCK = re.compile(rf"\n*^{re.escape(BEGIN)}$.*?^{re.escape(END)}$\n?", re.MULT
 
 
 def registers_found(text: str) -> bool:
-    """Whether what the distribution finds by itself gets into the rendered file."""
+    """Whether what the distribution finds by itself is in the rendered file."""
     foreign = _BLOCK.sub("", text)
     return bool(_BASE.search(foreign)) or ".ExtraRuntimes" in foreign
 
 
 def line_of_handler(text: str, name: str) -> int | None:
-    """The line, from 1, at which something else than gpunode's own tables defines the handler."""
+    """The line, from 1, that defines the handler outside of gpunode's own tables."""
     header = rf"""^[ \t]*\[[^\]\n]*\bruntimes["']?\.["']?{re.escape(name)}["']?(?:\]|\.)"""
     own = _BLOCK.search(text)
     for found in re.finditer(header, text, re.MULTILINE):
@@ -123,7 +124,7 @@ def line_of_handler(text: str, name: str) -> int | None:
 
 
 def with_tables(text: str | None, tables: str) -> str:
-    """The template with these tables as gpunode's own; a missing one is made around the base template."""
+    """The template with these tables as gpunode's own; a missing one is created around the base template."""
     kept = _BLOCK.sub("\n", text).rstrip() if text is not None else _MADE
     return f"{kept}\n\n{BEGIN}\n{tables.strip()}\n{END}\n"
 
@@ -139,7 +140,7 @@ def _program(runtime: Tree) -> object:
 
 
 def without_tables(text: str) -> str | None:
-    """The template without gpunode's own tables; None for one that gpunode made, which has nothing else."""
+    """The template without gpunode's own tables; None for one that gpunode made and that is then empty."""
     if not _BLOCK.search(text):
         return text
     left = _BLOCK.sub("\n", text)
@@ -147,12 +148,12 @@ def without_tables(text: str) -> str | None:
 
 
 def guarded(tables: str, name: str) -> str:
-    """The tables of a handler, left out wherever the distribution registers one of this name itself."""
+    """The tables of a handler, omitted where the distribution registers one of this name itself."""
     return f"{_GUARD.format(name=name)}\n{tables.strip()}\n{_UNGUARD}\n"
 
 
 def rendered(text: str | None, base: str) -> str | None:
-    """What the distribution makes of a template; None if it has more in it than gpunode can follow."""
+    """The rendered template; None if it has directives that gpunode can't follow."""
     if text is None:
         return base
     plain = _GUARDED.sub(lambda found: "" if line_of_handler(base, found[1]) else found[2], text)
@@ -160,7 +161,7 @@ def rendered(text: str | None, base: str) -> str | None:
 
 
 def base_of(text: str | None, now: str) -> str | None:
-    """What the base template gave when `now` was rendered from this template; None if it can't be told."""
+    """What the base template gave when `now` was rendered from this template; None if unknown."""
     if text is None:
         return now
     end = now.find(BEGIN)
@@ -179,14 +180,14 @@ def base_of(text: str | None, now: str) -> str | None:
 
 @dataclass(frozen=True)
 class K3sFiles:
-    """What they hold now, and what the next start makes of them."""
+    """Their present content, and the result of the next start."""
 
     host: Host
     daemon: Daemon
 
     @cached_property
     def config(self) -> ContainerdConfig:
-        """The rendered file with its drop-ins; one without settings if it is no TOML, see `refuse_broken`."""
+        """The rendered file with its drop-ins; one without settings if it isn't TOML, see `refuse_broken`."""
         path = self.daemon.config_path
         try:
             return distributions.load(self.host, path, self.daemon.version)
@@ -195,7 +196,7 @@ class K3sFiles:
             return ContainerdConfig(path, exists=True, main_text=text, main={}, merged={}, files=(path,))
 
     def refuse_broken(self) -> None:
-        """`ConfigError` if the rendered file or a drop-in is no TOML."""
+        """`ConfigError` if the rendered file or a drop-in isn't TOML."""
         name, path = self.daemon.manager, self.daemon.config_path
         try:
             distributions.load(self.host, path, self.daemon.version)
@@ -209,7 +210,7 @@ class K3sFiles:
 
     @property
     def directory(self) -> str:
-        """Where all of them lie."""
+        """The directory of all of them."""
         return self.daemon.config_path.rpartition("/")[0]
 
     @property
@@ -220,7 +221,7 @@ class K3sFiles:
 
     @cached_property
     def template_path(self) -> str:
-        """The template that the next start will use, or that should be made."""
+        """The template that the next start will use, or that must be created."""
         old, new = f"{self.directory}/config.toml.tmpl", f"{self.directory}/config-v3.toml.tmpl"
         only_old = self.host.exists(old) and not self.host.exists(new)
         return new if self.new_containerd and not only_old else old
@@ -257,7 +258,7 @@ class K3sFiles:
         own = self._own_runtimes()
         ours = {
             name for name in runtimes if name in own and _program(own[name]) == _program(runtimes[name])
-        }  # another program under the same name is what the base template renders in place of ours
+        }  # the base template renders another program under this name instead of gpunode's
         return found_at_start(self.host, self.daemon, runtimes.keys() - ours)
 
     def _own_runtimes(self) -> Tree:
@@ -266,12 +267,12 @@ class K3sFiles:
         return dig(tree, "plugins", CRI_PLUGINS[self.version], "containerd", "runtimes") or {}
 
     def drop_ins(self) -> tuple[str, ...]:
-        """The drop-ins that are there, read by containerd or not."""
+        """The existing drop-ins, whether containerd reads them or not."""
         read = (path for path in self.config.files if path != self.config.path)
         return tuple(dict.fromkeys((*read, *self.host.glob(self.drop_in_directory, "*.toml"))))
 
     def own(self) -> tuple[str, ...]:
-        """The files in which a person or gpunode may have put something."""
+        """The files that the administrator or gpunode may have edited."""
         return (*self.drop_ins(), *([self.template_path] if self.template_text is not None else []))
 
     def defines(self, path: str, names: tuple[str, ...]) -> bool:
@@ -296,11 +297,11 @@ class K3sEngine:
 
     @property
     def program(self) -> str:
-        """containerd wants an absolute path; where the distribution finds one, it is that one."""
+        """containerd needs an absolute path; if the distribution finds a program, it is that one."""
         return self._files.found.get("nvidia", distributions.PROGRAM)
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """Nothing to write where the distribution registers the runtimes itself, else one file of ours."""
+        """Nothing to write if the distribution registers the runtimes itself, else one file."""
         config = self._files.config
         rest = tuple(handler for handler in wanted.handlers if not self._registers(handler))
         self._files.refuse_broken()
@@ -322,7 +323,7 @@ class K3sEngine:
         )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """Take the runtimes out of drop-ins and template; what the distribution finds itself stays."""
+        """Remove the runtimes from drop-ins and template; what the distribution finds itself stays."""
         edits = distributions.taken_out(self.host, self._files.drop_ins(), unwanted)
         path, text = self._files.template_path, self._files.template_text
         if text is not None and self._files.defines(path, unwanted.names):
@@ -331,7 +332,7 @@ class K3sEngine:
         return self.restoring(edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that are known to take `names` out."""
+        """The plan around edits that are known to remove `names`."""
         own = tuple(name for name in names if name in self._files.found)
         there = active is not None and any(name in active.handlers for name in names if name not in own)
         plan = self._acting(edits, not there, rendered=True)
@@ -342,7 +343,7 @@ class K3sEngine:
         return replace(plan, remaining=own, notes=notes)
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
-        """Let containerd read what the distribution would render; notes if that can't be foreseen."""
+        """Let containerd read what the distribution would render; notes if that can't be predicted."""
         config = self._files.config
         edits = tuple(edit for edit in plan.edits if edit.path != self._files.template_path)
         template = next((edit for edit in plan.changed if edit.path == self._files.template_path), None)
@@ -363,7 +364,7 @@ class K3sEngine:
         return distributions.validate(self.host, self.daemon, config, edits, expected, found)
 
     def ask(self) -> Active:
-        """What the CRI at its socket says."""
+        """The status of the CRI at its socket."""
         return distributions.ask(self.host, self.daemon)
 
     @cached_property
@@ -371,7 +372,7 @@ class K3sEngine:
         return K3sFiles(self.host, self.daemon)
 
     def _registers(self, handler: Handler) -> bool:
-        """Whether the next start registers this very handler without our doing."""
+        """Whether the next start registers exactly this handler by itself."""
         if self._files.found.get(handler.name) != handler.path:
             return False
         program = dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
@@ -402,7 +403,7 @@ class K3sEngine:
         return distributions.edited(self.host, self._files.config, path, wanted)
 
     def _template(self, wanted: Wanted, rest: tuple[Handler, ...]) -> tuple[FileEdit, ...]:
-        """Our tables at the template's end; what its base would render as well must not stand twice."""
+        """gpunode's tables at the template's end; none may duplicate one that the base renders."""
         self._refuse_in_template(wanted)
         path, text = self._files.template_path, self._files.template_text
         todo = tuple(handler for handler in rest if not self._right_already(handler))
@@ -421,12 +422,12 @@ class K3sEngine:
         return (distributions.edit_of(path, before, self._with_handlers(todo)),)
 
     def _own_tables(self) -> Tree:
-        """What gpunode has in the template already."""
+        """gpunode's tables in the present template."""
         text = tables_of(self._files.template_text or "")
         return parse_toml(text, self._files.template_path)
 
     def _with_handlers(self, handlers: tuple[Handler, ...]) -> str:
-        """The template with these runtimes, in its version's tables, beside those that are ours already."""
+        """The template with these runtimes, in its version's tables, and gpunode's earlier ones."""
         tree, path = self._own_tables(), self._files.template_path
         cri = cri_of(tree, CRI_PLUGINS[self._files.version])
         runtimes = cri.setdefault("containerd", {}).setdefault("runtimes", {})
@@ -434,7 +435,7 @@ class K3sEngine:
         return with_tables(self._files.template_text, _as_text(tree, path))
 
     def _without_handlers(self, text: str, names: tuple[str, ...]) -> str | None:
-        """The template without these runtimes; None for one that gpunode made and that is empty then."""
+        """The template without these runtimes; None for one that gpunode made and that is then empty."""
         self._refuse_foreign(text, names)
         tree = self._own_tables()
         tables = [dig(plugin, "containerd", "runtimes") for plugin in tree.get("plugins", {}).values()]
@@ -446,12 +447,12 @@ class K3sEngine:
         return with_tables(text, _as_text(tree, self._files.template_path))
 
     def _right_already(self, handler: Handler) -> bool:
-        """Whether the template defines the handler and the rendered file has it as wanted."""
+        """Whether the template defines the handler, and the rendered file has it as desired."""
         options = dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
         return self._files.defines(self._files.template_path, (handler.name,)) and options == handler.path
 
     def _refuse_in_template(self, wanted: Wanted) -> None:
-        """What needs a key in a table that the base template has already."""
+        """Refuse what needs a key in a table that the base template has already."""
         name = self.daemon.manager
         if wanted.default not in ("", self._files.config.default_runtime):
             raise ConfigError(
@@ -477,7 +478,7 @@ class K3sEngine:
                 )
 
     def _refuse_clash(self) -> None:
-        """A template that can't be rendered any more since the toolkit lies where it is found."""
+        """Refuse a template that can't be rendered any more since the distribution finds the toolkit."""
         path = self._files.template_path
         for name, program in self._files.found.items():
             line = line_of_handler(self._files.template_text or "", name)
@@ -502,7 +503,7 @@ class K3sEngine:
 
 
 def _as_text(tree: Tree, path: str) -> str:
-    """Our tables, each handler's by itself, guarded where the distribution may register it one day."""
+    """gpunode's tables, one per handler, guarded where the distribution may register it later."""
     texts = []
     for plugin, cri in tree["plugins"].items():
         for name, table in cri["containerd"]["runtimes"].items():

@@ -1,7 +1,7 @@
-"""microk8s: the template from which the snap's containerd service renders its file whenever it starts.
+"""microk8s: the template from which the snap's containerd service renders its file at each start.
 
 ``args/containerd-template.toml`` is TOML with ``${NAME}`` in strings, filled in by run-containerd-with-args.
-It comes with a handler nvidia-container-runtime, which is left as it is.
+It has a handler nvidia-container-runtime by default, which gpunode doesn't change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpunode.runtime.containerd_plan import take_out
 from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode
 
 TEMPLATE = "containerd-template.toml"
-# what the service fills in; the snapshotter depends on the file system, and a parser takes any
+# values that the service fills in; the snapshotter depends on the file system, and a parser accepts any
 _VALUES = {
     "${SNAP}": "/snap/microk8s/current",
     "${SNAP_DATA}": "/var/snap/microk8s/current",
@@ -39,7 +39,7 @@ class Microk8sEngine:
 
     @property
     def program(self) -> str:
-        """containerd wants an absolute path."""
+        """containerd needs an absolute path."""
         return distributions.PROGRAM
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
@@ -55,14 +55,14 @@ class Microk8sEngine:
         )
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """Take the runtimes out of the template, and give it its default back."""
+        """Remove the runtimes from the template, and restore its default."""
         path, before = self._config.path, self.host.read_bytes(self._config.path)
         after = toml_edit.edit(decode(before, path), lambda tree: take_out(tree, unwanted), path)
         edit = distributions.edit_of(path, before, after)
         return self.restoring((edit,) if edit.action != "unchanged" else (), unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that are known to take `names` out."""
+        """The plan around edits that are known to remove `names`."""
         gone = active is None or not any(name in active.handlers for name in names)
         return self._acting(edits, gone)
 
@@ -78,7 +78,7 @@ class Microk8sEngine:
         return distributions.validate(self.host, self.daemon, now, rendered, expected)
 
     def ask(self) -> Active:
-        """What the CRI at its socket says."""
+        """The status of the CRI at its socket."""
         return distributions.ask(self.host, self.daemon)
 
     @cached_property

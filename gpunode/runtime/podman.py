@@ -1,4 +1,4 @@
-"""Podman: ready for CDI as it is; a drop-in for those who want the nvidia runtime; nothing to restart."""
+"""Podman: CDI works without configuration; a drop-in adds the nvidia runtime on request; no restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, deco
 from gpunode.runtime.toml_edit import document
 from gpunode.runtime.trees import Tree
 
-# What podman's files must become. Pure functions over their text; podman.py reads, validates and asks.
+# Plans for podman's files. Pure functions over their text; podman.py reads, validates and queries.
 
 DROP_IN = f"{DROP_INS}/99-nvidia.conf"
 
@@ -62,7 +62,7 @@ def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str
 
 
 def removed(config: PodmanConfig, unwanted: Unwanted) -> Draft:
-    """The administrator's files without the runtimes; the drop-in goes if nothing else is in it."""
+    """The administrator's files without the runtimes; a drop-in that is then empty is removed."""
 
     def mutate(tree: Tree) -> None:
         engine = tree["engine"]
@@ -86,7 +86,7 @@ def removed(config: PodmanConfig, unwanted: Unwanted) -> Draft:
     return Draft(texts)
 
 
-# What CRI-O and podman, which read CDI without a switch, may still need: no old hook, a directory read.
+# CDI in CRI-O and podman, which have no switch for it: remove the old hook, check the directories.
 
 _DIRECTORIES = {"/etc/cdi", "/var/run/cdi", "/run/cdi"}
 
@@ -106,7 +106,7 @@ def injects_twice(path: str) -> str:
 
 
 def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
-    """The note about an engine whose setting names none of CDI's own directories; "" where it names one."""
+    """The note about an engine that reads none of CDI's own directories; "" if it reads one."""
     named = tuple(directories)
     if _DIRECTORIES & set(named):
         return ""
@@ -123,7 +123,7 @@ _WHY = "podman reads its files each time it runs, so gpunode queries podman itse
 
 @dataclass(frozen=True)
 class PodmanEngine:
-    """Podman and the system's containers.conf files; a user's own are never touched."""
+    """Podman and the system's containers.conf files; those of ordinary users are never changed."""
 
     host: Host
     daemon: Daemon
@@ -135,16 +135,16 @@ class PodmanEngine:
     # --- planning --------------------------------------------------------------------------------------
 
     def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """Register the runtimes, or, for CDI, only take away what would inject GPUs a second time.
+        """Register the runtimes, or, for CDI, only remove what would inject GPUs a second time.
 
-        With CDI a runtime is registered only as the default: beside ``--device`` nobody needs its name.
+        With CDI a runtime is registered only as the default: ``--device`` doesn't need its name.
         """
         config = self._config()
         hooks = self._hooks(config)
         handlers = wanted.handlers if wanted.default or not wanted.cdi else ()
         draft = configured(config, handlers, wanted.default)
         edits = (*self._edits(draft), *(hooks if wanted.cdi else ()))
-        # a hook that goes here is not put back by an undoing of the runtime
+        # undoing the runtime does not restore a hook that is removed here
         had = any(name in config.runtimes for name in wanted.names) or bool(hooks and wanted.cdi)
         notes = self._notes(config, wanted, handlers, hooks)
         verb = "wait" if draft.texts else "none"
@@ -152,13 +152,13 @@ class PodmanEngine:
         return Plan("podman", edits, verb, reason, notes, None, draft.previous_default, had)
 
     def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
-        """Take the runtimes out of the administrator's files, and NVIDIA's old hook away."""
+        """Remove the runtimes from the administrator's files, and NVIDIA's old hook."""
         config = self._config()
         draft = removed(config, unwanted)
         return self.restoring((*self._edits(draft), *self._hooks(config)), unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that put files back."""
+        """The plan around edits that restore files."""
         read = any(edit.action != "unchanged" and edit.path.endswith(".conf") for edit in edits)
         return Plan("podman", edits, "wait" if read else "none", _WHY if read else "")
 
@@ -169,7 +169,7 @@ class PodmanEngine:
             )
         config = load_podman(self.host)
         for file in config.files:
-            decode(self.host.read_bytes(file.path), file.path)  # what isn't UTF-8 isn't edited
+            decode(self.host.read_bytes(file.path), file.path)  # a file that isn't UTF-8 isn't edited
         return config
 
     def _edits(self, draft: Draft) -> tuple[FileEdit, ...]:
@@ -182,7 +182,7 @@ class PodmanEngine:
         )
 
     def _hooks(self, config: PodmanConfig) -> tuple[FileEdit, ...]:
-        """Edits that remove NVIDIA's hooks from where podman looks for some."""
+        """Edits that remove NVIDIA's hooks from the directories where podman looks for hooks."""
         return hook_removals(self.host, (*SYSTEM_DIRECTORIES, *config.strings("hooks_dir")))
 
     def _notes(
@@ -214,7 +214,7 @@ class PodmanEngine:
     # --- podman itself ---------------------------------------------------------------------------------
 
     def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
-        """``podman info`` with what the files will say of runtimes, in a store of its own."""
+        """``podman info`` with the new runtimes, in a store of its own."""
         edit = next((edit for edit in plan.changed if edit.path == DROP_IN and edit.after is not None), None)
         if edit is None or expected is None:
             return ()
@@ -241,7 +241,7 @@ class PodmanEngine:
         return ()
 
     def _staged(self, edit: FileEdit) -> str:
-        """Everything that the files will say of runtimes, in one: CONTAINERS_CONF names a single file."""
+        """All runtimes of the new files in one file, because CONTAINERS_CONF names a single one."""
         engine = dict(parse_toml(decode(edit.after, edit.path), edit.path)["engine"])
         engine["runtimes"] = {**load_podman(self.host).runtimes, **engine.get("runtimes", {})}
         return document({"engine": engine}, "containers.conf")
@@ -254,7 +254,7 @@ class PodmanEngine:
             try:
                 found, program = self._runtime("--runtime", name)
             except DaemonError:
-                continue  # podman has it in its file and no program for it
+                continue  # podman has it in its file, but not its program
             paths[found] = program
         return Active(tuple(paths), default, tuple(paths.items()), live_restore=True)
 

@@ -1,4 +1,4 @@
-"""Going back: the files as they were before a runtime was configured, taken from the journal."""
+"""Restoring the files as they were before a runtime was configured, from the journal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpunode.runtime.workflow import OPERATION, REMOVAL
 
 @dataclass(frozen=True)
 class Original:
-    """Edits that restore files byte for byte, the systemd units among them, and the entries walked back."""
+    """Edits that restore files byte for byte, the systemd units among them, and the entries undone."""
 
     edits: tuple[FileEdit, ...] = ()
     units: tuple[str, ...] = ()
@@ -30,9 +30,9 @@ class Original:
 
 
 def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> Original:
-    """The files as they were without `names`; no edits if gpunode did not write what they hold now.
+    """The files as they were without `names`; no edits if gpunode didn't write their present content.
 
-    Several runs may have written, so it goes back entry by entry until the files don't know a runtime of it.
+    Several runs may have written, so it undoes entry by entry until the files have none of the runtimes.
     """
     now: dict[str, bytes | None] = {}
     then: dict[str, bytes | None] = {}
@@ -60,32 +60,32 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
 
 
 def kinds_of(file: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether an entry's file is generated, and whether it lies beside the engine's own; see `FileEdit`."""
+    """Whether an entry's file is generated, and whether it is not read by the engine; see `FileEdit`."""
     return bool(file.get("generated")), bool(file.get("beside"))
 
 
 def _outlived(engine: Engine, file: Mapping[str, Any]) -> bool:
-    """Whether a generated file was written anew since: what it was before would describe another node."""
+    """Whether a generated file was rewritten since: its earlier content would describe another node."""
     if not file.get("generated") or not file["existed"]:
         return False
     return bool(digest(engine.host.read_bytes(file["path"])) != file["after"])
 
 
 def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
-    """The default runtime that the last run which made one of `names` the default has replaced, or ""."""
+    """The default runtime replaced by the last run that made one of `names` the default, or ""."""
     found = [_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
     return next((value for value in reversed(found) if value), "")
 
 
 def switched_cdi(engine: Engine, journal: Journal, names: tuple[str, ...]) -> bool:
-    """Whether it was gpunode that turned this engine's CDI on."""
+    """Whether gpunode turned this engine's CDI on."""
     return any(entry.manifest.get("switchedCdi") is True for entry in _entries(engine, journal, names))
 
 
 def cdi_users(journal: Journal) -> tuple[str, ...]:
-    """The engines that were made ready for CDI and not unconfigured since, so far as the journal tells.
+    """The engines that were configured for CDI and not unconfigured since, according to the journal.
 
-    Whatever takes the specification away ends that for all of them.
+    Removing the specification ends that for all of them.
     """
     users: list[str] = []
     for entry in journal.entries():
@@ -100,7 +100,7 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
 
 
 def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
-    """Configurations of this engine's file that are in force and registered nothing but `names`."""
+    """Active configurations of this engine's file that registered nothing but `names`."""
     wanted = {"operation": OPERATION, "config": engine.daemon.config_path}
     entries = [entry for entry in journal.entries() if entry.state == "committed"]
     undone = [
@@ -119,7 +119,7 @@ def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[
 
 
 def runtimes_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The runtimes that an operation was about; journals of the first release name a single one."""
+    """The runtimes of an operation; journals of the first release name a single one."""
     if "runtimes" in manifest:
         return tuple(manifest["runtimes"])
     return tuple(filter(None, [_text(manifest.get("runtime"))]))
@@ -129,34 +129,34 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-# Restoring a journal entry: later entries that wrote the same files are taken back with it.
+# Restoring a journal entry: later entries that wrote the same files are rolled back with it.
 
 
 @dataclass(frozen=True)
 class Past:
-    """The way back to the node before `entries[-1]`. `entries` are taken back, the newest first."""
+    """The rollback to the node before `entries[-1]`. `entries` are rolled back, the newest first."""
 
     entries: tuple[Entry, ...]
     edits: tuple[FileEdit, ...]
 
     @property
     def entry(self) -> Entry:
-        """The one that was asked for."""
+        """The requested entry."""
         return self.entries[-1]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The runtimes that any of the entries was about."""
+        """The runtimes of all these entries."""
         listed = (name for entry in self.entries for name in runtimes_of(entry.manifest))
         return tuple(dict.fromkeys(listed))
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The systemd units that any of the entries brought or removed."""
+        """The systemd units that any of the entries added or removed."""
         return tuple(dict.fromkeys(unit for entry in self.entries for unit in entry.units))
 
     def finish(self, journal: Journal) -> None:
-        """Give the files their owners and modes of then; the entries count as rolled back."""
+        """Restore the owners and modes of the files; the entries count as rolled back."""
         for entry in self.entries:
             journal.own(entry)
             journal.tidy(entry)
@@ -164,7 +164,7 @@ class Past:
 
 
 def past(host: Host, journal: Journal, entry: Entry) -> Past:
-    """The way back to before `entry`. `ConfigError` if somebody else changed one of its files since."""
+    """The rollback to before `entry`. `ConfigError` if another program changed one of its files since."""
     entries = _with_later(journal, entry)
     _refuse_other_engines(entry, entries)
     now: dict[str, bytes | None] = {}
@@ -192,7 +192,7 @@ def past(host: Host, journal: Journal, entry: Entry) -> Past:
 
 
 def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
-    """`entry` and every later one in force that shares a file with what is taken back, newest first."""
+    """`entry` and every later active one that shares a file with what is rolled back, newest first."""
     later = [one for one in journal.entries() if one.sequence > entry.sequence]
     in_force = [one for one in later if one.state == "committed" and one.undoable]
     chosen = [entry]
@@ -206,7 +206,7 @@ def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
 
 
 def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:
-    """One engine is asked and restarted; an entry of another one must go first, by itself."""
+    """Only one engine is queried and restarted; an entry of another one must be rolled back first."""
     keys = ("engine", "manager", "config")
     wanted = tuple(entry.manifest.get(key) or "" for key in keys)
     for one in entries:

@@ -1,6 +1,6 @@
-"""What the containerds of k3s, rke2, k0s and microk8s have in common: planning around files they render.
+"""The common part of k3s, rke2, k0s and microk8s: plans around the containerd files that they render.
 
-None of their rendered files is ever edited; each family has a place of its own for what should be added.
+None of their rendered files is ever edited; each distribution has its own place for additions.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MERGES_DEEPLY = (2,)  # the first containerd that merges a drop-in key by key
 
 
 def ask(host: Host, daemon: Daemon) -> Active:
-    """What the CRI at the distribution's socket says; `DaemonError` if it doesn't answer."""
+    """The status of the CRI at the distribution's socket; `DaemonError` if it doesn't answer."""
     return ContainerdEngine(host, daemon).ask()
 
 
 def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
-    """A containerd's file with what it imports; `ConfigError` for what that containerd can't load either."""
+    """A containerd's file with its imports; `ConfigError` for what that containerd can't load either."""
     config = load_config(host, path, release)
     for name in config.files:
         refuse_wrong_types(config.trees[name], name, decode(host.read_bytes(name), name))
@@ -40,7 +40,7 @@ def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
 
 
 def edited(host: Host, config: ContainerdConfig, path: str, wanted: Wanted) -> tuple[FileEdit, ...]:
-    """The edit that puts `wanted` into the one file `path`; none if `config` means all that already."""
+    """The edit that adds `wanted` to the one file `path`; none if `config` means the same already."""
     tables = {one.name: runtime_table(config, None, one, False) for one in wanted.handlers}
     default = wanted.default in ("", config.default_runtime)
     cdi = has_cdi(config) or not wanted.cdi
@@ -72,7 +72,7 @@ def _of_a_copy(text: str, path: str, plugin: str) -> Tree | None:
 
 
 def away(daemon: Daemon) -> str:
-    """What a restart of the distribution's service takes from its users."""
+    """What users lose when the distribution's service restarts."""
     servers = ("k3s.service", "rke2-server.service", "k0scontroller.service")
     return "pods keep running" + (
         ", this server's API is unavailable during the restart" if daemon.unit in servers else ""
@@ -80,14 +80,14 @@ def away(daemon: Daemon) -> str:
 
 
 def has_cdi(config: ContainerdConfig) -> bool:
-    """Whether this containerd's CDI is on; from 2.0 on it is unless a file says otherwise."""
+    """Whether this containerd's CDI is on; from 2.0 on it is unless a file disables it."""
     return config.cri.get("enable_cdi", config.release >= MERGES_DEEPLY) is True
 
 
 def laid_over(text: str, patch: Tree, path: str, version: int | None = None) -> str:
     """A TOML text with the patch merged into it key by key.
 
-    With `version` it is a drop-in that must have this very version: one of another version starts afresh.
+    With `version` it is a drop-in that must have this exact version: one of another version is replaced.
     """
 
     def mutate(tree: Tree) -> None:
@@ -100,9 +100,9 @@ def laid_over(text: str, patch: Tree, path: str, version: int | None = None) -> 
 
 
 def taken_out(host: Host, paths: Iterable[str], unwanted: Unwanted) -> tuple[FileEdit, ...]:
-    """Edits that take the runtimes out of these drop-ins, whoever put them in; emptied ones go.
+    """Edits that remove the runtimes from these drop-ins, from any author; emptied ones are removed.
 
-    A default that one of them chose needs none in its place: the file that it was laid over names its own.
+    A default that one of them set needs no replacement: the file below it names its own.
     """
     edits = []
     plain = replace(unwanted, previous_default="")
@@ -124,13 +124,13 @@ def edit_of(path: str, before: bytes | None, text: str | None) -> FileEdit:
 def plan_of(
     daemon: Daemon, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: str, reason: str
 ) -> Plan:
-    """A plan that shows the file in force as unchanged where there is nothing to write."""
+    """A plan that shows the active file as unchanged if there is nothing to write."""
     shown = edits or (untouched(config),)
     return Plan(daemon.manager, shown, verb, reason, config_version=config.version)
 
 
 def untouched(config: ContainerdConfig) -> FileEdit:
-    """The main file as it is."""
+    """The main file, unchanged."""
     content = config.main_text.encode() if config.exists else None
     return FileEdit(config.path, content, content)
 
@@ -143,9 +143,9 @@ def validate(
     expected: Wanted | None,
     found: tuple[Handler, ...] = (),
 ) -> tuple[str, ...]:
-    """Let containerd read `rendered`, what the distribution would make of a plan; gives notes.
+    """Let containerd read `rendered`, the distribution's result of a plan; returns notes.
 
-    `found` are runtimes that the distribution registers by itself, as they will be.
+    `found` are the runtimes that the distribution will register by itself.
     """
     if daemon.binary is None or not host.live:
         return (
@@ -158,7 +158,7 @@ def validate(
     merged = judge.staged(texts)
     if expected is not None:
         containerd_check.must_have(merged, expected, config.path)
-        if before is not None and not expected.replace:  # what a copy hid comes into force
+        if before is not None and not expected.replace:  # what a copy hid becomes active
             ours = replace(expected, handlers=(*expected.handlers, *found))
             containerd_check.must_keep(before, merged, ours, config.path)
     return ()

@@ -1,4 +1,4 @@
-"""Making a daemon read its configuration: which command does it on this node, and doing it."""
+"""Restart or reload of a daemon, so that it reads its configuration, and the command for it on this node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.facts.users import places
 from gpunode.host import Host
 
 _COMMAND_SECONDS = 120.0
-_MANAGED_SECONDS = 600.0  # a distribution's service is up when its Kubernetes is, which takes minutes on rke2
+_MANAGED_SECONDS = 600.0  # a distribution's service is active once its Kubernetes is: minutes on rke2
 _LOG_LINES = 15
 
 
@@ -29,7 +29,7 @@ class Restarter:
     command: str = ""
 
     def shown(self, verb: str) -> str:
-        """The command line that will run, as a person would type it."""
+        """The command line that will run, as a user would type it."""
         import shlex
 
         argv = self._argv(verb)
@@ -47,8 +47,9 @@ class Restarter:
 
     @property
     def _alone(self) -> bool:
-        """Whether only dockerd itself can be told to reload: the snap's unit has no ExecReload, and a user's
-        unit sends the signal to RootlessKit.
+        """Whether the reload signal must be sent to dockerd itself.
+
+        The snap's unit has no ExecReload, and a user's unit sends the signal to RootlessKit.
         """
         return bool(self.daemon.user) or self.daemon.manager == "snap"
 
@@ -58,7 +59,7 @@ class Restarter:
 
     @property
     def _environ(self) -> Mapping[str, str]:
-        """What `systemctl --user` needs and sudo takes away: where the user's systemd listens."""
+        """The variables for `systemctl --user` that sudo removes: the socket of the user's systemd."""
         return {"XDG_RUNTIME_DIR": places(self.host).runtime_directory} if self.daemon.user else {}
 
     def _systemd(self) -> bool:
@@ -69,7 +70,7 @@ class Restarter:
         return self.daemon.unit is not None and self.host.systemd_runs()
 
     def require(self, verb: str) -> None:
-        """`PreconditionError` if nobody here can restart or reload it: said before anything is written."""
+        """`PreconditionError` if it can't be restarted or reloaded here: raised before any write."""
         if not self.shown(verb):
             raise PreconditionError(
                 f"{self.daemon.manager or self.daemon.name} must be {verb}ed for this,"
@@ -78,14 +79,14 @@ class Restarter:
             )
 
     def perform(self, verb: str) -> float:
-        """Do it; seconds that it took. `DaemonError` with what the command printed if it fails."""
+        """Do it; return its duration in seconds. `DaemonError` with the command's output if it fails."""
         started = self.host.monotonic()
         argv = self._argv(verb)
         if not argv:
             self._hang_up()
             return self.host.monotonic() - started
         if self.daemon.user and argv[: len(self._systemctl)] == self._systemctl:
-            # its plan may bring a drop-in for the unit or take one away
+            # its plan may add or remove a drop-in of the unit
             self.host.run((*self._systemctl, "daemon-reload"), timeout=_COMMAND_SECONDS, env=self._environ)
         limit = _MANAGED_SECONDS if self.daemon.manager in DISTRIBUTIONS else _COMMAND_SECONDS
         answer = self.host.run(argv, timeout=limit, env=self._environ)
@@ -100,8 +101,10 @@ class Restarter:
         return self.host.monotonic() - started
 
     def _clear_failed_starts(self) -> bool:
-        """Reset the count of starts by which systemd refuses more than five in ten seconds, so that
-        the restart of a rollback works. Gives whether this restart was refused."""
+        """Reset the start counter for the restart of a rollback. Return whether this restart was refused.
+
+        systemd refuses more than five starts in ten seconds.
+        """
         unit = self.daemon.unit or ""
         result = self.host.run(
             (*self._systemctl, "show", "-p", "Result", unit), env=self._environ, timeout=10.0
@@ -121,7 +124,7 @@ class Restarter:
 
     @property
     def look(self) -> str:
-        """Where a person sees why the daemon doesn't do as it is told."""
+        """The command that shows why the daemon failed."""
         if self.daemon.log:
             return f"see why: tail -n 50 {self.daemon.log}"
         if not self._systemd():
@@ -130,7 +133,7 @@ class Restarter:
         return f"see why: journalctl {whose}-u {self.daemon.unit} -n 50 --no-pager"
 
     def last_words(self) -> str:
-        """The daemon's own last log lines, from its file or from where systemd keeps them; else empty."""
+        """The daemon's own last log lines, from its file or from systemd's journal; else empty."""
         if self.daemon.log:
             argv = ["tail", "-n", str(_LOG_LINES), self.daemon.log]
             return self.host.run(argv, timeout=10.0).stdout.strip()

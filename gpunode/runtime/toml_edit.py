@@ -1,9 +1,9 @@
-"""The TOML guard: the only place that writes TOML.
+"""TOML editing with a safety check: the only module that writes TOML.
 
 tomlkit 0.13 to 0.15 moves keys between tables on some valid files (dotted keys beside headers, children
 before their parents) without an error. So the change is made twice, on the plain tree and on the document;
 the document is dumped, parsed again by tomllib and compared. If it differs, the change is tried as plain
-lines of text, compared again; if that differs too, the file is refused and left alone.
+lines of text, compared again; if that differs too, the file is refused and not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpunode.errors import ConfigError
 from gpunode.facts.toml import BYTE_ORDER_MARK, dig, dotted_into, headers, key_lines, parse_toml
 from gpunode.runtime.trees import Edit, Mutation, Remove, Set, Tree, edits, mutated, same
 
-# Changing TOML as lines of text, for files no document model takes; toml_edit.py guards the result.
+# Changing TOML as lines of text, for files that tomlkit can't edit; toml_edit.py checks the result.
 
 Path = tuple[str, ...]
 _BARE = re.compile(r"^[A-Za-z0-9_-]+$")
@@ -56,7 +56,7 @@ def _quoted(key: str) -> str:
 
 
 def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | None:
-    """Add a table at the end, or a key below its table's header; a key that is there gets the new value."""
+    """Add a table at the end, or a key below its table's header; an existing key gets the new value."""
     if isinstance(value, dict):
         return _end_line(text) + "".join(_tables(path, value, dump))
     lines = text.splitlines(keepends=True)
@@ -80,7 +80,7 @@ def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | 
 
 
 def _line_of(lines: list[str], path: Path) -> int | None:
-    """Number (from 0) of the line that gives the key at `path` its value, dotted or below its header."""
+    """Number (from 0) of the line that sets the key at `path`, dotted or below its header."""
     found = (number for number, here in key_lines(lines) if here == path)
     return next(found, None)
 
@@ -97,7 +97,7 @@ def _with_value(lines: list[str], number: int, value: str) -> str | None:
 
 
 def beside_comment(text: str, path: Path, line: str) -> str | None:
-    """`line` put behind the first comment in its table that shows the key (``#key = ...``), else None."""
+    """`line` after the first comment in its table that shows the key (``#key = ...``), else None."""
     lines = text.splitlines(keepends=True)
     found = headers([one.rstrip("\r\n") for one in lines])
     ends = [number for number, one in enumerate(lines) if one.lstrip().startswith("[")]
@@ -133,7 +133,7 @@ def _tables(path: Path, tree: dict[str, Any], dump: Callable[[Any], str]) -> lis
 
 
 def remove(text: str, path: Path) -> str | None:
-    """Take out the tables under `path` with their lines, and the lines of keys at or below it."""
+    """Remove the tables under `path` with their lines, and the lines of keys at or below it."""
     lines = text.splitlines(keepends=True)
     found = headers([line.rstrip("\r\n") for line in lines])
     gone: set[int] = set()
@@ -159,9 +159,9 @@ def _end_line(text: str) -> str:
 def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comments: bool = False) -> str:
     """`text` with the mutation applied, comments and order kept.
 
-    With `beside_comments` a new key goes behind the comment that shows it (``#key = ...``), if there is one.
-    `ConfigError` names the file if it isn't TOML (with line and column) or can't be edited without changing
-    something else; `hint` then says what to do instead.
+    With `beside_comments` a new key is added after the comment that shows it (``#key = ...``), if there is
+    one. `ConfigError` names the file if it isn't TOML (with line and column) or can't be edited without
+    changing something else; `hint` is then the alternative.
     """
     old = parse_toml(text, path)
     new = mutated(old, mutate)
@@ -171,7 +171,7 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
     body = text.removeprefix(BYTE_ORDER_MARK)
     first = (_beside_comments,) if beside_comments else ()
     if all(len(change.path) == 1 and _is_new_line(change, old) for change in changes):
-        first = (*first, _with_lines)  # tomlkit would put an empty line behind it
+        first = (*first, _with_lines)  # tomlkit would add an empty line after it
     with_empty = (*changes, *_emptied(changes, new))
     ways = [(attempt, changes) for attempt in (*first, _with_tomlkit, _with_lines)]
     for attempt, wanted in (*ways, (_with_lines, with_empty)):
@@ -192,20 +192,20 @@ def _is_new_line(change: Edit, old: Tree) -> bool:
 
 
 def _emptied(changes: Sequence[Edit], new: Tree) -> list[Edit]:
-    """Tables that lost all they had: they go with their last header unless they get one of their own."""
+    """Tables that lost all keys: removed with their last header unless they get one of their own."""
     above = dict.fromkeys(change.path[:-1] for change in changes if isinstance(change, Remove))
     return [Set(path, {}) for path in above if path and dig(new, *path) == {}]
 
 
 def _with_line_ends_of(text: str, result: str) -> str:
-    """New lines end as all the others do where every line ends with CR LF."""
+    """New lines end with CR LF if every other line does."""
     if "\n" not in text or re.search(r"(?<!\r)\n", text):
         return result
     return re.sub(r"(?<!\r)\n", "\r\n", result)
 
 
 def document(tree: Tree, path: str, heading: str = "") -> str:
-    """A new file that holds `tree`, after `heading` as comment lines."""
+    """A new file with `tree`, after `heading` as comment lines."""
     start = "".join(f"# {line}\n" for line in heading.splitlines())
     return edit(start, lambda empty: empty.update(tree), path)
 
@@ -220,7 +220,7 @@ def _is(text: str, wanted: Tree) -> bool:
 
 
 def _beside_comments(text: str, changes: Sequence[Edit]) -> str | None:
-    """New keys put behind the comments that show them, and everything else by tomlkit."""
+    """Add new keys after the comments that show them, and make all other changes with tomlkit."""
     import tomlkit
 
     left = []
@@ -230,12 +230,12 @@ def _beside_comments(text: str, changes: Sequence[Edit]) -> str | None:
             name = dotted(change.path[-1:])
             line = f"{name} = {tomlkit.item(change.value).as_string()}\n"
             placed = beside_comment(text, change.path, line)
-        if placed is None or not _parses(placed):  # it doesn't where the key is there already
+        if placed is None or not _parses(placed):  # it doesn't if the key exists already
             left.append(change)
         else:
             text = placed
     if any(not isinstance(change, Remove) and isinstance(change.value, dict) for change in left):
-        text = f"{text.rstrip()}\n\n" if text.strip() else text  # an empty line before a table of one's own
+        text = f"{text.rstrip()}\n\n" if text.strip() else text  # an empty line before a separate table
     return _with_tomlkit(text, left) if left else text
 
 
@@ -250,7 +250,7 @@ def _parses(text: str) -> bool:
 
 
 def _with_tomlkit(text: str, changes: Sequence[Edit]) -> str | None:
-    """The changes made in a tomlkit document; None where tomlkit can't read the file or loses its way."""
+    """The changes made in a tomlkit document; None if tomlkit can't read or edit the file."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
@@ -261,7 +261,7 @@ def _with_tomlkit(text: str, changes: Sequence[Edit]) -> str | None:
             _apply(parsed, change, indents)
         return tomlkit.dumps(parsed)
     except (TOMLKitError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return None  # it fails with any of these on valid files; the caller has another way
+        return None  # it raises any of these on valid files; the caller has an alternative
 
 
 def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> None:
@@ -277,7 +277,7 @@ def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> No
         spaced = here.as_string().endswith(" }")
         here[key] = change.value
         if spaced:
-            here[key].trivia.trail = " "  # tomlkit forgets the blank before the brace
+            here[key].trivia.trail = " "  # tomlkit drops the blank before the brace
     elif isinstance(change.value, dict):
         here[key] = table = _table(change.value)
         _indent(table, indent_for(change.path, indents), step(indents))
@@ -288,7 +288,7 @@ def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> No
 
 
 def _amend(array: Any, wanted: list[Any]) -> None:
-    """Take out and append elements one by one: a whole new array would lose the comments between them."""
+    """Remove and append elements one by one: a whole new array would lose the comments between them."""
     for one in [one for one in array.unwrap() if one not in wanted]:
         array.remove(one)
     for one in wanted:
@@ -297,7 +297,7 @@ def _amend(array: Any, wanted: list[Any]) -> None:
 
 
 def _table(tree: Tree) -> Any:
-    """A table with headers; one that holds only tables needs none of its own."""
+    """A table with headers; one that has only tables needs none of its own."""
     import tomlkit
 
     table = tomlkit.table(
@@ -309,7 +309,7 @@ def _table(tree: Tree) -> Any:
 
 
 def _indent(table: Any, indent: str, step: str) -> None:
-    """Indent a table that is in its place already like its neighbours; placing it changes indentation."""
+    """Indent a table that is already in its place like its neighbors; placing it changes indentation."""
     table.trivia.indent = indent
     deeper = indent if table.is_super_table() else indent + step
     for _, item in table.value.body:
@@ -320,7 +320,7 @@ def _indent(table: Any, indent: str, step: str) -> None:
 
 
 def _with_lines(text: str, changes: Sequence[Edit]) -> str | None:
-    """The changes made as lines of text; None where they can't be expressed so."""
+    """The changes made as lines of text; None if that isn't possible."""
     import tomlkit
 
     result: str | None = text

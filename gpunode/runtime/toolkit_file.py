@@ -1,4 +1,4 @@
-"""The toolkit's config.toml after some of its settings were changed; pure, comments kept."""
+"""Changes to settings in the toolkit's config.toml; pure, comments kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HINT = "make the change manually: ${EDITOR:-vi} "
 
 
 def with_settings(text: str, path: str, settings: Mapping[tuple[str, ...], Any]) -> str:
-    """`text` with these keys set; a new one goes beside the comment that shows it.
+    """`text` with these keys set; a new one is added after the comment that shows it.
 
     `ConfigError` if a key's table is something else in this file, or the file can't be edited safely.
     """
@@ -27,7 +27,7 @@ def with_settings(text: str, path: str, settings: Mapping[tuple[str, ...], Any])
 
 
 def without_settings(text: str, path: str, keys: Sequence[tuple[str, ...]]) -> str:
-    """`text` without these keys; one that isn't there is fine."""
+    """`text` without these keys; a missing one is not an error."""
 
     def mutate(tree: Tree) -> None:
         for key in keys:

@@ -1,4 +1,4 @@
-"""Plain configuration trees (dicts, lists, scalars): exact comparison and what differs between two."""
+"""Plain configuration trees (dicts, lists, scalars): exact comparison and differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mutation = Callable[[Tree], None]
 
 @dataclass(frozen=True)
 class Set:
-    """Give the key at `path` this value; a dict is a whole new table."""
+    """Set the key at `path` to this value; a dict is a whole new table."""
 
     path: tuple[str, ...]
     value: Any
@@ -21,7 +21,7 @@ class Set:
 
 @dataclass(frozen=True)
 class Remove:
-    """Take the key at `path` out."""
+    """Remove the key at `path`."""
 
     path: tuple[str, ...]
 

@@ -31,12 +31,12 @@ OPERATION = "configure-runtime"
 REMOVAL = "unconfigure-runtime"
 """The names of the two operations in the journal."""
 
-# What a change of an engine's configuration came to, for programs and for people.
+# The result of changing an engine's configuration, as JSON and as text.
 
 
 @dataclass(frozen=True)
 class RestartReport:
-    """`verb` is none, reload or restart; `seconds` is 0 if it wasn't performed. `command` is what does it."""
+    """`verb` is none, reload or restart; `seconds` is 0 if it wasn't performed. `command` performs it."""
 
     verb: str
     performed: bool
@@ -47,7 +47,7 @@ class RestartReport:
 
 @dataclass(frozen=True)
 class ActiveReport:
-    """What the running daemon said: its handlers (comma separated names) and its default runtime."""
+    """The running daemon's report: its handlers (comma separated names) and its default runtime."""
 
     handler: tuple[str, ...]
     default: str
@@ -55,7 +55,10 @@ class ActiveReport:
 
 @dataclass(frozen=True)
 class RuntimeConfiguration:
-    """`data` of the envelope. `config_version` is null for docker, `active` if the daemon wasn't asked."""
+    """`data` of the envelope.
+
+    `config_version` is null for docker, `active` if the daemon wasn't queried.
+    """
 
     engine: str
     engine_version: str
@@ -71,13 +74,13 @@ class RuntimeConfiguration:
 
 @dataclass(frozen=True)
 class RuntimeConfigurations:
-    """`data` of the envelope when several engines were named; the order is theirs."""
+    """`data` of the envelope when several engines were named, in their order."""
 
     engines: tuple[RuntimeConfiguration, ...]
 
 
 def combined(results: Sequence[Result]) -> Result:
-    """One result of several engines' results; a single one is left as it is."""
+    """One result of several engines' results; a single one isn't changed."""
     if len(results) == 1:
         return results[0]
     blocks: list[Block] = []
@@ -149,7 +152,7 @@ def _blocks(
 
 
 def shown(edit: FileEdit, kind: str) -> Change:
-    """One edit; what a rollback writes is `restored`."""
+    """One edit; a rollback's edits are `restored`."""
     change = edit.change()
     restored = kind == "Rollback" and change.action in ("created", "updated")
     return Change(change.path, "restored", change.diff) if restored else change
@@ -177,12 +180,11 @@ _ASKED_ANYWAY = ("docker", "crio")
 
 @dataclass(frozen=True)
 class Intent:
-    """What a command wants of one engine: its name for the journal, the runtimes, its planner and its judge.
+    """One engine's part of a command: its name in the journal, the runtimes, planner and validator.
 
     `expected` is what the daemon must find in the new files, None for a removal. `require` raises if the node
-    lacks something without which the change would do harm. `done` runs after success, also if no file
-    had to change. `notes` are for people.
-    `cdi` names the engines that use the CDI specification from then on.
+    lacks something without which the change would do harm. `done` runs after success, also if no file had to
+    change. `notes` are for the user. `cdi` names the engines that use the CDI specification from then on.
     """
 
     operation: str
@@ -199,7 +201,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class Task:
-    """One engine's part of a change, planned and not yet begun."""
+    """One engine's part of a change, planned and not yet started."""
 
     engine: Engine
     intent: Intent
@@ -212,7 +214,7 @@ Prepare = Callable[[tuple[Engine, ...], Journal], Iterable[Intent]]
 
 
 def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -> Result:
-    """Carry out what `prepare` intends, an `Intent` for each engine; with `dry_run` only show it.
+    """Carry out what `prepare` returns, an `Intent` for each engine; with `dry_run` only show it.
 
     Nothing is locked or written in a dry run.
     """
@@ -312,7 +314,7 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
 
 
 def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
-    """The result of a dry run: the plan, and exit code 3 with the errors that a real run would stop at."""
+    """The result of a dry run: the plan, and exit code 3 with the errors that would stop a real run."""
     engine, plan, active = task.engine, task.plan, task.active
     refusals = []
     for check in (task.intent.require, lambda: refuse(engine, plan, active, task.restarter, request)):

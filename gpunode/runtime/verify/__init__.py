@@ -1,1 +1,1 @@
-"""GPU containers run on an engine to prove that it works."""
+"""GPU containers that verify an engine."""

@@ -1,4 +1,4 @@
-"""How a container is given its GPUs: by a runtime handler, or by devices that a CDI specification names."""
+"""GPUs for a container: by a runtime handler, or by devices that a CDI specification names."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ KIND = "nvidia.com/gpu"
 ALL = f"{KIND}=all"
 DEFAULT_HANDLER = "nvidia"
 _NAMES = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker", "podman": "podman"}
-# the first release of each engine that a container can be given CDI devices by
+# the first release of each engine that supports CDI devices for a container
 _SINCE = {"containerd": (1, 7), "crio": (1, 24), "docker": (25,), "podman": (4, 1)}
 
 
 @dataclass(frozen=True)
 class CdiReading:
-    """What an engine, as it runs now, makes of CDI. `enabled` is None where it doesn't say.
+    """The running engine's support of CDI. `enabled` is None if it doesn't report it.
 
-    `version` is the engine's own release, () if it isn't known; `directories` are where it looks. `manager`
-    is the distribution whose containerd it is, if any.
+    `version` is the engine's own release, () if it isn't known; `directories` are those of its CDI files.
+    `manager` is the distribution that runs this containerd, if any.
     """
 
     engine: str
@@ -38,12 +38,12 @@ class CdiReading:
 
     @property
     def option(self) -> str:
-        """The name by which ``--runtime`` and ``--on`` mean it."""
+        """Its name for ``--runtime`` and ``--on``."""
         return self.manager or self.engine
 
     @property
     def title(self) -> str:
-        """As people write it."""
+        """Its name in text for the user."""
         return f"{self.manager}'s containerd" if self.manager else _NAMES.get(self.engine, self.engine)
 
 
@@ -60,10 +60,10 @@ class Way:
 
 
 def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None, reading: CdiReading) -> Way:
-    """The handler `wanted` if the engine has it, else CDI; CDI alone if the caller says `cdi`.
+    """The handler `wanted` if the engine has it, else CDI; only CDI if the caller sets `cdi`.
 
-    `handlers` is None for an engine that doesn't tell them. A handler that the caller chose by another name
-    than the usual one is never replaced by CDI. The error names both ways out.
+    `handlers` is None for an engine that doesn't report them. A handler that the user chose by a name other
+    than the usual one is never replaced by CDI. The error names both alternatives.
     """
     if cdi:
         _require(host, reading)
@@ -76,7 +76,7 @@ def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None,
 
 
 def missing_handler(reading: CdiReading, wanted: str, known: Sequence[str]) -> DaemonError:
-    """The running engine doesn't list the handler: asked before anything is made."""
+    """The error if the running engine doesn't list the handler; checked before anything is created."""
     cure = f"gpunode configure-runtime --runtime {reading.option}"
     if wanted in ("nvidia-cdi", "nvidia-legacy"):
         cure += f" --also {wanted.removeprefix('nvidia-')}"
@@ -105,7 +105,7 @@ def _reads(reading: CdiReading) -> bool:
 
 
 def _require(host: Host, reading: CdiReading) -> None:
-    """`PreconditionError` where the engine can't take a CDI device, or nothing describes one."""
+    """`PreconditionError` if the engine doesn't support CDI devices, or no specification has any."""
     name, since = reading.title, _SINCE.get(reading.engine, ())
     if _too_old(reading):
         have, need = (".".join(map(str, one)) for one in (reading.version, since))
@@ -126,7 +126,7 @@ def _require(host: Host, reading: CdiReading) -> None:
 
 
 def no_specification(reading: CdiReading) -> PreconditionError:
-    """No file describes the GPUs."""
+    """The error if no file describes the GPUs."""
     return PreconditionError(
         f"no CDI specification of kind {KIND} is in {' or '.join(reading.directories)}",
         hint=rewriting(f"{reading.directories[-1]}/nvidia.yaml"),
@@ -135,15 +135,14 @@ def no_specification(reading: CdiReading) -> PreconditionError:
 
 
 def rewriting(path: str) -> str:
-    """The command that writes this specification anew; what refreshes by itself has one place only."""
+    """The command that rewrites this specification; one that refreshes by itself has a fixed path."""
     return "gpunode cdi refresh" if path == STANDARD else f"gpunode cdi generate --output {path}"
 
 
-# Who made a container or an image of ours, so that a later run can clear up after one that was killed.
-#
-# Everything made for a verification carries its maker: boot, PID namespace, pid and start time. Only what
-# this very kernel says is dead counts as left over; a maker in another PID namespace can't be judged from
-# here.
+# The maker of a container or an image of gpunode's, so that a later run can remove those of a killed one.
+# Everything that a verification creates has its maker as a label: boot, PID namespace, pid and start time. It
+# counts as left over only if this kernel shows that the maker has ended; a maker in another PID namespace
+# can't be judged.
 
 RUN_LABEL = "gpunode.run"
 MAKER_LABEL = "gpunode.maker"
@@ -161,19 +160,19 @@ def maker(host: Host) -> str:
 
 
 def labels(host: Host) -> dict[str, str]:
-    """What a container or an image of this run carries."""
+    """The labels of a container or an image of this run."""
     return {**OURS, MAKER_LABEL: maker(host)}
 
 
 def maker_of_image(reference: str) -> str:
-    """The maker in the name of an image of ours, ``gpunode.local/WHAT:...MAKER-TOKEN``; "" for any other."""
+    """The maker in an image's name, ``gpunode.local/WHAT:...MAKER-TOKEN``; "" for other images."""
     names = "|".join(map(re.escape, (VERIFICATION, STAND_IN)))
     found = re.fullmatch(rf"(?:{names}):(?:[0-9a-f]+-)?({_MAKER})-[0-9a-f]+", reference, re.ASCII)
     return found[1] if found else ""
 
 
 def is_dead(host: Host, who: str) -> bool:
-    """Whether that maker surely runs no more."""
+    """Whether that maker has certainly ended."""
     if not re.fullmatch(_MAKER, who, re.ASCII):
         return False
     boot, namespace, pid, start = who.split("-")
@@ -200,7 +199,7 @@ def _namespace(host: Host) -> str:
 
 
 def _start(stat: str) -> str:
-    """The 22nd field; counting starts behind the name, which may hold spaces and brackets."""
+    """The 22nd field; counting starts after the name, which may contain spaces and brackets."""
     fields = stat.rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else "0"
 
@@ -213,14 +212,13 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class ContainerRequest:
-    """What to run and where. Without `image` it is the vector-add program, in an image made from this node.
+    """What to run and on which engine.
 
-    `engine` is one of `ENGINES`; a distribution's name means the containerd that it brings.
-
-    `argv` replaces the image's command and keeps its entry point, which for the image made here is Python.
-    An `image` must be on the node. `timeout` counts seconds from the program's start. `socket` and `config`
-    say which daemon, if not the system's own. With `cdi` the GPUs come by CDI even where the engine has the
-    handler `runtime_name`.
+    Without `image` it is the vector-add program, in an image made from this node. `engine` is one of
+    `ENGINES`; a distribution's name means the containerd that it runs. `argv` replaces the image's command
+    and keeps its entry point, which for the image made here is Python. An `image` must be on the node.
+    `timeout` is in seconds from the program's start. `socket` and `config` name the daemon, if not the
+    system's own. With `cdi` the GPUs come by CDI even if the engine has the handler `runtime_name`.
     """
 
     engine: str
@@ -236,9 +234,9 @@ class ContainerRequest:
 
 @dataclass(frozen=True)
 class ContainerOutcome:
-    """How the program ended; `seconds` is from the request to the end, image and clean-up included.
+    """The program's result; `seconds` is from the request to the end, image and clean-up included.
 
-    `way` is how the container was given its GPUs.
+    `way` is how the container got its GPUs.
     """
 
     exit_code: int
@@ -249,7 +247,7 @@ class ContainerOutcome:
 
 
 def first_contact(question: Callable[[], _Answer]) -> _Answer:
-    """Ask the daemon for the first time: one that can't be reached is a missing precondition."""
+    """The first request to the daemon: one that can't be reached is a missing precondition."""
     try:
         return question()
     except DaemonError as error:
@@ -261,7 +259,7 @@ def first_contact(question: Callable[[], _Answer]) -> _Answer:
 
 
 def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:
-    """Remove something on the way out; a failure is told and hides no earlier one."""
+    """Remove something at the end; a failure is reported and doesn't replace an earlier one."""
     try:
         remove()
     except GpunodeError as error:
@@ -269,7 +267,7 @@ def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:
 
 
 def new_token() -> str:
-    """What tells this run's containers and images from another's that runs at the same time."""
+    """A token that distinguishes this run's containers and images from those of concurrent runs."""
     import secrets
 
     return secrets.token_hex(4)
@@ -277,8 +275,10 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class PodRun:
-    """What became of the pod. `code` and `reason` are empty if it passed; `log` is its last lines; `seconds`
-    from its creation to its end; `removed` whether it is gone from the cluster."""
+    """The pod's result. `code` and `reason` are empty if it passed; `log` is its last lines.
+
+    `seconds` is from its creation to its end; `removed` whether it was deleted from the cluster.
+    """
 
     server: str
     namespace: str
@@ -296,8 +296,11 @@ class PodRun:
 
 @dataclass(frozen=True)
 class Verification:
-    """`data` of the envelope. `via` says how the container got its GPUs: a handler, or devices by CDI; for a
-    pod, the device plugin or a resource claim. `pod` is there on kubernetes only."""
+    """`data` of the envelope.
+
+    `via` is how the container got its GPUs: a handler, or devices by CDI; for a pod, the device plugin or a
+    resource claim. `pod` exists on kubernetes only.
+    """
 
     on: str
     devices: tuple[DeviceResult, ...]

@@ -1,7 +1,7 @@
-"""Run a program through the CRI, as the kubelet would: images in, one pod, all removed.
+"""Run a program through the CRI, as the kubelet would: import images, run one pod, remove everything.
 
-The pod has the node's network, so it needs no CNI plugin. Its sandbox needs the configured pause image; where
-that is missing, a stand-in is imported under its name and removed again.
+The pod has the node's network, so it needs no CNI plugin. Its sandbox needs the configured pause image; if
+that is missing, a substitute is imported under its name and removed again.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _SEEN_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class CriEngine:
-    """What differs between the engines that speak the CRI.
+    """The differences between the engines that support the CRI.
 
-    `bring_in` imports an archive and `take_out` removes a name from where the CRI sees images; both give what
-    they complained of, "" if nothing. `cgroup_parent` is for `cri_pods.Pod`. `pull` says how a person brings
-    an image in, with ``{image}``.
+    `bring_in` imports an archive and `take_out` removes a name from where the CRI finds images; both return
+    the error, "" if none. `cgroup_parent` is for `cri_pods.Pod`. `pull` is the user's command for pulling an
+    image, with ``{image}``.
     """
 
     cri: Cri
@@ -68,7 +68,7 @@ class CriEngine:
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """The name in text for the user."""
         return self.way.reading.title
 
 
@@ -94,7 +94,7 @@ def run_on(
             devices=engine.way.devices,
             labels=labels(host),
         )
-        # by label, and before it exists: an interrupt may come between the request and its answer
+        # by label, and before it exists: an interrupt may come between the request and its response
         cleanup.callback(clean_up, progress, "the sandbox", partial(_remove_pods, engine.cri, pod))
         with progress.step(f"run it through {engine.name}, {engine.way}"):
             code = _run_pod(host, engine, pod, request.timeout)
@@ -103,7 +103,7 @@ def run_on(
 
 
 def remove_leftovers(host: Host, cri: Cri, progress: Progress) -> None:
-    """Remove what runs left that were killed: their sandboxes, then their images with all names."""
+    """Remove what killed runs left: their sandboxes, then their images with all names."""
 
     def remove() -> None:
         for sandbox, found in cri_pods.labelled_sandboxes(cri, OURS).items():
@@ -142,7 +142,7 @@ def _remove_pods(cri: Cri, pod: cri_pods.Pod) -> None:
 
 
 class _Images:
-    """Brings images in and takes them out again when `cleanup` closes."""
+    """Imports images, and removes them when `cleanup` closes."""
 
     def __init__(
         self, host: Host, engine: CriEngine, progress: Progress, cleanup: ExitStack, tag: str
@@ -154,7 +154,7 @@ class _Images:
         self.tag = tag
 
     def require(self, reference: str) -> str:
-        """The caller's image, which must be here."""
+        """The caller's image, which must be on the node."""
         if not cri_pods.has_image(self.engine.cri, reference):
             raise PreconditionError(
                 f"{self.engine.name} holds no image {reference}, and gpunode pulls none",
@@ -173,7 +173,7 @@ class _Images:
         return reference
 
     def stand_in(self, reference: str) -> None:
-        """Something that sleeps, where the sandbox image is missing. A digest can't be stood in for."""
+        """A program that sleeps, if the sandbox image is missing. A digest can't be substituted."""
         from gpunode.runtime.verify.container import STAND_IN
         from gpunode.runtime.verify.image import pause_image
 
@@ -187,20 +187,20 @@ class _Images:
 
     @cached_property
     def files(self) -> HostFiles:
-        """This node's files, gathered once for both images."""
+        """This node's files, collected once for both images."""
         from gpunode.runtime.verify.image import assemble
 
         return assemble(self.host)
 
     @cached_property
     def names(self) -> Names:
-        """What marks both images as this run's."""
+        """The names and labels that mark both images as this run's."""
         from gpunode.runtime.verify.image import Names
 
         return Names(self.tag, labels(self.host))
 
     def bring_in(self, reference: str, archive: bytes) -> None:
-        """Import and wait until the CRI, which may learn of it by an event, knows it."""
+        """Import and wait until the CRI, which may be notified by an event, has it."""
         self.cleanup.callback(self.take_out, reference)
         failed = self.engine.bring_in(archive)
         log = f"journalctl -u {self.engine.way.reading.option} -n 50"
@@ -219,7 +219,7 @@ class _Images:
             self.progress.note(f"{reference} was not deleted: {failed}")
 
 
-# Run a program through containerd's CRI: images come in by ctr.
+# Run a program through containerd's CRI: ctr imports the images.
 
 _IMPORT_SECONDS = 120.0
 _CLIENTS = {"microk8s": ("/snap/bin/microk8s.ctr",)}  # others have it as their own subcommand
@@ -259,7 +259,7 @@ def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress)
 
 
 def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
-    """How ctr is started: the one beside the daemon, else the node's, else what a distribution has for it."""
+    """The command for ctr: the one beside the daemon, else the node's, else the distribution's."""
     beside = (daemon.binary or "").rpartition("/")[0] if daemon else ""
     manager = daemon.manager if daemon else ""
     own = _CLIENTS.get(manager, (manager, "ctr"))
@@ -269,7 +269,7 @@ def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
 
 
 def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
-    """containerd 1.6 says nothing of CDI; 1.7 to 2.2 have a switch, which later ones may leave out."""
+    """containerd 1.6 reports nothing of CDI; 1.7 to 2.2 have a switch, which later ones may omit."""
     enabled = status.config.get("enableCDI")
     directories = status.config.get("cdiSpecDirs")
     found = tuple(filter(None, map(_text, directories))) if isinstance(directories, list) else ()
@@ -279,7 +279,7 @@ def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
 
 
 def _pause_name(host: Host, status: CriStatus, daemon: Daemon | None) -> str:
-    """The sandbox image's name: containerd 1.x tells it in its status, 2.x only in its configuration."""
+    """The sandbox image's name: containerd 1.x has it in its status, 2.x only in its configuration."""
     told = _text(status.config.get("sandboxImage"))
     if told or daemon is None or daemon.binary is None:
         return told
@@ -305,7 +305,7 @@ class _Ctr:
     snapshotter: str
 
     def bring_in(self, archive: bytes) -> str:
-        """What it complained of."""
+        """Import an archive; return the error."""
         extra = ("--snapshotter", self.snapshotter) if self.snapshotter else ()
         return self._images("import", *extra, "-", stdin=archive)
 
@@ -331,7 +331,7 @@ def _table(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# Run a program through CRI-O's CRI: images come in by podman or skopeo, which share its storage.
+# Run a program through CRI-O's CRI: podman or skopeo, which share its storage, import the images.
 
 _CRIO_IMPORT_SECONDS = 120.0
 
@@ -361,7 +361,7 @@ def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> Co
         engine = CriEngine(
             cri,
             way,
-            # without an importer nothing can stand in for a missing one; CRI-O then pulls it
+            # without an importer a missing one can't be substituted; CRI-O then pulls it
             pause=settings.pause if storage else "",
             cgroup_parent="",  # CRI-O has a parent of its own for either cgroup manager
             bring_in=importer.bring_in,
@@ -373,7 +373,7 @@ def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> Co
 
 @dataclass(frozen=True)
 class _Settings:
-    """What of CRI-O's configuration a run needs; its own defaults where it doesn't tell."""
+    """The part of CRI-O's configuration that a run needs; its defaults if it isn't reported."""
 
     handlers: tuple[str, ...] | None = None
     directories: tuple[str, ...] = DIRECTORIES
@@ -384,7 +384,7 @@ class _Settings:
 
 
 def _settings(host: Host, socket: str, daemon: Daemon | None) -> _Settings:
-    """As the running daemon has them; from its files if it doesn't answer that question."""
+    """The running daemon's settings; those of its files if it doesn't answer that query."""
     try:
         tree = CrioApi(host, socket).config()
     except DaemonError:
@@ -406,16 +406,14 @@ def _from_files(host: Host, daemon: Daemon | None) -> _Settings:
     try:
         config = load_crio(host, daemon.config_path, drop_in_directory(daemon))
     except GpunodeError:
-        return (
-            _Settings()
-        )  # configure-runtime says what is wrong with a file; here only defaults are at stake
+        return _Settings()  # configure-runtime reports errors in a file; here only defaults depend on it
     handlers = dict.fromkeys((compiled_default(daemon.version), *config.handlers))
     directories = _strings(config.setting("runtime", "cdi_spec_dirs")) or DIRECTORIES
     return _Settings(tuple(handlers), directories, _crio_text(config.setting("image", "pause_image")))
 
 
 def _handlers(status: CriStatus, settings: _Settings, version: tuple[int, ...]) -> tuple[str, ...] | None:
-    """From the status (CRI-O 1.31 on), else from its configuration; None if neither tells."""
+    """From the status (CRI-O 1.31 on), else from its configuration; None if neither has them."""
     if status.handlers:
         return status.handlers
     return settings.handlers
@@ -431,7 +429,7 @@ class _Storage:
     place: str = ""
 
     def bring_in(self, archive: bytes) -> str:
-        """What the program complained of."""
+        """Import an archive; return the program's error."""
         if self.podman is not None:
             return self.podman.load(archive)
         names = _names_of(archive)
@@ -442,7 +440,7 @@ class _Storage:
             return next(filter(None, failures), "")
 
     def take_out(self, reference: str) -> str:
-        """Remove a name; what the program complained of."""
+        """Remove a name; return the program's error."""
         if self.podman is not None:
             return self.podman.remove_image(reference)
         done = self.host.run((self.skopeo, "delete", f"containers-storage:{self.place}{reference}"))
@@ -457,7 +455,7 @@ class _Storage:
 
 
 def _storage(host: Host, settings: _Settings) -> _Storage | None:
-    """What can put images into CRI-O's storage on this node; None if nothing can."""
+    """The program that can import images into CRI-O's storage on this node; None if none can."""
     named = (("--root", settings.root), ("--runroot", settings.runroot))
     options = [part for name, value in named if value for part in (name, value)]
     options += ["--storage-driver", settings.driver] if settings.driver else []
@@ -473,7 +471,7 @@ def _storage(host: Host, settings: _Settings) -> _Storage | None:
 
 
 def _names_of(archive: bytes) -> tuple[str, ...]:
-    """The names in an archive of ours."""
+    """The names in an archive made by gpunode."""
     import io
     import json
     import tarfile

@@ -44,7 +44,7 @@ def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> 
     with ExitStack() as cleanup:
         image = request.image or _image(host, api, way, token, progress, cleanup)
         name = f"gpunode-verify-{token}"
-        # by name, and before it exists: an interrupt may come between the request and its answer
+        # by name, and before it exists: an interrupt may come between the request and its response
         cleanup.callback(clean_up, progress, f"container {name}", partial(api.remove_container, name))
         with progress.step(f"run it through Docker, {way}"):
             code = _run_container(host, api, request, way, image, name)
@@ -65,7 +65,7 @@ def _socket(host: Host, request: ContainerRequest) -> str:
 
 
 def _way(host: Host, api: DockerApi, request: ContainerRequest) -> Way:
-    """How the container gets its GPUs; asked before anything is made, as is for the caller's image."""
+    """How the container gets its GPUs; checked before anything is made, like the caller's image."""
     info = first_contact(api.info)
     runtimes = info.get("Runtimes")
     known = tuple(sorted(runtimes)) if isinstance(runtimes, dict) else ()
@@ -79,7 +79,7 @@ def _way(host: Host, api: DockerApi, request: ContainerRequest) -> Way:
 
 
 def _reading(info: Mapping[str, Any]) -> CdiReading:
-    """Docker tells its CDI directories from 25 on, an empty list where CDI is off."""
+    """Docker reports its CDI directories from 25 on, an empty list where CDI is off."""
     version = parse_version(str(info.get("ServerVersion", "")))
     told = info.get("CDISpecDirs")
     if not isinstance(told, list):
@@ -89,7 +89,7 @@ def _reading(info: Mapping[str, Any]) -> CdiReading:
 
 
 def remove_leftovers(host: Host, api: DockerApi, progress: Progress) -> None:
-    """Remove what runs left that were killed: their containers, then their images."""
+    """Remove what killed runs left: their containers, then their images."""
 
     def remove() -> None:
         for container, found in api.labelled_containers(OURS).items():
@@ -103,7 +103,7 @@ def remove_leftovers(host: Host, api: DockerApi, progress: Progress) -> None:
 
 
 def _image(host: Host, api: DockerApi, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
-    """An image from this node, removed on the way out."""
+    """An image from this node, removed at the end."""
     from gpunode.runtime.verify.image import Names, assemble, verification_image
 
     with progress.step("make an image from this node's own files"):
@@ -136,7 +136,7 @@ def specification(
     """The body of ``POST /containers/create``; `marks` are its labels."""
     settings: dict[str, Any] = {
         "NetworkMode": "none",
-        "LogConfig": {"Type": "json-file"},  # the daemon's own default may be one that can't be read
+        "LogConfig": {"Type": "json-file"},  # the daemon's own default may be a log driver that can't be read
     }
     if way.devices:
         settings["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": list(way.devices)}]

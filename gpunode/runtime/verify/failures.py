@@ -1,4 +1,4 @@
-"""Why a container didn't start: what the engine's long chain of messages means, and what mends it."""
+"""Why a container didn't start: the meaning of the engine's long error messages, and the fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpunode.runtime.verify.container import KIND, CdiReading, Way, gpu_specs, n
 
 @dataclass(frozen=True)
 class Cause:
-    """One known failure: how it is spelled, what it means, what to run. ``{engine}`` is filled in."""
+    """One known failure: its pattern, its meaning and its fix. ``{engine}`` is filled in."""
 
     pattern: str
     code: str
@@ -110,10 +110,10 @@ CAUSES = (
 
 
 def explain(host: Host, error: DaemonError, way: Way) -> DaemonError:
-    """The same failure with its cause in front; an unknown one comes back with the way named.
+    """The same failure with its cause in front; an unknown one with how the container got its GPUs.
 
-    Where the GPUs come by CDI, the specification's files are looked at first: engines call whatever is wrong
-    with them "unresolvable".
+    Where the GPUs come by CDI, the specification's files are checked first: engines report any error in them
+    as "unresolvable".
     """
     told = error.message
     if way.devices:
@@ -131,7 +131,7 @@ def explain(host: Host, error: DaemonError, way: Way) -> DaemonError:
 
 
 def timed_out(seconds: float) -> DaemonError:
-    """The program ran longer than it was given; it has been killed."""
+    """The program exceeded its timeout and has been killed."""
     return DaemonError(
         f"the program in the container did not end within {seconds:g} s and was killed",
         hint="see whether the GPU hangs: gpunode doctor; dmesg | grep -i nvrm",
@@ -139,7 +139,7 @@ def timed_out(seconds: float) -> DaemonError:
     )
 
 
-# What is wrong with the CDI specifications when an engine can't use them: engines themselves say little.
+# Errors in the CDI specifications when an engine can't use them, because engines give few details.
 
 _LIBCUDA = "libcuda.so"
 _UNRESOLVED = "unresolvable CDI devices"
@@ -150,7 +150,7 @@ def explain_cdi(host: Host, error: DaemonError, way: Way) -> DaemonError | None:
     try:
         specs = gpu_specs(host, way.reading)
     except GpunodeError:
-        return None  # not ours to read: then the engine's own words must do
+        return None  # not readable for this user: only the engine's own message is known
     if not specs:
         none = no_specification(way.reading)
         return DaemonError(f"{none.message} ({way}): {error.message}", hint=none.hint, code=none.code)
@@ -164,7 +164,7 @@ def explain_cdi(host: Host, error: DaemonError, way: Way) -> DaemonError | None:
 
 @dataclass(frozen=True)
 class _Fault:
-    """One thing that is wrong with the files, and what mends it."""
+    """One error in the files, and its fix."""
 
     what: str
     hint: str
@@ -172,7 +172,7 @@ class _Fault:
 
 
 def _missing(host: Host, specs: Sequence[CdiSpec], said: str) -> Iterator[_Fault]:
-    """Paths of the specifications that the message names and that aren't on the node."""
+    """Paths in the specifications that the message names and that don't exist on the node."""
     for spec in specs:
         paths = (*spec.mounts, *spec.hooks, *(node.path for node in spec.nodes))
         for path in paths:
@@ -182,7 +182,7 @@ def _missing(host: Host, specs: Sequence[CdiSpec], said: str) -> Iterator[_Fault
 
 
 def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[_Fault]:
-    """Why none of these files gives the engine its devices: the first is what to tell."""
+    """Why none of these files gives the engine its devices: the first is the one to report."""
     wanted = {device.partition("=")[2] for device in way.devices}
     naming = [spec for spec in specs if wanted & set(spec.names)]
     for spec in naming or specs:

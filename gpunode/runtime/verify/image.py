@@ -1,7 +1,7 @@
 """An image made of this node's own Python and C library, so that a container can run without a registry.
 
-A child interpreter imports what the program needs and tells which files that took; those files, the shared
-objects they mapped, and the symlinks on the way to each are the whole image.
+A child interpreter imports what the program needs and reports the files it used; those files, the shared
+objects they mapped, and the symlinks to each are the whole image.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
 from gpunode.runtime.verify.container import STAND_IN, VERIFICATION
 
-# Container images as bytes: a layer from files, an archive as ``docker save`` writes it.
-#
-# ``docker load`` and ``ctr images import`` both take that format. The same input gives the same bytes: names
-# are sorted, every time is zero, every owner is root.
+# Container images as bytes: a layer from files, an archive as ``docker save`` writes it. ``docker load`` and
+# ``ctr images import`` both read that format. The same input gives the same bytes: names are sorted, every
+# time is zero, every owner is root.
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing in a layer, by its absolute path: a file, a symlink (`target`) or a directory (neither)."""
+    """One item in a layer, by its absolute path: a file, a symlink (`target`) or a directory (neither)."""
 
     data: bytes | None = None
     target: str = ""
@@ -34,7 +33,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """What runs when nobody says otherwise. `architecture` is Go's name: amd64, arm64."""
+    """What a container of the image runs by default, and labels. `architecture` is Go's: amd64, arm64."""
 
     architecture: str
     entrypoint: tuple[str, ...]
@@ -44,7 +43,7 @@ class ImageConfig:
 
 
 def layer(entries: Mapping[str, Entry]) -> bytes:
-    """An uncompressed layer tar; parents that nobody named become directories."""
+    """An uncompressed layer tar; parents that aren't in it become directories."""
     import io
     import tarfile
 
@@ -129,14 +128,14 @@ _PROBE_SECONDS = 20.0
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 # NVIDIA's libraries are linked against these names, empty since glibc 2.34 but still looked up
 _BESIDE_LIBC = ("libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1")
-# What ld.so searches by itself, by distribution. These stay out of LD_LIBRARY_PATH: a driver that is found
-# only through that variable, which images of users don't have, would make a broken set-up look proven.
+# ld.so's own search path, by distribution. These stay out of LD_LIBRARY_PATH: a driver that is found only
+# through that variable, which users' images don't have, would make a broken installation pass.
 _SEARCHED = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
 _MULTIARCH = ("x86_64-linux-gnu", "aarch64-linux-gnu", "powerpc64le-linux-gnu", "s390x-linux-gnu")
 _WRITABLE = ("/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108 - of the image
-# Imports the program and rehearses what makes Python import more as it runs: its help, a usage error, a
-# traceback. No GPU is touched. A module may be an alias of another one (collections.abc from Python 3.13 on)
-# while the import system still wants its own file.
+# Imports the program and exercises what makes Python import more as it runs: its help, a usage error, a
+# traceback. It uses no GPU. A module may be an alias of another one (collections.abc from Python 3.13 on)
+# while the import system still needs its own file.
 _PROBE = """\
 import contextlib, importlib, io, json, os, sys
 sys.path.append(sys.argv[1])
@@ -162,7 +161,7 @@ print(json.dumps({"modules": sorted(filter(None, modules)), "mapped": mapped,
                   "machine": os.uname().machine}))
 """
 _ALSO = ("ctypes", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "runpy", "signal")
-_PAUSE_PATH = "/pause"  # CRI-O starts this path in a sandbox, whatever the image says
+_PAUSE_PATH = "/pause"  # CRI-O starts this path in a sandbox, regardless of the image
 _PAUSE = """\
 #!{python} -SsB
 import signal, sys
@@ -174,7 +173,7 @@ while True:
 
 @dataclass(frozen=True)
 class HostFiles:
-    """The assembled layer. `python` is the interpreter's path in it, `libraries` where its libraries lie."""
+    """The assembled layer. `python` is the interpreter's path in it, `libraries` its libraries' paths."""
 
     content: bytes
     python: str
@@ -194,7 +193,7 @@ class _Tree:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def add(self, path: str) -> str | None:
-        """Take `path` with every symlink on the way; its real path, None if nothing is there."""
+        """Add `path` with every symlink to it; return its real path, None if it doesn't exist."""
         todo = list(reversed(PurePosixPath(path).parts[1:]))
         current = PurePosixPath("/")
         for _ in range(100):  # the kernel follows 40 links
@@ -219,7 +218,7 @@ class _Tree:
 
 
 def assemble(host: Host) -> HostFiles:
-    """Gather interpreter, libraries and program. `PreconditionError` if this Python can't be taken apart."""
+    """Collect interpreter, libraries and program. `PreconditionError` if this Python can't be copied."""
     import sys
 
     python = host.realpath(sys.executable)
@@ -323,17 +322,17 @@ def _program(host: Host) -> dict[str, Entry]:
 
 
 def _loader_files(host: Host) -> dict[str, Entry]:
-    """What images of distributions have and the hooks of NVIDIA's tools look for.
+    """Files of distributions' images that the hooks of NVIDIA's tools look for.
 
-    They run ldconfig in a container only where a cache is there already; an empty one is ignored by ld.so(8).
-    libnvidia-container takes Debian's library directory where the image looks like Debian.
+    They run ldconfig in a container only if a cache exists already; an empty one is ignored by ld.so(8).
+    libnvidia-container uses Debian's library directory if the image looks like Debian.
     """
     found = {
         "/etc/ld.so.cache": Entry(b"", mode=0o644),
         "/etc/ld.so.conf": Entry(b"include /etc/ld.so.conf.d/*.conf\n", mode=0o644),
         "/etc/ld.so.conf.d": Entry(),
     }
-    for place in _SEARCHED:  # where one is a link to another, files mounted below either must be found
+    for place in _SEARCHED:  # if one is a link to another, files mounted below either must be found
         target = host.readlink(place)
         found |= {place: Entry(target=target)} if target is not None else {}
     debian = host.read_bytes("/etc/debian_version")
@@ -342,7 +341,7 @@ def _loader_files(host: Host) -> dict[str, Entry]:
 
 @dataclass(frozen=True)
 class Names:
-    """What tells this run's images from another's: `tag` in their names, `labels` in their configuration."""
+    """Names of this run's images: `tag` in their names, `labels` in their configuration."""
 
     tag: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -351,8 +350,8 @@ class Names:
 def verification_image(files: HostFiles, names: Names, *, by_handler: bool = True) -> tuple[str, bytes]:
     """Name and archive of the image: its entry point is the interpreter, its command the program.
 
-    A runtime handler gives GPUs to containers that ask for them by NVIDIA_VISIBLE_DEVICES. Where CDI is to be
-    proven the image doesn't ask, so that an engine whose default handler is NVIDIA's can't help out.
+    A runtime handler gives GPUs to containers that set NVIDIA_VISIBLE_DEVICES. To verify CDI the image
+    doesn't set it, so that an engine with NVIDIA's handler as default can't inject them.
     """
     env = {
         **_environment(files),
@@ -367,9 +366,9 @@ def verification_image(files: HostFiles, names: Names, *, by_handler: bool = Tru
 
 
 def pause_image(files: HostFiles, reference: str, names: Names) -> bytes:
-    """A stand-in for a sandbox image: it sleeps until it is told to end, and asks for no GPU.
+    """A substitute for a sandbox image: it sleeps until it is stopped, and requests no GPU.
 
-    Its second name is ours alone, and says who brought it.
+    Its second name is only gpunode's, and contains its maker.
     """
     env = {**_environment(files), "NVIDIA_VISIBLE_DEVICES": "void"}
     config = ImageConfig(files.architecture, (_PAUSE_PATH,), (), env, names.labels)

@@ -34,7 +34,7 @@ from gpunode.runtime.verify.container import (
 )
 from gpunode.runtime.verify.failures import explain, timed_out
 
-# podman by its command line: the few calls that running one program takes. It has no daemon to ask.
+# The podman command line: the few calls for running one program. It has no daemon to query.
 
 ANSWER_SECONDS = 30.0
 _LOAD_SECONDS = 120.0
@@ -43,18 +43,18 @@ _UNKNOWN = ("image not known", "no such container", "no container with name")
 
 @dataclass(frozen=True)
 class Podman:
-    """One podman with the storage that it uses; `options` come before every subcommand."""
+    """One podman with its storage; `options` come before every subcommand."""
 
     host: Host
     binary: str
     options: tuple[str, ...] = ()
 
     def call(self, *arguments: str, timeout: float = ANSWER_SECONDS, stdin: bytes | None = None) -> Completed:
-        """Run a subcommand to its end, whatever it comes to."""
+        """Run a subcommand and return its result, also after a failure."""
         return self.host.run((self.binary, *self.options, *arguments), timeout=timeout, stdin=stdin)
 
     def complaint(self, *arguments: str, timeout: float = ANSWER_SECONDS, stdin: bytes | None = None) -> str:
-        """Run a subcommand; why it failed, "" if it didn't or if there was nothing to remove."""
+        """Run a subcommand; return the error, "" if it succeeded or there was nothing to remove."""
         done = self.call(*arguments, timeout=timeout, stdin=stdin)
         if done.timed_out:
             return f"it did not end within {timeout:g} s"
@@ -62,26 +62,26 @@ class Podman:
         return "" if done.ok or known else said(done)
 
     def load(self, archive: bytes) -> str:
-        """Bring a ``docker save`` archive in; what podman complained of."""
+        """Load a ``docker save`` archive; return podman's error."""
         return self.complaint("load", "--quiet", timeout=_LOAD_SECONDS, stdin=archive)
 
     def has_image(self, reference: str) -> bool:
-        """Whether podman holds this image; nothing is pulled. `DaemonError` if it can't tell."""
+        """Whether podman has this image; nothing is pulled. `DaemonError` if podman fails."""
         answer = self.call("image", "exists", reference)
         if answer.code not in (0, 1):  # podman-image-exists(1): 1 is no, 125 a failure of podman's own
             raise DaemonError(f"podman image exists: {said(answer)}", hint="podman info")
         return answer.ok
 
     def remove_image(self, reference: str) -> str:
-        """Remove a name and, if it was the last, the image; what podman complained of."""
+        """Remove a name and, if it was the last, the image; return podman's error."""
         return self.complaint("rmi", "--force", reference)
 
     def remove_container(self, name: str) -> str:
-        """Kill it if need be and remove it; what podman complained of."""
+        """Kill it if necessary and remove it; return podman's error."""
         return self.complaint("rm", "--force", "--ignore", "--volumes", name)
 
     def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        """Ids of the containers that carry these labels, stopped ones included, each with all its labels."""
+        """Ids of all containers with these labels, stopped ones included, each with all its labels."""
         filters = [part for item in labels.items() for part in ("--filter", "label={}={}".format(*item))]
         found = self._listing("ps", "--all", *filters, "--format", "json")
         return {
@@ -109,7 +109,7 @@ class Podman:
 
 
 def said(done: Completed) -> str:
-    """The failure in podman's words, without what it logs around them."""
+    """podman's error message, without its log lines around it."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
     return (errors or lines or [f"exit code {done.code}"])[-1]
@@ -151,7 +151,7 @@ def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> 
 
 
 def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progress: Progress) -> Way:
-    """CDI is podman's own way; a runtime of containers.conf where no specification is here."""
+    """CDI is podman's default; a runtime of containers.conf if the node has no specification."""
     try:
         config = load_podman(host)
     except GpunodeError as error:
@@ -163,7 +163,7 @@ def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progre
 
 
 def remove_leftovers(host: Host, podman: Podman, progress: Progress) -> None:
-    """Remove what runs left that were killed: their containers, then their images."""
+    """Remove what killed runs left: their containers, then their images."""
 
     def remove() -> None:
         for container, found in podman.labelled_containers(OURS).items():
@@ -183,7 +183,7 @@ def _take_out(progress: Progress, what: str, remove: partial[str]) -> None:
 
 
 def _image(podman: Podman, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
-    """An image from this node, removed on the way out."""
+    """An image from this node, removed at the end."""
     from gpunode.runtime.verify.image import Names, assemble, verification_image
 
     with progress.step("make an image from this node's own files"):
@@ -198,9 +198,9 @@ def _image(podman: Podman, way: Way, token: str, progress: Progress, cleanup: Ex
 
 
 def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name: str) -> tuple[str, ...]:
-    """``podman run`` and all that follows. No log is kept: the output comes back as it is written.
+    """``podman run`` and its arguments. No log is kept: the output is passed on as it is written.
 
-    The program does not end by SIGTERM, as no pid 1 does, so removing it waits for no time-out.
+    The program is pid 1, which ignores SIGTERM, so it is stopped without a timeout.
     """
     marks = [part for item in labels(host).items() for part in ("--label", "{}={}".format(*item))]
     given = [part for item in request.env.items() for part in ("--env", "{}={}".format(*item))]
@@ -211,7 +211,7 @@ def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name
 
 
 def _refuse_failure(host: Host, request: ContainerRequest, way: Way, done: Completed) -> None:
-    """A program may end with podman's own codes too; podman's failures begin with ``Error:``."""
+    """A program may exit with podman's own codes too; podman's failures begin with ``Error:``."""
     if done.timed_out:
         raise timed_out(request.timeout)
     if done.code in _OWN_FAILURES and "Error: " in done.stderr:

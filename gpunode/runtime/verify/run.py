@@ -1,7 +1,7 @@
 """Run one program in one container, with GPUs by a runtime handler or by CDI, and leave nothing.
 
-Docker is asked through its API, containerd and CRI-O through the CRI as the kubelet asks them, podman by its
-command line.
+Docker is used through its API, containerd and CRI-O through the CRI like the kubelet, podman by its command
+line.
 """
 
 from __future__ import annotations
