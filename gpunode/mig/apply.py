@@ -311,9 +311,10 @@ def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: 
         _do(tools, session, step, made)
 
 
-# The snapshot of the layout before a change, on disk while the run lasts: if the file exists, a run was
-# killed. The target layout is stored with it. A GPU in any state between the two was left so by that run; a
-# GPU that was given another layout since is not treated as unfinished.
+# The snapshot of the layout before a change, on disk while the run lasts: if it exists, a run was killed.
+#
+# The target layout is stored with it. A GPU in any state between the two was left so by that run; a GPU that
+# was given another layout since is not treated as unfinished.
 
 Spot = tuple[int, int, int]
 """A GPU instance by its profile's id, the first of its memory slots, and how many."""
@@ -458,9 +459,10 @@ def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
         host.remove(snapshot_path(host))
 
 
-# The record of a running `mig apply`: its start, its command, and what it has stopped. It is on disk before
-# the first service is stopped, so after a kill -9 the next run knows what is still stopped and how to
-# continue. `save` writes the layouts themselves.
+# The record of a running `mig apply`: its start, its command, and what it has stopped.
+#
+# It is on disk before the first service is stopped, so after a kill -9 the next run knows what is still
+# stopped and how to continue. `save` writes the layouts themselves.
 
 
 @dataclass(frozen=True)
@@ -566,8 +568,9 @@ class Keeper:
         )
 
 
-# The systemd unit that applies a layout at each boot, before any service that allocates GPUs starts. A reboot
-# removes the instances, and from Hopper on the mode as well (NVIDIA's MIG user guide).
+# The systemd unit that applies a layout at each boot, before any service that allocates GPUs starts.
+#
+# A reboot removes the instances, and from Hopper on the mode as well (NVIDIA's MIG user guide).
 
 UNIT = "gpunode-mig.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"

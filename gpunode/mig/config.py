@@ -397,9 +397,10 @@ def _against(wish: Wish, mode_only: bool) -> str:
     return f"has no profile {' or '.join(unknown)}; it has {offered(gpu)}" if unknown else ""
 
 
-# The present layouts as a configuration of mig-parted: one entry per group of GPUs with the same layout. It
-# matches ``nvidia-mig-parted export`` (v0.15): a GPU without MIG support counts as one with MIG off; the mode
-# is the current one; a GPU instance without a compute instance is not a device; filters name device and
+# The present layouts as a configuration of mig-parted: one entry per group of GPUs with one layout. Pure.
+#
+# It matches ``nvidia-mig-parted export`` (v0.15): a GPU without MIG support counts as one with MIG off; the
+# mode is the current one; a GPU instance without a compute instance is not a device; filters name device and
 # vendor.
 
 Key = tuple[bool, tuple[tuple[str, int], ...]]

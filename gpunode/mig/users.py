@@ -157,7 +157,7 @@ def _of(
 
 
 def _used(plan: GpuPlan, gi: int | None, ci: int | None) -> str:
-    """What the process with these instances open uses of those to destroy; empty for none."""
+    """The device to destroy that a process with these instances open uses; empty for none."""
     gpu = plan.gpu
     if plan.changes_mode:
         return f"GPU {gpu.index}" + (", which must be reset" if plan.reset != "none" else "")
@@ -466,10 +466,11 @@ def _gone(argv: Sequence[str], answer: Completed) -> bool:
     return answer.code == 5 if argv[0] == "systemctl" else "no such container" in answer.stderr.lower()
 
 
-# gpunode's own services, which keep NVML open: they close it while GPUs are reset, and then read again. Both
-# are requested by a signal (docs/health.md), in a pod as on the node: this node sees the processes of all its
-# containers. Any process can imitate gpunode's command line, so gpunode signals a process, or expects it to
-# close NVML, only if its unit identifies it, or its pid and start time are in its own status file.
+# gpunode's own services, which keep NVML open: they close it while GPUs are reset, and then read again.
+#
+# Both are requested by a signal (docs/health.md), in a pod as on the node: this node sees the processes of
+# all its containers. Any process can imitate gpunode's command line, so gpunode signals a process, or expects
+# it to close NVML, only if its unit identifies it, or its pid and start time are in its own status file.
 
 _CLOSE_SECONDS = 20.0  # usually two; more if the driver responds slowly
 _CHILD = "gpunode.gpu.sentinel"

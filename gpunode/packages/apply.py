@@ -147,7 +147,7 @@ class _Work:
 
     @contextmanager
     def _whole(self, command: Command) -> Iterator[None]:
-        """Run a command without interruption; a signal prints at once what it will do."""
+        """Run a command without interruption; a signal only prints what happens after its end."""
 
         def report(name: str) -> None:
             then = "rolling back the changes"

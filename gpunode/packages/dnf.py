@@ -120,7 +120,7 @@ class Dnf:
     def lock_files(self) -> tuple[str, ...]:
         """The files of rpm and of dnf's metadata.
 
-        Where dnf records its process itself it waits with its own message.
+        Where dnf records its process itself, it also waits itself and prints its own message.
         """
         return (
             "/var/lib/rpm/.rpm.lock",
@@ -180,8 +180,8 @@ class Dnf:
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         """Without repositories, since files are meant for machines without a network.
 
-        An older file is a downgrade because it is named. dnf 5 fails on ``--disablerepo=*`` where no
-        repository is configured.
+        An older file needs the verb ``downgrade``. dnf 5 fails on ``--disablerepo=*`` where no repository is
+        configured.
         """
         alone = "--setopt=reposdir=/dev/null" if self.program == "dnf5" else "--disablerepo=*"
         return self._change("downgrade" if downgrade else "install", alone, *paths)

@@ -263,10 +263,7 @@ def _hint(whole: Iterable[str]) -> str:
 
 
 def is_downgrade(manager: Manager, states: States, files: Sequence[PackageFile]) -> bool:
-    """Whether a file is older than the installed version.
-
-    apt is allowed to downgrade if the versions differ.
-    """
+    """Whether a file is older than the installed version; for apt any different version counts."""
     pairs = [(states[one.name].installed, one.version) for one in files if states[one.name].installed]
     if manager.name == "apt":
         return any(installed != version for installed, version in pairs)

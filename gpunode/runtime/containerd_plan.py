@@ -300,9 +300,10 @@ def _spell_out_runc(runtimes: Tree, effective: Tree | None, systemd_cgroup: bool
         runc.setdefault("options", {})["SystemdCgroup"] = True
 
 
-# Drop-ins that NVIDIA's tools generated: copies of the CRI section that hide the main file's. They are kept
-# as long as they have the right runtime, with a note about what they hide. `replaced` replaces them if the
-# user requested that.
+# Drop-ins that NVIDIA's tools generated: copies of the CRI section that hide the main file's.
+#
+# They are kept as long as they have the right runtime, with a note about what they hide. `replaced` replaces
+# them if the user requested that.
 
 _SHOWN = 5
 Copies = Mapping[str, GeneratedCopy]
@@ -407,8 +408,7 @@ def _in_force(found: Copies) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# Removing runtimes from containerd's files, whether gpunode added them or not. Pure functions over their
-# text.
+# Removing runtimes from containerd's files, from any author. Pure functions over their text.
 
 Texts = Mapping[str, str | None]
 # whether the files with these new texts mean the same to containerd; None if it can't be run

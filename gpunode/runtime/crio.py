@@ -111,10 +111,11 @@ def only_nvidias(file: CrioFile) -> bool:
     return bool(handlers or default) and alone and named and all(is_nvidias(*one) for one in handlers.items())
 
 
-# Plans for CRI-O's files. Pure functions over their text; crio.py reads, validates and queries. Handlers are
-# written to one drop-in that has nothing else. Other files are edited only if they would override it: a later
-# one that defines the same handler, and NVIDIA's own leftovers, which CRI-O loads regardless of their names
-# (``99-nvidia.conf`` of the GPU operator, ``99-nvidia.toml.bak``).
+# Plans for CRI-O's files. Pure functions over their text; crio.py reads, validates and queries.
+#
+# Handlers are written to one drop-in that has nothing else. Other files are edited only if they would
+# override it: a later one that defines the same handler, and NVIDIA's own leftovers, which CRI-O loads
+# regardless of their names (``99-nvidia.conf`` of the GPU operator, ``99-nvidia.toml.bak``).
 
 DROP_IN_NAME = "99-nvidia.toml"
 _LEFTOVER = "99-nvidia"

@@ -107,9 +107,9 @@ def _drop_in(host: Host, daemon: Daemon, config_home: str) -> FileEdit:
 def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None:
     """`PreconditionError` if root would change a user's rootless Docker.
 
-    By a file of that user's, or because there is no other Docker. Root would leave files that the user can't
-    change, and can't reach the user's systemd. A process that is merely called dockerd blocks nothing for
-    root: neither the system's Docker while that is stopped, nor a file that isn't the user's.
+    That is so with a file of that user's, or if there is no other Docker. Root would leave files that the
+    user can't change, and can't reach the user's systemd. A process that is merely called dockerd blocks
+    nothing for root: neither the system's Docker while that is stopped, nor a file that isn't the user's.
     """
     if host.live and not host.is_root:
         return

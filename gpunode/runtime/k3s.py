@@ -60,8 +60,7 @@ def found_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict
 def _was_there(host: Host, daemon: Daemon, path: str) -> bool:
     """Whether a program was installed before the running containerd was started."""
     found = host.stat(path)
-    # a package keeps the build time of its files as mtime: only the inode's change time shows the
-    # installation
+    # a package keeps the build time of its files: only the inode's change time shows the installation
     return found is not None and daemon.process is not None and found.st_ctime < daemon.process.started
 
 
@@ -87,11 +86,12 @@ def _path(host: Host, daemon: Daemon) -> str:
     return own.decode("utf-8", "replace") or _DEFAULT_PATH
 
 
-# The Go template from which k3s and rke2 render containerd's file, as text. Pure functions. It isn't TOML, so
-# it isn't parsed: gpunode's tables are at its end between two comment lines. Those of a handler that the
-# distribution may later find by itself are rendered only if it doesn't: a duplicate table would keep its
-# containerd from starting, however long afterwards the toolkit is installed. The conditions are in comments,
-# so that gpunode's part is TOML before and after rendering.
+# The Go template from which k3s and rke2 render containerd's file, as text. Pure functions.
+#
+# It isn't TOML, so it isn't parsed: gpunode's tables are at its end between two comment lines. Those of a
+# handler that the distribution may later find by itself are rendered only if it doesn't: a duplicate table
+# would keep its containerd from starting, however long afterwards the toolkit is installed. The conditions
+# are in comments, so that gpunode's part is TOML before and after rendering.
 
 BEGIN = "# gpunode: what follows is written by gpunode configure-runtime"
 END = "# gpunode: end"

@@ -140,6 +140,7 @@ def rewriting(path: str) -> str:
 
 
 # The maker of a container or an image of gpunode's, so that a later run can remove those of a killed one.
+#
 # Everything that a verification creates has its maker as a label: boot, PID namespace, pid and start time. It
 # counts as left over only if this kernel shows that the maker has ended; a maker in another PID namespace
 # can't be judged.

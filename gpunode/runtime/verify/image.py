@@ -17,9 +17,10 @@ from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
 from gpunode.runtime.verify.container import STAND_IN, VERIFICATION
 
-# Container images as bytes: a layer from files, an archive as ``docker save`` writes it. ``docker load`` and
-# ``ctr images import`` both read that format. The same input gives the same bytes: names are sorted, every
-# time is zero, every owner is root.
+# Container images as bytes: a layer from files, an archive as ``docker save`` writes it.
+#
+# ``docker load`` and ``ctr images import`` both read that format. The same input gives the same bytes: names
+# are sorted, every time is zero, every owner is root.
 
 
 @dataclass(frozen=True)
