@@ -1,13 +1,14 @@
 """MIG through an open NVML: typed calls that read and change instances, and the layouts of all GPUs.
 
-What reads instances needs root or read access to the capability mig/monitor, what changes them root or
-mig/config; setting the mode needs root. NO_PERMISSION without.
+Reading instances needs root or read access to the capability mig/monitor, changing them root or mig/config;
+setting the mode needs root. Without these rights NVML returns NO_PERMISSION.
 
-As a child process it serves `session.MigSession`. It begins with ``{"ready": true}``, or ``{"error": {"code":
-9, "message": "..."}}`` if NVML does not open. Questions are ``{"do": "layouts"}``, ``{"do": "set-mode",
-"uuid": U, "on": true}``, ``{"do": "create-gpu-instance", "uuid": U, "profile": ID, "at": [START, SIZE]}``
-(without `at` the driver chooses), and so on as `_ACTIONS` has them. Answers are ``{"done": {...}}`` or
-``{"error": {"code": ..., "message": ..., "what": "GPU 0, GPU instance 3"}}``. It ends with its input.
+As a child process it serves `session.MigSession`. Its first line is ``{"ready": true}``, or ``{"error":
+{"code": 9, "message": "..."}}`` if NVML does not open. Requests are ``{"do": "layouts"}``, ``{"do":
+"set-mode", "uuid": U, "on": true}``, ``{"do": "create-gpu-instance", "uuid": U, "profile": ID, "at": [START,
+SIZE]}`` (without `at` the driver chooses), and the others in `_ACTIONS`. Responses are ``{"done": {...}}`` or
+``{"error": {"code": ..., "message": ..., "what": "GPU 0, GPU instance 3"}}``. It exits at the end of its
+input.
 """
 
 from __future__ import annotations
