@@ -400,7 +400,7 @@ def make(host: Host, content: Content, progress: Progress) -> Built:
 class CdiSpec:
     """`data` of the envelope. `path` is empty for stdout, where `action` is empty too; `spec` is the content.
 
-    `hooks` tells whether the specification needs NVIDIA's hook program when a container starts.
+    `hooks` is whether the specification needs NVIDIA's hook program when a container starts.
     """
 
     path: str
@@ -625,7 +625,7 @@ def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
 
 
 def _settle(host: Host, again: bool) -> None:
-    """Let udev read what is there now; with `again` enable units whose files were there already."""
+    """Let udev read what is there now; with `again` enable units that have their files already."""
     if again:
         UnitChanges(enable=refresh.UNITS).after_files(host)
     if host.live and host.which("udevadm"):

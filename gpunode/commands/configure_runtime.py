@@ -74,7 +74,7 @@ def run(
             lambda: _companions(host, engines, units=not request.no_restart) if cdi else NONE
         )
         users = tuple(name_of_daemon(engine.daemon) for engine in engines) if cdi else ()
-        # the entry that brings the files tells whom they are for: an engine that needs no change has none
+        # the entry that creates the files names their engines: an engine that needs no change has none
         intents = []
         for number, engine in enumerate(engines):
             wanted, notes = _wanted(engine, name, path, also, set_as_default, cdi, replace_others)
@@ -178,7 +178,7 @@ def _wanted(
 
 
 def _require_programs(engine: Engine, wanted: Wanted) -> None:
-    """An engine with a runtime that isn't there fails every container that asks for it."""
+    """An engine with a missing runtime fails every container that requests it."""
     for handler in wanted.handlers:
         if engine.host.which(handler.path) is None:
             if "/" not in handler.path or handler.path == engine.program:

@@ -83,7 +83,7 @@ def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
-    """Where a path of the machine lies; one that leaves the root or leads through `links` is refused."""
+    """Location of a path of the machine; one that leaves the root or leads through `links` is refused."""
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts:
         raise ConfigError(f"{path!r} is no absolute path inside the machine")
@@ -96,8 +96,8 @@ def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
 
 # The demo's machine: 8 x H100, Debian 12, docker and containerd as their packages leave them, a kubelet.
 #
-# It is a recorded machine like any other (docs/recorded-machines.md), only written by hand. `Daemons` stands
-# in for the two engines when they are told to read their files again: nothing runs behind a recorded socket.
+# It is a recorded machine like any other (docs/recorded-machines.md), only written manually. `Daemons`
+# replaces the two engines when they are reloaded: no daemon listens on a recorded socket.
 
 DRIVER = "580.173.02"
 KERNEL = "6.1.0-37-amd64"

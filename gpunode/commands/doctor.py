@@ -63,7 +63,7 @@ def _in_container(engine: str, progress: Progress, host: Host, uuid: str) -> Tri
 
 
 _TOP = ("/proc", "/sys", "/etc")  # every machine has them, mounted or recorded
-_ABOUT_SECONDS = 8.0  # an engine that tells its version by its program alone is given five
+_ABOUT_SECONDS = 8.0  # an engine that reports its version only by its program gets five
 EVERYTHING = Selection()
 NO_QUESTIONS = Questions()
 
@@ -115,7 +115,7 @@ def run(
 
 
 def node_of(host: Host, questions: Questions, progress: Progress) -> Node:
-    """The node, with what the checks are asked and what a deep one may run on it. `PreconditionError` for a
+    """The node, with what the checks need and what a deep one may run on it. `PreconditionError` for a
     root directory that isn't a machine's."""
     missing = [name for name in _TOP if _lacks(host, name)]
     if missing and not host.live:
@@ -135,7 +135,7 @@ def _lacks(host: Host, directory: str) -> bool:
 
 
 def _about(node: Node) -> dict[str, Any]:
-    """Of the node itself. Checks that weren't wanted haven't asked for all of it, and any of it may hang."""
+    """Of the node itself. Checks that weren't selected haven't read all of it, and any of it may hang."""
     with Patience(node.host, _ABOUT_SECONDS) as patience:
         return describe(node, patience.ask)
 
@@ -233,7 +233,7 @@ doctor_app = typer.Typer(rich_markup_mode=None)
 
 
 class Preflight(StrEnum):
-    """What `doctor --preflight` clears the way for."""
+    """What `doctor --preflight` checks the prerequisites of."""
 
     DOCKER = "docker"
     CONTAINERD = "containerd"

@@ -85,7 +85,7 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
 
 
 def _models(reports: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """PCI ids to names, from every node that knows one: a node whose NVML is silent has the same GPUs."""
+    """PCI ids to names, from every node that knows one: a node without NVML's answer has the same GPUs."""
     found = {}
     for report in reports:
         node = report["data"].get("node")
@@ -124,7 +124,7 @@ def _text(value: Any) -> str:
 
 
 def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is compared, each as text; an empty one is told as none."""
+    """What is compared, each as text; an empty one is shown as none."""
     yield "driver", _text(node.get("driver")) or "none"
     yield "toolkit", _text(node.get("toolkit")) or "none"
     engines: dict[str, list[str]] = {}
@@ -149,7 +149,7 @@ def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
 
 
 def _named(members: Sequence[Member]) -> list[Member]:
-    """Two nodes of one name, or without any, are told apart by their files."""
+    """Two nodes of one name, or without any, are distinguished by their files."""
     from dataclasses import replace
 
     names = [one.name for one in members]

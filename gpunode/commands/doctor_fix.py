@@ -1,4 +1,4 @@
-"""`gpunode doctor --fix`: the plan that mends what was found, and with --apply the part that is safe."""
+"""`gpunode doctor --fix`: the plan that fixes the findings, and with --apply its safe part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WAYS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left:
+    """Result of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left:
     then `message` says why.
 
     `journal` is the entry that undoes its files, empty if it wrote none.

@@ -183,7 +183,7 @@ def build_wish(
 
 
 def show_plan(host: Host, wish: Wish, progress: Progress) -> Result:
-    """Plan and change nothing; kind DriverPlan. What stands in the way is part of it, and no error."""
+    """Plan and change nothing; kind DriverPlan. Obstacles are part of it, and no error."""
     check(wish)  # before anything is said to be looked at
     with progress.step("looking at the GPUs, the kernel and the packages"):
         plan = made(host, wish)[1]
@@ -259,7 +259,7 @@ def data_of(plan: DriverPlan) -> PlanData:
 
 
 def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
-    """The plan for people; without `refusals` where errors tell them."""
+    """The plan for people; without `refusals` where errors report them."""
     if plan.decisions:
         shown = plan.version or f"branch {plan.branch}"
         yield Text(f"driver {shown}, {plan.flavour} kernel module", Style.HEADING)
@@ -433,7 +433,7 @@ def _install(
 
 
 def _came(host: Host, present: frozenset[str], plan: DriverPlan) -> tuple[str, ...]:
-    """The packages that are new since `present` by this plan; a driver's, where the manager tells no more."""
+    """The packages that this plan adds to `present`; a driver's, if the manager reports no more."""
     listed = {one.name for one in plan.changes}
     new = sorted(frozenset(read_packages(host).installed) - present)
     return tuple(one for one in new if one in listed or (not listed and any(word in one for word in _OURS)))

@@ -1,4 +1,4 @@
-"""`gpunode gpus`: the inventory, as NVML tells it."""
+"""`gpunode gpus`: the inventory, as NVML reports it."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _block(lines: tuple[EntryLine, ...], directory: str) -> Text | Table:
         return Text(f"nothing was changed yet: {directory} has no entries")
     rows = tuple(
         (
-            one.id,  # which tells when and what
+            one.id,  # which shows the time and the operation
             one.engine or "-",
             ", ".join(one.files),
             Cell("yes", Style.GOOD) if one.rollback else Cell(f"no: {one.reason}", Style.DIM),
@@ -442,8 +442,7 @@ def _of_files(manifest: Mapping[str, Any], changes: tuple[Change, ...]) -> Runti
 def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:
     """Whether the daemon has the runtime, and it as default, just as it did then.
 
-    A daemon that had not read its files then may also have become what they say. True if nobody could ask
-    it then.
+    A daemon that had not read its files then may also match them by now. True if it couldn't be queried then.
     """
     before = manifest.get("activeBefore")
     if not isinstance(before, dict):

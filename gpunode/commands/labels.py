@@ -40,7 +40,7 @@ _SHARED = (
 
 
 def _rows() -> Iterator[Option]:
-    """The options of this command: its own, and what tells of the GPUs among the plugin's."""
+    """The options of this command: its own, and those of the plugin's that describe the GPUs."""
     by_field = {option.field: option for option in EVERY}
     sink = by_field["labels_to"]
     yield replace(sink, flags=("--to",), help="Where to publish the labels; printed if not given.")
@@ -74,8 +74,8 @@ def run(
 ) -> Result:
     """Label by what the command line says: `given`, by field of `gpunode.plugin.config.options`.
 
-    Exit 1 or 2 with every problem of the configuration. `GpunodeError` if the GPUs can't be asked, or a
-    place can't be had; what was put elsewhere before stays, and the next run goes on from there.
+    Exit 1 or 2 with every problem of the configuration. `GpunodeError` if the GPUs can't be queried, or a
+    sink isn't available; what was written to others before stays, and the next run continues from there.
     """
     origins = sources(host, given, "labels")
     resolved = origins.resolve()
@@ -178,7 +178,7 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
 
 
 class _Node:
-    """The GPUs as they are now, told by the backend of `plugin serve`, and the settings.
+    """The GPUs as they are now, reported by the backend of `plugin serve`, and the settings.
 
     A `Sink` for the backend; for the config file it is service, ledger and backend in one.
     """
@@ -190,7 +190,7 @@ class _Node:
         self._stop = Event()
         self._inventory: Inventory | None = None
         self._next = 0.0
-        self._gone = False  # nobody is there to be waited for
+        self._gone = False  # there is no backend to wait for
         self._backend: Backend | None = None
         self._thread: Thread | None = None
         self.log = log
@@ -258,7 +258,7 @@ class _Node:
             self._inventory, self._next = vfio_inventory(self._host), now + self.settings.rediscover_seconds
         return self._inventory
 
-    # --- what the backend tells ------------------------------------------------------------------------
+    # --- what the backend reports ----------------------------------------------------------------------
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
         from gpunode.plugin.model import remembered
@@ -267,14 +267,14 @@ class _Node:
         self.told()
 
     def broken(self, reason: str, sure: bool) -> None:
-        """What is there stays, unless there is no GPU, or it was asked for otherwise."""
+        """Existing labels stay, unless there is no GPU, or the settings require otherwise."""
         from gpunode.plugin.labels.make import none_there
         from gpunode.plugin.nvidia.platform import tegra_files
 
         if self.settings.vendor != "nvidia":
             return
         if sure and tegra_files(self._host):
-            self._inventory, self._gone = Inventory(""), False  # the labeller asks CUDA
+            self._inventory, self._gone = Inventory(""), False  # the labeller queries CUDA
             self.told()
         elif sure and (not self.settings.fail_on_init_error or none_there(self._host)):
             self._inventory, self._gone = None, True

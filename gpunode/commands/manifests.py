@@ -194,7 +194,7 @@ def everything(wanted: PluginSet, node: str, taint: bool, image: str, resource: 
 
 
 def uses(wanted: PluginSet) -> tuple[str, ...]:
-    """What it asks the API server for, as `manifests rbac --for` calls it."""
+    """What it requests from the API server, as `manifests rbac --for` names it."""
     by_sink = {"node": "labels", "node-feature": "node-feature"}
     return ("plugin", *(by_sink[one] for one in wanted.labels if one in by_sink))
 
@@ -273,8 +273,9 @@ def _refuse_mps_with(mps: int, config_file: str, mig: str) -> None:
 
 
 def _arguments(mig: str, cdi: bool, driver_root: str, mps: int, labels: Sequence[str]) -> tuple[str, ...]:
-    """Those of `plugin serve` that the command line asks for; what a config file says stands in it alone, or
-    an edit of it would have no effect."""
+    """Those of `plugin serve` on the command line; values of a config file stay only in the file, or an edit
+    of it would have no effect.
+    """
     return (
         *((f"--mig-strategy={mig}",) if mig else ()),
         *(("--device-list-strategy=cdi-cri",) if cdi else ()),

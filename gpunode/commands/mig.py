@@ -232,7 +232,7 @@ def look(host: Host, progress: Progress) -> Layouts:
 
 
 def unreadable(layouts: Layouts, *, placements: bool) -> Iterator[ErrorInfo]:
-    """What can't be told of the GPUs; with `placements` also where their profiles could lie."""
+    """What is unknown about the GPUs; with `placements` also where their profiles could be placed."""
     broken = [gpu for gpu in layouts.gpus if gpu.error]
     if broken:
         told = "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in broken)
@@ -349,7 +349,7 @@ def _gib(mib: int) -> str:
 
 
 def _profiles(layouts: Layouts) -> Iterator[Block]:
-    """GPUs that offer the same, with as much room left, are told of together."""
+    """GPUs that offer the same, with the same free capacity, are shown together."""
     groups: dict[tuple[object, ...], list[GpuLayout]] = {}
     for gpu in layouts.gpus:
         groups.setdefault((gpu.name, gpu.capable, gpu.current, gpu.error, gpu.profiles), []).append(gpu)
@@ -409,7 +409,7 @@ class Exported:
 def export_layouts(
     host: Host, progress: Progress, label: str = "current", format_name: str = "yaml"
 ) -> Result:
-    """Print the configuration; kind MigExport. `GpunodeError` if a GPU can't be told: half a configuration
+    """Print the configuration; kind MigExport. `GpunodeError` if a GPU can't be read: half a configuration
     would be worse than none."""
     if format_name not in FORMATS:
         raise UsageError(f"unknown format {format_name!r}", hint=f"known: {', '.join(FORMATS)}")

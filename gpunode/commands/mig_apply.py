@@ -28,7 +28,7 @@ from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
 from gpunode.output.result import Block, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.runtime.apply import engine_restart
 
-# After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and what to tell.
+# After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and the report.
 
 OPERATION = "mig-persist"
 
@@ -75,7 +75,7 @@ class Settled:
 
 
 def settle(host: Host, progress: Progress) -> Settled:
-    """Device files for new instances, and the CDI specification anew if this node has one.
+    """Device files for new instances, and a new CDI specification if this node has one.
 
     Never raises for a failure of these: the layout holds all the same.
     """
@@ -135,7 +135,7 @@ def _describe(host: Host, progress: Progress) -> str:
 
 def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
     """Before anything is changed: `PreconditionError` where no unit can do it, or another does already;
-    `ConfigError` where one of its name is somebody else's."""
+    `ConfigError` where gpunode didn't write the one with its name."""
     _edits(host, chosen)
     if not host.systemd_runs():
         raise PreconditionError(
@@ -193,7 +193,7 @@ def persist_preview(host: Host, chosen: mig_plan.Chosen) -> Iterator[Block]:
 
 
 def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
-    """Install the unit if asked for, and tell what came of it all."""
+    """Install the unit if requested, and return the result of all this."""
     notes, errors = list(done.notes), list(done.errors)
     journal, shown = "", list(_told(done))
     if boot:
@@ -310,7 +310,7 @@ def once(
     progress: Progress,
     shielded: Callable[[], AbstractContextManager[None]] = uninterrupted,
 ) -> Result:
-    """Apply, and tell it by these labels; see `run`. `shielded` lets signals wait."""
+    """Apply, and report it with these labels; see `run`. `shielded` lets signals wait."""
     require(host)
     left = apply.load_unfinished(host)
     if left is not None and left.drained.again and not apply.lives(host, left):
@@ -506,7 +506,7 @@ class _Run:
         return attempt(act, failed, self._tools.uninterrupted)
 
     def _reset(self, gpus: Sequence[GpuLayout]) -> None:
-        """By NVIDIA's own program, only these GPUs; nobody may have them open."""
+        """With NVIDIA's own program, only these GPUs; no process may have them open."""
         names = ", ".join(f"GPU {gpu.index}" for gpu in gpus)
         argv = ("nvidia-smi", "-r", "-i", ",".join(gpu.pci for gpu in gpus))
         self._room.close()
@@ -521,7 +521,7 @@ class _Run:
             raise GpunodeError(f"{' '.join(argv)}: {reason}", hint=hint, code="mig-reset")
 
 
-# What `mig apply` tells the cluster: the Node's labels, on the way and at the end.
+# What `mig apply` reports to the cluster: the Node's labels, during the run and at the end.
 
 
 class BesideAnother(PreconditionError):
@@ -531,7 +531,7 @@ class BesideAnother(PreconditionError):
 
 
 def label_command(host: Host, label: str, node: str = "") -> str:
-    """The command by which an administrator asks for a configuration."""
+    """The command by which an administrator requests a configuration."""
     name = node or host.environ.get("NODE_NAME") or "NAME"
     return shlex.join(("kubectl", "label", "--overwrite", "node", name, f"{node_labels.CONFIG}={label}"))
 
@@ -548,8 +548,8 @@ def refuse_another(host: Host, label: str) -> None:
 
 class MigLabels:
     """The labels of one run: unless they are `asked_for`, or this is a pod, no API server is queried or
-    written. `labels` are those to use, if they are known already. `told` is the state that was told last,
-    whether or not the server took it."""
+    written. `labels` are those to use, if known already. `told` is the state that was sent last,
+    even if the server refused it."""
 
     def __init__(
         self,
@@ -581,7 +581,7 @@ class MigLabels:
         return tuple(part for pair in pairs if pair[1] for part in pair)
 
     def asked(self) -> str:
-        """The configuration that the Node asks for, if any."""
+        """The configuration that the Node requests, if any."""
         if not self._on:
             return ""
         self._label = self._connected().asked(self._host, self._progress)
@@ -599,8 +599,9 @@ class MigLabels:
 
     @contextmanager
     def refusals(self, label: str) -> Iterator[None]:
-        """What fails before anything was told changes no label, for they are still true; but where the Node
-        asks for this very configuration its state becomes failed."""
+        """A failure before the first report changes no label, for they are still true; but if the Node
+        requests this configuration its state becomes failed.
+        """
         self._label = label
         try:
             yield

@@ -25,10 +25,10 @@ from gpunode.plugin.labels.watch import LogProgress
 from gpunode.plugin.logfmt import Log, OnChange, open_log
 from gpunode.plugin.service import Systemd
 
-# What is asked for by the Node's label and the file, what was done about it, and when to look again.
+# What the Node's label and the file request, what was done about it, and when to check again.
 #
-# The Node is asked every ten seconds, which takes no other rights than `mig apply` has; what is done then is
-# `mig apply`. What was refused or has failed isn't tried again by itself, unless what was in its way is gone.
+# The Node is read every ten seconds, which needs no other rights than `mig apply` has; a change runs `mig
+# apply`. What was refused or has failed isn't retried, unless its obstacle is gone.
 
 ASK_SECONDS = 10.0  # one GET of one Node
 SETTLE_SECONDS = 0.2  # a half-written file isn't taken
@@ -38,7 +38,7 @@ LOCKED = "locked"
 
 
 class Follower:
-    """What is asked for, what was done about it, and when to look again.
+    """What is requested, what was done about it, and when to check again.
 
     `interruptible` is a context in which a signal that ends us is raised (True) or waits (False).
     """
@@ -59,7 +59,7 @@ class Follower:
         self._say = OnChange(log)
         self.file = str(Path(request.config_file).absolute())
         self.label, self.said, self.passes = "", "", 0
-        self._known = False  # whether the Node has told its label yet
+        self._known = False  # whether the Node's label was read yet
         self._state = ""
         self._pending: bytes | str | None = None
         self._content: bytes | str | None = None
@@ -143,7 +143,7 @@ class Follower:
         return bool(self._busy) and (hurry or now >= self._busy_at) and self._way_is_free()
 
     def _way_is_free(self) -> bool:
-        """Whether none of those is in the way any more."""
+        """Whether none of those blocks the change any more."""
         self._busy_at = self._host.monotonic() + BUSY_SECONDS
         try:
             chosen = mig_plan.choose(self.file, self.label)
@@ -175,7 +175,7 @@ class Follower:
             self._failed(error, labels)
             return
         finally:
-            self._ask_at = 0.0  # the label may be another by now, and what was told may not have been heard
+            self._ask_at = 0.0  # the label may have changed, and the last report may be lost
         self._failures, self.said = 0, labels.told
         for note in result.messages:
             self._log.info(note)
@@ -208,7 +208,7 @@ class Follower:
         )
 
     def _mend(self, now: float) -> None:
-        """The Node doesn't say what it was told: the server was away, or somebody changed it."""
+        """The Node doesn't show the state that was sent: the server was down, or a client changed it."""
         try:
             self._labels.tell(self._host, LogProgress(self._log), self.label, self.said)
         except ClusterError as error:
@@ -235,7 +235,7 @@ def _key(one: Obstacle) -> tuple[object, ...]:
 
 
 class _Told(LogProgress):
-    """The steps of a change are told, too."""
+    """The steps of a change are reported, too."""
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
@@ -243,7 +243,7 @@ class _Told(LogProgress):
         yield
 
 
-FILE_SECONDS = 2.0  # where the kernel doesn't tell of changes; a look is a read of a small file
+FILE_SECONDS = 2.0  # where the kernel doesn't report changes; each check reads a small file
 
 
 @dataclass(frozen=True)

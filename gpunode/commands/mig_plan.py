@@ -1,4 +1,6 @@
-"""`gpunode mig plan`: today's layout beside the wanted one, what goes, and who is in the way."""
+"""`gpunode mig plan`: the current layout beside the desired one, what is removed, and which processes block
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from gpunode.mig.session import MigProcess, MigSession, read_layouts
 from gpunode.mig.users import Obstacle, clients, obstacles, untold
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 
-# What `mig plan`, `apply` and `assert` share: the configuration, the GPUs, the plan, who is in the way.
+# What `mig plan`, `apply` and `assert` share: the configuration, the GPUs, the plan, the processes that block
+# it.
 
 _MAX_BYTES = 1 << 20
 _THE_NODES = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
@@ -42,7 +45,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Planned:
-    """What is there, what becomes of each GPU that the configuration names, and what to tell.
+    """The current state, what becomes of each GPU that the configuration names, and the notes.
 
     `left` is what earlier runs left half-way: those GPUs count as what they were before, and get that back
     where the configuration doesn't name them.
@@ -66,7 +69,7 @@ class Planned:
 
 def choose(path: str, label: str, asked: Callable[[], str] = str) -> Chosen:
     """Read the file (``-``: standard input) of this machine and select a label; errors name what is wrong.
-    `asked` says which, where none was given and there are several."""
+    `asked` chooses one if none was given and there are several."""
     data, config = read(path)
     selected, entries = config.select(label or (asked() if len(config.labels) > 1 else ""))
     return Chosen(config.path, selected, entries, data)
@@ -139,7 +142,7 @@ def holds(chosen: Chosen, layouts: Layouts) -> bool:
 
 
 def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:
-    """The layouts, and what NVML says runs on each GPU; a recorded machine tells no processes."""
+    """The layouts, and what NVML says runs on each GPU; a recorded machine has no processes."""
     if not host.live:
         return read_layouts(host), {}
     with MigSession(host) as session:
@@ -151,7 +154,7 @@ def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:
 def in_the_way(
     host: Host, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]]
 ) -> tuple[Obstacle, ...]:
-    """Who must end first. To be asked while no NVML of ours is open."""
+    """Processes that must end first. Call it while no NVML of ours is open."""
     node = Node(host)
     ours = {os.getpid(), os.getppid(), *clients(host, node.processes).all}
     return obstacles(node, plans, processes, frozenset(ours))
@@ -160,7 +163,7 @@ def in_the_way(
 def look_and_plan(
     host: Host, chosen: Chosen, progress: Progress, *, mode_only: bool = False
 ) -> tuple[Planned, tuple[Obstacle, ...]]:
-    """The plan for the layouts of this moment, and who is in its way; nobody where nothing is to be done."""
+    """The plan for the current layouts, and which processes block it; none if nothing is to be done."""
     with progress.step("reading the layouts"):
         layouts, processes = look(host)
     found = planned(host, chosen, layouts, mode_only=mode_only)
@@ -213,10 +216,10 @@ def _switched(node: Node) -> bool:
     try:
         return bool(node.switches)
     except GpunodeError:
-        return False  # only root may read what tells it
+        return False  # only root may read it
 
 
-# How a MIG plan looks: today beside wanted, slot by slot, the steps, and who is in the way.
+# How a MIG plan looks: current beside desired, slot by slot, the steps, and what blocks it.
 
 
 @dataclass(frozen=True)
@@ -233,7 +236,7 @@ class Piece:
 class PlannedGpu:
     """One GPU in `data`. `mode` are on and off, today and as wanted; `reset` is none, needed or unknown.
 
-    `wanted` is null where the driver tells its profiles only once MIG is on.
+    `wanted` is null where the driver reports its profiles only once MIG is on.
     """
 
     index: int
@@ -314,7 +317,7 @@ def _today(plan: GpuPlan) -> tuple[Piece, ...]:
 
 
 def blocks(data: MigPlan, busy: Sequence[Obstacle]) -> Iterator[Block]:
-    """The plan for people. GPUs with the same plan are told of together."""
+    """The plan for people. GPUs with the same plan are shown together."""
     groups: dict[tuple[object, ...], list[PlannedGpu]] = {}
     for gpu in data.gpus:
         key = (gpu.name, gpu.mode, gpu.reset, _shape(gpu.today), _shape(gpu.wanted or ()), lines(gpu.steps))
@@ -426,9 +429,9 @@ def _word(now: Piece | None, then: Piece | None, start: int) -> Cell | str:
 
 
 def told(host: Host, layouts: Layouts) -> tuple[str, ...]:
-    """Since when, what it had stopped, which GPUs it left between two layouts, and the command that goes on.
+    """Since when, what it had stopped, which GPUs it left between two layouts, and the command to continue.
 
-    Nothing while that run works, or where nothing of it stands any more. Only root may know.
+    Nothing while that run is active, or if nothing of it remains. Only root may read it.
     """
     if not host.is_root:
         return ()
@@ -470,7 +473,7 @@ def run(
 
     `config_file` is in mig-parted's form, ``-`` for standard input; `label` may be empty if it has one.
 
-    `InvalidMigConfig` for the file, `CannotBe` if this node can't have it, `MigError` if NVML doesn't tell.
+    `InvalidMigConfig` for the file, `CannotBe` if this node can't have it, `MigError` if NVML fails.
     """
     chosen = choose(config_file, label)
     found, busy = look_and_plan(host, chosen, progress, mode_only=mode_only)
@@ -486,7 +489,7 @@ def run(
     return Result("MigPlan", data, messages=notes, blocks=tuple(shown))
 
 
-# `gpunode mig assert`: whether a configuration is what this node has, as mig-parted's assert asks it.
+# `gpunode mig assert`: whether this node has a configuration, as mig-parted's assert checks it.
 
 
 @dataclass(frozen=True)

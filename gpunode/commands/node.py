@@ -248,7 +248,7 @@ def advertise(
     """Change the node's capacity and see that it becomes allocatable; kind NodeChange.
 
     `count` is a number, or auto: this machine's GPUs. `remove` takes the resource away. `force`: although
-    somebody else serves it. `wait`: seconds for the kubelet to make it allocatable.
+    another plugin serves it. `wait`: seconds for the kubelet to make it allocatable.
 
     `UsageError`, `PreconditionError` where a device plugin serves the resource, `ClusterError`. Exit 1 if it
     isn't allocatable in time.
@@ -293,7 +293,7 @@ def _unseen(data: NodeChange, error: ClusterError) -> Result:
 def _take_back(
     host: Host, progress: Progress, at: Place, resource: str, before: str | None, data: NodeChange
 ) -> None:
-    """Ctrl-C while the kubelet is waited for: the node is as it was, unless somebody changed it since."""
+    """Ctrl-C during the wait for the kubelet: the node is restored, unless it was changed since."""
     if not data.patch:
         return
     written = data.patch[-1].get("value")
@@ -370,7 +370,7 @@ def served(host: Host, resource: str) -> str:
     try:
         found = Node(host).allocatable
     except GpunodeError:
-        return ""  # the node's own record of who wrote the value is asked as well
+        return ""  # the node's own record of who wrote the value is read as well
     return found.source if found is not None and resource in found.resources else ""
 
 

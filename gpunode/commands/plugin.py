@@ -156,7 +156,7 @@ def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Re
 
 
 def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
-    """What isn't the default; `check-config` tells all, and where it comes from."""
+    """What isn't the default; `check-config` prints all, and where it comes from."""
     settings = resolved.settings
     for option in OPTIONS:
         if option.field in resolved.origins and (settings.labels.to or not option.part):
@@ -222,7 +222,7 @@ def _told(device: Device) -> dict[str, object]:
     }
 
 
-# `gpunode plugin inject`: something happens to a GPU of a simulated node; nothing else can be told so.
+# `gpunode plugin inject`: injects an event on a GPU of a simulated node; real nodes don't accept it.
 
 
 def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progress, *, timed: bool) -> Result:
@@ -268,7 +268,7 @@ _KIND = "PluginConfig"
 
 @dataclass(frozen=True)
 class _Seen:
-    """What this node would advertise, or why that can't be told."""
+    """What this node would advertise, or why that is unknown."""
 
     plan: Plan | None = None
     unknown: str = ""
@@ -278,7 +278,7 @@ class _Seen:
 def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) -> Result:
     """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong.
 
-    `file` stands for --config-file. With `foreign` (gke) it is that plugin's, and is translated.
+    `file` replaces --config-file. With `foreign` (gke) it is that plugin's, and is translated.
     """
     if foreign:
         return _translated(host, given, file, foreign)
@@ -484,7 +484,7 @@ def _translation_messages(left: tuple[Left, ...]) -> tuple[str, ...]:
 
 
 def _read(host: Host, file: str) -> bytes:
-    """The file lies on the node, or here if the path is relative, as with --config-file; - is stdin."""
+    """The file is on the node, or relative to the working directory, as with --config-file; - is stdin."""
     if file == "-":
         return sys.stdin.buffer.read(_STDIN_BYTES)
     reader = host if file.startswith("/") else Host(Path("/"), host.environ)

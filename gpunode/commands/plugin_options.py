@@ -94,7 +94,7 @@ def with_go_words(arguments: Sequence[str], options: Sequence[Option] = SERVING)
 
 
 class SettingOption(typer.core.TyperOption):
-    """One row of the table. Neither default nor variable are resolved here: their provenance is told."""
+    """One row of the table. Neither default nor variable are resolved here: their provenance is shown."""
 
     def __init__(self, row: Any, metavar: str, default: str) -> None:
         super().__init__(

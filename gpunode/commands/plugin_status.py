@@ -56,7 +56,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Source:
-    """Something that was asked. `state`: read, absent, skipped or failed; `problem` and `hint` tell why."""
+    """A source that was queried. `state`: read, absent, skipped or failed; `problem` and `hint` say why."""
 
     name: str
     path: str
@@ -67,7 +67,7 @@ class Source:
 
 @dataclass(frozen=True)
 class OwnPlugin:
-    """Our plugin as it tells of itself; see `OwnStatus`. Times are such as 2026-05-01T12:00:00Z, or empty."""
+    """Our plugin as it reports itself; see `OwnStatus`. Times are such as 2026-05-01T12:00:00Z, or empty."""
 
     state: str
     version: str
@@ -181,7 +181,7 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
 
 
 def _sockets_of(query: Query, own: OwnStatus | None) -> tuple[str, str]:
-    """The kubelet's and PodResources' sockets: as told, as our plugin uses them, or the defaults."""
+    """The kubelet's and PodResources' sockets: from the options, as our plugin uses them, or the defaults."""
     told = own.settings if own and own.current else {}
     kubelet = query.kubelet_socket or str(told.get("kubeletSocket") or KUBELET_SOCKET)
     usual = Settings.pod_resources_socket
@@ -214,7 +214,7 @@ def _inventory(
     own: OwnStatus | None,
     progress: Progress,
 ) -> Inventory | None:
-    """NVML is asked only where our plugin hasn't told everything: it takes long, and may hang."""
+    """NVML is queried only if our plugin hasn't reported everything: it is slow, and may hang."""
     if not query.nvml:
         asked.skip("nvml", "", "--no-nvml")
     elif own is not None and own.current and all(unit.index for unit in units):
@@ -248,7 +248,7 @@ def _own(own: OwnStatus) -> OwnPlugin:
 
 
 def _of_gpus(socket: PluginSocket) -> bool:
-    """Other plugins' sockets are nobody's business here; those of GPU plugins are called after the vendor."""
+    """Other plugins' sockets are irrelevant here; those of GPU plugins are named after the vendor."""
     name = PurePosixPath(socket.path).name
     return name.startswith(("nvidia", "amd", "gpu")) or "gpu" in name
 
@@ -391,7 +391,7 @@ def _rows(units: tuple[UnitStatus, ...]) -> Iterator[tuple[Cell | str, ...]]:
 
 
 def _short(device: str) -> str:
-    """The first group of a UUID tells the GPUs of a node apart; for other ids nothing."""
+    """The first group of a UUID, which distinguishes the GPUs of a node; empty for other ids."""
     found = _UUID.fullmatch(device)
     return found[1] if found else ""
 
@@ -436,7 +436,7 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
 
 
 def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[Trouble, str], list[UnitStatus]]:
-    """What is wrong, and with which GPUs: a cause that all of them share is told once."""
+    """What is wrong, and with which GPUs: a cause that all of them share is reported once."""
     found: dict[tuple[Trouble, str], list[UnitStatus]] = {}
     told = set()
     for unit in units:

@@ -1,4 +1,4 @@
-"""`gpunode report`: one file for whoever helps: what the doctor saw and found, what daemons logged."""
+"""`gpunode report`: one file for a support request: facts and findings of the doctor, and logs of daemons."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
         for unit, text in logs.items()
     }
     data = packed(name, inside, recorder.kept, beside, now)
-    # nothing of what was there is kept: a link that somebody laid in its place, a mode that lets others read
+    # nothing of what was there is kept: a link in its place, a mode that lets others read
     Host(Path("/")).write_atomic(path, data, mode=0o600, keep=False)
     told = {
         "path": path,

@@ -62,7 +62,7 @@ class Session:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def show(self, *blocks: Block) -> None:
-        """Print a part of the result now, while the command goes on. JSON and YAML come whole at the end."""
+        """Print a part of the result now, while the command runs. JSON and YAML are printed at the end."""
         from gpunode.output.render import render
         from gpunode.output.result import Result
 
@@ -182,7 +182,7 @@ def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> 
 
 @dataclass(frozen=True)
 class Form:
-    """How the outcome is told."""
+    """How the outcome is printed."""
 
     kind: str
     output: Output
@@ -266,7 +266,7 @@ def _directory_deleted() -> bool:
 
 
 def _refuse(kind: str, output: Output) -> None:
-    """Before anything is done: nobody wants a changed node and then no result."""
+    """Checked before anything is done: a changed node without a result must not happen."""
     from gpunode.errors import UsageError
 
     if output not in (Output.TABLE, *ENVELOPES) and kind not in DOCUMENTED:
@@ -274,7 +274,7 @@ def _refuse(kind: str, output: Output) -> None:
 
 
 def _write(result: Result, form: Form) -> None:
-    """Into the file that was asked for, on this machine whatever --root is."""
+    """Into the requested file, on this machine whatever --root is."""
     from gpunode.host import Host
     from gpunode.output.render import document, output_for, say
 
@@ -423,7 +423,7 @@ def _usage(error: Any, argv: Sequence[str]) -> int:
 
 
 def _asked_output(argv: Sequence[str]) -> Output:
-    """The output form, as far as a command line that didn't parse tells it."""
+    """The output form, as far as a command line that didn't parse shows it."""
     words = [os.environ.get("GPUNODE_OUTPUT", "")]
     for position, word in enumerate(argv):
         if word in ("-o", "--output"):

@@ -217,7 +217,7 @@ def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progre
 
 
 def mended_by_configuring(finding: Finding, cdi: bool) -> str:
-    """The command that mends it on the way, or why it need not be mended; empty for none of these."""
+    """The setup step that fixes it, or why it needs no fix; empty for neither."""
     mends = " && ".join(fix.command for fix in finding.fix)
     restarted = finding.id in _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
     if restarted or finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
@@ -411,9 +411,8 @@ class KubernetesSetup:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """The node that every step works on: `request` is for its engine, the kubelet's; `name` is the Node's as
-    it was asked for, empty to find it. `cluster` is None where there is no way to an API server; `offline`
-    says why."""
+    """The node that every step works on: `request` is for its engine, the kubelet's; `name` is the requested
+    Node, empty to find it. `cluster` is None if no API server is reachable; `offline` says why."""
 
     host: Host
     progress: Progress
@@ -531,7 +530,7 @@ def prepare(
 
 
 def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
-    """The cluster, or why there is none; one that was asked for and can't be had is an error."""
+    """The cluster, or why there is none; a requested one that isn't available is an error."""
     if not host.live:
         return None, "gpunode contacts no API server under --root"
     try:
@@ -591,7 +590,7 @@ def _unexplained(stopped: StepReport | None) -> ErrorInfo:
 
 
 def _doctor(at: ClusterNode) -> Step:
-    """Nothing is set up on a node whose GPUs can't work; what a later step mends doesn't count."""
+    """Nothing is set up on a node with GPUs that can't work; what a later step fixes doesn't count."""
 
     def excuse(finding: Finding) -> str:
         return excuse_for_pods(finding, at.engine, at.cdi)

@@ -68,7 +68,7 @@ _STYLES = {
 
 
 Show = Callable[..., None]
-"""Prints blocks while the command goes on; see `Session.show`."""
+"""Prints blocks while the command runs; see `Session.show`."""
 
 
 @dataclass(frozen=True)
@@ -373,8 +373,9 @@ def state(host: Host) -> UnitState | None:
 
 
 def wanted_edit(host: Host, arguments: Sequence[str]) -> FileEdit:
-    """The unit's file as it should be, with these options of `plugin serve`. One that somebody else wrote
-    stays as it is."""
+    """The unit's file as it should be, with these options of `plugin serve`. One that gpunode didn't write
+    stays unchanged.
+    """
     found = find_unit(host)
     own = found.content is None or found.ours
     return FileEdit(
@@ -383,7 +384,7 @@ def wanted_edit(host: Host, arguments: Sequence[str]) -> FileEdit:
 
 
 def own_status(host: Host) -> OwnStatus | None:
-    """What our plugin tells of itself; None if it can't be read or none has served."""
+    """What our plugin reports of itself; None if it can't be read or none has served."""
     with suppress(GpunodeError):
         return read_own_status(host, Settings.state_dir)
     return None

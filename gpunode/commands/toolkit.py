@@ -147,7 +147,7 @@ _UNREAD = "the versions are the repository's newest; which that is shows when it
 
 @dataclass(frozen=True)
 class PackageLine:
-    """One package before and after, empty where it isn't installed; `after` also where nobody knows yet."""
+    """One package before and after, empty where it isn't installed; `after` also if it is unknown yet."""
 
     name: str
     before: str
@@ -423,7 +423,7 @@ class ToolkitRemoval:
 @dataclass(frozen=True)
 class Brought:
     """What the journal says that gpunode brought: packages that were not there, whether it held them, and
-    files that were not there and are as it wrote them; `changed` are those that somebody edited since,
+    files that were not there and are as it wrote them; `changed` are those edited since,
     `aside` the new names of files that were switched off."""
 
     packages: tuple[str, ...]
@@ -476,7 +476,7 @@ def _carry_out(
     progress: Progress,
     lock_seconds: float,
 ) -> None:
-    """Packages first: while the repository is there, they can be put back."""
+    """Packages first: while the repository is there, they can be restored."""
     before = {name: states[name].installed for name in PACKAGES}
     # killed between the two, the next run must still know of the files
     context = {"filesLeft": [one.path for one in files]}

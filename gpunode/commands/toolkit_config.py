@@ -39,7 +39,7 @@ KIND = "ToolkitConfig"
 
 @dataclass(frozen=True)
 class Setting:
-    """One key in force. `value` is None for what is absent; `source` is file, default or unknown.
+    """One effective key. `value` is None for what is absent; `source` is file, default or unknown.
 
     An unknown key is one that the toolkit doesn't have. `problem` says what is wrong, empty if nothing is.
     """
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ToolkitConfig:
-    """`data` of the envelope: the settings asked for, or those that were changed."""
+    """`data` of the envelope: the requested settings, or those that were changed."""
 
     config: str
     config_source: str
@@ -89,7 +89,7 @@ def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
 
 
 def settings_in(host: Host, tree: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Every known key with what holds for it, and every other one that stands in the file."""
+    """Every known key with its effective value, and every other key in the file."""
     keys = facts.keys_for(host)
     known = tuple(_setting(key, tree) for key in keys)
     names = {key.name for key in keys}

@@ -51,8 +51,9 @@ def unconfigure(
     """Unconfigure the engines; kind RuntimeConfiguration, RuntimeConfigurations for several.
 
     Files that hold exactly what gpunode wrote become what they were, byte for byte; in others only the
-    runtimes are taken out, whoever wrote them: with ``nvidia`` go the variants that NVIDIA's own tools add.
-    With `cdi` the CDI switch goes as well, whoever set it, and the specification and units that gpunode made.
+    runtimes are removed, whichever tool wrote them: with ``nvidia`` go the variants that NVIDIA's own tools
+    add. With `cdi` the CDI switch goes as well, whichever tool set it, and the specification and units that
+    gpunode made.
     """
     check_name(name)
     names = (name, *REMOVAL_VARIANTS) if name == "nvidia" else (name,)
@@ -97,7 +98,7 @@ NOTHING_SHARED = Shared()
 def _shared(
     host: Host, journal: Journal, engines: tuple[Engine, ...], past: Sequence[Original], cdi: bool
 ) -> Shared:
-    """Removed on request, else put back as they were before these engines, unless another one needs them."""
+    """Removed on request, else restored to the state before these engines, unless another one needs them."""
     back = {edit.path: edit for original in past for edit in original.edits if edit.path in _cdi_paths(host)}
     ours = {edit.path: edit for edit in _cdi_files(host)}
     if cdi:
@@ -147,7 +148,7 @@ def _own(
     """The plan for the engine's files: as they were before, or without the runtimes."""
     ours = switched_cdi(engine, journal, names)
     edits = tuple(edit for edit in known.edits if edit.path not in _cdi_paths(engine.host))
-    if edits and (ours or not cdi):  # what was there before may have somebody else's switch
+    if edits and (ours or not cdi):  # the earlier file may have another tool's switch
         restored = replace(known, edits=edits, units=()).plan(engine, names, active)
         if _loads(engine, restored):
             return restored
@@ -172,7 +173,7 @@ def _cdi_files(host: Host) -> tuple[FileEdit, ...]:
 
 
 def _loads(engine: Engine, plan: Plan) -> bool:
-    """Whether the engine takes the files of before: a run may have mended what it refused."""
+    """Whether the engine accepts the earlier files: a run may have fixed what it refused."""
     try:
         engine.validate(plan.own, None)
     except ValidationError:

@@ -160,7 +160,7 @@ def _read(code: int, stdout: str, stderr: str) -> Answer:
 
 
 def _own_image(host: Host, request: ContainerRequest, progress: Progress) -> Result:
-    """An image's own vectoradd: all it tells is whether it passed, not on which device."""
+    """An image's own vectoradd: it reports only whether it passed, not on which device."""
     with progress.step(f"{request.image} on {request.engine}"):
         done = run_program(host, request, progress)
     if done.exit_code == 0 and _PASSED in done.stdout:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Follows the vector-add pod until it has ended, or waiting longer makes no sense.
 
-_PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds between looks; the last one goes on
+_PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds between checks; the last one repeats
 _SILENCE = 30.0  # for so long the API server may be away
 _LINES = 200  # of the log
 
@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Follower:
-    """Looks again and again, and tells every new reason for which the pod doesn't get further."""
+    """Polls the pod, and reports every new reason why it makes no progress."""
 
     def __init__(self, host: Host, cluster: Cluster, aim: Aim, progress: Progress) -> None:
         self._host, self._cluster, self._aim, self._progress = host, cluster, aim, progress
@@ -199,7 +199,7 @@ def _is_old(host: Host, pod: Json) -> bool:
 AUTO = "auto"
 _STATE_DIR = Settings.state_dir
 SECONDS = 300.0  # the sample's image is some hundred megabytes
-_GRACE = 30  # beyond our own patience the pod may live, should nobody be left to remove it
+_GRACE = 30  # time beyond our timeout that the pod may live if no process is left to remove it
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def run(
     access: Access = Access(),  # noqa: B008 - frozen
 ) -> Result:
     """Exit 1 with the reason where the pod doesn't start or pass; `ClusterError` where the API server fails.
-    Whatever happens, Ctrl-C included, the pod is removed; where it can't be, the command for it is told.
+    Whatever happens, Ctrl-C included, the pod is removed; where it can't be, the command for it is printed.
 
     `timeout`: seconds for the whole, an image's pull included. `runtime_class` is its name, empty for none,
     or auto: `runtime_name` where the cluster has a RuntimeClass of that name.
@@ -235,7 +235,7 @@ def run(
     if not timeout >= 1:
         raise UsageError("--timeout is at least 1 second")
     node_name(host, node)
-    pod = wanted_pod(image, resource, namespace)  # what can't be meant is refused before anybody is asked
+    pod = wanted_pod(image, resource, namespace)  # invalid values are refused before anything is queried
     cluster = connect(host, access)
     case = _case(host, cluster, pod, node, timeout, progress)
     handler = _runtime_class(host, cluster, runtime_class, runtime_name, progress)
@@ -347,7 +347,8 @@ def _create(host: Host, case: _Case) -> Json:
 @contextmanager
 def _removed_after(host: Host, case: _Case, progress: Progress, traces: list[str]) -> Iterator[list[str]]:
     """Collects the pod's name; whatever ends the body, the pod is removed. What stays goes into `traces`, and
-    is told at once, as an error on its way out says something else."""
+    is reported at once, as a raised error says something else.
+    """
     names: list[str] = []
     try:
         yield names
@@ -384,7 +385,7 @@ def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
         try:
             case.cluster.delete("Pod", name, case.namespace)
         except NotFound:
-            return  # somebody was faster, or the answer to a first try was lost
+            return  # another client was faster, or the answer to a first attempt was lost
 
     patiently(host, progress, ask)
 

@@ -153,8 +153,9 @@ def with_reading(mark: Mark, reading: Reading, now: float) -> Mark:
 
 
 def evidence(mark: Mark, reading: Reading) -> bool:
-    """Whether the GPU was reset since: its count of errors fell, its driver was loaded anew, or the driver
-    doesn't ask for it any more. Of `HARDWARE` only a boot tells that somebody has seen to it."""
+    """Whether the GPU was reset since: its count of errors fell, its driver was reloaded, or the driver no
+    longer requests it. For `HARDWARE` only a boot is evidence of a repair.
+    """
     fell = mark.ecc is not None and reading.ecc_volatile is not None and reading.ecc_volatile < mark.ecc
     reloaded = bool(mark.generation and reading.generation) and mark.generation != reading.generation
     if mark.kind == HARDWARE:

@@ -217,9 +217,7 @@ class PluginService:
         self._systemd.report(self.status)
 
     def _close(self, links: Links) -> None:
-        """The sockets first: a part that hangs must not leave the kubelet with sockets that no server answers
-        on.
-        """
+        """The sockets first: a part that hangs must not leave sockets that don't answer the kubelet."""
         links.close()
         for part in self._parts:
             try:

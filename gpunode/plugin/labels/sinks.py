@@ -104,7 +104,7 @@ class FeatureFile:
             try:
                 return self._put(data, labels, dry_run)
             except ConfigError:
-                if self._host.read_bytes(self._path) == data:  # nobody wrote: it is something else
+                if self._host.read_bytes(self._path) == data:  # no other write: it failed
                     raise
         return self._put(self._host.read_bytes(self._path), labels, dry_run)
 
