@@ -417,7 +417,8 @@ def generate(
     host: Host, content: Content, progress: Progress, output: str = "", format_name: str = ""
 ) -> Result:
     """Make it; kind CdiSpec. `output` is a file, empty or ``-`` for stdout; `format_name` is yaml or json,
-    else the file's name says it. A file is written in one step, and left alone if it holds the same already.
+    else the file's name says it. A file is written in one step, and left unchanged if it has the same
+    content.
 
     `GpunodeError` if the GPUs can't be described, or the file would make another one's devices unusable.
     """

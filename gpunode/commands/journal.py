@@ -403,7 +403,7 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
 def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) -> Result:
     """Restore an entry of no engine: no daemon is queried or restarted."""
     journal = Journal.of(host)
-    back = functools.cache(lambda: past(host, journal, entry))  # looked at once, under the lock
+    back = functools.cache(lambda: past(host, journal, entry))  # read once, under the lock
     did = change_files(
         host,
         "rollback",

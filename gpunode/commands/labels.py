@@ -232,7 +232,7 @@ class _Node:
         self.told()
 
     def follow(self, directory: str) -> None:
-        """It is looked at in every turn."""
+        """It is checked in every turn."""
 
     def again_within(self, seconds: float) -> None:
         """The next turn is soon enough."""

@@ -35,7 +35,7 @@ OPERATION = "mig-persist"
 
 @dataclass(frozen=True)
 class MigApplication:
-    """`data`: the plan that was carried out, and what came of it. `devices` are the MIG devices that these
+    """`data`: the plan that was applied, and its result. `devices` are the MIG devices that these
     GPUs have now, `new` those of them that weren't there before, `gone` UUIDs that no longer exist. `drained`
     is what was stopped meanwhile, `cdi` what became of the specification, `journal` undoes --persist."""
 

@@ -112,7 +112,7 @@ def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = F
 
 
 def _put_back(layouts: Layouts, wanted: Wishes, left: apply.Left) -> Iterator[GpuPlan]:
-    """Plans for GPUs that an earlier run left half-way and this one doesn't name."""
+    """Plans for GPUs that an interrupted run left and this one doesn't name."""
     named = {wish.gpu.uuid for wish in wanted.all}
     for gpu in left.half:
         now = layouts.gpu(gpu.uuid)
@@ -515,7 +515,7 @@ def assert_layout(
     """Compare; kind MigAssertion, exit 5 where it differs. Errors as `mig plan` has them.
 
     `mode_only` compares nothing but whether MIG is on; `valid_config` only reads the file. GPUs that no entry
-    names aren't looked at.
+    names are ignored.
     """
     if mode_only and valid_config:
         raise UsageError("--mode-only and --valid-config exclude each other", hint="give one of them")

@@ -132,7 +132,7 @@ def _fine(data: PluginStatus) -> bool:
 
 
 class _Asked:
-    """Collects what became of each question."""
+    """Collects the result of each query."""
 
     def __init__(self) -> None:
         self.sources: list[Source] = []

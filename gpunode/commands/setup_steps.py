@@ -244,7 +244,7 @@ def _stopper(reports: Sequence[StepReport]) -> str:
 
 
 def overview(steps: Sequence[StepReport]) -> Table:
-    """Every step with what became of it and why."""
+    """Every step with its result and the reason."""
     rows = tuple((one.name, Cell(one.state, _STYLES[one.state]), one.why) for one in steps)
     return Table(("STEP", "STATE", "WHY"), rows)
 
@@ -272,7 +272,7 @@ class ClusterObjects:
 
 
 def refuse_others(found: Sequence[Held], command: str) -> None:
-    """`ClusterError` for an object that is there and isn't what is wanted: it is left alone."""
+    """`ClusterError` for an existing object that differs: it is left unchanged."""
     for one in found:
         if one.differs:
             raise ClusterError(

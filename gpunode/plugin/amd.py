@@ -237,7 +237,7 @@ class Watch:
         sink.readings(readings)
 
     def _look(self, sink: Sink, now: float) -> float:
-        """In how many seconds to look again, if nothing changes meanwhile: news is looked at twice.
+        """Seconds until the next check, if nothing changes meanwhile: each change is checked twice.
 
         Errors are counted from what there was before the GPUs are advertised: none that a container meets is
         passed over.

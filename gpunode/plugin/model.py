@@ -515,4 +515,4 @@ class Part(Protocol):
         """Do what is due; `now` is monotonic seconds. Must not wait."""
 
     def close(self) -> None:
-        """The end: give back what was taken."""
+        """Release all resources at the end."""

@@ -3,7 +3,7 @@ kubelet.
 
 Two threads beside gRPC's own: `link` (the kubelet, our sockets, the parts, systemd) and `backend` (the GPUs).
 Only `link` must stay quick; the other may hang with a sick GPU and nothing else notices. gRPC is imported by
-the first of them, while the other starts the child that asks the driver.
+the first of them, while the other starts the child that queries the driver.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class PluginService:
     def _guard(self, task: Callable[[], None]) -> None:
         try:
             task()
-        except Exception as error:  # noqa: BLE001 - raised again by join: half a plugin must not live on
+        except Exception as error:  # noqa: BLE001 - raised again by join: half a plugin must not keep running
             self._failure = self._failure or error
             self.stop()
 
@@ -222,7 +222,7 @@ class PluginService:
         for part in self._parts:
             try:
                 part.close()
-            except Exception as error:  # noqa: BLE001 - the others have something to give back, too
+            except Exception as error:  # noqa: BLE001 - the others have resources to release, too
                 self._failure = self._failure or error
 
     # --- what the handlers ask -------------------------------------------------------------------------

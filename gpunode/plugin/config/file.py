@@ -48,7 +48,7 @@ class Reader:
     ) -> Iterator[tuple[str, int, Item]]:
         """The known keys of a mapping, in the spelling of `known`, with their line and value.
 
-        NVIDIA's plugin ignores case, but not in what it decodes by hand (`exact`). Nulls count as not given.
+        NVIDIA's plugin ignores case, but not in what it decodes itself (`exact`). Nulls count as not given.
         """
         if item.kind == "null":
             return

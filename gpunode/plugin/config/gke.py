@@ -93,8 +93,9 @@ def ordered(config: dict[str, Any]) -> dict[str, Any]:
 # GKE's gpu_config.json as our config file.
 #
 # Its format is that of GKE's device plugin (container-engine-accelerators, pkg/gpu/nvidia/manager.go): JSON
-# whose keys Go reads in any case. A file that is invalid there is ignored as a whole, with a line in a log.
-# There may also be the ConfigMap xid-config, which the plugin gets as a variable and which beats the file.
+# with keys that Go reads in any case. A file that is invalid there is ignored as a whole, with a line in a
+# log. There may also be the ConfigMap xid-config, which the plugin gets as a variable and which beats the
+# file.
 
 RESOURCE = "nvidia.com/gpu"  # GKE's plugin knows no other name
 ALWAYS_CRITICAL = 48

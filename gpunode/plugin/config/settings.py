@@ -24,7 +24,7 @@ ALL_XIDS = -1
 
 @dataclass(frozen=True)
 class NameRule:
-    """Units whose product name (`kind` gpu) or profile (`kind` mig) matches the glob get this resource name.
+    """Units with a product name (`kind` gpu) or profile (`kind` mig) that matches get this resource name.
 
     Only ``*`` is special in `pattern`. Rules are tried in order; the first match wins.
     """

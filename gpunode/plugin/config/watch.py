@@ -72,7 +72,7 @@ class Service(Protocol):
 
 
 class ConfigWatch:
-    """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: the GPUs are looked at.
+    """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: it rereads the GPUs.
 
     `last_error` says why the file as it is now isn't what we serve; empty if it is.
     """

@@ -530,11 +530,11 @@ def clear_stale(host: Host, socket: str) -> None:
     host.remove(socket)
 
 
-# The kubelet's directories: looked at without gRPC.
+# The kubelet's directories: checked without gRPC.
 
 
 def check_directory(host: Host, path: str) -> bool:
-    """Whether the directory is there. `PreconditionError` if it may not even be looked at."""
+    """Whether the directory exists. `PreconditionError` without permission to check it."""
     try:
         return is_directory(host, path)
     except Unreadable as error:

@@ -52,7 +52,7 @@ class Share:
 
 
 def counted(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that labels are about: no display card, and none that `include` or `exclude` takes away."""
+    """The GPUs that labels are about: no display card, and none that `include` or `exclude` removes."""
     found = []
     for gpu in gpus:
         units = _units(settings, gpu)
@@ -269,7 +269,7 @@ def nvidia_labels(
 
 
 def _versions(inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Driver and CUDA, under their keys of now and those of before, which many selectors still have."""
+    """Driver and CUDA, under their current keys and the old ones, which many selectors still have."""
     driver = inventory.driver_version
     major, _, rest = driver.partition(".")
     minor, _, revision = rest.partition(".")

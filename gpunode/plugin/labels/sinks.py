@@ -92,7 +92,7 @@ class FeatureFile:
         """`ConfigError` if there is something else than labels, or a symlink; `GpunodeError` if it can't be
         written.
 
-        Whoever else writes there meanwhile is taken note of: what is so already by then is left alone.
+        Concurrent writes by others are respected: what is right by then is left unchanged.
         """
         if self._host.is_symlink(self._path):  # a user who may write here could have any file overwritten
             raise ConfigError(
@@ -134,7 +134,7 @@ def _labels(path: str, data: bytes) -> dict[str, str]:
     return found
 
 
-# Labels straight onto the Node. Only keys that we set are ever changed or taken away again.
+# Labels straight onto the Node. Only keys that we set are ever changed or removed.
 #
 # An annotation of the Node lists them, ``gpunode/nvidia-labels``, as NFD keeps its own.
 
@@ -376,7 +376,7 @@ def _object(
 
 
 def _about(node: str | None, owners: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Whose it is: with owners that are gone it would be taken away, and every label with it."""
+    """Its owners: if they are gone it would be garbage-collected, and every label with it."""
     told = (" ".join(str(one.get(key)) for key in ("kind", "name", "uid")) for one in owners)
     return {_NODE: node or "", "ownerReferences": ", ".join(sorted(told))}
 

@@ -136,7 +136,9 @@ def read_line(raw: str) -> Line | None:
 
 
 class ServerWatch:
-    """Whether the daemon's MPS servers, which do the work, come up. The daemon itself lives on without."""
+    """Whether the daemon's MPS servers, which do the work, come up. The daemon itself keeps running without
+    them.
+    """
 
     _MANY = 3  # a driver under reset may well refuse one
 
@@ -255,7 +257,7 @@ class Identity:
 
     @classmethod
     def of(cls, host: Host, pid: int, gpus: tuple[str, ...]) -> Identity | None:
-        """None if there is no such process, or it may not be looked at."""
+        """None if there is no such process, or no permission to read it."""
         try:
             text = host.read_text(f"/proc/{pid}/stat") or ""
             program = host.readlink(f"/proc/{pid}/exe")

@@ -132,7 +132,7 @@ class Supervisor:
         """Whether this process has the MPS root for itself: two that keep the same daemons would fight."""
         root = root_of(settings)
         if not self._wanted and not self._keepers and not self._host.exists(root):
-            return False  # nothing to do and nothing left of before
+            return False  # nothing to do and nothing left from earlier
         if self._locked:
             return True
         if now < self._next_lock:

@@ -86,7 +86,7 @@ class NvidiaBackend:
     def _outdated(self, settings: Settings, site: Site) -> bool:
         try:
             return not still_so(self._host, settings, site)
-        except GpunodeError:  # what can't be looked at stays as it was
+        except GpunodeError:  # what can't be read stays unchanged
             return False
 
     def close(self) -> None:

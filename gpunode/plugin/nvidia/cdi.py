@@ -166,7 +166,7 @@ class HookChoice:
 
 
 def _root(roots: Roots) -> str:
-    """Below which the node's programs can be looked at."""
+    """Root directory for reading the node's programs."""
     return roots.driver_here if roots.mounted and not roots.driver else ""
 
 

@@ -111,7 +111,7 @@ def find_roots(host: Host, settings: Settings) -> Roots:
 
 
 def read_site(host: Host, settings: Settings, inventory: Inventory) -> Site:
-    """Only what these GPUs and settings ask for is looked at."""
+    """Only what these GPUs and settings require is checked."""
     mig = any(gpu.mig_enabled for gpu in inventory.gpus)
     unnumbered = any(gpu.uuid and gpu.minor is None for gpu in inventory.gpus)
     table = host.read_text(MIG_MINORS) if mig else ""
@@ -126,7 +126,7 @@ def read_site(host: Host, settings: Settings, inventory: Inventory) -> Site:
 
 
 def still_so(host: Host, settings: Settings, site: Site) -> bool:
-    """Whether what containers share is as it was; a few stat calls. MIG's table comes with the driver."""
+    """Whether what containers share is unchanged; a few stat calls. MIG's table comes with the driver."""
     return _shared(host, settings) == (site.roots, site.common)
 
 

@@ -89,7 +89,7 @@ class _Server(ThreadingHTTPServer):
             oldest = next(iter(self._opened)) if len(self._opened) >= MAX_CONNECTIONS else None
             if oldest is not None:
                 self._disconnect(oldest)
-            # a thread whose connection was closed may still be making its page
+            # a thread with a closed connection may still be rendering its page
             refuse = self._busy_threads >= 2 * MAX_CONNECTIONS
             if not refuse:
                 self._busy_threads += 1

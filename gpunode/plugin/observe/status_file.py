@@ -182,7 +182,7 @@ def _is_socket(host: Host, path: str, name: str) -> bool:
 FORMAT = 1
 _LEAST_SECONDS = 1.0
 _AGAIN_SECONDS = 30.0  # after a write that failed: the disk may have room by then
-_BUSY_SECONDS = 0.1  # until the one who writes is asked again
+_BUSY_SECONDS = 0.1  # until the writer is checked again
 _LAST_SECONDS = 1.0
 _FIRST_SECONDS = 0.2  # registration waits so long at most for a busy disk
 

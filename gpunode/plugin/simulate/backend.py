@@ -78,7 +78,7 @@ class SimulatedBackend:
             sink.event(event)
         self._tell(sink)
         sink.readings(self._node.readings)
-        self._next_look = self._host.monotonic() + _LOOK_SECONDS  # news is looked at twice, as with NVML
+        self._next_look = self._host.monotonic() + _LOOK_SECONDS  # each change is checked twice, as with NVML
 
     def _tell(self, sink: Sink) -> None:
         self._told = not self._node.driver_gone

@@ -174,7 +174,7 @@ def _entry(held: Held, numa: Mapping[str, int]) -> dict[str, Any]:
 # The kubelet's clients of device plugins, and the devices that they reported.
 #
 # As in Kubernetes 1.36 (pkg/kubelet/cm/devicemanager): one endpoint per resource name, the last one
-# registered, is allocated from, but every client goes on reading its stream, and each list replaces the
+# registered, is allocated from, but every client continues to read its stream, and each list replaces the
 # resource's devices. When a stream ends, the oldest client with the same name and socket is disconnected,
 # which marks all of the resource's devices unhealthy and its endpoint stopped, whichever plugin they came
 # from.
@@ -297,7 +297,7 @@ class Endpoints:
                 self.disconnect(endpoint.resource, endpoint.path)
 
 
-# The kubelet's plugin watcher: sockets in plugins_registry are asked what they are, and registered.
+# The kubelet's plugin watcher: it queries sockets in plugins_registry, and registers them.
 
 Identity = tuple[int, int, int]
 
