@@ -105,7 +105,8 @@ def test_purge_removes_what_is_ours_and_nothing_of_the_node(bare: Machine) -> No
 def test_the_bundle_installs_without_a_network_and_is_removed(bare: Machine) -> None:
     name = f"gpunode-{__version__}-linux-x86_64"
     # as README says: a user unpacks it, and the files are the user's
-    bare.sh(f"umask 0002 && tar -C /tmp -xzf {PACKAGES}/{name}.tar.gz", user="ada")
+    bare.sh(f"install -m 644 {PACKAGES}/{name}.tar.gz /tmp")
+    bare.sh(f"umask 0002 && tar -C /tmp -xzf /tmp/{name}.tar.gz", user="ada")
     bare.sh(f"echo 'raise SystemExit(7)' > /tmp/compileall.py; cd /tmp && umask 077 && ./{name}/install.sh")
     writable = "find /opt/gpunode ! -type l '(' ! -user root -o -perm /022 ')'"
     assert bare.sh(writable) == ""
