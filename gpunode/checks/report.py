@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from gpunode.checks.catalogue import BY_ID
-from gpunode.checks.fixes import REBOOT
+from gpunode.checks.fixes import POWER_OFF, REBOOT
 from gpunode.checks.model import LAYERS
 from gpunode.checks.runner import BY_OPTION, Selection
 from gpunode.errors import GpunodeError
@@ -59,6 +59,8 @@ def disturbance(fix: Fix) -> str:
     """What a fix disturbs; empty for nothing."""
     if fix.disruptive == "none":
         return ""
+    if fix.command == POWER_OFF.other.command:
+        return "powers the node off: it has to be switched on at its management controller (BMC)"
     known = (effect for pattern, effect in _RESTARTS if re.search(pattern, fix.command))
     return _DISTURBS.get(fix.disruptive) or next(known, "restarts a daemon")
 

@@ -3,6 +3,7 @@
 import pytest
 
 from fixtures.machines import recorded_host
+from gpunode.checks.fixes import POWER_OFF
 from gpunode.checks.report import disturbance, evidence_lines
 from gpunode.commands import doctor
 from gpunode.facts.node import Questions
@@ -37,6 +38,7 @@ def test_what_a_restart_restarts_is_read_off_the_command(command, told):
 
 def test_what_is_worse_than_a_restart_and_what_is_none():
     assert disturbance(Fix("x", disruptive="drain")) == "stops GPU work"
+    assert disturbance(POWER_OFF.other).startswith("powers the node off")
     assert disturbance(Fix("x && reboot", disruptive="reboot")) == "reboots the node"
     assert disturbance(Fix("x")) == ""
 
