@@ -147,7 +147,7 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _first(report: Report) -> Iterator[str]:
-    """The finding to fix first; its command is in the findings below."""
+    """The finding to fix first, with its command, which the findings below don't repeat."""
     cause = next((one for one in report.findings if one["id"] == report.data["first"]), None)
     if cause is None:
         return
@@ -155,6 +155,7 @@ def _first(report: Report) -> Iterator[str]:
     yield f'<section class="card first {state(cause)}" aria-labelledby="first">'
     yield '<h2 id="first">Fix first</h2>'
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
+    yield from _fixes(report, cause, {})
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         yield f'<p class="quiet">{_many(waiting, "check")} {verb} for this.</p>'
@@ -228,7 +229,11 @@ def _problem(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) 
     yield from _evidence(finding)
     if finding["why"]:
         yield f"<p>{escaped(finding['why'])}</p>"
-    yield from _fixes(report, finding, shown)
+    if finding["id"] == report.data["first"] and finding["fix"]:
+        shown[finding["fix"][0]["command"]] = finding["id"]
+        yield '<p>Fix: see <a href="#first">Fix first</a>.</p>'
+    else:
+        yield from _fixes(report, finding, shown)
     yield from _chain(report, finding["id"])
     yield from _refs(finding)
     yield "</article>"

@@ -153,7 +153,8 @@ def test_a_docker_that_does_not_accept_the_new_file_is_rolled_back(
         if verb == "restart":  # the toolkit came after docker was started
             machine.sh("touch /usr/bin/nvidia-container-runtime-hook")
         done = machine.gpunode("configure-runtime", "--runtime", "docker")
-        assert done.code == 4, done.out + done.err
+        # a reload that fails can't tell dockerd of the old file either
+        assert done.code == (4 if verb == "restart" else 1), done.out + done.err
         assert f"systemctl {verb} {DOCKER}" in done.err and said in done.err, done.err
         assert machine.sh(f"cat {DAEMON_JSON}") == daemon_json
         assert last_state(machine) == "rolled-back"

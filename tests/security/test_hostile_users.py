@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--output-file", "OUT/gpunode.prom"),
     ),
     "explain": (("pci-no-gpu",), ()),
+    "help": ((), ("doctor",), ("environment",)),
+    "version": ((), ("-o", "json")),
     "report": (("--output-file", "OUT/report.tar.gz"), ("--redact", "all", "--output-file", "OUT/r.tar.gz")),
     "status runtime": ((), ("-o", "json"), ("-v",)),
     "setup": (("--dry-run",), ("--dry-run", "--kubernetes", *_CLUSTER)),
