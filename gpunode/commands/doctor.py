@@ -259,7 +259,7 @@ IgnoreOption = Annotated[
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, too.")]
 PreflightOption = Annotated[
     Preflight | None,
-    typer.Option("--preflight", help="Check only what would block the installation of this."),
+    typer.Option("--preflight", help="Check only what would block installing this."),
 ]
 ExpectOption = Annotated[
     int | None,

@@ -75,7 +75,7 @@ def driver_plan(
     key: KeyOption = "",
     hold: HoldOption = False,
 ) -> Result:
-    """Show which driver these GPUs and this kernel need. With the reason for each choice.
+    """Show which driver these GPUs and this kernel need, and why.
 
     gpunode driver plan
 

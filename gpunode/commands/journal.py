@@ -71,9 +71,11 @@ def rollback(
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
 ) -> Result:
-    """Restore the files of a journal entry. Then the engine is restarted or reloaded.
+    """Restore the files of a journal entry, then restart or reload the engine.
 
     gpunode rollback
+
+    gpunode rollback 20261124T021435Z-configure-runtime --dry-run
     """
     return roll_back(
         session.host,

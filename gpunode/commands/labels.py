@@ -43,7 +43,8 @@ def _rows() -> Iterator[Option]:
     """The options of this command: its own, and those of the plugin's that describe the GPUs."""
     by_field = {option.field: option for option in EVERY}
     sink = by_field["labels_to"]
-    yield replace(sink, flags=("--to",), help="Where to publish the labels; printed if not given.")
+    text = "Where to publish the labels; printed if not given."
+    yield replace(sink, flags=("--to",), variables=(sink.variable,), part="labels", help=text)
     for option in EVERY:
         if option.part and option.field == "output_file":
             yield replace(option, flags=(*option.flags, "--output"))
@@ -332,10 +333,10 @@ def labels(
     ] = False,
     **given: Any,
 ) -> Result:
-    """Print or publish node labels that describe the GPUs. The labels of GPU feature discovery.
+    """Print or publish node labels that describe the GPUs. They are the labels of GPU Feature Discovery.
 
-    Shows them, or puts them where the cluster has labels from: a feature file or NodeFeature object for Node
-    Feature Discovery, or the Node itself. Takes GPU feature discovery's flags, variables and config file.
+    Prints the labels, or publishes them as a feature file or NodeFeature object for Node Feature Discovery,
+    or on the Node itself. Takes GPU Feature Discovery's flags, variables and config file.
 
     gpunode labels
 

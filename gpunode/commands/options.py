@@ -58,7 +58,9 @@ RestartCommandOption = Annotated[
         help="Command that restarts the daemon where systemd doesn't manage it.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Stop running containers without a prompt.")]
+YesOption = Annotated[
+    bool, typer.Option("-y", "--yes", help="Don't ask before running containers are stopped.")
+]
 ProgramOption = Annotated[
     str,
     typer.Option(
@@ -112,7 +114,7 @@ KubeconfigOption = Annotated[
     typer.Option(
         "--kubeconfig",
         metavar="PATH",
-        help="Kubeconfig file; kubelet uses the kubelet's. Default: KUBECONFIG, the pod's "
+        help="Kubeconfig file, or kubelet for the kubelet's own. Default: KUBECONFIG, the pod's "
         "account or ~/.kube/config.",
     ),
 ]

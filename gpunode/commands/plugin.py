@@ -52,7 +52,7 @@ plugin_app = command_group("Run and inspect the Kubernetes device plugin.")
 def plugin_serve(session: Session, **given: Any) -> Result:
     """Run the device plugin. Stays in the foreground until SIGTERM or Ctrl-C.
 
-    Takes the flags, variables and config file of NVIDIA's device plugin. SIGHUP reads the file again.
+    Takes the flags, variables and config file of NVIDIA's device plugin. On SIGHUP it reads the file again.
 
     gpunode plugin serve
 

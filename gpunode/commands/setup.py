@@ -105,9 +105,7 @@ ImageOption = Annotated[
 TestImageOption = Annotated[str, typer.Option("--test-image", metavar="REF", help="Image of the test pod.")]
 WaitOption = Annotated[
     float,
-    typer.Option(
-        "--wait", metavar="SECONDS", min=1, help="How long to wait until the kubelet reports the GPUs."
-    ),
+    typer.Option("--wait", metavar="SECONDS", min=1, help="Time limit for the kubelet to report the GPUs."),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print what each step would do; change nothing.")

@@ -255,7 +255,9 @@ class Place(StrEnum):
 
 TimeoutOption = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", min=1, help="For each device, 60; for the whole pod, 300."),
+    typer.Option(
+        "--timeout", metavar="SECONDS", min=1, help="Timeout; default: 60 for each device, 300 for a pod."
+    ),
 ]
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", metavar="NAME", help="Namespace of the pod; the context's by default.")

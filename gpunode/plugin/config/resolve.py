@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.gke import Left, Translation
-from gpunode.plugin.config.options import BY_FIELD, OPTIONS, Option
+from gpunode.plugin.config.options import BY_FIELD, LABELS_PREFIX, OPTIONS, Option
 from gpunode.plugin.config.settings import HealthSettings, LabelSettings, Settings
 from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split
 
@@ -121,11 +121,12 @@ class Sources:
 
     def given(self, option: Option) -> tuple[str, Sequence[str]] | None:
         """(origin, texts) from the command line or the environment. An empty variable is none."""
+        to = self.part == "labels" and option.field == "labels_to"  # --to of labels, --labels of the plugin
         if option.field in self.flags:
-            here = self.part == "labels" and option.field == "labels_to"
-            return "--to" if here else option.flags[0], self.flags[option.field]
-        own = [f"GFD_{name}" for name in option.variables] if self.part == "labels" else []
-        for name in (option.variable, *own, *option.variables):
+            return "--to" if to else option.flags[0], self.flags[option.field]
+        own = [f"{LABELS_PREFIX}TO"] if to else []
+        theirs = [f"GFD_{name}" for name in option.variables] if self.part == "labels" else []
+        for name in (*own, option.variable, *theirs, *option.variables):
             if text := self.host.environ.get(name, ""):
                 return name, [text]
         return None

@@ -102,6 +102,9 @@ def test_flags_variables_and_file_of_the_other_tool(node: StubNode, tmp_path: Pa
     assert found["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-SHARED"
     first = values(labels(node, GFD_CONFIG_FILE=str(config), GFD_MIG_STRATEGY="none", MIG_STRATEGY="single"))
     assert "nvidia.com/mig.strategy" not in first
+    for name in ("GPUNODE_LABELS_TO", "GPUNODE_PLUGIN_SERVE_LABELS"):
+        refused = labels(node, **{name: "nowhere"})
+        assert refused.code == 2 and name in refused.err and "nowhere" in refused.err, refused.err
     go = values(labels(node, "-oneshot", "-no-timestamp", "-mig-strategy=single"))
     assert "nvidia.com/gfd.timestamp" not in go
     assert go["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-INVALID"
