@@ -158,12 +158,28 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(
     port, log = web
     threads = threading.active_count()
     with ExitStack() as stack:
-        for _ in range(5):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(5)
+        ]
+        for client in clients:
             client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
-        assert eventually(lambda: threading.active_count() > threads, 60)
+        for client in clients:
+            assert client.recv(1) == b"H"  # it is served
         assert eventually(lambda: threading.active_count() <= threads, 60)
+        for client in clients:
+            assert rest_of(client) < 64 << 20
     assert log.lines == []
+
+
+def rest_of(connection: socket.socket) -> int:
+    """How many bytes come before the server's end of the connection."""
+    count = 0
+    try:
+        while more := connection.recv(1 << 20):
+            count += len(more)
+    except ConnectionResetError:
+        pass
+    return count
 
 
 def test_who_goes_away_in_the_middle_is_no_news(web) -> None:
