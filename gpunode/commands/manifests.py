@@ -440,7 +440,7 @@ def manifests_all(
     ] = "",
     resource: ResourceOption = "",
 ) -> Result:
-    """Print all objects in the order for kubectl apply: RuntimeClass, account, plugin, pod.
+    """Print all objects: RuntimeClass, account, plugin, pod.
 
     gpunode manifests all --image registry.example.com/gpunode:1.0 | kubectl apply -f -
     """
