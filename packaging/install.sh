@@ -33,7 +33,7 @@ mkdir -p /opt
 rm -rf /opt/gpunode.new
 cp -R "$here/opt/gpunode" /opt/gpunode.new
 cp "$here/choose-python" /opt/gpunode.new/
-# whoever unpacked the archive owns its files, but root runs them
+# the user who unpacked the archive owns its files, but root runs them
 chown -R root:root /opt/gpunode.new
 chmod -R u=rwX,go=rX /opt/gpunode.new
 touch "/opt/gpunode.new/${mark##*/}"
