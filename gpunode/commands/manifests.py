@@ -571,7 +571,7 @@ def manifests_vector_add(
     node: Annotated[str, typer.Option("--node", metavar="NAME", help="Run on this node only.")] = "",
     runtime_class: ClassOption = "nvidia",
 ) -> Result:
-    """Print the vector-add pod. gpunode verify --on kubernetes runs it and tells what became of it.
+    """Print the vector-add pod. gpunode verify --on kubernetes runs it and reports the result.
 
     gpunode manifests vector-add --node gpu-1 | kubectl apply -f -
     """

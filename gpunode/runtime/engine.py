@@ -182,7 +182,8 @@ class Request:
     """`runtimes` are the engines to change, ``auto`` for the installed one.
 
     `config`, `drop_in_config` and `socket` are the files and the daemon, if not the engine's own.
-    `restart_command` is the user's own, for a node where systemd doesn't run the daemon.
+    `restart_command` is the user's own, for a node where systemd doesn't run the daemon. Without `yes`,
+    `confirm` asks the user before containers are stopped.
     """
 
     runtimes: tuple[str, ...] = ("auto",)
@@ -199,15 +200,15 @@ class Request:
     configures: bool = False
 
     def agreed(self, question: str) -> bool:
-        """Refusals of a change, before the first byte is written."""
+        """Whether the user accepts this, by `--yes` or an answer; a dry run asks nothing."""
         return self.yes or (not self.dry_run and self.confirm(question))
 
 
-# `ConfigError` or `PreconditionError` if the files can't be written or the daemon can't be restarted.
+# Refusals of a change, before the first byte is written.
 
 
 def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restarter, request: Request) -> None:
-    """`ConfigError` or `PreconditionError` if the files can't be written or the daemon not be restarted."""
+    """`ConfigError` or `PreconditionError` if the files can't be written or the daemon can't be restarted."""
     for edit in plan.changed if engine.host.is_root or not request.dry_run else ():
         _refuse_unwritable(engine.host, edit.path)
     if plan.confirm and not request.agreed(f"{plan.confirm}. Continue?"):
