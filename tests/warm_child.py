@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import pynvml  # noqa: F401  each child has it already
 
-from gpunode.gpu import sentinel  # noqa: F401  each child has it already
+from gpunode.gpu import nvml_watcher  # noqa: F401  each child has it already
 from gpunode.gpu.child import module_argv
 from gpunode.host.process import LineChild
 from gpunode.mig import nvml  # noqa: F401  each child has it already

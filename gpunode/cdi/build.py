@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpunode.cdi.driver_files import DriverFiles, read_driver_files
-from gpunode.cdi.hooks import HookProgram, ask_hooks, find_hooks, hooks_for, link_hook
+from gpunode.cdi.hooks import HookProgram, find_hooks, hooks_for, link_hook, query_hooks
 from gpunode.cdi.nodes import (
     CONTROL,
     NodeFacts,
@@ -147,7 +147,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Device:
     """One GPU or MIG device: its place (``3`` or ``3:1``), its UUID, its device files, its GPU's address."""
 
     place: str
@@ -164,7 +164,7 @@ def build(
     no version that has what is needed.
     """
     notes: list[str] = []
-    found = tuple(_found(inventory, nodes, notes, form.whole))
+    found = tuple(_readable_devices(inventory, nodes, notes, form.whole))
     if not found:
         raise GpunodeError(
             "there is no GPU to describe: " + ("; ".join(notes) or "NVML lists none"),
@@ -202,7 +202,9 @@ def _strategies(form: Form) -> tuple[tuple[str, ...], str]:
 # --- devices --------------------------------------------------------------------------------------------
 
 
-def _found(inventory: Inventory, facts: NodeFacts, notes: list[str], whole: bool) -> Iterator[_Found]:
+def _readable_devices(
+    inventory: Inventory, facts: NodeFacts, notes: list[str], whole: bool
+) -> Iterator[_Device]:
     """GPUs in NVML's order, MIG devices in place of a GPU that is cut up; `notes` say what is left out."""
     for gpu in inventory.gpus:
         node = gpu_node(gpu, facts)
@@ -216,16 +218,16 @@ def _found(inventory: Inventory, facts: NodeFacts, notes: list[str], whole: bool
         elif gpu.mig_enabled and whole:
             caps = (path for mig in gpu.mig for path in mig_nodes(gpu, mig, facts) or ())
             paths = (node, *(path for path in caps if path in facts.present), *facts.drm.get(gpu.pci, ()))
-            yield _Found(str(gpu.index), gpu.uuid, paths, gpu.pci)
+            yield _Device(str(gpu.index), gpu.uuid, paths, gpu.pci)
         elif gpu.mig_enabled and not gpu.mig:
             notes.append(f"GPU {gpu.index} is left out: MIG is on and holds no device")
         elif gpu.mig_enabled:
             yield from _mig_devices(gpu, node, facts, notes)
         else:
-            yield _Found(str(gpu.index), gpu.uuid, (node, *facts.drm.get(gpu.pci, ())), gpu.pci)
+            yield _Device(str(gpu.index), gpu.uuid, (node, *facts.drm.get(gpu.pci, ())), gpu.pci)
 
 
-def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Iterator[_Found]:
+def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Iterator[_Device]:
     for mig in sorted(gpu.mig, key=lambda device: device.index):
         place = f"{gpu.index}:{mig.index}"
         caps = mig_nodes(gpu, mig, facts)
@@ -239,7 +241,7 @@ def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Ite
                 f"MIG device {place} is left out: {', '.join(missing)} does not exist (run nvidia-smi)"
             )
         else:
-            yield _Found(place, mig.uuid, (node, *caps, *_mig_drm(gpu, mig, facts)), gpu.pci, mig=True)
+            yield _Device(place, mig.uuid, (node, *caps, *_mig_drm(gpu, mig, facts)), gpu.pci, mig=True)
 
 
 def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
@@ -248,7 +250,7 @@ def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
 
 
 def _devices(
-    found: tuple[_Found, ...],
+    found: tuple[_Device, ...],
     names: tuple[str, ...],
     facts: NodeFacts,
     hooks: HookProgram | None,
@@ -271,14 +273,14 @@ def _devices(
         yield Device("all", _edits(found, facts, hooks, groups))
 
 
-def _edits(devices: tuple[_Found, ...], facts: NodeFacts, hooks: HookProgram | None, groups: bool) -> Edits:
+def _edits(devices: tuple[_Device, ...], facts: NodeFacts, hooks: HookProgram | None, groups: bool) -> Edits:
     nodes = (facts.present[path] for device in devices for path in device.nodes)
     links = sorted({link for device in devices for link in _by_path(device)}, key=natural)
     edits = device_edits(nodes, facts.dev_root, groups=groups)
     return replace(edits, hooks=link_hook(hooks, links) if hooks else ())
 
 
-def _by_path(device: _Found) -> Iterator[str]:
+def _by_path(device: _Device) -> Iterator[str]:
     """udev's names for DRM nodes (60-drm.rules), which a container has no udev for."""
     for path in device.nodes:
         if path.startswith("/dev/dri/"):
@@ -287,7 +289,7 @@ def _by_path(device: _Found) -> Iterator[str]:
             yield f"../{name}::/dev/dri/by-path/pci-{device.pci}-{kind}"
 
 
-def _name(device: _Found, kind: str) -> str:
+def _name(device: _Device, kind: str) -> str:
     if kind == UUID:
         return device.uuid
     prefix = ("mig" if device.mig else "gpu") if kind == TYPE_INDEX else ""
@@ -345,7 +347,7 @@ def _hooks(host: Host, sources: Sources) -> HookProgram | None:
     if sources.hooks != "auto":
         return None
     path = sources.hook_path
-    program = ask_hooks(host, path) if path else find_hooks(host)
+    program = query_hooks(host, path) if path else find_hooks(host)
     if path and program is None:
         raise PreconditionError(
             f"{path} is no hook program of NVIDIA's: it doesn't list the hook update-ldcache",

@@ -43,13 +43,13 @@ def find_hooks(host: Host) -> HookProgram | None:
     """
     for name in ("nvidia-cdi-hook", "nvidia-ctk"):
         path = hook_program(host, name)
-        found = ask_hooks(host, path) if path else None
+        found = query_hooks(host, path) if path else None
         if found is not None:
             return found
     return None
 
 
-def ask_hooks(host: Host, path: str, root: str = "") -> HookProgram | None:
+def query_hooks(host: Host, path: str, root: str = "") -> HookProgram | None:
     """The hooks of the program at `path`, which this process sees below `root`; None as above.
 
     One that bears nvidia-ctk's name has them behind the word ``hook``.
@@ -78,13 +78,13 @@ def commands_in(text: str) -> frozenset[str]:
 
 def hooks_for(program: HookProgram, files: DriverFiles, folders: tuple[str, ...]) -> tuple[Hook, ...]:
     """NVIDIA's hooks in NVIDIA's order, those that the program has."""
-    wanted: tuple[tuple[str, tuple[str, ...]], ...] = (
+    desired: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("enable-cuda-compat", (f"--host-driver-version={files.version}",)),
         ("update-ldcache", (*_ldconfig(program), *(word for one in folders for word in ("--folder", one)))),
         ("disable-device-node-modification", ()),
         ("update-application-profile", ()),
     )
-    rest = (_hook(program, name, arguments) for name, arguments in wanted if name in program.known)
+    rest = (_hook(program, name, arguments) for name, arguments in desired if name in program.known)
     return (*link_hook(program, _links(files)), *rest)
 
 

@@ -132,8 +132,8 @@ def files(host: Host, directories: Iterable[str] = ()) -> tuple[tuple[str, bytes
 
 def _systemd_release(host: Host) -> int:
     """Such as 252; an unknown version counts as a new one."""
-    told = re.match(r"systemd (\d{1,5})", host.run(["systemctl", "--version"], timeout=5.0).stdout)
-    return int(told[1]) if told else _RESTARTS_ONESHOT
+    match = re.match(r"systemd (\d{1,5})", host.run(["systemctl", "--version"], timeout=5.0).stdout)
+    return int(match[1]) if match else _RESTARTS_ONESHOT
 
 
 def program(host: Host) -> str:

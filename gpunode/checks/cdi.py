@@ -427,7 +427,7 @@ def cdi_spec_missing(node: Node) -> Verdict:
     """These engines find GPUs only through this file. Without it, they report 'unresolvable CDI devices'."""
     if any(spec.serves_gpus for spec in node.cdi_specs) or _own_kind(node):
         return ok("a CDI specification for GPUs exists")
-    asked = _asked(node)
+    asked = _cdi_users(node)
     if not asked:
         return skip("no CDI specification for GPUs exists, and no engine here needs one")
     unit = node.units.get(_SERVICE)
@@ -445,7 +445,7 @@ def _own_kind(node: Node) -> bool:
     return any(spec.kind == kind and spec.devices for spec in vendor_specs(node.host, directories))
 
 
-def _asked(node: Node) -> list[Evidence]:
+def _cdi_users(node: Node) -> list[Evidence]:
     """What gets GPUs only through CDI on this node."""
     settings = node.toolkit_settings
     if settings.value(MODE) == "cdi":
@@ -526,8 +526,8 @@ def cdi_perms(node: Node) -> Verdict:
         return skip("no rootless engine runs here; only root reads the CDI specifications")
     for spec in specs:
         directory = spec.path.rpartition("/")[0]
-        wanted = ((directory, 0o005), (spec.path, 0o004))
-        modes = [(path, mode_of(node.host, path), bits) for path, bits in wanted]
+        desired = ((directory, 0o005), (spec.path, 0o004))
+        modes = [(path, mode_of(node.host, path), bits) for path, bits in desired]
         closed = [(path, mode) for path, mode, bits in modes if mode is not None and mode & bits != bits]
         if closed:
             evidence = (seen(path, f"mode {mode:04o}") for path, mode in closed)

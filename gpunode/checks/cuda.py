@@ -19,8 +19,8 @@ from gpunode.facts.cuda import (
     makes_code_for,
     newest_of,
     release,
+    requested_release,
     run_cuda,
-    wanted_release,
 )
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.images import Image, Search, sample_cuda
@@ -46,26 +46,26 @@ OTHER_RELEASE = fixes.everywhere("gpunode doctor --cuda 12.9", needs_root=False)
 
 
 def newer_driver(
-    node: Node, wanted: tuple[int, int] | None = None, other: Callable[[str], Fix] = other_release
+    node: Node, requested: tuple[int, int] | None = None, other: Callable[[str], Fix] = other_release
 ) -> Fix:
     """Install a driver of a newer branch. If none supports these GPUs or the requested CUDA, return the
     result of `other` for the last CUDA release that they support."""
     known = inventory(node)
-    for gpu in known.gpus if known and wanted else ():
-        if wanted and makes_code_for(wanted, gpu.compute_capability) == "dropped":
+    for gpu in known.gpus if known and requested else ():
+        if requested and makes_code_for(requested, gpu.compute_capability) == "dropped":
             return other(last_for(gpu.compute_capability))
     if TRAITS["operator-driver"].holds(node):
         return Fix("kubectl edit clusterpolicies.nvidia.com", False, "drain")
-    branch = _branch_above(node, wanted)
+    branch = _branch_above(node, requested)
     offered = newest_of(node.driver_version)
     if not branch and offered:
         return other(f"{offered[0]}.{offered[1]}")
     return driver_packages.install_driver(node, branch)
 
 
-def _branch_above(node: Node, wanted: tuple[int, int] | None) -> int:
+def _branch_above(node: Node, requested: tuple[int, int] | None) -> int:
     """The branch to upgrade to; 0 if no newer one supports these GPUs."""
-    known = release(wanted) if wanted else None
+    known = release(requested) if requested else None
     above = driver.branch(node.driver_version) + 1
     least = max(above, driver.branch(known.minimum) if known else 0)
     last = driver_packages.last_branch(node)
@@ -130,8 +130,8 @@ def _requirements(node: Node, judged: tuple[Judged, ...]) -> Verdict:
     first = wrong[0]
     evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_here(node))
     asked = first.text.split(" ")[0].replace(",", " and ")
-    wanted = wanted_release(node)
-    fix = newer_driver(node, wanted.release if wanted else None, other_image)
+    requested = requested_release(node)
+    fix = newer_driver(node, requested.release if requested else None, other_image)
     if len(wrong) == len(judged) or first.gpu is None:
         return fail(f"{reference} requires {asked}, which this node doesn't meet", *evidence, fix=fix)
     name = f"GPU {first.gpu.index} ({first.gpu.name})"
@@ -284,20 +284,20 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
     with error 222, 'the provided PTX was compiled with an unsupported toolchain': JIT compilers and libraries
     without code for this GPU fail, other programs run.
     """
-    wanted, here = wanted_release(node), driver_cuda(node)
-    if wanted is None or here is None:
-        return skip(_NO_RELEASE if wanted is None else "the driver doesn't report its CUDA version")
-    known = releases.release(wanted.release)
+    requested, here = requested_release(node), driver_cuda(node)
+    if requested is None or here is None:
+        return skip(_NO_RELEASE if requested is None else "the driver doesn't report its CUDA version")
+    known = releases.release(requested.release)
     offers = f"{here[0]}.{here[1]}"
-    if wanted.release <= here:
-        return ok(f"the driver supports CUDA {offers} and can compile the PTX of {wanted}")
-    if known is None or wanted.release[0] != here[0]:
-        return skip(f"CUDA {wanted} has a different major release than the driver's {offers}")
+    if requested.release <= here:
+        return ok(f"the driver supports CUDA {offers} and can compile the PTX of {requested}")
+    if known is None or requested.release[0] != here[0]:
+        return skip(f"CUDA {requested} has a different major release than the driver's {offers}")
     return warn(
-        f"the driver supports CUDA {offers}: programs of CUDA {wanted} that contain only PTX don't start",
+        f"the driver supports CUDA {offers}: programs of CUDA {requested} that contain only PTX don't start",
         seen("cuDriverGetVersion", offers),
-        seen(wanted.source, str(wanted)),
-        fix=newer_driver(node, wanted.release),
+        seen(requested.source, str(requested)),
+        fix=newer_driver(node, requested.release),
     )
 
 
@@ -320,13 +320,13 @@ def no_kernel_image(node: Node) -> Verdict:
     error 209, 'no kernel image is available for execution on the device', or compiles PTX for minutes at each
     start.
     """
-    wanted, known = wanted_release(node), inventory(node)
-    if wanted is None or known is None:
-        return skip(_NO_RELEASE if wanted is None else "NVML lists no GPUs")
+    requested, known = requested_release(node), inventory(node)
+    if requested is None or known is None:
+        return skip(_NO_RELEASE if requested is None else "NVML lists no GPUs")
     if not node.questions.cuda and sample_cuda(node.questions.image):
         return skip("see vectoradd-image-arch for this image")
     found = {
-        gpu.name: (gpu.compute_capability, releases.makes_code_for(wanted.release, gpu.compute_capability))
+        gpu.name: (gpu.compute_capability, releases.makes_code_for(requested.release, gpu.compute_capability))
         for gpu in known.gpus
         if not gpu.error
     }
@@ -338,13 +338,13 @@ def no_kernel_image(node: Node) -> Verdict:
     )
     if dropped:
         last = releases.last_for(next(iter(dropped.values())))
-        what = f"CUDA {wanted} no longer supports {', '.join(dropped)}"
+        what = f"CUDA {requested} no longer supports {', '.join(dropped)}"
         return fail(what, *evidence, fix=other_release(last))
     if early:
         first = releases.first_for(next(iter(early.values())))
-        what = f"CUDA {wanted} is older than {', '.join(early)}: only programs that contain PTX run there"
+        what = f"CUDA {requested} is older than {', '.join(early)}: only programs that contain PTX run there"
         return warn(what, *evidence, fix=other_release(first))
-    return ok(f"CUDA {wanted} supports every GPU of this node")
+    return ok(f"CUDA {requested} supports every GPU of this node")
 
 
 def _last(capability: str) -> str:

@@ -437,14 +437,14 @@ def docker_not_restarted(node: Node) -> Verdict:
     config = readable(node)
     if config is None:
         return skip(UNPARSABLE)
-    wanted = programs(config)
+    desired = programs(config)
     try:
         info = node.docker_info
     except DaemonError as error:
         return skip(f"Docker doesn't report its configuration: {error.message}")
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
-    missing = sorted(set(wanted) - set(_table(info, "Runtimes")))
+    missing = sorted(set(desired) - set(_table(info, "Runtimes")))
     default = config.get("default-runtime")
     evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):

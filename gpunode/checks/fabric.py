@@ -28,7 +28,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.processes import boot_time, uptime
 from gpunode.facts.system import VM
 from gpunode.facts.traits import TRAITS
-from gpunode.gpu.condition import Condition
+from gpunode.gpu.nvml_health import Condition
 from gpunode.output.result import Evidence, Fix
 
 # GPUs beside network cards and disks: GPUDirect RDMA, GPUDirect Storage, GDRCopy.
@@ -72,18 +72,18 @@ def peermem(node: Node) -> Verdict:
         seen("/proc/modules", "nvidia_peermem is not loaded"),
         seen(fabric.INFINIBAND, ", ".join(cards[:4])),
     )
-    listed = fabric.wanted_at_boot(node.host, "nvidia-peermem")
+    listed = fabric.loaded_at_boot(node.host, "nvidia-peermem")
     shared = fabric.by_dmabuf(node.module.open if node.module else None, node.kernel)
     # a package may list it for kernels that need it; a line in /etc was added by an administrator
     if listed and (not shared or listed[0].startswith("/etc/")):
         path, line = listed
-        wanted = seen(path, "nvidia-peermem", line)
+        desired = seen(path, "nvidia-peermem", line)
         summary = "nvidia_peermem is configured to load at boot, but is not loaded"
         loader = node.units.get(_LOADER)
         if loader is None or not loader.has_failed:
-            return warn(summary, wanted, *evidence)
+            return warn(summary, desired, *evidence)
         fix = after_reading_log(_LOADER, "modprobe nvidia-peermem")
-        return warn(summary, wanted, *evidence, *seen_unit(node, _LOADER), fix=fix)
+        return warn(summary, desired, *evidence, *seen_unit(node, _LOADER), fix=fix)
     if shared:
         return ok("the open modules and this kernel share GPU memory through DMA-BUF")
     if not fabric.infiniband_ports(node.host, cards):
@@ -104,12 +104,12 @@ def peermem(node: Node) -> Verdict:
 )
 def gds_gdrcopy(node: Node) -> Verdict:
     """Without their module, programs that use cuFile or GDRCopy copy through host memory instead."""
-    wanted = tuple(fabric.installed_extras(node.host, node.kernel))
-    if not wanted:
+    desired = tuple(fabric.installed_extras(node.host, node.kernel))
+    if not desired:
         return skip("neither GPUDirect Storage nor GDRCopy is installed")
-    missing = [one for one in wanted if not fabric.loaded(node.host, one[1])]
+    missing = [one for one in desired if not fabric.loaded(node.host, one[1])]
     if not missing:
-        return ok(f"{' and '.join(name for name, _, _ in wanted)}: the module is loaded")
+        return ok(f"{' and '.join(name for name, _, _ in desired)}: the module is loaded")
     command = " && ".join(f"modprobe {module}" for _, module, _ in missing)
     return note(
         f"{' and '.join(name for name, _, _ in missing)}: the kernel module is installed but not loaded",

@@ -22,9 +22,9 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.cuda import HIDING, settings
 from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off
 from gpunode.facts.node import Node
-from gpunode.gpu.condition import Condition
 from gpunode.gpu.model import Gpu
 from gpunode.gpu.nvml import GPU_IS_LOST, NO_PERMISSION, RESET_REQUIRED
+from gpunode.gpu.nvml_health import Condition
 from gpunode.output.result import Evidence, Fix
 
 # Fixes for a GPU's condition. Whatever resets a GPU ends the work on it.

@@ -230,7 +230,7 @@ def disk_pressure(node: Node) -> Verdict:
     """Below its limits the kubelet evicts pods, deletes images and accepts no new pods (DiskPressure). CUDA
     images take 5 to 25 GB: unpacking one fails with 'no space left on device'.
     """
-    places = disk.places(node.host, dict.fromkeys(_wanted(node)))
+    places = disk.places(node.host, dict.fromkeys(_disks_in_use(node)))
     if not places:
         return skip("no data directory of an engine or a kubelet can be read")
     limits = _limits(node)
@@ -246,7 +246,7 @@ def disk_pressure(node: Node) -> Verdict:
     return ok("the disks have space for images and pods", *map(_shown, places))
 
 
-def _wanted(node: Node) -> Iterator[tuple[str, str]]:
+def _disks_in_use(node: Node) -> Iterator[tuple[str, str]]:
     """The kubelet's limits apply to its engine's disk; other disks may be as full as they are."""
     joined = node.kubelet is not None and node.kubelet.joined
     if joined:

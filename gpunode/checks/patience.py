@@ -37,7 +37,7 @@ class Patience:
     def __exit__(self, *_: object) -> None:
         self._dismiss()
 
-    def ask(self, question: Callable[[], _Answer], least: float = 0.0) -> _Answer:
+    def call(self, question: Callable[[], _Answer], least: float = 0.0) -> _Answer:
         """Return the result, or raise what `question` raises; `Stuck` if there is none in time.
 
         The limit is at least `least` seconds, even after another question has hung.

@@ -187,8 +187,8 @@ def _has_dkms(node: Node, command: str) -> bool:
 
 def _replace_dkms(node: Node, command: str) -> Fix:
     if node.distribution.id in _MODULES:
-        wanted = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
-        return _module_package(node, wanted[1] if wanted else node.kernel)
+        desired = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
+        return _module_package(node, desired[1] if desired else node.kernel)
     return driver_packages.install_driver(node)
 
 

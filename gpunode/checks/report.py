@@ -422,24 +422,24 @@ def _many(number: int, noun: str) -> str:
 
 _MODEL = "/proc/device-tree/model"  # the module's name in the device tree
 
-Ask = Callable[[Callable[[], Any]], Any]
+Call = Callable[[Callable[[], Any]], Any]
 
 
 def _at_once(read: Callable[[], Any]) -> Any:
     return read()
 
 
-def describe(node: Node, ask: Ask = _at_once) -> dict[str, Any]:
+def describe(node: Node, call: Call = _at_once) -> dict[str, Any]:
     """Name, class, distro, kernel, driver, toolkit, engines, gpus.
 
-    Unreadable values are empty. Every reading goes through `ask`; if that raises, the value counts as
+    Unreadable values are empty. Every reading goes through `call`; if that raises, the value counts as
     unreadable.
     """
 
     def known(read: Callable[[], Any], otherwise: Any = None) -> Any:
         """Reading a topic of a damaged recording or an unreadable machine must not fail the report."""
         try:
-            return ask(read)
+            return call(read)
         except (GpunodeError, OSError, ValueError, TypeError, AttributeError, LookupError):
             return otherwise
 

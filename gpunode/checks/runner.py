@@ -148,7 +148,7 @@ class _Walk:
 
     def _guarded(self, question: Callable[[], Verdict | None], least: float = 0.0) -> Verdict | None:
         try:
-            return self.patience.ask(question, least)
+            return self.patience.call(question, least)
         except Stuck as error:
             return (
                 Verdict(FindingStatus.ERROR, error.message) if error.first else skip(error.message, "hangs")

@@ -109,10 +109,10 @@ def _uninvited(node: Node) -> Iterator[Evidence]:
         container = running.get(one.id)
         if container is None or (one.namespace, one.pod) in held or _infrastructure(one.namespace):
             continue
-        wanted = environment(node.host, container.pid).get(_VISIBLE, "")
-        if wanted not in ("", "void", "none") and not _privileged(node, container.pid):
+        desired = environment(node.host, container.pid).get(_VISIBLE, "")
+        if desired not in ("", "void", "none") and not _privileged(node, container.pid):
             source = f"/proc/{container.pid}/environ"
-            yield seen(source, f"pod {one.namespace}/{one.pod}, container {one.name}: {_VISIBLE}={wanted}")
+            yield seen(source, f"pod {one.namespace}/{one.pod}, container {one.name}: {_VISIBLE}={desired}")
 
 
 def _infrastructure(namespace: str) -> bool:
@@ -233,11 +233,11 @@ DOORS_CHECKS = (
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
 
 
-def driver_upgrade(node: Node, wanted: str) -> Fix:
-    """Upgrade to release `wanted` or later; the plan keeps the current branch while it gets fixes."""
+def driver_upgrade(node: Node, desired: str) -> Fix:
+    """Upgrade to release `desired` or later; the plan keeps the current branch while it gets fixes."""
     if TRAITS["operator-driver"].holds(node):
         return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
-    if version_numbers(node.next_version) >= version_numbers(wanted):
+    if version_numbers(node.next_version) >= version_numbers(desired):
         return Fix("reboot", True, "reboot")
     return driver_packages.install_driver(node)
 

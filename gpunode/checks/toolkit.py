@@ -643,7 +643,11 @@ def _programs(node: Node, settings: Settings) -> Verdict | None:
         )
     runtimes = [str(one) for one in settings.value(RUNTIMES)]
     callers = _callers(node)
-    if not settings.line(RUNTIMES) or not callers or any(_found(node, one, callers) for one in runtimes):
+    if (
+        not settings.line(RUNTIMES)
+        or not callers
+        or any(_program_exists(node, one, callers) for one in runtimes)
+    ):
         return None
     fix = low_level(node, settings)
     return fail(f"none of {', '.join(runtimes)} exists", _at(settings, RUNTIMES, runtimes), fix=fix)
@@ -658,7 +662,7 @@ def _callers(node: Node) -> list[Daemon]:
     return [one for one in (docker, containerd) if one is not None and not one.manager]
 
 
-def _found(node: Node, program: str, callers: list[Daemon]) -> bool:
+def _program_exists(node: Node, program: str, callers: list[Daemon]) -> bool:
     """Whether one of the toolkit's low-level runtimes exists: at its path, or on a PATH by its name."""
     host = node.host
     if host.executable(program) or host.which(program):

@@ -432,7 +432,10 @@ def generate(
     refuse_conflict(found)
     action = write(host, path, data)
     notes = (*built.notes, *remarks(found))
-    blocks = (Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD), told(built))
+    blocks = (
+        Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD),
+        devices_line(built),
+    )
     return Result("CdiSpec", _data(path, action, form, built.spec), messages=notes, blocks=blocks)
 
 
@@ -474,7 +477,7 @@ def write(host: Host, path: str, data: bytes) -> str:
     return "created" if before is None else "updated"
 
 
-def told(built: Built) -> Text:
+def devices_line(built: Built) -> Text:
     """The devices in a line."""
     spec = built.spec
     given = [device.name for device in spec.devices if device.name != "all"]
@@ -546,7 +549,7 @@ def refresh_specification(
         if edit.after != edit.before:
             write(host, edit.path, data)
     changed = any(edit.after is data for edit in edits)
-    return _result(dry_run, edits, notes, *((told(built),) if changed else ()))
+    return _result(dry_run, edits, notes, *((devices_line(built),) if changed else ()))
 
 
 def _result(dry_run: bool, edits: Sequence[FileEdit], notes: tuple[str, ...], *more: Block) -> Result:

@@ -36,7 +36,7 @@ from gpunode.errors import PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.result import Progress, Result
-from gpunode.runtime.engine import Active, Engine, Handler, Plan, Request, Wanted
+from gpunode.runtime.engine import Active, DesiredConfig, Engine, Handler, Plan, Request
 from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.workflow import OPERATION, Intent, change
 
@@ -77,11 +77,11 @@ def run(
         # the entry that creates the files names their engines: an engine that needs no change has none
         intents = []
         for number, engine in enumerate(engines):
-            wanted, notes = _wanted(engine, name, path, also, set_as_default, cdi, replace_others)
+            desired, notes = _desired(engine, name, path, also, set_as_default, cdi, replace_others)
             if number == 0:
-                intents.append(_intent(engine, wanted, notes, made, users))
+                intents.append(_intent(engine, desired, notes, made, users))
             else:
-                intents.append(_intent(engine, wanted, notes, lambda: NONE, users[number : number + 1]))
+                intents.append(_intent(engine, desired, notes, lambda: NONE, users[number : number + 1]))
         return tuple(intents)
 
     return change(host, request, prepare, progress)
@@ -115,23 +115,23 @@ def _companions(host: Host, engines: tuple[Engine, ...], *, units: bool) -> Comp
 
 def _intent(
     engine: Engine,
-    wanted: Wanted,
+    desired: DesiredConfig,
     notes: tuple[str, ...],
     made: Callable[[], Companions],
     users: tuple[str, ...],
 ) -> Intent:
     def plan(active: Active | None) -> Plan:
-        own, beside = engine.plan(wanted, active), made()
+        own, beside = engine.plan(desired, active), made()
         full = own.with_beside(beside.edits, beside.units)
         return replace(full, notes=(*own.notes, *beside.notes))
 
     return Intent(
         OPERATION,
-        wanted.names,
+        desired.names,
         plan,
-        lambda active: active.has(wanted),
-        wanted,
-        require=lambda: _require_programs(engine, wanted),
+        lambda active: active.has(desired),
+        desired,
+        require=lambda: _require_programs(engine, desired),
         notes=notes,
         cdi=users,
     )
@@ -148,9 +148,9 @@ def check_name(name: str) -> None:
         raise UsageError(f"{name!r} can't be a runtime's name", hint="use letters, digits, '-', '_' and '.'")
 
 
-def _wanted(
+def _desired(
     engine: Engine, name: str, path: str, also: Sequence[str], default: bool, cdi: bool, replace_others: bool
-) -> tuple[Wanted, tuple[str, ...]]:
+) -> tuple[DesiredConfig, tuple[str, ...]]:
     """What the engine should have. With CDI and no toolkit here there is no runtime to register."""
     asked = path or default or also
     path = path or engine.program
@@ -165,7 +165,7 @@ def _wanted(
             f"{problem}, so no runtime is registered: containers get GPUs through CDI only,"
             " as in --device nvidia.com/gpu=all"
         )
-        return Wanted(cdi=True), (note,)
+        return DesiredConfig(cdi=True), (note,)
     handlers = [Handler(name, path)]
     for variant in dict.fromkeys(also):
         handlers.append(Handler(f"nvidia-{variant}", f"{path}.{variant}"))
@@ -174,17 +174,17 @@ def _wanted(
             f"the name {name} is a variant's own",
             hint="choose another: --nvidia-runtime-name nvidia",
         )
-    return Wanted(tuple(handlers), default, cdi, replace_others), ()
+    return DesiredConfig(tuple(handlers), default, cdi, replace_others), ()
 
 
-def _require_programs(engine: Engine, wanted: Wanted) -> None:
+def _require_programs(engine: Engine, desired: DesiredConfig) -> None:
     """An engine with a missing runtime fails every container that requests it."""
-    for handler in wanted.handlers:
+    for handler in desired.handlers:
         if engine.host.which(handler.path) is None:
             if "/" not in handler.path or handler.path == engine.program:
                 engine.host.refuse_unsafe(handler.path.rpartition("/")[2])
             install = "install the NVIDIA Container Toolkit (package nvidia-container-toolkit)"
-            main = handler is wanted.handlers[0]
+            main = handler is desired.handlers[0]
             other = "name the program: --nvidia-runtime-path PATH, or do without it: --cdi"
             raise PreconditionError(
                 f"{handler.path} is not there: {engine.daemon.name} could start no container with it",

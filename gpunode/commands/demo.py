@@ -333,8 +333,8 @@ class Transcript:
         except GpunodeError as error:
             result = Result("Error", status="error", exit_code=error.exit_code, errors=(error.info(),))
         self.steps.append(Step(command, int(result.exit_code)))
-        told = [Text(line, Style.BAD) for info in result.errors for line in _error_lines(info)]
-        self.blocks.extend([Text(f"$ {command}", Style.COMMAND), *result.blocks, *told, Text("")])
+        errors = [Text(line, Style.BAD) for info in result.errors for line in _error_lines(info)]
+        self.blocks.extend([Text(f"$ {command}", Style.COMMAND), *result.blocks, *errors, Text("")])
         return result
 
 
@@ -452,13 +452,13 @@ class _LogLines(io.StringIO):
 
 
 def _report(transcript: Transcript, allocatable: int, proven: bool) -> Result:
-    wanted = len(inventory().gpus)
-    good = proven and allocatable == wanted
+    desired = len(inventory().gpus)
+    good = proven and allocatable == desired
     closing = (
-        Text(f"{allocatable} of {wanted} GPUs are allocatable: pods can run on this node.", Style.GOOD)
+        Text(f"{allocatable} of {desired} GPUs are allocatable: pods can run on this node.", Style.GOOD)
         if good
         else Text(
-            f"{allocatable} of {wanted} GPUs are allocatable; the demo did not come out right.", Style.BAD
+            f"{allocatable} of {desired} GPUs are allocatable; the demo did not come out right.", Style.BAD
         )
     )
     return Result(

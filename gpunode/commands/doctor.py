@@ -137,7 +137,7 @@ def _lacks(host: Host, directory: str) -> bool:
 def _about(node: Node) -> dict[str, Any]:
     """Of the node itself. Checks that weren't selected haven't read all of it, and any of it may hang."""
     with Patience(node.host, _ABOUT_SECONDS) as patience:
-        return describe(node, patience.ask)
+        return describe(node, patience.call)
 
 
 def _page(envelope: dict[str, Any]) -> str:

@@ -144,8 +144,8 @@ def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
     for one in gpus:
         name = _text(one["deviceId"])
         counted[name] = counted.get(name, 0) + 1
-    told = (f"{number} × {names.get(one, f'GPU {one}')}" for one, number in sorted(counted.items()))
-    return ", ".join(told) or "none"
+    texts = (f"{number} × {names.get(one, f'GPU {one}')}" for one, number in sorted(counted.items()))
+    return ", ".join(texts) or "none"
 
 
 def _named(members: Sequence[Member]) -> list[Member]:
@@ -205,10 +205,10 @@ def _blocks(
     if not number:
         yield Text(f"{len(members)} nodes, and they don't differ", Style.GOOD)
     else:
-        told = f"{number} {'difference' if number == 1 else 'differences'}"
+        amount = f"{number} {'difference' if number == 1 else 'differences'}"
         domain = _domain(members)
         shared = f" (all of them in {domain.removeprefix('.')})" if domain else ""
-        yield Text(f"{len(members)} nodes{shared}, {told}", Style.WARN)
+        yield Text(f"{len(members)} nodes{shared}, {amount}", Style.WARN)
         for one in (*differences, *findings):
             yield Text("")
             yield Text(one.what, Style.HEADING)
@@ -276,8 +276,8 @@ def _envelope(path: str, text: str) -> dict[str, Any]:
     loaded = _parsed(path, text)
     if not isinstance(loaded, dict) or loaded.get("kind") != "DoctorReport":
         kind = loaded.get("kind") if isinstance(loaded, dict) else None
-        told = f"it is a {str(kind)[:40]!a}" if kind else "it has no kind"
-        raise ConfigError(f"{path} is no DoctorReport: {told}", hint=_MAKE_ONE)
+        problem = f"it is a {str(kind)[:40]!a}" if kind else "it has no kind"
+        raise ConfigError(f"{path} is no DoctorReport: {problem}", hint=_MAKE_ONE)
     if not isinstance(loaded.get("data"), dict) or "findings" not in loaded["data"]:
         raise ConfigError(f"{path} is the report of a doctor that failed: it has no findings", hint=_MAKE_ONE)
     return loaded
@@ -291,5 +291,5 @@ def _parsed(path: str, text: str) -> Any:
             return load(text)
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        told = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"{path} is no report: {told}", hint=_MAKE_ONE) from error
+        problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path} is no report: {problem}", hint=_MAKE_ONE) from error

@@ -156,7 +156,7 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
         waiter.hear_signals()
         asked.wake = asked.look = waiter.wake
         asked.let_go = node.let_go
-        node.told = waiter.wake
+        node.on_change = waiter.wake
         config = ConfigWatch(node, given, hangup, resolved.content)
         labeller = Labeller(host, log, node.source, lambda seconds: None)
         systemd = Systemd(host, log)
@@ -197,7 +197,7 @@ class _Node:
         self.log = log
         self.settings = settings
         self.config_trouble = ""
-        self.told: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         if settings.device_discovery_strategy == VFIO:
             return
         from gpunode.plugin.compose import make_backend
@@ -230,7 +230,7 @@ class _Node:
 
     def configure(self, settings: Settings) -> None:
         self.settings = settings
-        self.told()
+        self.on_change()
 
     def follow(self, directory: str) -> None:
         """It is checked in every turn."""
@@ -265,7 +265,7 @@ class _Node:
         from gpunode.plugin.model import remembered
 
         self._inventory, self._gone = remembered(inventory, self._inventory), False
-        self.told()
+        self.on_change()
 
     def broken(self, reason: str, sure: bool) -> None:
         """Existing labels stay, unless there is no GPU, or the settings require otherwise."""
@@ -276,10 +276,10 @@ class _Node:
             return
         if sure and tegra_files(self._host):
             self._inventory, self._gone = Inventory(""), False  # the labeller queries CUDA
-            self.told()
+            self.on_change()
         elif sure and (not self.settings.fail_on_init_error or none_there(self._host)):
             self._inventory, self._gone = None, True
-            self.told()
+            self.on_change()
 
     def readings(self, readings: Sequence[Reading]) -> None:
         """Not asked for."""

@@ -83,7 +83,7 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     return printed(found, tuple(messages))
 
 
-def wanted_pod(
+def vector_add_pod(
     image: str, resource: str, namespace: str = "", node: str = "", runtime_class: str = ""
 ) -> VectorAdd:
     """The vector-add pod; an empty `image` is NVIDIA's newest sample, an empty `node` any node.
@@ -161,53 +161,53 @@ def checked_resource(name: str) -> str:
 OWN_NAMESPACE = "kube-system"  # is there in every cluster, and lets pods mount the node's directories
 
 
-def run_plugin(wanted: PluginSet) -> Result:
+def run_plugin(desired: PluginSet) -> Result:
     """The DaemonSet, behind the ConfigMap that it reads."""
-    messages = _messages(wanted)
-    if rights := uses(wanted)[1:]:
+    messages = _messages(desired)
+    if rights := uses(desired)[1:]:
         command = " ".join(("gpunode manifests rbac", *(f"--for {one}" for one in rights)))
         messages += (f"keeping labels takes rights of its account: {command}",)
-    return printed(_plugin_objects(wanted), messages)
+    return printed(_plugin_objects(desired), messages)
 
 
-def everything(wanted: PluginSet, node: str, taint: bool, image: str, resource: str) -> Result:
+def everything(desired: PluginSet, node: str, taint: bool, image: str, resource: str) -> Result:
     """All objects in an order in which a cluster takes them: a Node only where it is named."""
     found: Objects = ()
     if taint and not node:
         raise UsageError("--taint needs a node", hint="--node NAME")
-    if wanted.namespace != OWN_NAMESPACE:
-        found += (manifests.namespace(wanted.namespace),)
-    if wanted.runtime_class:
-        found += (manifests.runtime_class(wanted.runtime_class),)
-    found += manifests.rbac(wanted.namespace, uses(wanted))
+    if desired.namespace != OWN_NAMESPACE:
+        found += (manifests.namespace(desired.namespace),)
+    if desired.runtime_class:
+        found += (manifests.runtime_class(desired.runtime_class),)
+    found += manifests.rbac(desired.namespace, uses(desired))
     if node:
         name = checked_subdomain(node, "a node's name")
-        found += (manifests.gpu_node(name, wanted.vendor, taint=taint),)
-    found += _plugin_objects(wanted)
-    messages = _messages(wanted)
-    if wanted.vendor == "nvidia" or image:
-        resource = resource or manifests.resource(wanted.vendor)
-        found += (manifests.vector_add(wanted_pod(image, resource, "", node, wanted.runtime_class)),)
+        found += (manifests.gpu_node(name, desired.vendor, taint=taint),)
+    found += _plugin_objects(desired)
+    messages = _messages(desired)
+    if desired.vendor == "nvidia" or image:
+        resource = resource or manifests.resource(desired.vendor)
+        found += (manifests.vector_add(vector_add_pod(image, resource, "", node, desired.runtime_class)),)
     else:
         messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
     return printed(found, messages)
 
 
-def uses(wanted: PluginSet) -> tuple[str, ...]:
+def uses(desired: PluginSet) -> tuple[str, ...]:
     """What it requests from the API server, as `manifests rbac --for` names it."""
     by_sink = {"node": "labels", "node-feature": "node-feature"}
-    return ("plugin", *(by_sink[one] for one in wanted.labels if one in by_sink))
+    return ("plugin", *(by_sink[one] for one in desired.labels if one in by_sink))
 
 
-def _plugin_objects(wanted: PluginSet) -> Objects:
-    return (*((config_map(wanted),) if wanted.config else ()), daemon_set(wanted))
+def _plugin_objects(desired: PluginSet) -> Objects:
+    return (*((config_map(desired),) if desired.config else ()), daemon_set(desired))
 
 
-def _messages(wanted: PluginSet) -> tuple[str, ...]:
-    if pull_policy(wanted.image) != "Never":
+def _messages(desired: PluginSet) -> tuple[str, ...]:
+    if pull_policy(desired.image) != "Never":
         return ()
     return (
-        f"no registry has gpunode's image: build {wanted.image} on the nodes, or name yours with --image"
+        f"no registry has gpunode's image: build {desired.image} on the nodes, or name yours with --image"
         " (docs/kubernetes.md)",
     )
 
@@ -237,7 +237,7 @@ def plugin_set(
         raise UsageError(f"{flag} is for NVIDIA's GPUs; the vendor is amd", hint=f"leave out {flag}")
     _refuse_mps_with(mps, config_file, mig)
     labels = tuple(labels)
-    wanted = PluginSet(
+    desired = PluginSet(
         image=checked_image(image or f"gpunode:{__version__}"),
         vendor=vendor,
         namespace=checked_name(namespace, "a namespace"),
@@ -256,10 +256,10 @@ def plugin_set(
         pull_secret=pull_secret and checked_subdomain(pull_secret, "a secret's name"),
     )
     if not config_file:
-        return wanted
+        return desired
     given = {"config_file": config_file, "vendor": vendor}
     asked = {"mig_strategy": mig, "driver_root": driver_root, "labels_to": labels}
-    return _with_file(host, given | {key: value for key, value in asked.items() if value}, wanted)
+    return _with_file(host, given | {key: value for key, value in asked.items() if value}, desired)
 
 
 def _refuse_mps_with(mps: int, config_file: str, mig: str) -> None:
@@ -302,25 +302,25 @@ def _checked_path(path: str, flag: str) -> str:
 # --- a config file --------------------------------------------------------------------------------------
 
 
-def _with_file(host: Host, given: Mapping[str, Any], wanted: PluginSet) -> PluginSet:
+def _with_file(host: Host, given: Mapping[str, Any], desired: PluginSet) -> PluginSet:
     """With the file's text, and the rights that what it says takes. `InvalidConfig` for a wrong file."""
     from gpunode.commands.plugin_options import sources
 
     source = sources(replace(host, environ={}), given)
     resolved = source.resolve()
-    settings = resolved.wanted()
+    settings = resolved.valid_settings()
     shared = settings.sharing is not None and settings.sharing.strategy == "mps"
     return replace(
-        wanted,
+        desired,
         config=resolved.content.decode("utf-8-sig"),
-        cdi=wanted.cdi or _cdi(settings),
+        cdi=desired.cdi or _cdi(settings),
         mps=settings.mps and shared,
         mps_elsewhere=shared and not settings.mps,
         mig=settings.mig_strategy != "none",
         device_specs=settings.pass_device_specs,
         labels=settings.labels.to,
         driver_root=_checked_path(settings.driver_root, "driver root"),
-        mps_root=_checked_path(settings.mps_root or wanted.mps_root, "MPS root"),
+        mps_root=_checked_path(settings.mps_root or desired.mps_root, "MPS root"),
     )
 
 
@@ -444,7 +444,7 @@ def manifests_all(
 
     gpunode manifests all --image registry.example.com/gpunode:1.0 | kubectl apply -f -
     """
-    wanted = plugin_set(
+    desired = plugin_set(
         session.host,
         image=image,
         vendor=vendor.value,
@@ -460,7 +460,7 @@ def manifests_all(
         pull_secret=image_pull_secret,
         labels=[one.value for one in labels or ()],
     )
-    return everything(wanted, node, taint, test_image, resource)
+    return everything(desired, node, taint, test_image, resource)
 
 
 NameOption = Annotated[
@@ -513,7 +513,7 @@ def manifests_daemon_set(
 
     gpunode manifests daemon-set --image registry.example.com/gpunode:1.0 --mig mixed
     """
-    wanted = plugin_set(
+    desired = plugin_set(
         session.host,
         image=image,
         vendor=vendor.value,
@@ -529,7 +529,7 @@ def manifests_daemon_set(
         pull_secret=image_pull_secret,
         labels=[one.value for one in labels or ()],
     )
-    return run_plugin(wanted)
+    return run_plugin(desired)
 
 
 @verb(manifests_app, "rbac", "Manifests")
@@ -575,4 +575,4 @@ def manifests_vector_add(
 
     gpunode manifests vector-add --node gpu-1 | kubectl apply -f -
     """
-    return printed((manifests.vector_add(wanted_pod(image, resource, namespace, node, runtime_class)),))
+    return printed((manifests.vector_add(vector_add_pod(image, resource, namespace, node, runtime_class)),))

@@ -219,7 +219,7 @@ def list_layouts(host: Host, progress: Progress, *, profiles: bool = False) -> R
     heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
     blocks = (heading, *shown) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
     errors = tuple(unreadable(layouts, placements=profiles))
-    left = plan_command.told(host, layouts)
+    left = plan_command.unfinished_notes(host, layouts)
     if not errors:
         return Result("MigLayout", _data(layouts), messages=left, blocks=blocks)
     return Result("MigLayout", _data(layouts), "fail", exit_code(errors), left, errors, blocks)
@@ -235,9 +235,9 @@ def unreadable(layouts: Layouts, *, placements: bool) -> Iterator[ErrorInfo]:
     """What is unknown about the GPUs; with `placements` also where their profiles could be placed."""
     broken = [gpu for gpu in layouts.gpus if gpu.error]
     if broken:
-        told = "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in broken)
+        reasons = "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in broken)
         count = f"{len(broken)} of {len(layouts.gpus)} GPUs"
-        yield ErrorInfo("gpu-unreadable", f"{count} can't be read: {told}", "gpunode doctor")
+        yield ErrorInfo("gpu-unreadable", f"{count} can't be read: {reasons}", "gpunode doctor")
     kept = [gpu for gpu in layouts.gpus if gpu.untold and (gpu.current or placements)]
     if kept:
         numbers = ", ".join(str(gpu.index) for gpu in kept)
@@ -256,8 +256,8 @@ def exit_code(errors: Sequence[ErrorInfo]) -> ExitCode:
 def _data(layouts: Layouts) -> dict[str, Any]:
     """The layouts as JSON, each compute instance with the profile that it makes."""
     data: dict[str, Any] = plain(layouts)
-    for gpu, told in zip(layouts.gpus, data["gpus"], strict=True):
-        for gi, instance in zip(gpu.instances, told["instances"], strict=True):
+    for gpu, fields in zip(layouts.gpus, data["gpus"], strict=True):
+        for gi, instance in zip(gpu.instances, fields["instances"], strict=True):
             for ci, part in zip(gi.compute, instance["compute"], strict=True):
                 part["profile"] = gi.device_name(ci)
     return data

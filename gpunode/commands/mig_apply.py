@@ -20,7 +20,7 @@ from gpunode.host.journal import FileEdit, lock_path
 from gpunode.host.transaction import LOCK_SECONDS, FilesChanged, attempt, change_files, uninterrupted
 from gpunode.kubernetes.access import Access
 from gpunode.mig import apply, node_labels
-from gpunode.mig.apply import HalfDone, LayoutRequest, Tools, carry_out
+from gpunode.mig.apply import LayoutRequest, MigNotRestoredError, Tools, carry_out
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.session import MigSession
@@ -93,15 +93,15 @@ def settle(host: Host, progress: Progress) -> Settled:
 def _make_nodes(host: Host) -> tuple[str, ...]:
     """nvidia-smi makes the files of instances on its way; the GPU operator has it do so as well."""
     numbers = mig_minors(host.read_text(MIG_MINORS) or "")
-    wanted = {
+    desired = {
         f"/dev/nvidia-caps/nvidia-cap{number}"
         for name, number in numbers.items()
         if name.startswith("gpu") and host.exists(f"/proc/driver/nvidia/capabilities/{_inside(name)}")
     }
-    if all(host.exists(path) for path in wanted):
+    if all(host.exists(path) for path in desired):
         return ()
     host.run(("nvidia-smi", "-L"), timeout=60.0)
-    missing = sorted(path for path in wanted if not host.exists(path))
+    missing = sorted(path for path in desired if not host.exists(path))
     return (f"{', '.join(missing)} does not exist yet: nvidia-smi -L creates it",) if missing else ()
 
 
@@ -195,7 +195,7 @@ def persist_preview(host: Host, chosen: mig_plan.Chosen) -> Iterator[Block]:
 def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
     """Install the unit if requested, and return the result of all this."""
     notes, errors = list(done.notes), list(done.errors)
-    journal, shown = "", list(_told(done))
+    journal, shown = "", list(_changes(done))
     if boot:
         try:
             changed = _install(host, chosen, progress)
@@ -260,7 +260,7 @@ def _devices(done: Done) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
     return old, now
 
 
-def _told(done: Done) -> Iterator[Block]:
+def _changes(done: Done) -> Iterator[Block]:
     label = done.plan.label
     if not done.changed:
         yield Text(f"{label}: unchanged", Style.GOOD)
@@ -292,8 +292,8 @@ def run(
     """Apply; kind MigApplication, data `mig_after.MigApplication`. Nothing to change: nothing is touched.
 
     `PreconditionError` (exit 3) before anything is changed: not root, in use, can't be had here.
-    `RolledBackError` (exit 4) if it failed and the previous layout was restored, `HalfDone` (exit 1) if
-    that failed as well.
+    `RolledBackError` (exit 4) if it failed and the previous layout was restored, `MigNotRestoredError`
+    (exit 1) if that failed as well.
     """
     if request.persist and request.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
@@ -354,7 +354,7 @@ def _again(request: LayoutRequest, labels: MigLabels, label: str) -> tuple[str, 
 
 def _dry_run(host: Host, request: LayoutRequest, chosen: mig_plan.Chosen, progress: Progress) -> Result:
     found, busy = mig_plan.look_and_plan(host, chosen, progress, mode_only=request.mode_only)
-    notes = (*mig_plan.told(host, found.layouts), *found.notes)
+    notes = (*mig_plan.unfinished_notes(host, found.layouts), *found.notes)
     notes += mig_plan.remarks(host, found.plans) if found.changes else ()
     plan = mig_plan.data_of(chosen.path, chosen.label, found, busy)
     shown: list[Block] = [
@@ -499,7 +499,7 @@ class _Run:
                 self._progress.note(note)
             if not isinstance(error, GpunodeError):
                 self._progress.note("the previous layout was restored")
-            elif half and not isinstance(error, HalfDone):
+            elif half and not isinstance(error, MigNotRestoredError):
                 names = ", ".join(f"GPU {gpu.index}" for gpu in found.left.half)
                 self._progress.note(f"{names}: restored to the layout before the interrupted run")
 
@@ -548,7 +548,7 @@ def refuse_another(host: Host, label: str) -> None:
 
 class MigLabels:
     """The labels of one run: unless they are `asked_for`, or this is a pod, no API server is queried or
-    written. `labels` are those to use, if known already. `told` is the state that was sent last,
+    written. `labels` are those to use, if known already. `sent_state` is the state that was sent last,
     even if the server refused it."""
 
     def __init__(
@@ -566,7 +566,7 @@ class MigLabels:
         self._on = asked_for or node_labels.in_pod(host)
         self._labels = labels
         self._label = ""
-        self.told = ""
+        self.sent_state = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -607,23 +607,23 @@ class MigLabels:
             yield
         except GpunodeError as error:
             ours = self._on and not isinstance(error, BesideAnother)
-            if ours and not self.told and self._is_asked_for():
+            if ours and not self.sent_state and self._is_asked_for():
                 self.tell(node_labels.FAILED, softly=True)
             raise
 
     def _is_asked_for(self) -> bool:
-        wanted = self._label
+        desired = self._label
         try:
             asked = self.asked()
         except GpunodeError:
             return False
-        return bool(asked) and asked == (wanted or asked)
+        return bool(asked) and asked == (desired or asked)
 
     def tell(self, state: str, *, softly: bool = False) -> None:
         """The labels. A server that fails stops the run only before it has changed anything."""
         if not self._on:
             return
-        self.told = state
+        self.sent_state = state
         try:
             self._connected().tell(self._host, self._progress, self._label, state)
         except GpunodeError as error:

@@ -79,7 +79,7 @@ class Follower:
         """Look, and do what is to be done; gives seconds until the next look. `hurry`: nothing waits."""
         now = self._host.monotonic()
         settled = self._read()
-        asked = (hurry or now >= self._ask_at) and self._ask()
+        asked = (hurry or now >= self._ask_at) and self._query_node()
         if self._known and settled:
             if not self.label:
                 self._say.warning("nothing is done without a label", label=node_labels.CONFIG)
@@ -110,7 +110,7 @@ class Follower:
             return True
         return False
 
-    def _ask(self) -> bool:
+    def _query_node(self) -> bool:
         """Whether the Node has answered."""
         try:
             label, self._state = self._labels.seen()
@@ -163,7 +163,7 @@ class Follower:
         self.passes += 1
         self._done, self._busy = self._content, ()
         request = replace(self._request, config_file=self.file, label=self.label)
-        progress = _Told(self._log)
+        progress = _StepLog(self._log)
         self._log.info("applying", label=self.label, file=self.file)
         labels = MigLabels(self._host, self._access, self._node, progress, True, self._labels)
         try:
@@ -176,7 +176,7 @@ class Follower:
             return
         finally:
             self._ask_at = 0.0  # the label may have changed, and the last report may be lost
-        self._failures, self.said = 0, labels.told
+        self._failures, self.said = 0, labels.sent_state
         for note in result.messages:
             self._log.info(note)
         for info in result.errors:
@@ -187,7 +187,7 @@ class Follower:
     def _failed(self, error: GpunodeError, labels: MigLabels) -> None:
         if isinstance(error, BesideAnother):
             raise error
-        now, self.said = self._host.monotonic(), labels.told or node_labels.FAILED
+        now, self.said = self._host.monotonic(), labels.sent_state or node_labels.FAILED
         again = _may_pass(error)
         self._failures = self._failures + 1 if again else 0
         self._try_at = now + _backoff(self._failures)
@@ -234,7 +234,7 @@ def _key(one: Obstacle) -> tuple[object, ...]:
     return one.kind, one.gpu, one.name, one.pid, one.pod, one.container
 
 
-class _Told(LogProgress):
+class _StepLog(LogProgress):
     """The steps of a change are reported, too."""
 
     @contextmanager
@@ -291,11 +291,11 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
         log.info("following the label", node=labels.node, label=node_labels.CONFIG)
         try:
             while not asked:
-                told = waiter.watch((Path(PurePath(follower.file).parent),))
+                sent_state = waiter.watch((Path(PurePath(follower.file).parent),))
                 pause = follower.turn(hangup.take())
                 systemd.report(follower.status)
                 if not asked:
-                    waiter.wait(pause if told else min(pause, FILE_SECONDS))
+                    waiter.wait(pause if sent_state else min(pause, FILE_SECONDS))
         except KeyboardInterrupt:
             if not asked:
                 raise

@@ -54,7 +54,7 @@ class Planned:
     layouts: Layouts
     plans: tuple[GpuPlan, ...]
     notes: tuple[str, ...] = ()
-    left: apply.Left = field(default_factory=apply.Left)
+    left: apply.UnfinishedGpus = field(default_factory=apply.UnfinishedGpus)
 
     @property
     def changes(self) -> bool:
@@ -99,7 +99,7 @@ def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = F
     """The plan for these layouts. `CannotBe` for what can't be had here."""
     wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts)
     plans = plan(chosen.path, wanted.all, mode_only=mode_only)
-    left = apply.left(apply.load_snapshot(host), layouts) if host.is_root else apply.Left()
+    left = apply.left(apply.load_snapshot(host), layouts) if host.is_root else apply.UnfinishedGpus()
     others = tuple(_put_back(layouts, wanted, left))
     back = {one.gpu.index for one in others}
     notes = [
@@ -108,10 +108,10 @@ def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = F
         if gpu.index not in back
     ]
     ordered = sorted((*plans, *others), key=lambda one: one.gpu.index)
-    return Planned(layouts, tuple(ordered), (*_told(left, back), *wanted.notes, *notes), left)
+    return Planned(layouts, tuple(ordered), (*_unfinished_lines(left, back), *wanted.notes, *notes), left)
 
 
-def _put_back(layouts: Layouts, wanted: Wishes, left: apply.Left) -> Iterator[GpuPlan]:
+def _put_back(layouts: Layouts, wanted: Wishes, left: apply.UnfinishedGpus) -> Iterator[GpuPlan]:
     """Plans for GPUs that an interrupted run left and this one doesn't name."""
     named = {wish.gpu.uuid for wish in wanted.all}
     for gpu in left.half:
@@ -120,7 +120,7 @@ def _put_back(layouts: Layouts, wanted: Wishes, left: apply.Left) -> Iterator[Gp
             yield put_back(now, gpu)
 
 
-def _told(left: apply.Left, back: Collection[int]) -> Iterator[str]:
+def _unfinished_lines(left: apply.UnfinishedGpus, back: Collection[int]) -> Iterator[str]:
     begun = "an earlier run of mig apply was interrupted"
     for gpu in left.half:
         then = "gets its previous layout back" if gpu.index in back else "is planned from its current layout"
@@ -265,7 +265,7 @@ class MigPlan:
 
 def data_of(config: str, label: str, found: Planned, busy: Sequence[Obstacle]) -> MigPlan:
     """The plan for programs."""
-    told = tuple(
+    processes = tuple(
         {
             "kind": one.kind,
             "gpu": one.gpu,
@@ -279,7 +279,7 @@ def data_of(config: str, label: str, found: Planned, busy: Sequence[Obstacle]) -
         }
         for one in busy
     )
-    return MigPlan(config, label, found.changes, tuple(_gpu(one) for one in found.plans), told)
+    return MigPlan(config, label, found.changes, tuple(_gpu(one) for one in found.plans), processes)
 
 
 def _gpu(plan: GpuPlan) -> PlannedGpu:
@@ -428,7 +428,7 @@ def _word(now: Piece | None, then: Piece | None, start: int) -> Cell | str:
 # What a run of `mig apply` that was killed has left, in one line.
 
 
-def told(host: Host, layouts: Layouts) -> tuple[str, ...]:
+def unfinished_notes(host: Host, layouts: Layouts) -> tuple[str, ...]:
     """Since when, what it had stopped, which GPUs it left between two layouts, and the command to continue.
 
     Nothing while that run is active, or if nothing of it remains. Only root may read it.
@@ -477,7 +477,7 @@ def run(
     """
     chosen = choose(config_file, label)
     found, busy = look_and_plan(host, chosen, progress, mode_only=mode_only)
-    notes = (*told(host, found.layouts), *found.notes)
+    notes = (*unfinished_notes(host, found.layouts), *found.notes)
     notes += remarks(host, found.plans) if found.changes else ()
     if found.changes and host.live and not host.is_root:
         notes = (*notes, "only root can list all users' open files: more processes may block the change")

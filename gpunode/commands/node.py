@@ -162,7 +162,7 @@ def carry_out(
         return changes.change(host, progress, read, plan, send)
 
 
-def told(
+def node_change(
     at: Place, done: Changed, changes: Sequence[KeyChange], undo: str, *, status: bool = False
 ) -> NodeChange:
     """`changes` and `undo` count only if there was something to patch."""
@@ -265,29 +265,29 @@ def advertise(
         return patch
 
     done = carry_out(host, progress, at, plan, status=True)
-    before, wanted = _seen(done.before, resource)[0], None if number is None else str(number)
+    before, desired = _seen(done.before, resource)[0], None if number is None else str(number)
     back = ("--remove",) if before is None else ("--count", before)
     forced = ("--force",) if force else ()
     undo = at.command("advertise", "--resource", resource, *back, *forced)
-    data = told(at, done, [KeyChange(resource, before, wanted)], undo, status=True)
+    data = node_change(at, done, [KeyChange(resource, before, desired)], undo, status=True)
     if target.dry_run:
         return _result(done.before, data, resource)
     with progress.step("waiting for the kubelet") if wait else progress.step("reading it back"):
         try:
-            node = _await(host, progress, at, resource, wanted, wait)
+            node = _await(host, progress, at, resource, desired, wait)
         except ClusterError as error:
             return _unseen(data, error)
         except KeyboardInterrupt:
             _take_back(host, progress, at, resource, before, data)
             raise
-    return _result(node, data, resource, wanted, checked=True)
+    return _result(node, data, resource, desired, checked=True)
 
 
 def _unseen(data: NodeChange, error: ClusterError) -> Result:
     """It was written, and then the API server failed: what there is to undo must not be lost with it."""
     said = "the capacity was written" if data.patch else "nothing was to do"
-    told = ErrorInfo(error.code, f"{said}, but it couldn't be read back: {error.message}", error.hint)
-    return Result(KIND, data, "fail", ExitCode.FAILED, errors=(told,), blocks=blocks(data))
+    info = ErrorInfo(error.code, f"{said}, but it couldn't be read back: {error.message}", error.hint)
+    return Result(KIND, data, "fail", ExitCode.FAILED, errors=(info,), blocks=blocks(data))
 
 
 def _take_back(
@@ -406,19 +406,19 @@ def _number(amount: str | None) -> str | None:
 
 
 def _await(
-    host: Host, progress: Progress, at: Place, resource: str, wanted: str | None, seconds: float
+    host: Host, progress: Progress, at: Place, resource: str, desired: str | None, seconds: float
 ) -> Json:
     """The node, read back until both values are as wanted, or time is up."""
     end = host.monotonic() + (seconds if math.isfinite(seconds) else 0)
     while True:
         node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
-        if _seen(node, resource) == (wanted, wanted) or host.monotonic() >= end:
+        if _seen(node, resource) == (desired, desired) or host.monotonic() >= end:
             return node
         host.sleep(min(_INTERVAL, max(0.0, end - host.monotonic())))
 
 
 def _result(
-    node: Json, data: NodeChange, resource: str, wanted: str | None = None, *, checked: bool = False
+    node: Json, data: NodeChange, resource: str, desired: str | None = None, *, checked: bool = False
 ) -> Result:
     capacity, allocatable = _seen(node, resource)
     data = replace(data, capacity=capacity, allocatable=allocatable)
@@ -427,10 +427,10 @@ def _result(
     if not checked:
         return Result(KIND, data, messages=notes, blocks=shown)
     line = f"{resource}: capacity {capacity or 'none'}, allocatable {allocatable or 'none'}"
-    if (capacity, allocatable) == (wanted, wanted):
+    if (capacity, allocatable) == (desired, desired):
         return Result(KIND, data, messages=notes, blocks=(*shown, Text(line, Style.GOOD)))
-    if capacity != wanted:
-        why = f"{data.node} has {resource}: {capacity or 'none'} again, not {wanted or 'none'}"
+    if capacity != desired:
+        why = f"{data.node} has {resource}: {capacity or 'none'} again, not {desired or 'none'}"
         error = ErrorInfo("overwritten", why, "a device plugin serves it: gpunode plugin status")
     else:
         why = f"{data.node} has {line}"

@@ -27,7 +27,7 @@ from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Re
 from gpunode.plugin.config.gke import Left, WrongInput, documents
 from gpunode.plugin.config.gke import translate as gke_translate
 from gpunode.plugin.config.options import OPTIONS
-from gpunode.plugin.config.resolve import DEFAULT, Resolved, settled, told
+from gpunode.plugin.config.resolve import DEFAULT, Resolved, option_value, settled
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
 from gpunode.plugin.model import Backend
@@ -195,9 +195,9 @@ def _result(settings: Settings, service: PluginService) -> Result:
         "PluginRun",
         {
             "resource": settings.resource_name,
-            "devices": [_told(device) for one in snapshots.values() for device in one.devices],
+            "devices": [_device_fields(device) for one in snapshots.values() for device in one.devices],
             "resources": [
-                {"name": name, "devices": [_told(device) for device in one.devices]}
+                {"name": name, "devices": [_device_fields(device) for device in one.devices]}
                 for name, one in snapshots.items()
             ],
             "registrations": service.registrations,
@@ -213,7 +213,7 @@ def _served(service: PluginService, name: str, count: int) -> str:
     return f"served none of {count} {name}: {link.status if link else 'no socket was created'}"
 
 
-def _told(device: Device) -> dict[str, object]:
+def _device_fields(device: Device) -> dict[str, object]:
     return {
         "id": device.id,
         "index": device.unit.index,
@@ -237,11 +237,13 @@ def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progre
                 progress.note(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
     finally:
         client.close()
-    told = [
+    option_value = [
         {key: getattr(fault, key) for key in ("name", "value", "gpu", "gi", "ci", "at")} for fault in faults
     ]
     return Result(
-        "InjectedFault", {"faults": told}, blocks=tuple(Text(f"injected {_words(one)}") for one in faults)
+        "InjectedFault",
+        {"faults": option_value},
+        blocks=tuple(Text(f"injected {_words(one)}") for one in faults),
     )
 
 
@@ -349,7 +351,7 @@ def _data(file: str, resolved: Resolved) -> dict[str, Any]:
             {
                 "option": option.flags[0],
                 "key": option.key,
-                "value": told(settings, option),
+                "value": option_value(settings, option),
                 "from": origins.get(option.field, DEFAULT),
             }
             for option in OPTIONS

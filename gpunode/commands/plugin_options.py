@@ -39,9 +39,9 @@ def default_text(option: Option) -> str:
 
 def value_text(option: Option, settings: Settings) -> str:
     """An effective value as a person would write it."""
-    from gpunode.plugin.config.resolve import told
+    from gpunode.plugin.config.resolve import option_value
 
-    value = told(settings, option)
+    value = option_value(settings, option)
     if value is None:
         return ""
     if isinstance(value, bool):

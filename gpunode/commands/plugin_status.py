@@ -34,7 +34,7 @@ from gpunode.plugin.observe.status_report import (
     Trouble,
     UnitStatus,
     make_report,
-    told_time,
+    utc_time,
 )
 
 _NEWS_SECONDS = 1.2  # the plugin writes once a second at most
@@ -131,13 +131,13 @@ def _fine(data: PluginStatus) -> bool:
     )
 
 
-class _Asked:
+class _Sources:
     """Collects the result of each query."""
 
     def __init__(self) -> None:
         self.sources: list[Source] = []
 
-    def ask(self, name: str, path: str, question: Callable[[], _Found | None]) -> _Found | None:
+    def query(self, name: str, path: str, question: Callable[[], _Found | None]) -> _Found | None:
         try:
             found = question()
         except GpunodeError as error:
@@ -153,12 +153,12 @@ class _Asked:
 
 
 def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
-    asked = _Asked()
+    asked = _Sources()
     own_path = status_path(query.state_dir)
-    own = asked.ask("plugin", own_path, lambda: read_own_status(host, query.state_dir))
+    own = asked.query("plugin", own_path, lambda: read_own_status(host, query.state_dir))
     kubelet_socket, pod_resources = _sockets_of(query, own)
     directory = str(PurePosixPath(kubelet_socket).parent)
-    kubelet = asked.ask("kubelet", kubelet_socket, lambda: host.socket_state(kubelet_socket))
+    kubelet = asked.query("kubelet", kubelet_socket, lambda: host.socket_state(kubelet_socket))
     free, holdings = _kubelets_word(host, asked, query, pod_resources, directory)
     known = Known(own, free, holdings, None, query.every_resource)
     report = make_report(known)
@@ -166,7 +166,7 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
     if inventory is not None:
         report = make_report(replace(known, inventory=inventory))
     names = [one.name for one in report.resources]
-    sockets = asked.ask("sockets", directory, lambda: plugin_sockets(host, directory, names))
+    sockets = asked.query("sockets", directory, lambda: plugin_sockets(host, directory, names))
     _refuse_blind(asked.sources)
     return PluginStatus(
         kubelet_socket,
@@ -182,25 +182,25 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
 
 def _sockets_of(query: Query, own: OwnStatus | None) -> tuple[str, str]:
     """The kubelet's and PodResources' sockets: from the options, as our plugin uses them, or the defaults."""
-    told = own.settings if own and own.current else {}
-    kubelet = query.kubelet_socket or str(told.get("kubeletSocket") or KUBELET_SOCKET)
+    reported = own.settings if own and own.current else {}
+    kubelet = query.kubelet_socket or str(reported.get("kubeletSocket") or KUBELET_SOCKET)
     usual = Settings.pod_resources_socket
-    given = usual if query.kubelet_socket else str(told.get("podResourcesSocket") or usual)
+    given = usual if query.kubelet_socket else str(reported.get("podResourcesSocket") or usual)
     return kubelet, query.pod_resources_socket or pod_resources_socket(kubelet, given)
 
 
 def _kubelets_word(
-    host: Host, asked: _Asked, query: Query, socket: str, directory: str
+    host: Host, asked: _Sources, query: Query, socket: str, directory: str
 ) -> tuple[Mapping[str, Sequence[str]] | None, tuple[Holding, ...]]:
     """What could be handed out and who holds what: by PodResources, or else as the kubelet last wrote it."""
-    holdings = asked.ask("pods", socket, lambda: list_pods(host, socket, query.timeout))
+    holdings = asked.query("pods", socket, lambda: list_pods(host, socket, query.timeout))
     free: Mapping[str, Sequence[str]] | None = None
     if holdings is not None:
-        free = asked.ask("allocatable", socket, lambda: allocatable(host, socket, query.timeout))
+        free = asked.query("allocatable", socket, lambda: allocatable(host, socket, query.timeout))
     if holdings is not None and free is not None:
         return free, holdings
     path = f"{directory}/{NAME}"
-    found: Checkpoint | None = asked.ask("checkpoint", path, lambda: read_checkpoint(host, directory))
+    found: Checkpoint | None = asked.query("checkpoint", path, lambda: read_checkpoint(host, directory))
     if found is None:
         return free, holdings or ()
     return found.healthy if free is None else free, found.holdings if holdings is None else holdings
@@ -208,7 +208,7 @@ def _kubelets_word(
 
 def _inventory(
     host: Host,
-    asked: _Asked,
+    asked: _Sources,
     query: Query,
     units: Sequence[UnitStatus],
     own: OwnStatus | None,
@@ -221,7 +221,7 @@ def _inventory(
         asked.skip("nvml", "", "our plugin knows these GPUs")
     else:
         with progress.step("querying NVML"):
-            return asked.ask("nvml", "", lambda: _probed(host, query.timeout))
+            return asked.query("nvml", "", lambda: _probed(host, query.timeout))
     return None
 
 
@@ -238,8 +238,8 @@ def _own(own: OwnStatus) -> OwnPlugin:
         own.state,
         own.version,
         own.pid,
-        told_time(own.started),
-        told_time(own.stopped),
+        utc_time(own.started),
+        utc_time(own.stopped),
         own.ready and own.state == "serving",
         own.status,
         str(own.settings.get("configFile") or ""),
@@ -438,10 +438,10 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
 def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[Trouble, str], list[UnitStatus]]:
     """What is wrong, and with which GPUs: a cause that all of them share is reported once."""
     found: dict[tuple[Trouble, str], list[UnitStatus]] = {}
-    told = set()
+    named = set()
     for unit in units:
-        if unit.problem and (unit.index or unit.id, unit.problem.code) not in told:
-            told.add((unit.index or unit.id, unit.problem.code))
+        if unit.problem and (unit.index or unit.id, unit.problem.code) not in named:
+            named.add((unit.index or unit.id, unit.problem.code))
             found.setdefault((unit.problem, unit.health), []).append(unit)
     return found
 

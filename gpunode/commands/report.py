@@ -62,7 +62,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     data = packed(name, inside, recorder.kept, beside, now)
     # nothing of what was there is kept: a link in its place, a mode that lets others read
     Host(Path("/")).write_atomic(path, data, mode=0o600, keep=False)
-    told = {
+    summary = {
         "path": path,
         "bytes": len(data),
         "files": len(inside),
@@ -71,7 +71,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
         "leftOut": about["leftOut"],
         "doctor": {"status": found.status, "first": found.data["first"], "counts": found.data["counts"]},
     }
-    return Result("SupportBundle", told, blocks=tuple(_blocks(told)))
+    return Result("SupportBundle", summary, blocks=tuple(_blocks(summary)))
 
 
 def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
@@ -125,21 +125,21 @@ def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
     return {"report.html": page(envelope).encode("utf-8", "backslashreplace")}
 
 
-def _blocks(told: dict[str, Any]) -> list[Block]:
-    counts = told["doctor"]["counts"]
+def _blocks(data: dict[str, Any]) -> list[Block]:
+    counts = data["doctor"]["counts"]
     errors = counts["fail"] + counts["error"]
     bad = f"{errors} {'error' if errors == 1 else 'errors'}, "
     bad += f"{counts['warn']} {'warning' if counts['warn'] == 1 else 'warnings'}"
-    size = f"{told['bytes'] / 1024:.0f} KiB"
+    size = f"{data['bytes'] / 1024:.0f} KiB"
     lines: list[Block] = [
-        Text(f"wrote {told['path']} ({size}, {told['files']} files of this node)", Style.GOOD),
-        Text(f"the doctor found {bad}; logs of {', '.join(told['logs']) or 'no daemon'}"),
-        Text(f"taken out: {', '.join(told['redacted'])}", Style.DIM),
+        Text(f"wrote {data['path']} ({size}, {data['files']} files of this node)", Style.GOOD),
+        Text(f"the doctor found {bad}; logs of {', '.join(data['logs']) or 'no daemon'}"),
+        Text(f"taken out: {', '.join(data['redacted'])}", Style.DIM),
     ]
-    lines += [Text(f"left out: {path}: {why}", Style.DIM) for path, why in told["leftOut"].items()]
-    if "hostnames" not in told["redacted"]:
+    lines += [Text(f"left out: {path}: {why}", Style.DIM) for path, why in data["leftOut"].items()]
+    if "hostnames" not in data["redacted"]:
         lines.append(Text("without host names and UUIDs: gpunode report --redact all", Style.DIM))
-    return [*lines, Text(f"look at it anywhere: gpunode doctor --root {told['path']}", Style.DIM)]
+    return [*lines, Text(f"look at it anywhere: gpunode doctor --root {data['path']}", Style.DIM)]
 
 
 # `gpunode report`.

@@ -266,8 +266,8 @@ def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
     bad = [one for one in findings if one.status is FindingStatus.FAIL and not excuse(one)]
     if not bad:
         return result
-    told = "; ".join(f"{one.id}: {one.summary}" for one in bad)
-    error = ErrorInfo("doctor-failed", told, f"find out more: gpunode explain {bad[0].id}")
+    summaries = "; ".join(f"{one.id}: {one.summary}" for one in bad)
+    error = ErrorInfo("doctor-failed", summaries, f"find out more: gpunode explain {bad[0].id}")
     return replace(result, errors=(error,))
 
 
@@ -574,12 +574,12 @@ def _last_words(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
     left = [Text(f"Left to you: {one.name}: {one.why}", Style.WARN) for one in walked.left]
     left += [Text(f"  {at.offline}", Style.DIM)] if left and at.offline else []
     if not at.host.live:
-        told = Text("Nothing was started under --root: this node is configured, not proven.", Style.WARN)
+        last = Text("Nothing was started under --root: this node is configured, not proven.", Style.WARN)
     elif at.cluster is None:
-        told = Text(f"This node runs GPU containers with {at.engine}: it just did.", Style.GOOD)
+        last = Text(f"This node runs GPU containers with {at.engine}: it just did.", Style.GOOD)
     else:
-        told = Text("This node runs GPU pods: it just did.", Style.GOOD)
-    return [*left, told]
+        last = Text("This node runs GPU pods: it just did.", Style.GOOD)
+    return [*left, last]
 
 
 def _unexplained(stopped: StepReport | None) -> ErrorInfo:
@@ -641,7 +641,7 @@ def _runtime(at: ClusterNode, default: bool) -> Step:
 
 def _runtime_class(at: ClusterNode) -> Step:
     command = "gpunode manifests runtime-class"
-    wanted = (runtime_class("nvidia"),)
+    desired = (runtime_class("nvidia"),)
 
     def look() -> State:
         if not at.handler:
@@ -650,7 +650,7 @@ def _runtime_class(at: ClusterNode) -> Step:
             return State(
                 f"no API server from here; where kubectl works: {command} | kubectl apply -f -", left=True
             )
-        held = look_at(at.host, at.cluster, wanted, at.progress)
+        held = look_at(at.host, at.cluster, desired, at.progress)
         refuse_others(held, command)
         if held[0].existing is not None:
             return State("RuntimeClass nvidia is in the cluster", right=True)
@@ -658,7 +658,7 @@ def _runtime_class(at: ClusterNode) -> Step:
 
     def make(dry_run: bool) -> Result:
         assert at.cluster is not None  # `look` has left it
-        return make_objects(at.host, at.cluster, wanted, at.progress, dry_run=dry_run)
+        return make_objects(at.host, at.cluster, desired, at.progress, dry_run=dry_run)
 
     return Step(
         "runtime-class",
@@ -708,7 +708,7 @@ def set_label(host: Host, at: node_object.Place, key: str, value: str, progress:
     before = labels_of(done.before).get(key)
     back = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
     undo = kubectl(host, at.cluster.options, "label", "node", at.node, *back)
-    data = node_object.told(at, done, [node_object.KeyChange(key, before, value)], undo)
+    data = node_object.node_change(at, done, [node_object.KeyChange(key, before, value)], undo)
     return Result(node_object.KIND, data, blocks=node_object.blocks(data))
 
 
@@ -717,7 +717,7 @@ def _plugin(at: ClusterNode, plugin: PluginWay, image: str, wait: float) -> tupl
     if plugin is PluginWay.SYSTEMD:
         return (service_step(host, at.cdi, wait, progress, dry_run=dry_run),)
 
-    def wanted() -> PluginSet:
+    def desired_plugin() -> PluginSet:
         kubelet = find_kubelet(host, running(host))
         return manifests.plugin_set(
             host,
@@ -727,7 +727,7 @@ def _plugin(at: ClusterNode, plugin: PluginWay, image: str, wait: float) -> tupl
             kubelet_root=root_directory(kubelet),
         )
 
-    step = daemon_set_step(host, at.cluster, wanted, image, wait, progress, dry_run=dry_run)
+    step = daemon_set_step(host, at.cluster, desired_plugin, image, wait, progress, dry_run=dry_run)
     return _gpu_label(at), step
 
 

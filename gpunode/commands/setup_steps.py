@@ -286,7 +286,7 @@ def refuse_others(found: Sequence[Held], command: str) -> None:
 def make_objects(
     host: Host,
     cluster: Cluster,
-    wanted: Sequence[Json],
+    desired: Sequence[Json],
     progress: Progress,
     *,
     dry_run: bool,
@@ -296,7 +296,7 @@ def make_objects(
 
     `ClusterError`; `RolledBackError` if `settle` fails after objects were created.
     """
-    found = look_at(host, cluster, wanted, progress)
+    found = look_at(host, cluster, desired, progress)
     missing = [one.desired for one in found if one.existing is None]
     if not dry_run:
         created: list[Json] = []
@@ -372,7 +372,7 @@ def state(host: Host) -> UnitState | None:
     return read_unit_states(host).get(UNIT)
 
 
-def wanted_edit(host: Host, arguments: Sequence[str]) -> FileEdit:
+def unit_edit(host: Host, arguments: Sequence[str]) -> FileEdit:
     """The unit's file as it should be, with these options of `plugin serve`. One that gpunode didn't write
     stays unchanged.
     """
@@ -400,12 +400,12 @@ def bring_service(
     unit is as it was.
     """
     _refuse(host)
-    commands = _commands(host, wanted_edit(host, arguments))
+    commands = _commands(host, unit_edit(host, arguments))
     if dry_run or not host.live:
         done = change_files(
             host,
             OPERATION,
-            lambda: (wanted_edit(host, arguments),),
+            lambda: (unit_edit(host, arguments),),
             engine_restart(host, progress),
             dry_run=dry_run,
         )
@@ -458,7 +458,7 @@ def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progres
         _wait(host, wait, progress)
 
     def plan() -> tuple[FileEdit, ...]:
-        return (wanted_edit(host, arguments),)
+        return (unit_edit(host, arguments),)
 
     def write() -> FilesChanged:
         back = engine_restart(host, progress)
@@ -499,9 +499,9 @@ def _wait(host: Host, wait: float, progress: Progress) -> None:
         if host.wait_until(lambda: serves(own_status(host)), wait, 0.2):
             return
     found = own_status(host)
-    told = f"it says: {found.status}" if found and found.current and found.status else "it says nothing"
+    status = f"it says: {found.status}" if found and found.current and found.status else "it says nothing"
     raise DaemonError(
-        f"the device plugin runs, but the kubelet took no GPUs within {wait:g} s; {told}",
+        f"the device plugin runs, but the kubelet took no GPUs within {wait:g} s; {status}",
         hint=_LOOK,
     )
 
@@ -552,8 +552,8 @@ class Serving:
         return any(count for _, count in self.counts)
 
     def __str__(self) -> str:
-        told = ", ".join(f"{count} {name}" for name, count in self.counts)
-        return f"{told} by {' and '.join(self.names) or 'a device plugin'}"
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts)
+        return f"{counts} by {' and '.join(self.names) or 'a device plugin'}"
 
 
 def serving(host: Host) -> Serving:
@@ -624,7 +624,7 @@ def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_
         if other is not None:
             return other
         unit = state(host)
-        found, edit = find_unit(host), wanted_edit(host, arguments(host, cdi))
+        found, edit = find_unit(host), unit_edit(host, arguments(host, cdi))
         if found.content is None:
             return State(f"{UNIT} is not there")
         if edit.action != "unchanged":
@@ -633,10 +633,10 @@ def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_
             return State(f"{UNIT} doesn't run")
         if not unit.at_boot:
             return State(f"{UNIT} isn't started at boot")
-        told = own_status(host)
-        if host.live and not serves(told):
-            return State(f"the kubelet hasn't taken its GPUs{f': {told.status}' if told else ''}")
-        return State(told.status if told and told.status else f"{UNIT} runs", right=True)
+        own = own_status(host)
+        if host.live and not serves(own):
+            return State(f"the kubelet hasn't taken its GPUs{f': {own.status}' if own else ''}")
+        return State(own.status if own and own.status else f"{UNIT} runs", right=True)
 
     return Step(
         "plugin",
@@ -678,13 +678,13 @@ def daemon_set_step(
                 hint=f"where kubectl works: {command} | kubectl apply -f -; then run this again",
                 code="no-cluster",
             )
-        held = look_at(host, cluster, wanted(), progress)
+        held = look_at(host, cluster, desired(), progress)
         refuse_others(held, command)
         if all(one.existing is not None for one in held):
             return State("its DaemonSet is in the cluster, and serves no GPU here yet")
         return State("no device plugin serves here")
 
-    def wanted() -> tuple[Json, ...]:
+    def desired() -> tuple[Json, ...]:
         return daemon_set_objects(plugin())
 
     def make(dry_run: bool) -> Result:
@@ -692,7 +692,7 @@ def daemon_set_step(
         return make_objects(
             host,
             cluster,
-            wanted(),
+            desired(),
             progress,
             dry_run=dry_run,
             settle=lambda: _wait_for_pod(host, cluster, manifests.OWN_NAMESPACE, wait, progress),

@@ -24,7 +24,7 @@ from gpunode.output.result import Block, Cell, Result, Style, Table, Text
 from gpunode.runtime import find
 from gpunode.runtime.apply import restarter_of
 from gpunode.runtime.crio import CrioEngine
-from gpunode.runtime.drift import Answer, Drift, Remedies, ask_all, drift, own_default
+from gpunode.runtime.drift import Answer, Drift, Remedies, drift, own_default, query_all
 from gpunode.runtime.engine import Active, Engine
 
 # How `gpunode status runtime` reads for people.
@@ -307,7 +307,7 @@ def run(
         raise PreconditionError(
             "no container engine is installed on this node", hint=f"install one: {', '.join(find.FINDERS)}"
         )
-    answers = ask_all(engines)
+    answers = query_all(engines)
     entries = journal_entries(host)
     kubelet = _kubelet(host)
     found = (
@@ -409,20 +409,20 @@ def _unread(engine: Engine, files: Configured, restart: str) -> tuple[Drift, ...
 
 def _handlers(host: Host, files: Configured, active: Active | None) -> tuple[StatusHandler, ...]:
     """Those of the files first, then what only the running daemon has."""
-    told: Mapping[str, str] = dict(active.paths) if active else {}
+    active_paths: Mapping[str, str] = dict(active.paths) if active else {}
     found = [
         StatusHandler(
             one.name,
-            one.path or told.get(one.name, ""),
+            one.path or active_paths.get(one.name, ""),
             one.file,
             one.name in active.handlers if active else None,
-            _exists(host, one.path or told.get(one.name, "")),
+            _exists(host, one.path or active_paths.get(one.name, "")),
         )
         for one in files.handlers
     ]
     for name in active.handlers if active else ():
         if name and name not in files.paths:
-            path = told.get(name, "")
+            path = active_paths.get(name, "")
             found.append(StatusHandler(name, path, "", True, _exists(host, path)))
     return tuple(found)
 

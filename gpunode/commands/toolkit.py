@@ -33,14 +33,14 @@ from gpunode.packages.manager import (
 )
 from gpunode.packages.repository import (
     SUFFIX,
+    DesiredRepository,
     Judged,
     RepositoryPlan,
     State,
-    Wanted,
+    desired_repository,
     judge,
     plan_repository,
     shelf_of,
-    wanted_repository,
 )
 from gpunode.packages.toolkit import PACKAGES, Goal, Steps, common_version
 from gpunode.runtime.apply import engine_restart
@@ -204,14 +204,14 @@ def install(
 ) -> Result:
     """Install, or say what would be done; kind ToolkitInstallation. `key` is a file, `directory` one that
     holds the packages."""
-    wanted = _check(host, goal.version, repository, key, directory)
+    desired = _check(host, goal.version, repository, key, directory)
     manager = find_manager(host)
     if not dry_run:
         require_live(host)
     if goal.hold:
         manager.require_holding()
     with progress.step(f"querying {manager.name} for installed and available packages"):
-        intent = _intend(host, manager, goal, directory, wanted)
+        intent = _intend(host, manager, goal, directory, desired)
     if dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
@@ -232,7 +232,7 @@ def install(
     return _report(intent, done, {name: after[name].installed for name in PACKAGES}, dry_run=False)
 
 
-def _check(host: Host, version: str, repository: str, key: str, directory: str) -> Wanted:
+def _check(host: Host, version: str, repository: str, key: str, directory: str) -> DesiredRepository:
     if directory and (repository or key):
         raise UsageError(
             "--from takes the packages out of a directory, and no repository is added then",
@@ -246,18 +246,18 @@ def _check(host: Host, version: str, repository: str, key: str, directory: str) 
         content = host.read_bytes(str(Path(key).absolute()))
         if content is None:
             raise UsageError(f"there is no file {key}", hint="--key takes the repository's public key")
-    return wanted_repository(repository, content)
+    return desired_repository(repository, content)
 
 
-def _intend(host: Host, manager: Manager, goal: Goal, directory: str, wanted: Wanted) -> Intent:
+def _intend(host: Host, manager: Manager, goal: Goal, directory: str, desired: DesiredRepository) -> Intent:
     shelf = shelf_of(host, manager)
-    repository = plan_repository(host, shelf, wanted)
+    repository = plan_repository(host, shelf, desired)
     states = _states(host, manager, repository)
     killed = bool(killed_runs(host))
     if directory:
         return _from_directory(host, manager, directory, goal, states, killed=killed)
     steps = toolkit.plan(manager, states, goal, killed=killed)
-    if steps.install is None and not wanted.asked and not repository.judged:  # it came by another way
+    if steps.install is None and not desired.asked and not repository.judged:  # it came by another way
         return Intent(manager, states, goal, (), None, None, steps, killed)
     only = repository.file if manager.name == "apt" else repository.id
     refresh = manager.refresh(only) if steps.install or repository.files else None
@@ -332,9 +332,9 @@ def _act(intent: Intent, run: Run) -> None:
         if state.installed != steps.versions[name] or state.unfinished
     }
     if wrong:
-        told = ", ".join(f"{name} {version}" for name, version in wrong.items())
+        versions = ", ".join(f"{name} {version}" for name, version in wrong.items())
         raise PackagesError(
-            f"{manager.name} said that it was done, and the packages aren't at one version: {told}",
+            f"{manager.name} said that it was done, and the packages aren't at one version: {versions}",
             hint="see where each comes from: gpunode toolkit status",
         )
 
@@ -634,8 +634,8 @@ def show_status(host: Host, progress: Progress) -> Result:
     """Look, change nothing; kind ToolkitStatus. Exit 1 if something is to be put right."""
     manager = find_manager(host)
     shelf = shelf_of(host, manager)
-    wanted = wanted_repository()
-    judged = judge(shelf.entries(wanted), wanted, shelf.address(wanted), shelf.file)
+    desired = desired_repository()
+    judged = judge(shelf.entries(desired), desired, shelf.address(desired), shelf.file)
     with progress.step(f"querying {manager.name} for installed and available packages"):
         states, trouble = _installed_states(host, manager)
     packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
@@ -680,8 +680,8 @@ def _package(host: Host, manager: Manager, state: PackageState) -> ToolkitPackag
 def _problems(states: Mapping[str, PackageState], judged: tuple[Judged, ...]) -> Iterator[str]:
     installed = {name: state.installed for name, state in states.items() if state.installed}
     if len(set(installed.values())) > 1:
-        told = ", ".join(f"{name} {version}" for name, version in installed.items())
-        yield f"the packages are at different versions: {told}"
+        versions = ", ".join(f"{name} {version}" for name, version in installed.items())
+        yield f"the packages are at different versions: {versions}"
     if installed and len(installed) < len(PACKAGES):
         yield f"not installed: {', '.join(name for name in PACKAGES if name not in installed)}"
     if half := [name for name, state in states.items() if state.unfinished]:

@@ -75,7 +75,7 @@ def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
     path, source = facts.locate(host, config)
     text = host.read_text(path)
     tree = parse_toml(text or "", path)
-    settings = _wanted(settings_in(host, tree), keys)
+    settings = _selected(settings_in(host, tree), keys)
     data = ToolkitConfig(path, source, text is not None, settings)
     problems = tuple(
         ErrorInfo("toolkit-config", f"{path}: {one.key}: {one.problem}", _mend(one))
@@ -111,7 +111,7 @@ def _unknown(name: str, value: Any, names: set[str]) -> Setting:
     return Setting(name, value, "unknown", "", None, (), problem)
 
 
-def _wanted(settings: tuple[Setting, ...], names: Sequence[str]) -> tuple[Setting, ...]:
+def _selected(settings: tuple[Setting, ...], names: Sequence[str]) -> tuple[Setting, ...]:
     if not names:
         return settings
     found = []

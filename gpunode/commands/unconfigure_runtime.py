@@ -30,7 +30,7 @@ from gpunode.errors import ValidationError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.result import Progress, Result
-from gpunode.runtime.engine import Active, Engine, Plan, Request, Unwanted
+from gpunode.runtime.engine import Active, Engine, Plan, Request, UnwantedConfig
 from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.removal import (
     Original,
@@ -153,7 +153,7 @@ def _own(
         if _loads(engine, restored):
             return restored
     previous = previous_default(engine, journal, names)
-    return engine.plan_removal(Unwanted(names, previous, cdi or ours), active)
+    return engine.plan_removal(UnwantedConfig(names, previous, cdi or ours), active)
 
 
 def _cdi_paths(host: Host) -> tuple[str, ...]:

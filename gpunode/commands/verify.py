@@ -53,14 +53,14 @@ _HINTS = {
 def run(host: Host, progress: Progress, timeout: float = SECONDS) -> Result:
     """Prove that CUDA computes on the host, with `timeout` seconds for each device. Exit 1 if a device fails
     or there is none; errors name cause and cure."""
-    known, wanted = _known(host, progress)
+    known, desired = _known(host, progress)
     if not host.live:
-        return _simulated(known, wanted, progress)
+        return _simulated(known, desired, progress)
     answer = Answer(())
-    if wanted.runnable or not wanted.settled:
+    if desired.runnable or not desired.settled:
         with progress.step("vector-add on host"):
-            answer = _on_host(host, timeout, wanted)
-    return _proof("host", known, wanted, answer)
+            answer = _on_host(host, timeout, desired)
+    return _proof("host", known, desired, answer)
 
 
 def run_in_container(host: Host, request: ContainerRequest, progress: Progress) -> Result:
@@ -68,12 +68,12 @@ def run_in_container(host: Host, request: ContainerRequest, progress: Progress) 
     each device."""
     if request.image:
         return _own_image(host, request, progress)
-    known, wanted = _known(host, progress)
+    known, desired = _known(host, progress)
     answer, via = Answer(()), ""
-    if wanted.runnable or not wanted.settled:
+    if desired.runnable or not desired.settled:
         with progress.step(f"vector-add on {request.engine}"):
-            answer, via = in_container(host, request, wanted.uuids, progress)
-    return _proof(request.engine, known, wanted, answer, via)
+            answer, via = in_container(host, request, desired.uuids, progress)
+    return _proof(request.engine, known, desired, answer, via)
 
 
 def _known(host: Host, progress: Progress) -> tuple[NvmlProbe, Plan]:
@@ -82,24 +82,24 @@ def _known(host: Host, progress: Progress) -> tuple[NvmlProbe, Plan]:
     return known, vectoradd.plan(known.inventory)
 
 
-def _proof(on: str, known: NvmlProbe, wanted: Plan, answer: Answer, via: str = "") -> Result:
+def _proof(on: str, known: NvmlProbe, desired: Plan, answer: Answer, via: str = "") -> Result:
     messages = () if known.inventory else (f"NVML: {known.message}; the devices were read from CUDA",)
-    return _report(Verification(on, vectoradd.merge(wanted, answer.devices), via=via), answer, messages)
+    return _report(Verification(on, vectoradd.merge(desired, answer.devices), via=via), answer, messages)
 
 
-def _simulated(known: NvmlProbe, wanted: Plan, progress: Progress) -> Result:
+def _simulated(known: NvmlProbe, desired: Plan, progress: Progress) -> Result:
     """A recorded machine: its GPUs' sums are computed here, and every result says so."""
     if known.inventory is None:
         raise explain_failure(known)
     with progress.step("vector-add, simulated"):
-        done = tuple(vectoradd.vector_add((one.index, one.uuid, one.name) for one in wanted.runnable))
-    data = Verification("host", vectoradd.merge(wanted, done))
+        done = tuple(vectoradd.vector_add((one.index, one.uuid, one.name) for one in desired.runnable))
+    data = Verification("host", vectoradd.merge(desired, done))
     return _report(data, Answer(done), (vectoradd.NOTICE,))
 
 
-def _on_host(host: Host, timeout: float, wanted: Plan) -> Answer:
-    arguments = vectoradd.arguments(wanted.uuids, timeout)
-    limit = vectoradd.longest_run(len(wanted.uuids), timeout)
+def _on_host(host: Host, timeout: float, desired: Plan) -> Answer:
+    arguments = vectoradd.arguments(desired.uuids, timeout)
+    limit = vectoradd.longest_run(len(desired.uuids), timeout)
     done = host.run(module_argv(vectoradd.MODULE, *arguments), timeout=limit)
     if done.timed_out:
         raise GpunodeError(f"the vector-add did not end within {limit:g} s", hint=_DOCTOR, code="cuda-hang")
@@ -127,8 +127,8 @@ def in_container(
 
 def _without_driver(answer: Answer) -> bool:
     """Whether all that failed is that there is no libcuda."""
-    told = [device.message for device in answer.devices] + [answer.error] * bool(answer.error)
-    return bool(told) and all("libcuda.so.1 can't be loaded" in message for message in told)
+    messages = [device.message for device in answer.devices] + [answer.error] * bool(answer.error)
+    return bool(messages) and all("libcuda.so.1 can't be loaded" in message for message in messages)
 
 
 def _not_injected(host: Host, runtime_name: str, done: ContainerOutcome, answer: Answer) -> GpunodeError:
@@ -187,8 +187,8 @@ def _errors(devices: Sequence[DeviceResult], answer: Answer) -> list[ErrorInfo]:
     if failed:
         causes = {device.message for device in failed}
         which = ", ".join(dict.fromkeys(str(device.index) for device in failed))
-        told = f": {causes.pop()}" if len(causes) == 1 else ""
-        message = f"{len(failed)} of {len(devices)} devices failed (GPU {which}){told}"
+        cause = f": {causes.pop()}" if len(causes) == 1 else ""
+        message = f"{len(failed)} of {len(devices)} devices failed (GPU {which}){cause}"
         return [ErrorInfo("device-failed", message, _hint(failed))]
     if not any(device.status == "ok" for device in devices):
         return [ErrorInfo("no-device", "there is no GPU to verify", _DOCTOR)]

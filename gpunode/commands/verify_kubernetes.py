@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from gpunode.commands.manifests import wanted_pod
+from gpunode.commands.manifests import vector_add_pod
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
@@ -181,8 +181,8 @@ def _is_for(pod: Json, hostname: str) -> bool:
 
 
 def _maker_is_dead(host: Host, pod: Json) -> bool:
-    told = str(((pod.get("metadata") or {}).get("annotations") or {}).get(_MAKER) or "")
-    machine, _, maker = told.rpartition(".")
+    label = str(((pod.get("metadata") or {}).get("annotations") or {}).get(_MAKER) or "")
+    machine, _, maker = label.rpartition(".")
     return bool(machine) and machine == _machine(host) and container.is_dead(host, maker)
 
 
@@ -235,7 +235,7 @@ def run(
     if not timeout >= 1:
         raise UsageError("--timeout is at least 1 second")
     node_name(host, node)
-    pod = wanted_pod(image, resource, namespace)  # invalid values are refused before anything is queried
+    pod = vector_add_pod(image, resource, namespace)  # invalid values are refused before anything is queried
     cluster = connect(host, access)
     case = _case(host, cluster, pod, node, timeout, progress)
     handler = _runtime_class(host, cluster, runtime_class, runtime_name, progress)
@@ -327,18 +327,18 @@ def _runtime_class(host: Host, cluster: Cluster, asked: str, runtime_name: str, 
 
 
 def _create(host: Host, case: _Case) -> Json:
-    wanted = vector_add(case.pod)
-    wanted["metadata"]["annotations"] = made_by(host)
+    desired = vector_add(case.pod)
+    desired["metadata"]["annotations"] = made_by(host)
     try:
-        return case.cluster.create(wanted)
+        return case.cluster.create(desired)
     except (Forbidden, Invalid, NotFound, Unavailable) as error:
         code, hint = pods.refused(error.message, case.namespace, case.pod.runtime_class)
         if not code:
             raise
-        told = type(error)(error.message, hint=hint, code=code, status=error.status)
-        if isinstance(told, Unavailable) and isinstance(error, Unavailable):
-            told.sent = error.sent
-        raise told from error
+        raised = type(error)(error.message, hint=hint, code=code, status=error.status)
+        if isinstance(raised, Unavailable) and isinstance(error, Unavailable):
+            raised.sent = error.sent
+        raise raised from error
 
 
 # --- after ----------------------------------------------------------------------------------------------
@@ -381,13 +381,13 @@ def _of_this_run(host: Host, case: _Case, progress: Progress) -> list[str]:
 
 
 def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
-    def ask() -> None:
+    def delete() -> None:
         try:
             case.cluster.delete("Pod", name, case.namespace)
         except NotFound:
             return  # another client was faster, or the answer to a first attempt was lost
 
-    patiently(host, progress, ask)
+    patiently(host, progress, delete)
 
 
 # --- telling it -----------------------------------------------------------------------------------------
@@ -441,5 +441,5 @@ def _blocks(pod: PodRun, via: str, reason: Reason | None) -> tuple[Block, ...]:
     )
     table = Table(("NODE", "POD", "RESOURCE", "VIA", "TIME", "RESULT"), (row,))
     log = tuple(Text(f"  {line}", Style.DIM) for line in pod.log)
-    told = "The pod computed on a GPU of" if not reason else "No pod computed on a GPU of"
-    return table, *((Text("Its log:"), *log) if log else ()), Text(f"{told} {pod.node}", style)
+    headline = "The pod computed on a GPU of" if not reason else "No pod computed on a GPU of"
+    return table, *((Text("Its log:"), *log) if log else ()), Text(f"{headline} {pod.node}", style)

@@ -45,11 +45,11 @@ class DockerApi:
 
     def info(self) -> dict[str, Any]:
         """``/info``: Runtimes, DefaultRuntime, CgroupDriver, LiveRestoreEnabled, ContainersRunning, ..."""
-        return self._ask_or_recall("info")
+        return self._query_or_recall("info")
 
     def version(self) -> dict[str, Any]:
         """``/version``: Version, ApiVersion, ..."""
-        return self._ask_or_recall("version")
+        return self._query_or_recall("version")
 
     def program_version(self) -> str:
         """The running program's version from the header of the cheapest answer; empty if it isn't Docker's.
@@ -60,7 +60,7 @@ class DockerApi:
         server = self._http.response("GET", "/_ping", timeout=self.timeout).headers.get("server", "")
         return server.removeprefix("Docker/") if server.startswith("Docker/") else ""
 
-    def _ask_or_recall(self, what: str) -> dict[str, Any]:
+    def _query_or_recall(self, what: str) -> dict[str, Any]:
         if self.host.live:
             answer = self._object("GET", f"/{what}")
             self.host.heard("daemons", self.socket, {what: answer})
@@ -115,8 +115,8 @@ class DockerApi:
 
     def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Ids of the containers that carry these labels, stopped ones included, each with all its labels."""
-        wanted = [f"{name}={value}" for name, value in labels.items()]
-        found = self._listing("/containers/json", {"label": wanted}, "&all=1")
+        desired = [f"{name}={value}" for name, value in labels.items()]
+        found = self._listing("/containers/json", {"label": desired}, "&all=1")
         return {
             str(one["Id"]): {str(name): str(value) for name, value in one["Labels"].items()}
             for one in found

@@ -47,7 +47,7 @@ def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, .
     from gpunode.daemons.proto import podresources_pb2 as pb
 
     request = pb.ListPodResourcesRequest()
-    answer = _ask(host, socket, "List", request, pb.ListPodResourcesResponse, timeout)
+    answer = _query(host, socket, "List", request, pb.ListPodResourcesResponse, timeout)
     holdings = tuple(holdings_of(answer))
     host.heard("daemons", socket, {"pods": [_as_recorded(holding) for holding in holdings]})
     return holdings
@@ -67,7 +67,9 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
     from gpunode.daemons.proto import podresources_pb2 as pb
 
     request = pb.AllocatableResourcesRequest()
-    answer = _ask(host, socket, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, timeout)
+    answer = _query(
+        host, socket, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, timeout
+    )
     devices = _by_resource(answer.devices)
     host.heard("daemons", socket, {"allocatable": {name: list(ids) for name, ids in devices.items()}})
     return devices
@@ -101,7 +103,7 @@ def _recorded_ids(ids: Any) -> tuple[str, ...]:
     return tuple(map(str, ids)) if isinstance(ids, list) else ()
 
 
-def _ask(
+def _query(
     host: Host, socket: str, method: str, request: Message, response: type[_Response], timeout: float
 ) -> _Response:
     state = host.socket_state(socket)

@@ -438,13 +438,13 @@ def in_force(running: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     for key in keys:
         if not isinstance(here, Mapping):
             return None
-        wanted = key.replace("_", "").lower()
-        here = next((value for name, value in here.items() if _same(name, key, wanted)), None)
+        desired = key.replace("_", "").lower()
+        here = next((value for name, value in here.items() if _same(name, key, desired)), None)
     return here
 
 
-def _same(name: object, key: str, wanted: str) -> bool:
-    return name == key or (isinstance(name, str) and name.lower() == wanted)
+def _same(name: object, key: str, desired: str) -> bool:
+    return name == key or (isinstance(name, str) and name.lower() == desired)
 
 
 # What containerd ignores because of its files' versions. From containerd's source, ``LoadConfig`` and the

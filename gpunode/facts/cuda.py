@@ -137,29 +137,29 @@ class Release:
         return version_numbers(driver) >= version_numbers(self.minimum)
 
 
-def release(wanted: tuple[int, int]) -> Release | None:
+def release(desired: tuple[int, int]) -> Release | None:
     """The table's row of a release; an unknown point release counts as the newest known one before it of the
     same major release. None for an unknown major release."""
     best: tuple[tuple[int, int], Release] | None = None
     for row in table(DRIVERS).rows:
         known = release_of(row["cuda"])
-        if known is None or known[0] != wanted[0] or known > wanted:
+        if known is None or known[0] != desired[0] or known > desired:
             continue
         if best is None or known > best[0]:
             best = known, Release(row["cuda"], row["minimum"], row["own"])
     return best[1] if best else None
 
 
-def runs(wanted: tuple[int, int], driver: str, offered: tuple[int, int] | None) -> tuple[bool | None, str]:
+def runs(desired: tuple[int, int], driver: str, offered: tuple[int, int] | None) -> tuple[bool | None, str]:
     """Whether programs of a release run on a driver that offers the CUDA `offered`, None if unknown, and
     which driver they need. For a release that is not in the table only this is certain: it runs on a driver
     of its own or a later CUDA, and on none of an earlier major release."""
-    known = release(wanted)
+    known = release(desired)
     if known is not None:
         return known.runs_on(driver), f"driver {known.minimum} or later"
-    if offered is None or (wanted > offered and wanted[0] == offered[0]):
+    if offered is None or (desired > offered and desired[0] == offered[0]):
         return None, ""
-    return wanted <= offered, f"a driver for CUDA {wanted[0]}"
+    return desired <= offered, f"a driver for CUDA {desired[0]}"
 
 
 def newest_of(driver: str) -> tuple[int, int] | None:
@@ -169,14 +169,14 @@ def newest_of(driver: str) -> tuple[int, int] | None:
     return max(filter(None, known), default=None)
 
 
-def makes_code_for(wanted: tuple[int, int], capability: str) -> str:
+def makes_code_for(desired: tuple[int, int], capability: str) -> str:
     """Whether a release supports GPUs of a compute capability: yes, too-early, dropped or unknown."""
     for row in table(CAPABILITIES).rows:
         if row["capability"] == capability:
             first, last = release_of(row["first"]), release_of(row["last"])
-            if first is not None and wanted < first:
+            if first is not None and desired < first:
                 return "too-early"
-            return "dropped" if last is not None and wanted > last else "yes"
+            return "dropped" if last is not None and desired > last else "yes"
     return "unknown"
 
 
@@ -242,7 +242,7 @@ _BRANDS = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RequestedRelease:
     """A requested CUDA release, and its source: ``--cuda`` or the image."""
 
     release: tuple[int, int]
@@ -252,13 +252,13 @@ class Wanted:
         return f"{self.release[0]}.{self.release[1]}"
 
 
-def wanted_release(node: Node) -> Wanted | None:
+def requested_release(node: Node) -> RequestedRelease | None:
     """--cuda, else the image's release; None if neither is given, or the image doesn't name one."""
     named = release_of(node.questions.cuda)
     if named is not None:
-        return Wanted(named, "--cuda")
+        return RequestedRelease(named, "--cuda")
     built = release_of(node.image.image.cuda) if node.image.image else None
-    return Wanted(built, f"CUDA_VERSION of {node.questions.image}") if built else None
+    return RequestedRelease(built, f"CUDA_VERSION of {node.questions.image}") if built else None
 
 
 def inventory(node: Node) -> Inventory | None:

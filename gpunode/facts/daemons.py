@@ -133,8 +133,8 @@ class Found:
     source: str
 
 
-def locate(host: Host, kind: Kind, processes: Sequence[Process], wanted: str | None) -> Found | None:
-    """Find the daemon of the file `wanted`, else the system's own; None without process, unit and program.
+def locate(host: Host, kind: Kind, processes: Sequence[Process], desired: str | None) -> Found | None:
+    """Find the daemon of the file `desired`, else the system's own; None without process, unit and program.
 
     The system's own is the process in the packaged unit's control group, else one that reads the unit's file,
     else, on a node without such a unit, the one that reads the default file or is the only one.
@@ -142,15 +142,15 @@ def locate(host: Host, kind: Kind, processes: Sequence[Process], wanted: str | N
     unit = read_unit(host, kind.unit)
     if unit is not None and unit.program != kind.name:
         unit = None
-    config = wanted or (kind.config_of(unit.argv) if unit else kind.config)
-    process = _pick(host, kind, processes, unit, config, explicit=bool(wanted))
+    config = desired or (kind.config_of(unit.argv) if unit else kind.config)
+    process = _pick(host, kind, processes, unit, config, explicit=bool(desired))
     if process is not None:
         return _of_process(host, kind, process, unit)
     if unit is not None and same_file(host, kind.config_of(unit.argv), config):
         return Found(None, unit, unit.argv, config, f"{unit.name} ({unit.files[0]})")
     if unit is None and host.which(kind.name) is None:
         return None
-    return Found(None, None, (), config, "the specified path" if wanted else "the default path")
+    return Found(None, None, (), config, "the specified path" if desired else "the default path")
 
 
 def _pick(

@@ -26,9 +26,9 @@ class Place:
     room: FileSystem
 
 
-def places(host: Host, wanted: Iterable[tuple[str, str]]) -> tuple[Place, ...]:
-    """`wanted` are directories and their signals; those that don't exist are left out."""
-    found = ((path, signal, host.file_system(path)) for path, signal in wanted)
+def places(host: Host, desired: Iterable[tuple[str, str]]) -> tuple[Place, ...]:
+    """`desired` are directories and their signals; those that don't exist are left out."""
+    found = ((path, signal, host.file_system(path)) for path, signal in desired)
     return tuple(Place(path, signal, room) for path, signal, room in found if room is not None and room.size)
 
 

@@ -37,8 +37,8 @@ def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
 def newer_branch(node: Node) -> int:
     """The branch to upgrade to: the one with the longest support, for nodes on the newest one."""
     here = driver.branch(node.driver_version)
-    wanted = LONG_TERM if here < LONG_TERM else max(here, *driver.kept())
-    return min(wanted, last_branch(node) or wanted)
+    desired = LONG_TERM if here < LONG_TERM else max(here, *driver.kept())
+    return min(desired, last_branch(node) or desired)
 
 
 def has_repository(node: Node) -> bool:

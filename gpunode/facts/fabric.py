@@ -193,7 +193,7 @@ def loaded(host: Host, module: str) -> bool:
     return host.is_dir(f"/sys/module/{module}")
 
 
-def wanted_at_boot(host: Host, module: str) -> tuple[str, int] | None:
+def loaded_at_boot(host: Host, module: str) -> tuple[str, int] | None:
     """The file and line that makes systemd load it at boot (modules-load.d(5))."""
     spelled = (module, module.replace("-", "_"))
     for directory in _MODULES_LOAD:

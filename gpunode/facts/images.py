@@ -62,9 +62,9 @@ def find_image(host: Host, reference: str, docker: str, cri: Mapping[str, str], 
     """
     held_not: list[str] = []
     silent: list[str] = []
-    for engine, ask in _engines(host, reference, docker, cri, podman):
+    for engine, read in _engines(host, reference, docker, cri, podman):
         try:
-            config = ask()
+            config = read()
         except DaemonError as error:
             silent.append(f"{engine}: {error.message}")
             continue

@@ -140,8 +140,8 @@ def _endpoint(host: Host, process: Process | None, unit: str | None, config: str
         flag = process.option("--container-runtime-endpoint")
         if flag:
             return socket_of(flag), f"/proc/{process.pid}/cmdline"
-    told = host.read_text(FLAGS, SMALL_BYTES) or "" if process is None or _kubeadms(process) else ""
-    flags = told.partition("=")[2].strip().strip('"').split()
+    text = host.read_text(FLAGS, SMALL_BYTES) or "" if process is None or _kubeadms(process) else ""
+    flags = text.partition("=")[2].strip().strip('"').split()
     flag = option_value(tuple(flags), "--container-runtime-endpoint")
     if flag:
         return socket_of(flag), FLAGS

@@ -62,8 +62,8 @@ from gpunode.facts.systemd import read_unit
 from gpunode.facts.toolkit import Settings, read_settings
 from gpunode.facts.topic import Stuck, topic
 from gpunode.facts.workloads import Container, DeviceRule, containers, device_rules
-from gpunode.gpu.condition import Condition
 from gpunode.gpu.library_paths import DRIVER_ROOT
+from gpunode.gpu.nvml_health import Condition
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
 
@@ -332,8 +332,8 @@ class Node:
             # a toolkit container may create them in the node's own /dev instead
             there |= {device.path for device in self.device_nodes}
         minors = sorted(gpu.minor for gpu in self.driver_gpus if gpu.minor is not None and not gpu.excluded)
-        wanted = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
-        return next((f"create {path}" for path in wanted if path not in there), "")
+        desired = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
+        return next((f"create {path}" for path in desired if path not in there), "")
 
     @topic
     def conditions(self) -> tuple[Condition, ...]:

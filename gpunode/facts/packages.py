@@ -76,10 +76,10 @@ def read_packages(host: Host) -> Packages:
 
 def _from_dpkg(status: str) -> Iterator[Package]:
     for block in status.split("\n\n"):
-        wanted, installed, _ = _field(block, "Status").partition(" ok installed")
+        desired, installed, _ = _field(block, "Status").partition(" ok installed")
         name = _field(block, "Package")
         if installed and name:
-            yield Package(name, _field(block, "Version"), wanted == "hold")
+            yield Package(name, _field(block, "Version"), desired == "hold")
 
 
 def _field(block: str, name: str) -> str:

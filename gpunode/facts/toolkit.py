@@ -320,8 +320,8 @@ class Settings:
     def problems(self) -> tuple[tuple[str, str], ...]:
         """Keys with values that the toolkit doesn't accept, each with a sentence that says why."""
         found = ((key, dig(self.tree, *key.path)) for key in self.keys)
-        told = ((key.name, wrong(key, value, self.tree)) for key, value in found if value is not None)
-        return tuple((name, problem) for name, problem in told if problem)
+        checked = ((key.name, wrong(key, value, self.tree)) for key, value in found if value is not None)
+        return tuple((name, problem) for name, problem in checked if problem)
 
 
 def read_settings(host: Host, toolkit: Toolkit) -> Settings:

@@ -76,10 +76,10 @@ def _host_driver(capability: bytes) -> VirtualGpu:
         if capability[at + 1] < 2:
             return VirtualGpu()
         at += capability[at + 1]
-    told = capability[at + 2 : at + 2 + 2 * _TEXT]
-    if len(told) < 2 * _TEXT:
+    texts = capability[at + 2 : at + 2 + 2 * _TEXT]
+    if len(texts) < 2 * _TEXT:
         return VirtualGpu()
-    return VirtualGpu(*(_text(part) for part in (told[:_TEXT], told[_TEXT:])))
+    return VirtualGpu(*(_text(part) for part in (texts[:_TEXT], texts[_TEXT:])))
 
 
 def _text(data: bytes) -> str:

@@ -57,7 +57,7 @@ def generated_copy(
     ours = default if isinstance(default, str) and default in handlers else ""
     cdi = section.get("enable_cdi") is True
     copied, there = (
-        {path: value for path, value in _leaves(one) if not _wanted(path, handlers, bool(ours), cdi)}
+        {path: value for path, value in _leaves(one) if not _belongs(path, handlers, bool(ours), cdi)}
         for one in (section, own)
     )
     if not _is_copy(copied, there):
@@ -73,7 +73,7 @@ def _is_copy(copied: Mapping[KeyPath, Any], there: Mapping[KeyPath, Any]) -> boo
     return any(path[:2] == ("containerd", "runtimes") for path in copied)
 
 
-def _wanted(path: KeyPath, handlers: Mapping[str, str], default: bool, cdi: bool) -> bool:
+def _belongs(path: KeyPath, handlers: Mapping[str, str], default: bool, cdi: bool) -> bool:
     """Whether the value at a path is what the drop-in is for, and no copy."""
     if path[:2] == ("containerd", "runtimes"):
         return path[2:3] != () and path[2] in handlers

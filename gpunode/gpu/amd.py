@@ -45,9 +45,9 @@ class ProductNames:
         self._ids: dict[tuple[str, str], str] | None = None
 
     def of(self, at: str) -> str:
-        told = text_of(self._host, f"{at}/product_name")
-        if told:
-            return told
+        name = text_of(self._host, f"{at}/product_name")
+        if name:
+            return name
         device, revision = (
             text_of(self._host, f"{at}/{name}").removeprefix("0x").lower() for name in ("device", "revision")
         )
@@ -181,8 +181,8 @@ def read_topology(inventory: Inventory, nodes: Mapping[int, KfdNode]) -> Topolog
 
 
 def _between(mine: list[KfdNode], theirs: list[KfdNode]) -> tuple[int, int] | None:
-    wanted = {node.number for node in theirs}
-    return next((link for node in mine for to, link in node.links.items() if to in wanted), None)
+    desired = {node.number for node in theirs}
+    return next((link for node in mine for to, link in node.links.items() if to in desired), None)
 
 
 MODULE = "/sys/module/amdgpu"

@@ -1,7 +1,7 @@
 """NVML with types: the only module that imports pynvml.
 
 NVML can hang or crash the process on a sick GPU, so it is opened in child processes only (`gpu.child`):
-`gpu.probe` queries one with a time limit, and the device plugin listens to a `gpu.sentinel` that lives as
+`gpu.probe` queries one with a time limit, and the device plugin listens to a `gpu.nvml_watcher` that lives as
 long as the driver.
 """
 
@@ -523,7 +523,7 @@ class Nvml:
         Needs root or read access to the capability mig/monitor; NO_PERMISSION without.
         """
         instance = self.part("nvmlDeviceGetGpuInstanceById", gpu, gi)
-        wanted = int(self.call("nvmlGpuInstanceGetInfo", instance).profileId)
+        desired = int(self.call("nvmlGpuInstanceGetInfo", instance).profileId)
         for profile in range(_GPU_INSTANCE_PROFILES):
             try:
                 info = self.call("nvmlDeviceGetGpuInstanceProfileInfo", gpu, profile, 1)
@@ -531,7 +531,7 @@ class Nvml:
                 if error.code in (NOT_SUPPORTED, INVALID_ARGUMENT):
                     continue
                 raise
-            if int(info.id) == wanted:
+            if int(info.id) == desired:
                 return profile
         return None
 

@@ -13,7 +13,7 @@ from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 
 if TYPE_CHECKING:
-    from gpunode.gpu.condition import Condition
+    from gpunode.gpu.nvml_health import Condition
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _collect(
     answers: dict[str, Any],
 ) -> None:
     """Fill `answers` as a recording has them: error, or inventory and conditions by index."""
-    child = start(host, "gpunode.gpu.condition" if condition else "gpunode.gpu.discover", options)
+    child = start(host, "gpunode.gpu.nvml_health" if condition else "gpunode.gpu.inventory", options)
     try:
         answers |= answer(child, deadline - host.monotonic(), limit=timeout)
         if "error" in answers or not condition:
@@ -115,7 +115,7 @@ def _conditions(
     answers: dict[str, Any], inventory: Inventory, problem: str
 ) -> tuple[tuple[Condition, ...], str]:
     """The conditions that NVML returned, and why the next one is missing."""
-    from gpunode.gpu.condition import conditions_from_json
+    from gpunode.gpu.nvml_health import conditions_from_json
 
     conditions = conditions_from_json(answers["conditions"], inventory)
     left = sorted({gpu.index for gpu in inventory.gpus} - {one.index for one in conditions})

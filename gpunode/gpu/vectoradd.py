@@ -266,10 +266,10 @@ def _prepare(selector: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = selector
 
 
-def _require_same(wanted: str, got: str) -> None:
+def _require_same(desired: str, got: str) -> None:
     """Another GPU's right sum proves nothing of this one. Only whole GPUs have one UUID for all drivers."""
-    if wanted.startswith("GPU-") and got.startswith("GPU-") and wanted != got:
-        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={wanted} gave {got}: something intercepts CUDA")
+    if desired.startswith("GPU-") and got.startswith("GPU-") and desired != got:
+        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={desired} gave {got}: something intercepts CUDA")
 
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:
@@ -404,17 +404,17 @@ def _settled(gpu: Gpu) -> DeviceResult:
     return DeviceResult(gpu.index, gpu.uuid, gpu.name, status="skip", message=message)
 
 
-def merge(wanted: Plan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ...]:
+def merge(desired: Plan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ...]:
     """The program's results with the inventory's indices and names, in the inventory's order."""
     by_uuid = {result.uuid: result for result in seen}
-    told = [
+    results = [
         replace(by_uuid[device.uuid], index=device.index, name=device.name or by_uuid[device.uuid].name)
         if device.uuid in by_uuid
         else replace(device, status="fail", message="the program said nothing of this device")
-        for device in wanted.runnable
+        for device in desired.runnable
     ]
-    extra = [result for result in seen if result.uuid not in wanted.uuids]
-    return tuple(sorted([*told, *wanted.settled, *extra], key=lambda result: result.index))
+    extra = [result for result in seen if result.uuid not in desired.uuids]
+    return tuple(sorted([*results, *desired.settled, *extra], key=lambda result: result.index))
 
 
 # The vector-add of a node that isn't there: for recorded and simulated machines, on this machine's CPU.

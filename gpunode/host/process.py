@@ -312,7 +312,7 @@ def run_watched(
         try:
             timed_out = not _ends(child, timeout, look)
             if timed_out:
-                _ask_to_end(child)
+                _terminate(child)
         except BaseException:
             _kill(child)
             raise
@@ -335,7 +335,7 @@ def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int
     return False
 
 
-def _ask_to_end(child: subprocess.Popen[bytes]) -> None:
+def _terminate(child: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM to its session: package managers then clean up their locks and lists."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)

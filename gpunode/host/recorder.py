@@ -53,14 +53,14 @@ class RecordingHost(Host):
     # --- files -----------------------------------------------------------------------------------------
 
     def read_bytes(self, path: str, limit: int = READ_BYTES) -> bytes | None:
-        data = self._asked(path, lambda: Host.read_bytes(self, path, limit))
+        data = self._noting_unreadable(path, lambda: Host.read_bytes(self, path, limit))
         real = self._trail(path)
         if data is not None:
             self._keep(real, data)
         return data
 
     def read_tail(self, path: str, limit: int) -> str:
-        text = self._asked(path, lambda: Host.read_tail(self, path, limit))
+        text = self._noting_unreadable(path, lambda: Host.read_tail(self, path, limit))
         real = self._trail(path)
         if text or Host.is_file(self, path):
             self._keep(real, text.encode("utf-8", "surrogateescape"))
@@ -79,7 +79,7 @@ class RecordingHost(Host):
         return self._looked(path, lambda: Host.is_symlink(self, path))
 
     def readlink(self, path: str) -> str | None:
-        target = self._asked(path, lambda: Host.readlink(self, path))
+        target = self._noting_unreadable(path, lambda: Host.readlink(self, path))
         if target is not None:
             self.kept.links[self._trail(path, follow=False)] = target
         return target
@@ -89,7 +89,7 @@ class RecordingHost(Host):
         return Host.realpath(self, path)
 
     def listdir(self, path: str) -> tuple[str, ...]:
-        names = self._asked(path, lambda: Host.listdir(self, path))
+        names = self._noting_unreadable(path, lambda: Host.listdir(self, path))
         real = self._trail(path)
         if names or Host.is_dir(self, path):
             self.kept.directories[real] = None
@@ -98,7 +98,7 @@ class RecordingHost(Host):
         return names
 
     def stat(self, path: str) -> os.stat_result | None:
-        found = self._asked(path, lambda: Host.stat(self, path))
+        found = self._noting_unreadable(path, lambda: Host.stat(self, path))
         real = self._trail(path)
         if found is not None:
             self._place(real)
@@ -130,7 +130,7 @@ class RecordingHost(Host):
         return found
 
     def kernel_log(self) -> tuple[str, ...] | None:
-        lines = self._asked("/dev/kmsg", lambda: Host.kernel_log(self))
+        lines = self._noting_unreadable("/dev/kmsg", lambda: Host.kernel_log(self))
         if lines is not None:
             self.kept.log[:] = self._latest(lines)
         return lines
@@ -186,16 +186,16 @@ class RecordingHost(Host):
 
     # --- keeping ---------------------------------------------------------------------------------------
 
-    def _asked(self, path: str, ask: Callable[[], _Answer]) -> _Answer:
+    def _noting_unreadable(self, path: str, read: Callable[[], _Answer]) -> _Answer:
         """Missing permission is stored as such; the file would otherwise look missing."""
         try:
-            return ask()
+            return read()
         except Unreadable as error:
             self.heard("unreadable", path, error.message)
             raise
 
     def _looked(self, path: str, look: Callable[[], bool]) -> bool:
-        found = self._asked(path, look)
+        found = self._noting_unreadable(path, look)
         if found:
             self._place(self._trail(path))
         else:

@@ -50,12 +50,12 @@ class Changed:
     patch: Patch
 
 
-def patiently(host: Host, progress: Progress, ask: Callable[[], _Answer]) -> _Answer:
+def patiently(host: Host, progress: Progress, read: Callable[[], _Answer]) -> _Answer:
     """Call a read-only request; for half a minute, retry while the server is busy or silent."""
     started = host.monotonic()
     for attempt in range(ATTEMPTS):
         try:
-            return ask()
+            return read()
         except (Unavailable, Unreachable) as error:
             _wait(host, progress, error, attempt, started)
     raise AssertionError("the last attempt raises")

@@ -131,31 +131,31 @@ class Volume:
     mounts: tuple[Json, ...]
 
 
-def plugin_volumes(wanted: PluginSet) -> tuple[Volume, ...]:
+def plugin_volumes(desired: PluginSet) -> tuple[Volume, ...]:
     """Only those that the plugin uses."""
     found = [
         _of_node("device-plugins", DEVICE_PLUGINS, "Directory"),
         _of_node("state", _STATE, "DirectoryOrCreate"),
         Volume({"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}, (_mount("tmp", "/tmp"),)),  # noqa: S108
     ]
-    if wanted.metrics_port:  # the metrics name the pod of each GPU
-        pods = f"{wanted.kubelet_root.rstrip('/')}/pod-resources"
+    if desired.metrics_port:  # the metrics name the pod of each GPU
+        pods = f"{desired.kubelet_root.rstrip('/')}/pod-resources"
         found.append(_of_node("pod-resources", pods, "Directory", POD_RESOURCES, read_only=True))
-    if wanted.config:
+    if desired.config:
         config = str(PurePosixPath(CONFIG_FILE).parent)
         volume = {"name": "config", "configMap": {"name": PLUGIN}}
         found.append(Volume(volume, (_mount("config", config, read_only=True),)))
-    if "file" in wanted.labels:
+    if "file" in desired.labels:
         found.append(_of_node("features", _FEATURES, "DirectoryOrCreate"))
-    if wanted.cdi:
+    if desired.cdi:
         found.append(_of_node("cdi", _CDI, "DirectoryOrCreate"))
-        root = _of_node("driver-root", wanted.driver_root, "Directory", _DRIVER_ROOT, read_only=True)
+        root = _of_node("driver-root", desired.driver_root, "Directory", _DRIVER_ROOT, read_only=True)
         root.mounts[0]["mountPropagation"] = "HostToContainer"  # a driver container is mounted later
         found.append(root)
-    if wanted.mps or wanted.mps_elsewhere:
-        found.append(_of_node("mps", wanted.mps_root, "DirectoryOrCreate"))
-    if wanted.mps:
-        shm = f"{wanted.mps_root}/shm"
+    if desired.mps or desired.mps_elsewhere:
+        found.append(_of_node("mps", desired.mps_root, "DirectoryOrCreate"))
+    if desired.mps:
+        shm = f"{desired.mps_root}/shm"
         both = _mount("mps-shm", shm), _mount("mps-shm", "/dev/shm")  # noqa: S108
         found.append(Volume(_of_node("mps-shm", shm, "DirectoryOrCreate").volume, both))
     return tuple(found)
@@ -219,38 +219,38 @@ class PluginSet:
     pull_secret: str = ""
 
 
-def config_map(wanted: PluginSet) -> Json:
+def config_map(desired: PluginSet) -> Json:
     """The plugin's config file; the plugin notices when it is edited."""
-    data = {PurePosixPath(CONFIG_FILE).name: wanted.config}
-    return made("v1", "ConfigMap", PLUGIN, "device-plugin", wanted.namespace, data=data)
+    data = {PurePosixPath(CONFIG_FILE).name: desired.config}
+    return made("v1", "ConfigMap", PLUGIN, "device-plugin", desired.namespace, data=data)
 
 
-def daemon_set(wanted: PluginSet) -> Json:
+def daemon_set(desired: PluginSet) -> Json:
     """The DaemonSet (apps/v1)."""
     selector = {NAME: PLUGIN}
     spec = {
         "selector": {"matchLabels": selector},
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
-        "template": {"metadata": {"labels": labels("device-plugin")}, "spec": _pod(wanted)},
+        "template": {"metadata": {"labels": labels("device-plugin")}, "spec": _pod(desired)},
     }
-    return made("apps/v1", "DaemonSet", PLUGIN, "device-plugin", wanted.namespace, spec=spec)
+    return made("apps/v1", "DaemonSet", PLUGIN, "device-plugin", desired.namespace, spec=spec)
 
 
-def _pod(wanted: PluginSet) -> Json:
-    volumes = plugin_volumes(wanted)
-    key = resource(wanted.vendor)
+def _pod(desired: PluginSet) -> Json:
+    volumes = plugin_volumes(desired)
+    key = resource(desired.vendor)
     return {
         "serviceAccountName": PLUGIN,
-        "automountServiceAccountToken": asks_server(wanted),
+        "automountServiceAccountToken": needs_api_server(desired),
         "enableServiceLinks": False,
         "priorityClassName": "system-node-critical",
-        **filled(runtimeClassName=wanted.runtime_class),
-        **filled(imagePullSecrets=[{"name": wanted.pull_secret}] if wanted.pull_secret else []),
-        **({"hostPID": True} if wanted.mps else {}),
-        "affinity": _affinity(wanted.vendor),
+        **filled(runtimeClassName=desired.runtime_class),
+        **filled(imagePullSecrets=[{"name": desired.pull_secret}] if desired.pull_secret else []),
+        **({"hostPID": True} if desired.mps else {}),
+        "affinity": _affinity(desired.vendor),
         "tolerations": [{"key": key, "operator": "Exists"}],
-        **filled(initContainers=[_shared_memory(wanted)] if wanted.mps else []),
-        "containers": [_container(wanted, volumes)],
+        **filled(initContainers=[_shared_memory(desired)] if desired.mps else []),
+        "containers": [_container(desired, volumes)],
         "volumes": [one.volume for one in volumes],
     }
 
@@ -264,17 +264,17 @@ def _affinity(vendor: str) -> Json:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _container(wanted: PluginSet, volumes: tuple[Volume, ...]) -> Json:
+def _container(desired: PluginSet, volumes: tuple[Volume, ...]) -> Json:
     return {
         "name": "device-plugin",
-        "image": wanted.image,
-        "imagePullPolicy": pull_policy(wanted.image),
+        "image": desired.image,
+        "imagePullPolicy": pull_policy(desired.image),
         "command": ["gpunode"],
-        "args": list(_arguments(wanted)),
-        **filled(env=_environment(wanted)),
-        **_served(wanted.metrics_port),
-        "resources": _resources(wanted),
-        "securityContext": _security(wanted),
+        "args": list(_arguments(desired)),
+        **filled(env=_environment(desired)),
+        **_served(desired.metrics_port),
+        "resources": _resources(desired),
+        "securityContext": _security(desired),
         "volumeMounts": [mount for one in volumes for mount in one.mounts],
     }
 
@@ -284,35 +284,35 @@ def pull_policy(image: str) -> str:
     return "IfNotPresent" if "/" in image else "Never"
 
 
-def _arguments(wanted: PluginSet) -> tuple[str, ...]:
+def _arguments(desired: PluginSet) -> tuple[str, ...]:
     return (
         *("plugin", "serve"),
-        *((f"--vendor={wanted.vendor}",) if wanted.vendor != "nvidia" else ()),
-        *((f"--config-file={CONFIG_FILE}",) if wanted.config else ()),
-        *wanted.arguments,
-        *((f"--listen=:{wanted.metrics_port}",) if wanted.metrics_port else ()),
+        *((f"--vendor={desired.vendor}",) if desired.vendor != "nvidia" else ()),
+        *((f"--config-file={CONFIG_FILE}",) if desired.config else ()),
+        *desired.arguments,
+        *((f"--listen=:{desired.metrics_port}",) if desired.metrics_port else ()),
     )
 
 
-def asks_server(wanted: PluginSet) -> bool:
+def needs_api_server(desired: PluginSet) -> bool:
     """Whether the plugin uses the API server."""
-    return not {"node", "node-feature"}.isdisjoint(wanted.labels)
+    return not {"node", "node-feature"}.isdisjoint(desired.labels)
 
 
-def _environment(wanted: PluginSet) -> list[Json]:
-    told = [{"name": name, "value": value} for name, value in _of_runtime(wanted).items()]
-    fields = {"NODE_NAME": "spec.nodeName", "POD_NAME": "metadata.name"} if asks_server(wanted) else {}
-    return told + [
+def _environment(desired: PluginSet) -> list[Json]:
+    variables = [{"name": name, "value": value} for name, value in _of_runtime(desired).items()]
+    fields = {"NODE_NAME": "spec.nodeName", "POD_NAME": "metadata.name"} if needs_api_server(desired) else {}
+    return variables + [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()
     ]
 
 
-def _of_runtime(wanted: PluginSet) -> dict[str, str]:
+def _of_runtime(desired: PluginSet) -> dict[str, str]:
     """Variables by which NVIDIA's runtime adds NVML's library, with MPS its programs, and every GPU."""
-    if wanted.vendor != "nvidia":
+    if desired.vendor != "nvidia":
         return {}
-    monitored = {MONITORED: "all"} if wanted.mig else {}
-    parts = "compute,utility" if wanted.mps else "utility"
+    monitored = {MONITORED: "all"} if desired.mig else {}
+    parts = "compute,utility" if desired.mps else "utility"
     return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": parts, **monitored}
 
 
@@ -337,29 +337,29 @@ def _served(port: int) -> Json:
     }
 
 
-def _resources(wanted: PluginSet) -> Json:
+def _resources(desired: PluginSet) -> Json:
     """As in the systemd unit. No limit with MPS: its servers use as much memory as their clients need."""
     requests = {"cpu": "10m", "memory": "64Mi"}
-    return {"requests": requests} if wanted.mps else {"requests": requests, "limits": {"memory": "256Mi"}}
+    return {"requests": requests} if desired.mps else {"requests": requests, "limits": {"memory": "256Mi"}}
 
 
-def _security(wanted: PluginSet) -> Json:
-    if wanted.device_specs:
+def _security(desired: PluginSet) -> Json:
+    if desired.device_specs:
         return {"privileged": True, "readOnlyRootFilesystem": True, "runAsUser": 0}
-    added = _MPS_CAPABILITIES if wanted.mps else ("SYS_ADMIN",) if wanted.mig else ()
+    added = _MPS_CAPABILITIES if desired.mps else ("SYS_ADMIN",) if desired.mig else ()
     capabilities: Json = {"drop": ["ALL"], **filled(add=list(added))}
     return RESTRICTED | {"capabilities": capabilities, "runAsUser": 0}  # the sockets are root's
 
 
-def _shared_memory(wanted: PluginSet) -> Json:
+def _shared_memory(desired: PluginSet) -> Json:
     """MPS clients of every user share this directory with the server; the kubelet creates it for root."""
     return {
         "name": "shared-memory",
-        "image": wanted.image,
-        "imagePullPolicy": pull_policy(wanted.image),
-        "command": ["chmod", "1777", f"{wanted.mps_root}/shm"],
+        "image": desired.image,
+        "imagePullPolicy": pull_policy(desired.image),
+        "command": ["chmod", "1777", f"{desired.mps_root}/shm"],
         "securityContext": RESTRICTED | {"runAsUser": 0},
-        "volumeMounts": [{"name": "mps-shm", "mountPath": f"{wanted.mps_root}/shm"}],
+        "volumeMounts": [{"name": "mps-shm", "mountPath": f"{desired.mps_root}/shm"}],
     }
 
 
@@ -482,24 +482,24 @@ class VectorAdd:
     run: str = ""
 
 
-def vector_add(wanted: VectorAdd) -> Json:
+def vector_add(desired: VectorAdd) -> Json:
     """A Pod that ends by itself and is allowed in a namespace of the level restricted.
 
     With `run` the server chooses the name. It tolerates the resource's own taint, and selects the node by
     label, because nodeName would bypass the scheduler.
     """
-    named: Json = {"generateName": "gpunode-vector-add-"} if wanted.run else {"name": "gpunode-vector-add"}
-    marks = labels("vector-add") | ({RUN: wanted.run} if wanted.run else {})
+    named: Json = {"generateName": "gpunode-vector-add-"} if desired.run else {"name": "gpunode-vector-add"}
+    marks = labels("vector-add") | ({RUN: desired.run} if desired.run else {})
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": named | filled(namespace=wanted.namespace) | {"labels": marks},
+        "metadata": named | filled(namespace=desired.namespace) | {"labels": marks},
         "spec": {
             "restartPolicy": "Never",
-            "activeDeadlineSeconds": wanted.seconds,
-            **filled(runtimeClassName=wanted.runtime_class),
-            **filled(nodeSelector={HOSTNAME: wanted.hostname} if wanted.hostname else {}),
-            "tolerations": [{"key": wanted.resource, "operator": "Exists", "effect": "NoSchedule"}],
+            "activeDeadlineSeconds": desired.seconds,
+            **filled(runtimeClassName=desired.runtime_class),
+            **filled(nodeSelector={HOSTNAME: desired.hostname} if desired.hostname else {}),
+            "tolerations": [{"key": desired.resource, "operator": "Exists", "effect": "NoSchedule"}],
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 5,
@@ -507,8 +507,8 @@ def vector_add(wanted: VectorAdd) -> Json:
             "containers": [
                 {
                     "name": CONTAINER,
-                    "image": wanted.image,
-                    "resources": {"limits": {wanted.resource: "1"}},
+                    "image": desired.image,
+                    "resources": {"limits": {desired.resource: "1"}},
                     "securityContext": RESTRICTED,
                 }
             ],

@@ -53,7 +53,7 @@ class Tools:
     announce: Callable[[str], AbstractContextManager[None]]
 
 
-class HalfDone(GpunodeError):
+class MigNotRestoredError(GpunodeError):
     """A change and its rollback failed: at least one GPU has neither its old layout nor the desired one."""
 
     default_code = "mig-half-done"
@@ -63,7 +63,7 @@ def carry_out(
     host: Host,
     tools: Tools,
     plans: Sequence[GpuPlan],
-    left: Left,
+    left: UnfinishedGpus,
     *,
     skip_reset: bool = False,
     mode_only: bool = False,
@@ -73,8 +73,8 @@ def carry_out(
     On failure each GPU gets back its present layout, or the one from before the earlier run that `left` it
     unfinished.
 
-    `RolledBackError` if the change failed and every GPU was restored; `HalfDone` if the rollback failed too.
-    An interruption is raised again after the rollback.
+    `RolledBackError` if the change failed and every GPU was restored; `MigNotRestoredError` if the rollback
+    failed too. An interruption is raised again after the rollback.
     """
     half = {gpu.uuid: gpu for gpu in left.half}
     before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
@@ -88,7 +88,7 @@ def carry_out(
     def back(error: BaseException) -> None:
         problem = restore(tools, before)
         if problem:
-            raise HalfDone(
+            raise MigNotRestoredError(
                 f"{_words(error)}; and restoring the previous layout failed: {problem}",
                 hint="see the current layout: gpunode mig list; then apply again",
             ) from error
@@ -169,8 +169,8 @@ def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only
     return after
 
 
-def _no_mode(gpu: GpuLayout, wanted: bool) -> GpunodeError:
-    word = "on" if wanted else "off"
+def _no_mode(gpu: GpuLayout, desired: bool) -> GpunodeError:
+    word = "on" if desired else "off"
     virtual = gpu.virtualization == 1  # NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
     hint = "look at the kernel's log: gpunode doctor"
     if virtual:
@@ -304,8 +304,8 @@ def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLa
 
 
 def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> None:
-    wanted = as_it_was(gpu.instances if gpu.current else (), seen.instances)
-    destroy, create = towards(gpu, seen.instances, wanted)
+    desired = as_it_was(gpu.instances if gpu.current else (), seen.instances)
+    destroy, create = towards(gpu, seen.instances, desired)
     made: dict[tuple[str, int], int] = {}
     for step in (*destroy, *create):
         _do(tools, session, step, made)
@@ -331,7 +331,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Begun:
+class LayoutSnapshot:
     """Runs that didn't finish: `before` is each GPU's earlier layout, `goals` are by UUID."""
 
     before: tuple[GpuLayout, ...] = ()
@@ -339,7 +339,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Left:
+class UnfinishedGpus:
     """The GPUs that such runs left unfinished, each with its earlier layout.
 
     `half` are between that layout and a goal, or have reached the goal while another GPU has not; `changed`
@@ -356,7 +356,7 @@ def snapshot_path(host: Host) -> str:
     return f"{state_directory(host)}/mig-before.json"
 
 
-def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left: Left) -> None:
+def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left: UnfinishedGpus) -> None:
     """Write the present layouts of these GPUs and the targets of these plans.
 
     A GPU that an earlier run `left` unfinished keeps that run's goals too, and one that can't be read keeps
@@ -365,7 +365,7 @@ def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left
     old = load_snapshot(host)
     earlier = {gpu.uuid: old.goals.get(gpu.uuid, ()) for gpu in (*left.half, *left.unasked)}
     goals = {one.gpu.uuid: (*earlier.get(one.gpu.uuid, ()), _goal(one)) for one in plans}
-    _write(host, Begun((*before, *left.unasked), {**earlier, **goals}))
+    _write(host, LayoutSnapshot((*before, *left.unasked), {**earlier, **goals}))
 
 
 def _goal(plan: GpuPlan) -> Goal:
@@ -378,27 +378,27 @@ def _goal(plan: GpuPlan) -> Goal:
     return Goal(plan.wish.enabled, cuts)
 
 
-def _write(host: Host, begun: Begun) -> None:
+def _write(host: Host, begun: LayoutSnapshot) -> None:
     host.make_dirs(state_directory(host), mode=0o700)
     goals = {uuid: plain(all_) for uuid, all_ in begun.goals.items()}
     data = {"boot": boot_id(host), "layouts": plain(Layouts("", begun.before)), "goals": goals}
     host.write_atomic(snapshot_path(host), json.dumps(data).encode(), mode=0o600, keep=False)
 
 
-def load_snapshot(host: Host) -> Begun:
+def load_snapshot(host: Host) -> LayoutSnapshot:
     """The runs that started and didn't finish; none from before the last boot, which removes instances."""
     text = host.read_text(snapshot_path(host))
     try:
         data = json.loads(text or "null")
         if not isinstance(data, dict) or data.get("boot") != boot_id(host):
-            return Begun()
+            return LayoutSnapshot()
         goals = {uuid: tuple(from_plain(Goal, goal) for goal in all_) for uuid, all_ in data["goals"].items()}
-        return Begun(from_plain(Layouts, data["layouts"]).gpus, goals)
+        return LayoutSnapshot(from_plain(Layouts, data["layouts"]).gpus, goals)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Begun()
+        return LayoutSnapshot()
 
 
-def left(begun: Begun, now: Layouts) -> Left:
+def left(begun: LayoutSnapshot, now: Layouts) -> UnfinishedGpus:
     """The GPUs that are still unfinished. A run counts as a whole: it is finished once all its GPUs are."""
     half, changed, unasked, made = [], [], [], []
     for gpu in begun.before:
@@ -415,7 +415,7 @@ def left(begun: Begun, now: Layouts) -> Left:
     if not half and not unasked:
         made = []
     standing = sorted((one for one in (*half, *made) if not _as_before(one, now)), key=lambda one: one.index)
-    return Left(tuple(standing), tuple(changed), tuple(unasked))
+    return UnfinishedGpus(tuple(standing), tuple(changed), tuple(unasked))
 
 
 def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
@@ -454,7 +454,7 @@ def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
         begun = load_snapshot(host)
         if tuple(unasked) != begun.before:
             goals = {gpu.uuid: begun.goals.get(gpu.uuid, ()) for gpu in unasked}
-            _write(host, Begun(tuple(unasked), goals))
+            _write(host, LayoutSnapshot(tuple(unasked), goals))
     elif host.read_text(snapshot_path(host)) is not None:
         host.remove(snapshot_path(host))
 

@@ -101,9 +101,9 @@ class InvalidMigConfig(ConfigError):
     def __init__(self, path: str, faults: Sequence[tuple[int, str]]) -> None:
         shown = [f"{path}:{line}: {what}" if line else f"{path}: {what}" for line, what in faults]
         more = len(shown) - _MOST_SHOWN
-        told = shown[:_MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        lines = shown[:_MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])
         super().__init__(
-            "; ".join(told), hint="the form is mig-parted's, version v1; gpunode's docs/mig.md describes it"
+            "; ".join(lines), hint="the form is mig-parted's, version v1; gpunode's docs/mig.md describes it"
         )
         self.faults = tuple(faults)
 
@@ -466,9 +466,9 @@ def difference(wish: Wish, *, mode_only: bool = False) -> str:
     """
     gpu = wish.gpu
     if gpu.current != wish.enabled:
-        wanted, now = ("on", "off") if wish.enabled else ("off", "on")
+        desired, now = ("on", "off") if wish.enabled else ("off", "on")
         waits = ", the change waits for a reset" if gpu.pending == wish.enabled else ""
-        return f"GPU {gpu.index}: MIG is {now}, wanted is {wanted}{waits}"
+        return f"GPU {gpu.index}: MIG is {now}, wanted is {desired}{waits}"
     if mode_only or not wish.enabled:
         return ""
     have = Counter((gi.profile, ci.slices) for gi in gpu.instances for ci in gi.compute)
@@ -480,10 +480,10 @@ def difference(wish: Wish, *, mode_only: bool = False) -> str:
         want[found[0].index, found[1]] += count
     if have == want:
         return ""
-    return f"GPU {gpu.index}: it has {_told(gpu.devices())}, wanted is {_told(wish.profiles)}"
+    return f"GPU {gpu.index}: it has {_devices_text(gpu.devices())}, wanted is {_devices_text(wish.profiles)}"
 
 
-def _told(devices: Mapping[str, int]) -> str:
+def _devices_text(devices: Mapping[str, int]) -> str:
     return summary(devices) or "no MIG device"
 
 

@@ -235,11 +235,11 @@ def parse_name(text: str) -> DeviceName | None:
     return DeviceName(parts, size, int(gigabytes), added, removed)
 
 
-def same_profile(wanted: DeviceName, offered: Iterable[str]) -> bool:
+def same_profile(desired: DeviceName, offered: Iterable[str]) -> bool:
     """Whether one of a GPU's names for a profile means the same GPU instance as this name."""
     for name in offered:
         known = parse_name(name)
-        if name == wanted.instance or (known is not None and known.instance == wanted.instance):
+        if name == desired.instance or (known is not None and known.instance == desired.instance):
             return True
     return False
 
@@ -291,13 +291,13 @@ def bins(profile: Profile, left: Counter[int]) -> tuple[Bin, ...]:
 
 
 def compute_places(
-    profile: Profile, wanted: Bin, present: Sequence[ComputeInstance]
+    profile: Profile, desired: Bin, present: Sequence[ComputeInstance]
 ) -> tuple[ComputeTarget, ...] | None:
     """The compute instances of a GPU instance; existing ones are kept where they match.
 
     None if they don't fit. Where the driver reports no places, only their number and sum count.
     """
-    left = Counter(wanted)
+    left = Counter(desired)
     kept: list[ComputeInstance] = []
     for one in present:
         if left[one.slices] > 0:
@@ -310,10 +310,10 @@ def compute_places(
     if news == [profile.slices]:
         return (*targets, ComputeTarget(profile.slices, _first_place(profile)))
     offers = {one.slices: one for one in profile.compute}
-    counts = Counter(wanted)
+    counts = Counter(desired)
     if any(size not in offers or counts[size] > offers[size].max_count for size in counts):
         return None
-    if sum(wanted) > profile.slices:
+    if sum(desired) > profile.slices:
         return None
     if any(not offers[size].placements for size in news) or any(one.placement is None for one in kept):
         return (*targets, *(ComputeTarget(size) for size in news))

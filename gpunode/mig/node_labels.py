@@ -52,11 +52,11 @@ class NodeLabels:
 
     def tell(self, host: Host, progress: Progress, label: str, state: str) -> None:
         """Set both labels in one patch, or neither; `ClusterError`. Retried where that is safe."""
-        wanted: dict[str, str | None] = {STATE: state} if self.follows else {CONFIG: label, STATE: state}
+        desired: dict[str, str | None] = {STATE: state} if self.follows else {CONFIG: label, STATE: state}
 
         def planned(node: Json) -> Patch:
             other = strings(node, ("metadata", "labels")).get(CONFIG, "") != label
-            return () if self.follows and other else label_patch(node, wanted)
+            return () if self.follows and other else label_patch(node, desired)
 
         with progress.step(f"label {self.node}: {STATE}={state}"):
             changes.change(

@@ -55,22 +55,22 @@ class Target:
         return tuple(device_name(self.name, self.slices, one.slices) for one in self.compute)
 
 
-def solve(gpu: GpuLayout, wanted: Mapping[str, int]) -> tuple[Target, ...]:
+def solve(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[Target, ...]:
     """All desired instances of the GPU, with their places. `CannotPlace` if they don't fit.
 
     The solution with the fewest lost MIG devices is chosen, then the one with the fewest lost GPU instances,
     then the one with the fewest new ones. A GPU with a change of its mode has no instances: pass it without.
     """
-    wish = _wish(gpu, wanted)
+    wish = _wish(gpu, desired)
     found = _search(gpu, wish)
     if found is None:
-        raise CannotPlace(_reason(gpu, wish, wanted), _what_fits(gpu, wanted))
+        raise CannotPlace(_reason(gpu, wish, desired), _what_fits(gpu, desired))
     return found
 
 
-def unknown_profiles(gpu: GpuLayout, wanted: Iterable[str]) -> tuple[str, ...]:
+def unknown_profiles(gpu: GpuLayout, desired: Iterable[str]) -> tuple[str, ...]:
     """The names that this GPU doesn't offer."""
-    return tuple(name for name in wanted if meaning(gpu, name) is None)
+    return tuple(name for name in desired if meaning(gpu, name) is None)
 
 
 def offered(gpu: GpuLayout) -> str:
@@ -98,9 +98,9 @@ class _Part:
     sizes: Bin
 
 
-def _wish(gpu: GpuLayout, wanted: Mapping[str, int]) -> tuple[_Part, ...]:
+def _wish(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[_Part, ...]:
     sizes: dict[int, list[int]] = {}
-    for name, count in wanted.items():
+    for name, count in desired.items():
         found = meaning(gpu, name)
         if found is None:
             raise CannotPlace(f"it has no profile {name}", f"its profiles: {offered(gpu)}")
@@ -271,7 +271,7 @@ def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tu
 # --- reasons --------------------------------------------------------------------------------------------
 
 
-def _reason(gpu: GpuLayout, wish: Sequence[_Part], wanted: Mapping[str, int]) -> str:
+def _reason(gpu: GpuLayout, wish: Sequence[_Part], desired: Mapping[str, int]) -> str:
     for part in wish:
         count = len(bins(part.profile, Counter(part.sizes)))
         if count > part.profile.max_count:
@@ -283,16 +283,18 @@ def _reason(gpu: GpuLayout, wish: Sequence[_Part], wanted: Mapping[str, int]) ->
         profile for part in wish for profile in [part.profile] * len(bins(part.profile, Counter(part.sizes)))
     ]
     if not _allowed(made):
-        return f"{summary(wanted)} need the same media engines"
+        return f"{summary(desired)} need the same media engines"
     slots = f" in its {gpu.slots} memory slots" if gpu.slots else ""
-    return f"{summary(wanted)} don't fit together{slots}"
+    return f"{summary(desired)} don't fit together{slots}"
 
 
-def _what_fits(gpu: GpuLayout, wanted: Mapping[str, int]) -> str:
+def _what_fits(gpu: GpuLayout, desired: Mapping[str, int]) -> str:
     """As much of the wish as fits, in its own order, the largest profiles first."""
     bare = _bare(gpu)
     fitting: dict[str, int] = {}
-    names = [name for name, count in sorted(wanted.items(), key=_largest_first) for _ in range(min(count, 8))]
+    names = [
+        name for name, count in sorted(desired.items(), key=_largest_first) for _ in range(min(count, 8))
+    ]
     for name in names:
         more = {**fitting, name: fitting.get(name, 0) + 1}
         if _search(bare, _wish(bare, more)) is not None:

@@ -85,13 +85,13 @@ class GpuPlan:
         return self.gpu.capable and self.gpu.current != self.wish.enabled
 
 
-def plan(path: str, wanted: Sequence[Wish], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
+def plan(path: str, desired: Sequence[Wish], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
     """The plans of all GPUs; with `mode_only` instances stay unless the change of the mode removes them.
 
     `CannotBe` names each profile that doesn't fit on a GPU, and what would fit.
     """
     found, faults = [], []
-    for wish in wanted:
+    for wish in desired:
         try:
             found.append(plan_gpu(wish, mode_only=mode_only))
         except CannotPlace as error:
@@ -275,5 +275,5 @@ def reached(goal: GpuPlan, now: GpuLayout, target: Sequence[Target], *, mode_onl
     want = sorted((t.profile_id, t.placement.start, sorted(c.slices for c in t.compute)) for t in target)
     if have == want:
         return ""
-    told = ", ".join(f"{gi.name} at {gi.placement}" for gi in now.instances) or "no instance"
-    return f"it has {told}"
+    instances = ", ".join(f"{gi.name} at {gi.placement}" for gi in now.instances) or "no instance"
+    return f"it has {instances}"

@@ -121,24 +121,24 @@ class MigSession:
 
     def layouts(self) -> Layouts:
         """The present layouts of all GPUs."""
-        return from_plain(Layouts, self._ask("read the layouts", READ_SECONDS, do="layouts"))
+        return from_plain(Layouts, self._query("read the layouts", READ_SECONDS, do="layouts"))
 
     def processes(self, uuid: str) -> tuple[MigProcess, ...]:
         """The processes on a GPU and its instances."""
-        found = self._ask("list the processes", READ_SECONDS, do="processes", uuid=uuid)
+        found = self._query("list the processes", READ_SECONDS, do="processes", uuid=uuid)
         return tuple(MigProcess(*one) for one in found)
 
     def set_mode(self, uuid: str, on: bool) -> ModeChange:
         """Switch MIG on or off. Off requires a GPU without instances; on Ampere it may stay pending."""
         doing = f"switch MIG {'on' if on else 'off'}"
-        return ModeChange(**self._ask(doing, CHANGE_SECONDS, do="set-mode", uuid=uuid, on=on))
+        return ModeChange(**self._query(doing, CHANGE_SECONDS, do="set-mode", uuid=uuid, on=on))
 
     def create_gpu_instance(
         self, uuid: str, profile_id: int, at: Placement | None = None, name: str = ""
     ) -> tuple[int, Placement]:
         """Create a GPU instance `at` a place, or where the driver chooses; return its id and its place."""
         doing = f"create GPU instance {name or f'of profile id {profile_id}'}{f' at {at}' if at else ''}"
-        made = self._ask(
+        made = self._query(
             doing, CHANGE_SECONDS, do="create-gpu-instance", uuid=uuid, profile=profile_id, **_place(at)
         )
         return made["id"], Placement(*made["at"])
@@ -149,18 +149,18 @@ class MigSession:
         """Create a compute instance of so many slices on a GPU instance."""
         doing = f"create compute instance {slices}c{f' at {at}' if at else ''}"
         question = {"do": "create-compute-instance", "uuid": uuid, "gi": gi, "slices": slices, **_place(at)}
-        made = self._ask(doing, CHANGE_SECONDS, **question)
+        made = self._query(doing, CHANGE_SECONDS, **question)
         return ComputeInstance(made["id"], slices, Placement(*made["at"]), made["uuid"])
 
     def destroy_gpu_instance(self, uuid: str, gi: int) -> None:
         """Destroy a GPU instance without compute instances."""
-        self._ask("destroy it", CHANGE_SECONDS, do="destroy-gpu-instance", uuid=uuid, gi=gi)
+        self._query("destroy it", CHANGE_SECONDS, do="destroy-gpu-instance", uuid=uuid, gi=gi)
 
     def destroy_compute_instance(self, uuid: str, gi: int, ci: int) -> None:
         """Destroy a compute instance that no process uses."""
-        self._ask("destroy it", CHANGE_SECONDS, do="destroy-compute-instance", uuid=uuid, gi=gi, ci=ci)
+        self._query("destroy it", CHANGE_SECONDS, do="destroy-compute-instance", uuid=uuid, gi=gi, ci=ci)
 
-    def _ask(self, doing: str, seconds: float, **question: Any) -> Any:
+    def _query(self, doing: str, seconds: float, **question: Any) -> Any:
         if self._child is None:
             raise MigError(doing, "", "NVML is closed after its failure", uuid=question.get("uuid", ""))
         self._child.tell(json.dumps(question))

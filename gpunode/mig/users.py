@@ -335,10 +335,10 @@ def drain(
     `UsageError` for a process or container that isn't an obstacle: its number may be another process's by
     now. `PreconditionError` for what doesn't stop; then restart what the last call of `keep` received.
     """
-    wanted = [word for word in dict.fromkeys(words) if not _rests(word, done, found)]
-    for word in wanted:
+    desired = [word for word in dict.fromkeys(words) if not _rests(word, done, found)]
+    for word in desired:
         _check(word, found)
-    for word in wanted:
+    for word in desired:
         done = _stop(host, word, done, progress, keep)
     return done
 
@@ -473,7 +473,7 @@ def _gone(argv: Sequence[str], answer: Completed) -> bool:
 # it to close NVML, only if its unit identifies it, or its pid and start time are in its own status file.
 
 _CLOSE_SECONDS = 20.0  # usually two; more if the driver responds slowly
-_CHILD = "gpunode.gpu.sentinel"
+_CHILD = "gpunode.gpu.nvml_watcher"
 _SIGNALS = {"USR1": 10, "HUP": 1}  # signal(7)
 
 

@@ -75,7 +75,7 @@ class Report:
 
     def having(self, *states: str) -> tuple[Mapping[str, Any], ...]:
         """Findings in one of these states, the worst state first."""
-        return tuple(one for wanted in states for one in self.findings if state(one) == wanted)
+        return tuple(one for desired in states for one in self.findings if state(one) == desired)
 
 
 def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ...]) -> tuple[str, str]:

@@ -332,20 +332,20 @@ class StderrProgress:
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
         """On a terminal one line that is rewritten, elsewhere a line every `_ALIVE_SECONDS`."""
-        started = told = time.monotonic()
+        started = last_message = time.monotonic()
         changing = _is_changing()
         if self.quiet:
             yield lambda last: None
             return
 
         def tell(last: str) -> None:
-            nonlocal told
+            nonlocal last_message
             now = time.monotonic()
             going = f"  {name}, {now - started:.0f} s" + (f": {last}" if last else "")
             if changing:
                 _LINE.show(going)
-            elif now - told >= _ALIVE_SECONDS:
-                told = now
+            elif now - last_message >= _ALIVE_SECONDS:
+                last_message = now
                 _say(f"{going[:_ALIVE_WIDTH]}")
 
         with self.step(text):

@@ -21,9 +21,9 @@ from gpunode.packages.manager import (
     Command,
     FileChange,
     Manager,
+    PackageRequest,
     PackagesError,
     PackageState,
-    Wanted,
     run_command,
     wait_for_others,
 )
@@ -246,9 +246,9 @@ def _packages_back(job: Job, run: Run, error: BaseException) -> None:
     except GpunodeError as trouble:
         left = {"packages": trouble.message}
     if left:
-        told = ", ".join(f"{name} {version}" for name, version in left.items())
+        packages = ", ".join(f"{name} {version}" for name, version in left.items())
         raise PackagesError(
-            f"{error}; and these packages could not be restored: {told}",
+            f"{error}; and these packages could not be restored: {packages}",
             hint=getattr(error, "hint", "") or "see the current state: gpunode toolkit status",
             code=HALF_INSTALLED,
         ) from error
@@ -264,7 +264,7 @@ def back(manager: Manager, now: Mapping[str, PackageState], before: Mapping[str,
     """The commands that undo an incomplete transaction: remove new packages, then install old versions."""
     wrong = _different(now, before)
     out = [name for name in wrong if not before.get(name)]
-    again = [Wanted(name, before[name]) for name in wrong if before.get(name)]
+    again = [PackageRequest(name, before[name]) for name in wrong if before.get(name)]
     return (
         *((manager.install(again, downgrade=True),) if again else ()),
         *((manager.remove(out),) if out else ()),

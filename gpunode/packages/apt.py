@@ -14,10 +14,10 @@ from gpunode.packages.manager import (
     Command,
     Failure,
     PackageChange,
+    PackageRequest,
     PackagesError,
     PackageState,
     Trouble,
-    Wanted,
     failure,
 )
 
@@ -150,7 +150,7 @@ class Apt:
         argv = ("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any", *(alone if only else ()))
         return Command(argv, seconds=_UPDATE_SECONDS, changes=False)
 
-    def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
+    def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
         return self._change("install", downgrade, tuple(map(_named, packages)))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
@@ -230,6 +230,6 @@ def _simulated(text: str) -> Iterator[PackageChange]:
             yield PackageChange(match[1], match[2])
 
 
-def _named(package: Wanted) -> str:
+def _named(package: PackageRequest) -> str:
     version = package.version or (f"{package.branch}.*" if package.branch else "")
     return f"{package.name}={version}" if version else package.name

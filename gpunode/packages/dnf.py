@@ -16,10 +16,10 @@ from gpunode.packages.manager import (
     Command,
     Failure,
     PackageChange,
+    PackageRequest,
     PackagesError,
     PackageState,
     Trouble,
-    Wanted,
     failure,
 )
 
@@ -173,7 +173,7 @@ class Dnf:
         argv = (self.program, "-y", *self._impatient, "makecache", "--refresh", *alone)
         return Command(argv, seconds=300.0, changes=False)
 
-    def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
+    def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
         """dnf installs the version that is named, even an older one, without an option."""
         return self._change("install", *map(_named, packages))
 
@@ -227,6 +227,6 @@ class Dnf:
         return Failure(Trouble.LOCKED, why.said) if done.code == _LOCKED_CODE else why
 
 
-def _named(package: Wanted) -> str:
+def _named(package: PackageRequest) -> str:
     version = package.version or (f"{package.branch}.*" if package.branch else "")
     return f"{package.name}-{version}" if version else package.name

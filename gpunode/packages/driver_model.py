@@ -210,7 +210,7 @@ def read_situation(node: Node) -> Situation:
     """Everything that the choice of the driver depends on; `unread` names what this user may not read."""
     unread: list[str] = []
 
-    def told(what: str, read: Callable[[], _Value], otherwise: _Value) -> _Value:
+    def read_or(what: str, read: Callable[[], _Value], otherwise: _Value) -> _Value:
         try:
             return read()
         except Unreadable as error:
@@ -220,7 +220,7 @@ def read_situation(node: Node) -> Situation:
     host, key = node.host, driver.signing_key(node.host)
     nvlink5 = any(gpu.device_id.startswith(_NVLINK5) for gpu in node.gpus)
     arm = host.exists(_ARM_LOADER)
-    options = told("modprobe.d", lambda: node.module_options, ModuleOptions((), ()))
+    options = read_or("modprobe.d", lambda: node.module_options, ModuleOptions((), ()))
     secure, nouveau = bool(node.secure_boot), _kernels_own(node)
     users = gpu_users(node)
     if users.closed:
@@ -239,8 +239,8 @@ def read_situation(node: Node) -> Situation:
         stream=module_stream(host, "nvidia-driver"),
         repositories=repository_lines(node),
         run_installed=run_installed(node),
-        operator_driver=told("the operator's pods", lambda: _operator_driver(node), ""),
-        vgpu_guest=TRAITS["vgpu-guest"].holds(node) or bool(told("vGPUs", lambda: read_vgpus(host), None)),
+        operator_driver=read_or("the operator's pods", lambda: _operator_driver(node), ""),
+        vgpu_guest=TRAITS["vgpu-guest"].holds(node) or bool(read_or("vGPUs", lambda: read_vgpus(host), None)),
         secure_boot=secure,
         key=key,
         key_enrolled=driver.key_enrolled(host, key) if secure and key else None,
@@ -249,7 +249,7 @@ def read_situation(node: Node) -> Situation:
         nouveau_kept_out=not nouveau and (bool(options.refused("nouveau")) or not _has_nouveau(node)),
         headers=tuple(one for one in _kernels(node) if driver.has_headers(host, one)),
         debian_own=_debians(node),
-        switches=told("NVSwitches", lambda: len(node.switches), 0),
+        switches=read_or("NVSwitches", lambda: len(node.switches), 0),
         nvlink5=nvlink5,
         rack=nvlink5 and arm,
         users=users,

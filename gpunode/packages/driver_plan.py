@@ -34,10 +34,10 @@ from gpunode.packages.manager import (
     FileChange,
     Manager,
     PackageChange,
+    PackageRequest,
     PackagesError,
     PackageState,
     Trouble,
-    Wanted,
 )
 
 # The plan's files and commands, in the order in which they are carried out.
@@ -141,7 +141,7 @@ def _module(manager: Manager, verb: str, what: str) -> Command:
 def install_commands(
     situation: Situation,
     packages: Sequence[DriverPackage],
-    headers: Sequence[Wanted],
+    headers: Sequence[PackageRequest],
     manager: Manager,
     *,
     branch: int,
@@ -155,9 +155,9 @@ def install_commands(
     found = [manager.install(headers)] if headers else []
     pins = [one for one in packages if is_pin(one.name) and (not one.version or one.installed != one.version)]
     rest = [one for one in packages if not is_pin(one.name)]
-    found += [manager.install(_wanted(pins, branch))] if pins else []
+    found += [manager.install(_requests(pins, branch))] if pins else []
     older = any(one.installed and one.installed != one.version for one in rest)
-    install = manager.install(_wanted(rest, branch), downgrade=older and manager.name != "dnf")
+    install = manager.install(_requests(rest, branch), downgrade=older and manager.name != "dnf")
     found.append(_erasing(install, manager) if switching else install)
     return tuple(found)
 
@@ -167,8 +167,8 @@ def is_pin(name: str) -> bool:
     return "-pinning-" in name
 
 
-def _wanted(packages: Sequence[DriverPackage], branch: int) -> tuple[Wanted, ...]:
-    return tuple(Wanted(one.name, one.version, branch if one.exact else 0) for one in packages)
+def _requests(packages: Sequence[DriverPackage], branch: int) -> tuple[PackageRequest, ...]:
+    return tuple(PackageRequest(one.name, one.version, branch if one.exact else 0) for one in packages)
 
 
 def _erasing(command: Command, manager: Manager) -> Command:
@@ -501,7 +501,7 @@ class _Work:
     route: Route
     choice: Choice
     way: str
-    headers: Sequence[Wanted]
+    headers: Sequence[PackageRequest]
     end: Command | None
 
 
@@ -560,7 +560,7 @@ def _fits(situation: Situation, base: DriverPlan) -> tuple[str, ...]:
 
 
 def _considered(
-    situation: Situation, route: Route, choice: Choice, headers: Mapping[str, Wanted]
+    situation: Situation, route: Route, choice: Choice, headers: Mapping[str, PackageRequest]
 ) -> tuple[str, ...]:
     """Every package that the plan may name, for each kind of module."""
     names = [one.name for way in route.ways for one in package_names(situation, route, choice, way)]
@@ -568,7 +568,11 @@ def _considered(
 
 
 def _look(
-    manager: Manager, situation: Situation, route: Route, choice: Choice, headers: Mapping[str, Wanted]
+    manager: Manager,
+    situation: Situation,
+    route: Route,
+    choice: Choice,
+    headers: Mapping[str, PackageRequest],
 ) -> tuple[States, str]:
     """The states of all packages that the plan may name.
 
@@ -601,7 +605,7 @@ def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> Reso
 
 
 def _decisions(
-    situation: Situation, way: str, found: Resolved, headers: Mapping[str, Wanted], *, known: bool
+    situation: Situation, way: str, found: Resolved, headers: Mapping[str, PackageRequest], *, known: bool
 ) -> tuple[Decision, ...]:
     decisions = []
     if found.version:

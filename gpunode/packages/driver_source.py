@@ -24,7 +24,7 @@ from gpunode.packages.driver_model import (
     Situation,
     Wish,
 )
-from gpunode.packages.manager import Available, PackageState, Wanted, matches
+from gpunode.packages.manager import Available, PackageRequest, PackageState, matches
 
 PACKAGES = "driver_packages"
 REPOSITORIES = "driver_repositories"
@@ -277,30 +277,33 @@ def kernel_kind(situation: Situation) -> str:
 _EPEL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{}.noarch.rpm"
 
 
-def lacking_headers(situation: Situation) -> dict[str, Wanted]:
+def lacking_headers(situation: Situation) -> dict[str, PackageRequest]:
     """By kernel, the package that it needs for building modules; only for kernels without it."""
     family = situation.distribution.family
     found = {one: header_package(family, one) for one in situation.kernels if one not in situation.headers}
-    return {release: Wanted(*package) for release, package in found.items() if package[0]}
+    return {release: PackageRequest(*package) for release, package in found.items() if package[0]}
 
 
 def to_build(
-    situation: Situation, route: Route, headers: Mapping[str, Wanted], states: Mapping[str, PackageState]
-) -> tuple[tuple[Wanted, ...], tuple[Refusal, ...]]:
+    situation: Situation,
+    route: Route,
+    headers: Mapping[str, PackageRequest],
+    states: Mapping[str, PackageState],
+) -> tuple[tuple[PackageRequest, ...], tuple[Refusal, ...]]:
     """Headers to install first, and those that aren't available. Without `states` nothing is refused."""
     if not states:
         return tuple(headers.values()), ()
     refusals: list[Refusal] = []
-    wanted: list[Wanted] = []
+    desired: list[PackageRequest] = []
     for release, package in headers.items():
         version = _offered(states[package.name], package.version)
         if version:
-            wanted.append(Wanted(package.name, version if package.version else ""))
+            desired.append(PackageRequest(package.name, version if package.version else ""))
         else:
             refusals.append(_no_headers(situation, release, package))
     if route.name == CUDA_RPM and not states["dkms"].available:
         refusals.append(_no_dkms(situation))
-    return tuple(wanted), tuple(refusals)
+    return tuple(desired), tuple(refusals)
 
 
 def _offered(state: PackageState, version: str) -> str:
@@ -313,7 +316,7 @@ def _offered(state: PackageState, version: str) -> str:
     return next(fits, "")
 
 
-def _no_headers(situation: Situation, release: str, package: Wanted) -> Refusal:
+def _no_headers(situation: Situation, release: str, package: PackageRequest) -> Refusal:
     running = release == situation.kernel
     first = "boot" if running else "install"
     named = f"{package.name}-{package.version}" if package.version else package.name
@@ -363,23 +366,23 @@ def resolve(
     notes = [f"{name} is left out: no repository offers it" for name in left_out]
     if missing:
         return Resolved(refusals=(_missing(missing, choice, route),), notes=tuple(notes))
-    wanted = [one for one in names if offers[one.name]]
-    exact = {one.name: offers[one.name] for one in wanted if one.exact}
+    desired = [one for one in names if offers[one.name]]
+    exact = {one.name: offers[one.name] for one in desired if one.exact}
     jump = _transitional(exact, choice)
     if jump is not None:
         return Resolved(refusals=(jump,), notes=tuple(notes))
     shared = _shared([offers for name, offers in exact.items()], choice, wish)
     if not shared:
-        optional = {one.name for one in wanted if one.exact and not one.must}
+        optional = {one.name for one in desired if one.exact and not one.must}
         needed = {name: offers for name, offers in exact.items() if name not in optional}
         shared = _shared(list(needed.values()), choice, wish)
         if not shared or not optional:
             return Resolved(refusals=(_nothing_shared(needed, choice, wish),), notes=tuple(notes))
         behind = [name for name in optional if shared not in map(_own, exact[name])]
         notes += [f"{name} is left out: it isn't available in {shared}" for name in sorted(behind)]
-        wanted = [one for one in wanted if one.name not in behind]
-    packages = tuple(_package(one, states[one.name], offers[one.name], shared) for one in wanted)
-    refusals = (*_held(packages, states), *_disagreement(wanted, states, route))
+        desired = [one for one in desired if one.name not in behind]
+    packages = tuple(_package(one, states[one.name], offers[one.name], shared) for one in desired)
+    refusals = (*_held(packages, states), *_disagreement(desired, states, route))
     return Resolved(shared, packages, refusals, tuple(notes))
 
 
@@ -387,11 +390,11 @@ def _offers(state: PackageState, route: Route, exact: bool) -> tuple[Available, 
     """The offers of a package from the plan's source; a version that is only installed counts too."""
     if not exact or route.name == SUSE:
         return state.available
-    wanted = _OTHERS if route.name in (UBUNTU, DEBIAN) else _NVIDIA
+    desired = _OTHERS if route.name in (UBUNTU, DEBIAN) else _NVIDIA
     return tuple(
         one
         for one in state.available
-        if not one.origins or any(_vendor(origin, route) == wanted for origin in one.origins)
+        if not one.origins or any(_vendor(origin, route) == desired for origin in one.origins)
     )
 
 

@@ -68,14 +68,14 @@ class PackageState:
         return found.origins if found else ()
 
 
-def matches(version: str, wanted: str) -> bool:
+def matches(version: str, desired: str) -> bool:
     """Whether ``1.20.0``, ``1.20.0-1`` or the whole version means ``3:1.20.0-1.el9``."""
     without_epoch = version.partition(":")[2] or version
-    return wanted in (version, without_epoch, without_epoch.partition("-")[0])
+    return desired in (version, without_epoch, without_epoch.partition("-")[0])
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PackageRequest:
     """A package to install, at the manager's whole version.
 
     Where no version is known: the newest of the driver `branch`, or the candidate if that is 0.
@@ -216,7 +216,7 @@ class Manager(Protocol):
     def refresh(self, only: str = "") -> Command:
         """Refresh the repositories' indexes, or only one: `only` is its file for apt, its id for others."""
 
-    def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
+    def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
         """Install all in one transaction. `downgrade` allows older versions than the installed ones."""
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:

@@ -74,7 +74,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredRepository:
     """The desired repository. `base` has no slash at the end; `asked` if the user named it.
 
     `key` is armored, `fingerprint` its 40 hex digits.
@@ -111,20 +111,20 @@ class Shelf(Protocol):
     def key_file(self) -> str:
         """The key's file."""
 
-    def entries(self, wanted: Wanted) -> tuple[Entry, ...]:
+    def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
         """Every enabled entry, NVIDIA's or not."""
 
-    def address(self, wanted: Wanted) -> str:
+    def address(self, desired: DesiredRepository) -> str:
         """The address of the channel for this kind of package."""
 
-    def render(self, wanted: Wanted) -> bytes:
+    def render(self, desired: DesiredRepository) -> bytes:
         """The content of gpunode's file."""
 
     def without(self, path: str, lines: Sequence[int]) -> bytes:
         """The file with the entries that start at these lines disabled, and no other change."""
 
 
-def wanted_repository(base: str = "", key: bytes | None = None) -> Wanted:
+def desired_repository(base: str = "", key: bytes | None = None) -> DesiredRepository:
     """NVIDIA's own with NVIDIA's key, a mirror of it, or one with a key of its own.
 
     `UsageError` for an address that no manager could use; `ConfigError` for an invalid key.
@@ -146,7 +146,7 @@ def wanted_repository(base: str = "", key: bytes | None = None) -> Wanted:
     fingerprint = fingerprints(data)[0]
     if key is None and fingerprint != known.fingerprint:
         raise PreconditionError("the key that gpunode brings isn't NVIDIA's", hint="reinstall gpunode")
-    return Wanted(base.rstrip("/") or known.base, data, fingerprint, bool(base) or key is not None)
+    return DesiredRepository(base.rstrip("/") or known.base, data, fingerprint, bool(base) or key is not None)
 
 
 def facts() -> Facts:
@@ -157,9 +157,11 @@ def facts() -> Facts:
     return Facts(row["repository"], row["deb"], row["rpm"], packages, places, row["fingerprint"], key)
 
 
-def judge(entries: Sequence[Entry], wanted: Wanted, address: str, file: str) -> tuple[Judged, ...]:
+def judge(
+    entries: Sequence[Entry], desired: DesiredRepository, address: str, file: str
+) -> tuple[Judged, ...]:
     """The entries of the toolkit, each with its state; one at most is `State.USED`."""
-    about = [(one, _first_state(one, wanted, address, file)) for one in entries]
+    about = [(one, _first_state(one, desired, address, file)) for one in entries]
     usable = [one for one, state in about if state is State.USED]
     best = min(usable, key=lambda one: (not one.trusted, one.path != file), default=None)
     return tuple(
@@ -169,11 +171,11 @@ def judge(entries: Sequence[Entry], wanted: Wanted, address: str, file: str) -> 
     )
 
 
-def _first_state(entry: Entry, wanted: Wanted, address: str, file: str) -> State | None:
+def _first_state(entry: Entry, desired: DesiredRepository, address: str, file: str) -> State | None:
     """The state of one entry alone; None if it doesn't concern the toolkit."""
     place = _place(entry.address)
     below = _below_nvidia(place)
-    if entry.path == file and not wanted.asked and below is None:
+    if entry.path == file and not desired.asked and below is None:
         return State.USED  # a mirror that was configured earlier, with its key
     if place == _place(address):
         return State.OTHER_KEY if entry.trusted is False else State.USED
@@ -181,7 +183,7 @@ def _first_state(entry: Entry, wanted: Wanted, address: str, file: str) -> State
         return State.REPLACED if entry.path == file else None
     if not _CHANNELS.match(below):
         return State.RETIRED
-    return State.REPLACED if wanted.asked else State.CHANNEL
+    return State.REPLACED if desired.asked else State.CHANNEL
 
 
 def _below_nvidia(place: str) -> str | None:
@@ -198,13 +200,13 @@ def _place(address: str) -> str:
     return re.sub(r"/(\$\(ARCH\)|\$basearch|\$arch|amd64|arm64|ppc64el|x86_64|aarch64)/$", "/", bare)
 
 
-def plan_repository(host: Host, shelf: Shelf, wanted: Wanted) -> RepositoryPlan:
+def plan_repository(host: Host, shelf: Shelf, desired: DesiredRepository) -> RepositoryPlan:
     """The changes after which the repository is configured exactly once, and no retired one is.
 
     `PreconditionError` if gpunode's own file has repositories of others.
     """
-    entries = shelf.entries(wanted)
-    judged = judge(entries, wanted, shelf.address(wanted), shelf.file)
+    entries = shelf.entries(desired)
+    judged = judge(entries, desired, shelf.address(desired), shelf.file)
     used = next((one.entry for one in judged if one.state is State.USED), None)
     off: dict[str, list[Entry]] = {}
     for one in judged:
@@ -218,7 +220,7 @@ def plan_repository(host: Host, shelf: Shelf, wanted: Wanted) -> RepositoryPlan:
                 hint="move those to a file of their own, then run this again",
             )
         off.pop(shelf.file, None)
-        files += _added(host, shelf, wanted)
+        files += _added(host, shelf, desired)
     for path, gone in off.items():
         kept = [one for one in entries if one.path == path and one not in gone]
         files += _disabled(host, shelf, path, gone, alone=not kept)
@@ -226,11 +228,11 @@ def plan_repository(host: Host, shelf: Shelf, wanted: Wanted) -> RepositoryPlan:
     return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME if ours else "", judged)
 
 
-def _added(host: Host, shelf: Shelf, wanted: Wanted) -> list[FileChange]:
-    key = f"the repository's key {wanted.fingerprint}"
+def _added(host: Host, shelf: Shelf, desired: DesiredRepository) -> list[FileChange]:
+    key = f"the repository's key {desired.fingerprint}"
     made = [
-        FileChange(shelf.key_file, wanted.key, key),
-        FileChange(shelf.file, shelf.render(wanted), "the repository"),
+        FileChange(shelf.key_file, desired.key, key),
+        FileChange(shelf.file, shelf.render(desired), "the repository"),
     ]
     return [one for one in made if host.read_bytes(one.path) != one.content]
 
@@ -280,25 +282,25 @@ class AptShelf:
         """apt reads an armored key from a file with this suffix, without gpg."""
         return f"{self.apt.places.etc}/keyrings/{NAME}.asc"
 
-    def entries(self, wanted: Wanted) -> tuple[Entry, ...]:
+    def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
         places = self.apt.places
         found = read_sources(self.host, places.sources_list, places.sources_parts)
         return tuple(
-            Entry(one.path, one.line, one.uri, one.signed_by, self._holds(one.signed_by, wanted))
+            Entry(one.path, one.line, one.uri, one.signed_by, self._holds(one.signed_by, desired))
             for one in found
         )
 
-    def _holds(self, key: str, wanted: Wanted) -> bool | None:
+    def _holds(self, key: str, desired: DesiredRepository) -> bool | None:
         """An entry without a key is signed by any of those that apt trusts for everything."""
         etc = self.apt.places.etc
         common = (f"{etc}/trusted.gpg", *self.host.glob(f"{etc}/trusted.gpg.d", "*.[ag][sp][cg]"))
-        return any(_holds(self.host, path, wanted) for path in ((key,) if key else common))
+        return any(_holds(self.host, path, desired) for path in ((key,) if key else common))
 
-    def address(self, wanted: Wanted) -> str:
-        return f"{wanted.base}/{facts().deb}"
+    def address(self, desired: DesiredRepository) -> str:
+        return f"{desired.base}/{facts().deb}"
 
-    def render(self, wanted: Wanted) -> bytes:
-        return f"deb [signed-by={self.key_file}] {self.address(wanted)} /\n".encode()
+    def render(self, desired: DesiredRepository) -> bytes:
+        return f"deb [signed-by={self.key_file}] {self.address(desired)} /\n".encode()
 
     def without(self, path: str, lines: Sequence[int]) -> bytes:
         text = _text(self.host, path).splitlines(keepends=True)
@@ -340,33 +342,33 @@ class RpmShelf:
     def key_file(self) -> str:
         return _RPM_KEY
 
-    def entries(self, wanted: Wanted) -> tuple[Entry, ...]:
+    def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
         return tuple(
             Entry(
                 path,
                 line,
                 said.get("baseurl", "").split()[0],
                 key := said.get("gpgkey", ""),
-                self._holds(key, wanted),
+                self._holds(key, desired),
             )
             for path in self.host.glob(self.directory, "*.repo")
             for line, said in _sections(_text(self.host, path))
             if said.get("enabled", "1").lower() not in _FALSE and said.get("baseurl", "").split()
         )
 
-    def _holds(self, key: str, wanted: Wanted) -> bool | None:
+    def _holds(self, key: str, desired: DesiredRepository) -> bool | None:
         # a key that is fetched on first use is the choice of the file's author
-        return _holds(self.host, key.removeprefix("file://"), wanted) if key.startswith("file:///") else None
+        return _holds(self.host, key.removeprefix("file://"), desired) if key.startswith("file:///") else None
 
-    def address(self, wanted: Wanted) -> str:
-        return f"{wanted.base}/{facts().rpm}"
+    def address(self, desired: DesiredRepository) -> str:
+        return f"{desired.base}/{facts().rpm}"
 
-    def render(self, wanted: Wanted) -> bytes:
+    def render(self, desired: DesiredRepository) -> bytes:
         """The repository's index is signed, its packages are not, as in NVIDIA's own file."""
         lines = (
             f"[{NAME}]",
             f"name={NAME}",
-            f"baseurl={self.address(wanted)}",
+            f"baseurl={self.address(desired)}",
             "enabled=1",
             "repo_gpgcheck=1",
             "gpgcheck=0",
@@ -413,12 +415,12 @@ def _text(host: Host, path: str) -> str:
         raise ConfigError(f"{path} is no UTF-8 text", hint="put it right, then run this again") from error
 
 
-def _holds(host: Host, path: str, wanted: Wanted) -> bool | None:
+def _holds(host: Host, path: str, desired: DesiredRepository) -> bool | None:
     """Whether a key file has the expected key. False if it is missing; None if the entry names no file."""
     if not path.startswith("/"):
-        return None if not path else wanted.fingerprint in path.upper().replace(" ", "")
+        return None if not path else desired.fingerprint in path.upper().replace(" ", "")
     try:
         data = host.read_bytes(path)
-        return data is not None and wanted.fingerprint in fingerprints(data)
+        return data is not None and desired.fingerprint in fingerprints(data)
     except GpunodeError:
         return False

@@ -13,7 +13,15 @@ from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.output.result import ExitCode
 from gpunode.packages.dnf import compare
-from gpunode.packages.manager import Command, Manager, PackagesError, PackageState, Trouble, Wanted, matches
+from gpunode.packages.manager import (
+    Command,
+    Manager,
+    PackageRequest,
+    PackagesError,
+    PackageState,
+    Trouble,
+    matches,
+)
 from gpunode.packages.repository import facts
 
 States = Mapping[str, PackageState]
@@ -73,9 +81,9 @@ def plan(manager: Manager, states: States, goal: Goal, *, killed: bool = False) 
             _holding(manager, states, goal), versions={name: states[name].installed for name in PACKAGES}
         )
     versions = _versions(states, goal)
-    wanted = [Wanted(name, versions[name]) for name in PACKAGES]
+    desired = [PackageRequest(name, versions[name]) for name in PACKAGES]
     install = manager.install(
-        wanted, downgrade=any(_older(states[name], versions[name]) for name in PACKAGES)
+        desired, downgrade=any(_older(states[name], versions[name]) for name in PACKAGES)
     )
     return around(manager, states, goal, install, versions, killed=killed)
 

@@ -15,10 +15,10 @@ from gpunode.packages.manager import (
     Command,
     Failure,
     PackageChange,
+    PackageRequest,
     PackagesError,
     PackageState,
     Trouble,
-    Wanted,
     failure,
 )
 
@@ -95,7 +95,7 @@ class Zypper:
         argv = (*_QUIET, "--gpg-auto-import-keys", "refresh", *((only,) if only else ()))
         return Command(argv, seconds=300.0, changes=False)
 
-    def install(self, packages: Sequence[Wanted], *, downgrade: bool = False) -> Command:
+    def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
         return self._install(downgrade, *(word for package in packages for word in _named(package)))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
@@ -132,7 +132,7 @@ class Zypper:
         return Failure(trouble, why.said, HINTS.get(trouble, ""))
 
 
-def _named(package: Wanted) -> tuple[str, ...]:
+def _named(package: PackageRequest) -> tuple[str, ...]:
     """zypper has no pattern for versions, but accepts two limits for one package."""
     if not package.version and package.branch:
         return (f"{package.name}>={package.branch}", f"{package.name}<{package.branch + 1}")

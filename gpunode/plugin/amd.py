@@ -57,8 +57,8 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
     left_out += [LeftOut(unit.index, unit.id, reasons[unit.id]) for unit in units if unit.id in reasons]
     chosen = [unit for unit in units if unit.id not in reasons]
     for kind in ("gpu", "mig"):
-        told = [_told(unit) for unit in chosen if _kind(unit) == kind]
-        warnings += idle_rules(settings.rules, kind, told)
+        keys = [_naming_key(unit) for unit in chosen if _kind(unit) == kind]
+        warnings += idle_rules(settings.rules, kind, keys)
     named = _named(settings, chosen, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
     shared = share(named, settings.sharing, lambda unit, entry: _refusal(settings))
     resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
@@ -125,7 +125,7 @@ def _named(
     standard: list[Unit] = []
     for unit in units:
         kind = types[unit.gpu]
-        name = ruled_name(settings.rules, _kind(unit), _told(unit))
+        name = ruled_name(settings.rules, _kind(unit), _naming_key(unit))
         if not name and settings.resource_naming_strategy == "mixed" and kind:
             name = f"{DOMAIN}/{kind}"
         problem = resource_name_problem(name) if name else ""
@@ -145,7 +145,7 @@ def _kind(unit: Unit) -> str:
     return "mig" if unit.profile else "gpu"
 
 
-def _told(unit: Unit) -> str:
+def _naming_key(unit: Unit) -> str:
     """What naming rules go by."""
     return unit.profile or unit.name
 

@@ -133,7 +133,7 @@ def worst(marks: Iterable[Mark]) -> Mark | None:
     return max(marks, key=lambda mark: (_SEVERITY.get(mark.problem.mend, 0), -mark.since), default=None)
 
 
-def asks_reset(reading: Reading) -> bool:
+def needs_reset(reading: Reading) -> bool:
     """Whether the driver requests an action that resets the GPU, not only the end of some programs."""
     return reading.recovery_action in _RESETS
 
@@ -148,7 +148,7 @@ def with_reading(mark: Mark, reading: Reading, now: float) -> Mark:
     if seen is not None and (ecc is None or seen > ecc):
         mark = replace(mark, ecc=seen)
     if reading.recovery_action not in (None, "none"):  # not over, whatever has been seen before
-        return replace(mark, mended=0.0, last=now, asked=mark.asked or asks_reset(reading))
+        return replace(mark, mended=0.0, last=now, asked=mark.asked or needs_reset(reading))
     return replace(mark, generation=mark.generation or reading.generation)
 
 
@@ -167,8 +167,8 @@ def healed(mark: Mark, reading: Reading | None, now: float, hold: float) -> bool
     """Whether the device may be handed out again; `reading` is the GPU's present one."""
     if mark.kind in (RESTART_APP, APPLICATION, IGNORE):
         return now - mark.last >= hold
-    told = reading.recovery_action if reading is not None else None
-    if mark.kind == BY_DRIVER and told == "none":
+    action = reading.recovery_action if reading is not None else None
+    if mark.kind == BY_DRIVER and action == "none":
         return now - mark.last >= hold
     return bool(mark.mended) and now - max(mark.mended, mark.last) >= hold
 
@@ -408,7 +408,7 @@ class HealthJudge:
             state.episode(now)
         good = state.last_good
         if good is not None and mark.kind != STANDING:
-            mark = replace(mark, generation=good.generation, ecc=good.ecc_volatile, asked=asks_reset(good))
+            mark = replace(mark, generation=good.generation, ecc=good.ecc_volatile, asked=needs_reset(good))
         if len(marks) < _MOST_MARKS:
             self._put(mark.gpu, [*marks, mark])
 

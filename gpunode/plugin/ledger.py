@@ -76,14 +76,14 @@ class Feed:
     def snapshot(self) -> Snapshot:
         return self._snapshot  # one reference, replaced as a whole
 
-    def wait_newer(self, version: int, wanted: Callable[[], bool]) -> Snapshot | None:
-        """Block until there is something newer than `version`; None once `wanted` says no (see `wake`)."""
+    def wait_newer(self, version: int, desired: Callable[[], bool]) -> Snapshot | None:
+        """Block until there is something newer than `version`; None once `desired` says no (see `wake`)."""
         with self._changed:
-            self._changed.wait_for(lambda: self._snapshot.version > version or not wanted())
-            return self._snapshot if wanted() else None
+            self._changed.wait_for(lambda: self._snapshot.version > version or not desired())
+            return self._snapshot if desired() else None
 
     def wake(self) -> None:
-        """Let every waiter ask its `wanted` again."""
+        """Let every waiter ask its `desired` again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -117,7 +117,7 @@ class Ledger:
         self._clock = clock
         self._planning = Lock()
         self._lock = Lock()
-        self._told: dict[str, Problem] = {}
+        self._reported: dict[str, Problem] = {}
         self._known: set[str] = set()
         self._left_out: dict[str, str] = {}
         self._units: tuple[tuple[Resource, tuple[Unit, ...]], ...] = ()  # of the plan
@@ -256,11 +256,11 @@ class Ledger:
     def _report_health(self, resources: Iterable[Resource]) -> None:
         """One line for each unit that failed or healed, however many shares it has."""
         devices = {device.unit.id: device for resource in resources for device in resource.devices}
-        told, self._told = self._told, {}
+        reported, self._reported = self._reported, {}
         for unit_id, device in devices.items():
-            before, now = told.get(unit_id), device.problem
+            before, now = reported.get(unit_id), device.problem
             if now:
-                self._told[unit_id] = now
+                self._reported[unit_id] = now
             where = {"device": unit_id, "index": device.unit.index}
             if now and (before is None or before.reason != now.reason):
                 self._report_problem(now, where)
@@ -270,13 +270,13 @@ class Ledger:
     def _report_problem(self, problem: Problem, where: Mapping[str, object]) -> None:
         if problem.logged:
             return
-        told = {**where, "code": problem.code, "reason": problem.reason}
+        fields = {**where, "code": problem.code, "reason": problem.reason}
         if problem.starting:
-            self._log.info("GPU is not ready yet", **told)
+            self._log.info("GPU is not ready yet", **fields)
             return
         hint = how_to_mend(problem.mend, str(where["index"]), os.getpid())
         more = {"mend": problem.mend, "hint": hint} if problem.mend else {}
-        self._log.error("GPU is unhealthy", **told, **more)
+        self._log.error("GPU is unhealthy", **fields, **more)
 
     def _report_left_out(self) -> None:
         found = {item.id or item.index: item.reason for item in self.plan.left_out}

@@ -403,10 +403,10 @@ def _unhealthy(device: Device, problem: Problem, mends: Mapping[str, str]) -> Al
 def _unknown(snapshot: Snapshot, device_id: str) -> AllocationError:
     known = [device.id for device in snapshot.devices[:_SHOWN]]
     more = len(snapshot.devices) - len(known)
-    told = ", ".join(known) + (f" and {more} more" if more else "")
+    names = ", ".join(known) + (f" and {more} more" if more else "")
     shown = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
     return AllocationError(
-        f"invalid request: unknown device {shown!r}; {snapshot.resource.name} has {told or 'none'}",
+        f"invalid request: unknown device {shown!r}; {snapshot.resource.name} has {names or 'none'}",
         code="not-found",
     )
 
@@ -435,8 +435,8 @@ def matcher(selector: str) -> Matcher:
     """
     text = selector.strip()
     if _INDEX.fullmatch(text):
-        wanted = tuple(int(part) for part in text.split(":"))
-        return lambda unit: unit.order[: len(wanted)] == wanted
+        desired = tuple(int(part) for part in text.split(":"))
+        return lambda unit: unit.order[: len(desired)] == desired
     address = pci_numbers(text)
     if address is not None:
         return lambda unit: pci_numbers(unit.pci) == address

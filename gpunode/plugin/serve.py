@@ -162,11 +162,11 @@ class PluginService:
         """One line for people: how many devices of what, and how the kubelet takes them."""
         if self.backend.waiting or self.ledger.trouble:
             return self.backend.waiting or self.ledger.trouble
-        links, told = self.links, []
+        links, states = self.links, []
         for name, snapshot in self.snapshots.items():
             count = f"{snapshot.healthy} of {len(snapshot.devices)} {name} healthy"
-            told.append(f"{count}, {links[name].status}" if name in links else count)
-        line = "; ".join(told) or "no GPU to advertise"
+            states.append(f"{count}, {links[name].status}" if name in links else count)
+        line = "; ".join(states) or "no GPU to advertise"
         return f"simulated: {line}" if self.settings.simulate else line
 
     def _guard(self, task: Callable[[], None]) -> None:
@@ -185,21 +185,21 @@ class PluginService:
         try:
             while not self._stop.is_set():
                 places = (*socket_directories(self.settings), *self._followed)
-                told = self._waiter.watch([self.host.path(place) for place in places])
+                notified = self._waiter.watch([self.host.path(place) for place in places])
                 self._soon = _CALM_SECONDS
                 self._turn(links)  # after `watch`, so that nothing changes between the two unseen
-                self._waiter.wait(min(self._soon, self._patience(told)))
+                self._waiter.wait(min(self._soon, self._patience(notified)))
         finally:
             self._systemd.tell("STOPPING=1")
             self._close(links)
             self._waiter.close()
 
-    def _patience(self, told: bool) -> float:
-        """Seconds until the next turn without news; `told` whether sockets that come or go are news."""
+    def _patience(self, notified: bool) -> float:
+        """Seconds until the next turn without news; `notified` whether sockets that come or go are news."""
         now = self.host.monotonic()
         if self.ready:
             self._eager_until = now + _EAGER_FOR
-            calm = _CALM_SECONDS if told else _UNWATCHED_SECONDS
+            calm = _CALM_SECONDS if notified else _UNWATCHED_SECONDS
             return min([calm, *(link.due_in(now) for link in self.links.values())])
         return _EAGER_SECONDS if now < self._eager_until else TICK_SECONDS
 

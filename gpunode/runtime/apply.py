@@ -136,7 +136,7 @@ def wait_for_answer(
     settle: float | None = None
     while True:
         try:
-            active = engine.ask()
+            active = engine.query()
         except DaemonError as error:
             if error.code == WITHOUT_CRI:  # an answer too, and one that rarely changes
                 settle = settle or host.monotonic() + patience
@@ -198,13 +198,13 @@ def wait_until_up(host: Host, engine: Engine) -> None:
 
     def answers() -> bool:
         try:
-            engine.ask()
+            engine.query()
         except DaemonError as error:
             return error.code == WITHOUT_CRI
         return True
 
     if not host.wait_until(answers, _ANSWER_SECONDS, 0.1):
-        engine.ask()  # reports the reason
+        engine.query()  # reports the reason
 
 
 def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -> None:
@@ -238,7 +238,7 @@ def _restore_after_reload(host: Host, edit: FileEdit, reload_error: str) -> None
 
 def _answers(engine: Engine) -> bool:
     try:
-        engine.ask()
+        engine.query()
     except DaemonError:
         return False
     return True
@@ -260,7 +260,7 @@ def query_if_up(engine: Engine) -> Active | None:
     if not engine.host.live:
         return None
     try:
-        return engine.ask()
+        return engine.query()
     except DaemonError:
         return None
 

@@ -16,7 +16,7 @@ from gpunode.runtime import containerd_check, containerd_plan
 from gpunode.runtime.containerd_check import Judge, Texts
 from gpunode.runtime.containerd_files import DROP_IN_NAME, NVIDIA_DROP_INS, State, refuse_missing_import
 from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
-from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode
 from gpunode.runtime.trees import Tree, same
 
 _HAS_CDI = (1, 7)
@@ -35,25 +35,25 @@ class ContainerdEngine:
         """containerd needs an absolute path."""
         return "/usr/bin/nvidia-container-runtime"
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Add the runtime to a file that this containerd reads; any change needs a restart."""
         self._refuse_managed()
-        if wanted.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
+        if desired.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
             release = ".".join(map(str, self.daemon.version))
             raise PreconditionError(
                 f"containerd {release} has no CDI, which came with 1.7", hint="leave out --cdi or upgrade it"
             )
         state = self._state()
         copies = containerd_plan.copies(state)
-        if wanted.replace and copies:
-            replacement = self._replacement(wanted, copies)
-            wanted, basis = replacement.wanted, replacement.state
+        if desired.replace and copies:
+            replacement = self._replacement(desired, copies)
+            desired, basis = replacement.desired, replacement.state
             outcome = containerd_plan.replaced(replacement)
         else:
-            basis, outcome = state, configured(state, wanted)
+            basis, outcome = state, configured(state, desired)
         edits = self._edits(outcome)
-        verb, reason = _verb(edits, active is None or active.has(wanted))
-        previous = basis.config.named_default if wanted.default else ""
+        verb, reason = _verb(edits, active is None or active.has(desired))
+        previous = basis.config.named_default if desired.default else ""
         return Plan(
             "containerd",
             edits or self._untouched(),
@@ -61,12 +61,12 @@ class ContainerdEngine:
             reason,
             (*outcome.notes, *self._about_drop_ins(state, copies, outcome)),
             outcome.version,
-            previous_default="" if previous == wanted.default else previous,
-            had_runtime=any(name in state.config.runtimes for name in wanted.names),
+            previous_default="" if previous == desired.default else previous,
+            had_runtime=any(name in state.config.runtimes for name in desired.names),
             switched_cdi=outcome.switched_cdi,
         )
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from every file that names them."""
         from gpunode.runtime import containerd_plan
 
@@ -88,7 +88,7 @@ class ContainerdEngine:
                 self._judge.staged(containerd_check.laid_over(self.host, config.files, plan))
             except ValidationError as error:
                 note = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
-                removal = self.plan_removal(Unwanted(names), active)
+                removal = self.plan_removal(UnwantedConfig(names), active)
                 return replace(removal, notes=(*removal.notes, note))
         return plan
 
@@ -104,13 +104,13 @@ class ContainerdEngine:
         verb, reason = _verb(edits, gone)
         return Plan("containerd", edits, verb, reason, notes, version)
 
-    def _replacement(self, wanted: Wanted, copies: Copies) -> Replacement:
+    def _replacement(self, desired: DesiredConfig, copies: Copies) -> Replacement:
         """The state without the generated copies. The new drop-in takes the path of the first copy."""
         state = self._state(without=frozenset(copies))
         if state.deep and not self.drop_in:
             state = replace(state, drop_in=next(iter(copies)))
         texts = {path: text for path, text in state.texts.items() if path not in copies}
-        return Replacement(replace(state, texts=texts), containerd_plan.with_copied(wanted, copies), copies)
+        return Replacement(replace(state, texts=texts), containerd_plan.with_copied(desired, copies), copies)
 
     def _about_drop_ins(self, state: State, copies: Copies, outcome: Outcome) -> tuple[str, ...]:
         """What generated copies hide, and NVIDIA's drop-ins that containerd does not read."""
@@ -224,7 +224,7 @@ class ContainerdEngine:
             return driver == "systemd"
         return self.host.systemd_runs() and self.host.exists("/sys/fs/cgroup/cgroup.controllers")
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd merge staged copies, and compare the result with its view of the present files."""
         judge = self._judge
         if judge is None:
@@ -234,11 +234,11 @@ class ContainerdEngine:
         copies = containerd_plan.copies(state) if expected is not None and expected.replace else {}
         if expected is not None and copies:
             replacement = self._replacement(expected, copies)
-            state, expected = replacement.state, replacement.wanted
+            state, expected = replacement.state, replacement.desired
             before = judge.staged({path: state.texts[path] for path in state.config.files})
         return containerd_check.check(self.host, self.daemon, state.config, plan, expected, before)
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """Handlers and default from the CRI's Status; `DaemonError` if it doesn't answer."""
         from gpunode.daemons.cri import Cri
 

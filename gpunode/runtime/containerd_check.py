@@ -14,7 +14,7 @@ from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Handler, Plan, Wanted, decode, refuse_untrusted
+from gpunode.runtime.engine import DesiredConfig, Handler, Plan, decode, refuse_untrusted
 from gpunode.runtime.trees import Tree, same
 
 Texts = Mapping[str, str | None]
@@ -62,7 +62,7 @@ def check(
     daemon: Daemon,
     config: ContainerdConfig,
     plan: Plan,
-    expected: Wanted | None,
+    expected: DesiredConfig | None,
     before: Tree | None = None,
 ) -> tuple[str, ...]:
     """`ValidationError` if containerd refuses the edited files, or reads them otherwise than planned.
@@ -87,11 +87,11 @@ def check(
     return ()
 
 
-def _lost(before: Tree, merged: Tree) -> Wanted:
+def _lost(before: Tree, merged: Tree) -> DesiredConfig:
     """What a removal removed, in the terms of the desired configuration."""
     lost = tuple(set(runtimes_in(before)) - set(runtimes_in(merged)))
     default = _containerd_table(before).get("default_runtime_name") in lost
-    return Wanted(tuple(Handler(name, "") for name in lost), set_as_default=default, cdi=True)
+    return DesiredConfig(tuple(Handler(name, "") for name in lost), set_as_default=default, cdi=True)
 
 
 def laid_over(host: Host, files: Iterable[str], plan: Plan) -> dict[str, str | None]:
@@ -146,7 +146,7 @@ def _reason(answer: Completed, places: Mapping[str, str]) -> str:
     return said.removeprefix("containerd: ")
 
 
-def must_have(merged: Tree, expected: Wanted, path: str) -> None:
+def must_have(merged: Tree, expected: DesiredConfig, path: str) -> None:
     """`ValidationError` if containerd's merged view lacks the desired configuration."""
     table = _containerd_table(merged)
     for handler in expected.handlers:
@@ -178,7 +178,7 @@ def cdi_is_on(merged: Tree) -> bool:
     )
 
 
-def must_keep(before: Tree, merged: Tree, ours: Wanted, path: str) -> None:
+def must_keep(before: Tree, merged: Tree, ours: DesiredConfig, path: str) -> None:
     """`ValidationError` unless everything but `ours` means the same to containerd as before."""
     one, other = (_without_ours(tree, ours) for tree in (before, merged))
     if "runc" not in runtimes_in(before):  # a table of runtimes without runc had hidden containerd 1's own
@@ -205,7 +205,7 @@ def _containerd_table(tree: Tree) -> Tree:
     return {}
 
 
-def _without_ours(tree: Tree, ours: Wanted) -> Tree:
+def _without_ours(tree: Tree, ours: DesiredConfig) -> Tree:
     result = copy.deepcopy(tree)
     for key in ("imports", "version"):
         result.pop(key, None)

@@ -30,7 +30,7 @@ from gpunode.runtime.containerd_files import (
     simple,
     snapshotter_without_runtimes,
 )
-from gpunode.runtime.engine import Handler, Unwanted, Wanted
+from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 from gpunode.runtime.trees import Mutation, Tree
 
 _CDI_DIRECTORIES = (("/etc/cdi",), ("/var/run/cdi", "/run/cdi"))
@@ -76,27 +76,27 @@ class _Draft:
         return f"use a drop-in: gpunode configure-runtime --drop-in-config {self.state.drop_in}"
 
 
-def configured(state: State, wanted: Wanted) -> Outcome:
+def configured(state: State, desired: DesiredConfig) -> Outcome:
     """The files' new texts with the desired configuration; `ConfigError` if that isn't possible."""
     refuse(state)
-    outcome = _configured(state, wanted)
+    outcome = _configured(state, desired)
     refuse_missing_import(state, outcome.texts)
     return outcome
 
 
-def _configured(state: State, wanted: Wanted) -> Outcome:
+def _configured(state: State, desired: DesiredConfig) -> Outcome:
     version = _version(state)
-    notes = _about_cdi(state, wanted)
-    off = state.config.disabled and wanted.handlers
-    tables = _tables(state, wanted, systemd_cgroup=False)
-    if not off and _is_there(state, wanted, tables):
+    notes = _about_cdi(state, desired)
+    off = state.config.disabled and desired.handlers
+    tables = _tables(state, desired, systemd_cgroup=False)
+    if not off and _is_there(state, desired, tables):
         return Outcome({}, state.config.version, notes)
     draft = _Draft(state, notes=list(notes))
     _bring_main_up(draft, version)
-    switched_on = bool(wanted.handlers) and _enable_cri(draft)
+    switched_on = bool(desired.handlers) and _enable_cri(draft)
     systemd_cgroup = _needs_systemd_cgroup(draft, switched_on=switched_on)
-    _add(draft, wanted, version, systemd_cgroup)
-    return Outcome(draft.texts(), version, tuple(draft.notes), _switches_cdi(state, wanted))
+    _add(draft, desired, version, systemd_cgroup)
+    return Outcome(draft.texts(), version, tuple(draft.notes), _switches_cdi(state, desired))
 
 
 def _version(state: State) -> int:
@@ -167,18 +167,18 @@ def _needs_systemd_cgroup(draft: _Draft, *, switched_on: bool) -> bool:
     return False
 
 
-def _tables(state: State, wanted: Wanted, *, systemd_cgroup: bool) -> dict[str, Tree]:
+def _tables(state: State, desired: DesiredConfig, *, systemd_cgroup: bool) -> dict[str, Tree]:
     return {
         handler.name: runtime_table(state.config, state.effective, handler, systemd_cgroup)
-        for handler in wanted.handlers
+        for handler in desired.handlers
     }
 
 
-def _add(draft: _Draft, wanted: Wanted, version: int, systemd_cgroup: bool) -> None:
+def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bool) -> None:
     state = draft.state
     plugin = _plugin(state, version)
-    tables = _tables(state, wanted, systemd_cgroup=systemd_cgroup)
-    target = _destination(state, wanted, plugin)
+    tables = _tables(state, desired, systemd_cgroup=systemd_cgroup)
+    target = _destination(state, desired, plugin)
     spelled_out = bool(state.config.runtimes)
 
     def mutate(tree: Tree) -> None:
@@ -190,12 +190,12 @@ def _add(draft: _Draft, wanted: Wanted, version: int, systemd_cgroup: bool) -> N
             if systemd_cgroup or not (spelled_out or state.deep):
                 _spell_out_runc(runtimes, state.effective, systemd_cgroup)
             runtimes.update(tables)
-        if wanted.default:
-            cri["containerd"]["default_runtime_name"] = wanted.default
-        if _switches_cdi(state, wanted):
+        if desired.default:
+            cri["containerd"]["default_runtime_name"] = desired.default
+        if _switches_cdi(state, desired):
             cri["enable_cdi"] = True
 
-    if target == state.drop_in and _starts_afresh(state, wanted, version):
+    if target == state.drop_in and _starts_afresh(state, desired, version):
         draft.add(target, lambda tree: tree.clear())
     draft.add(target, mutate)
     if target == state.drop_in and not containerd_files.imported(state.config, state.drop_in):
@@ -218,7 +218,7 @@ def _plugin(state: State, version: int) -> str:
     return CRI_PLUGINS[min(version, 3)]
 
 
-def _starts_afresh(state: State, wanted: Wanted, version: int) -> bool:
+def _starts_afresh(state: State, desired: DesiredConfig, version: int) -> bool:
     """Whether the drop-in's old content is replaced: it isn't read, or has another version.
 
     `ConfigError` if it is neither empty nor NVIDIA's nor only about the desired runtimes.
@@ -228,7 +228,7 @@ def _starts_afresh(state: State, wanted: Wanted, version: int) -> bool:
     read = path in state.config.files
     if not tree or (read and tree.get("version", version) == version):
         return False
-    if nvidia_writer(text, tree) or of_runtimes_only(tree, wanted.names):
+    if nvidia_writer(text, tree) or of_runtimes_only(tree, desired.names):
         return True
     why = f"has version {tree.get('version')}, {state.config.path} {version}" if read else "is not imported"
     raise ConfigError(
@@ -237,24 +237,24 @@ def _starts_afresh(state: State, wanted: Wanted, version: int) -> bool:
     )
 
 
-def _is_there(state: State, wanted: Wanted, tables: Mapping[str, Tree]) -> bool:
+def _is_there(state: State, desired: DesiredConfig, tables: Mapping[str, Tree]) -> bool:
     """Whether the merged files already have all this, from any author."""
     config = state.config
-    default = wanted.default in ("", config.default_runtime)
+    default = desired.default in ("", config.default_runtime)
     there = all(config.runtimes.get(name) == table for name, table in tables.items())
-    return there and default and not _switches_cdi(state, wanted)
+    return there and default and not _switches_cdi(state, desired)
 
 
-def _switches_cdi(state: State, wanted: Wanted) -> bool:
+def _switches_cdi(state: State, desired: DesiredConfig) -> bool:
     """Whether CDI is requested and off; containerd 2 has it on unless a file disables it."""
-    return wanted.cdi and state.config.cri.get("enable_cdi", state.deep) is not True
+    return desired.cdi and state.config.cri.get("enable_cdi", state.deep) is not True
 
 
-def _about_cdi(state: State, wanted: Wanted) -> tuple[str, ...]:
-    if not wanted.cdi:
+def _about_cdi(state: State, desired: DesiredConfig) -> tuple[str, ...]:
+    if not desired.cdi:
         return ()
     notes = []
-    if state.config.disabled and not wanted.handlers:
+    if state.config.disabled and not desired.handlers:
         notes.append(
             f"{state.config.path} switches containerd's CRI off: only ctr and nerdctl can use CDI through it"
         )
@@ -269,7 +269,7 @@ def _about_cdi(state: State, wanted: Wanted) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _destination(state: State, wanted: Wanted, plugin: str) -> str:
+def _destination(state: State, desired: DesiredConfig, plugin: str) -> str:
     tables = _files_with_cri(state, plugin)
     if state.drop_in_forced:
         if not state.deep and tables and tables[-1] != state.drop_in:
@@ -281,7 +281,7 @@ def _destination(state: State, wanted: Wanted, plugin: str) -> str:
         return state.drop_in
     for name in reversed(tables):
         known = dig(state.config.trees[name], "plugins", plugin, "containerd", "runtimes")
-        if not state.deep or (isinstance(known, dict) and not known.keys().isdisjoint(wanted.names)):
+        if not state.deep or (isinstance(known, dict) and not known.keys().isdisjoint(desired.names)):
             return name
     return state.drop_in if state.deep else state.config.path
 
@@ -314,7 +314,7 @@ class Replacement:
     """The state without the copies, the desired configuration then, and the copies themselves."""
 
     state: State
-    wanted: Wanted
+    desired: DesiredConfig
     copies: Copies
 
 
@@ -364,24 +364,24 @@ def _hidden(state: State, others: Tree, path: str, key: tuple[str, ...]) -> str:
     return f"{'.'.join(key)} ({copied!r} there, {dig(others, 'plugins', plugin, *key)!r} otherwise)"
 
 
-def with_copied(wanted: Wanted, found: Copies) -> Wanted:
+def with_copied(desired: DesiredConfig, found: Copies) -> DesiredConfig:
     """The desired configuration plus what the copies configured: other runtimes, the default runtime, CDI."""
-    handlers = {handler.name: handler for handler in wanted.handlers}
+    handlers = {handler.name: handler for handler in desired.handlers}
     for copied in found.values():
         for name, program in copied.handlers.items():
             handlers.setdefault(name, Handler(name, program))
-    default = wanted.default or next((one.default for one in found.values() if one.default), "")
+    default = desired.default or next((one.default for one in found.values() if one.default), "")
     ordered = sorted(
         handlers.values(), key=lambda handler: handler.name != default
     )  # the default comes first
-    cdi = wanted.cdi or any(copied.cdi for copied in found.values())
-    return replace(wanted, handlers=tuple(ordered), set_as_default=bool(default), cdi=cdi)
+    cdi = desired.cdi or any(copied.cdi for copied in found.values())
+    return replace(desired, handlers=tuple(ordered), set_as_default=bool(default), cdi=cdi)
 
 
 def replaced(replacement: Replacement) -> Outcome:
     """A minimal configuration instead of the copies, with notes on what changes."""
     state, found = replacement.state, replacement.copies
-    outcome = configured(state, replacement.wanted)
+    outcome = configured(state, replacement.desired)
     texts: dict[str, str | None] = dict(outcome.texts)
     for path in found:
         texts.setdefault(path, None)
@@ -420,7 +420,7 @@ class Removal:
     """What to remove from which files. `unread` has the text of drop-ins that containerd does not read."""
 
     state: State
-    unwanted: Unwanted
+    unwanted: UnwantedConfig
     judge: Judge
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -443,7 +443,7 @@ def removed(removal: Removal) -> Outcome:
     return Outcome(texts, state.config.version, tuple(notes))
 
 
-def take_out(tree: Tree, unwanted: Unwanted, *, deep: bool = False) -> None:
+def take_out(tree: Tree, unwanted: UnwantedConfig, *, deep: bool = False) -> None:
     """Remove the runtimes from one file's tree; a default among them becomes the previous one.
 
     With `deep`, for containerd 2, an emptied table of runtimes stays if there are image settings, which a
@@ -459,7 +459,7 @@ def take_out(tree: Tree, unwanted: Unwanted, *, deep: bool = False) -> None:
             _prune(tree, below[:2])
 
 
-def _clear(tree: Tree, below: tuple[str, ...], unwanted: Unwanted, *, deep: bool) -> None:
+def _clear(tree: Tree, below: tuple[str, ...], unwanted: UnwantedConfig, *, deep: bool) -> None:
     containerd = dig(tree, *below)
     touched = False
     if containerd.get("default_runtime_name") in unwanted.names:
@@ -492,7 +492,7 @@ def _prune(tree: Tree, path: tuple[str, ...]) -> None:
         path = path[:-1]
 
 
-def _restore_default(state: State, unwanted: Unwanted, texts: dict[str, str | None]) -> None:
+def _restore_default(state: State, unwanted: UnwantedConfig, texts: dict[str, str | None]) -> None:
     """Set the previous default where the runtime was the default, unless another file sets it already."""
     config, previous = state.config, unwanted.previous_default
     if not previous or config.named_default not in unwanted.names:

@@ -45,7 +45,15 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode, refuse_untrusted
+from gpunode.runtime.engine import (
+    Active,
+    DesiredConfig,
+    Handler,
+    Plan,
+    UnwantedConfig,
+    decode,
+    refuse_untrusted,
+)
 from gpunode.runtime.podman import hook_removals, injects_twice, reads_none
 from gpunode.runtime.toolkit_file import with_settings
 from gpunode.runtime.trees import Mutation, Tree, same
@@ -196,20 +204,20 @@ def is_leftover(path: str, drop_in: str) -> bool:
     return path != drop_in and path.rpartition("/")[2].lstrip(".").startswith(_LEFTOVER)
 
 
-def configured(state: State, wanted: Wanted) -> Draft:
+def configured(state: State, desired: DesiredConfig) -> Draft:
     """The files with the handlers; unchanged if there are none to register."""
-    if not wanted.handlers:
+    if not desired.handlers:
         return Draft({})
     work = _Work(state, _leftovers(state))
-    base = base_handler(state.config, state.version, wanted.names)
-    for handler in wanted.handlers:
-        existing = {} if wanted.replace else _own(state.config, handler.name)
+    base = base_handler(state.config, state.version, desired.names)
+    for handler in desired.handlers:
+        existing = {} if desired.replace else _own(state.config, handler.name)
         table = handler_table(base, existing, handler, state.missing)
         if state.conmon and not table.get("monitor_path"):
             table["monitor_path"] = state.conmon
         _put(work, handler.name, table)
-    _carry_over(work, wanted)
-    previous = _set_default(work, wanted)
+    _carry_over(work, desired)
+    previous = _set_default(work, desired)
     return Draft(work.texts(), tuple(work.notes), previous)
 
 
@@ -218,14 +226,14 @@ def _leftovers(state: State) -> tuple[CrioFile, ...]:
     return tuple(file for file in (*found, *state.unread) if only_nvidias(file))
 
 
-def _carry_over(work: _Work, wanted: Wanted) -> None:
+def _carry_over(work: _Work, desired: DesiredConfig) -> None:
     """Move to the drop-in what only a leftover has defined, unless its removal was requested."""
     for file in work.gone:
         read = file not in work.state.unread
         where = "CRI-O reads it as well" if read else "CRI-O never reads it there"
         work.notes.append(f"{file.path} is left from NVIDIA's tools and is removed: {where}")
         for name in file.handlers if read else ():
-            if name not in wanted.names:
+            if name not in desired.names:
                 _put(work, name, work.state.config.handlers[name])
 
 
@@ -256,10 +264,10 @@ def _with_handler(name: str, table: Tree) -> Mutation:
     return mutate
 
 
-def _set_default(work: _Work, wanted: Wanted) -> str:
+def _set_default(work: _Work, desired: DesiredConfig) -> str:
     """Make the handler the default, or keep a leftover's; return the default that was replaced."""
     before = work.state.config.named_default
-    now = wanted.default or before
+    now = desired.default or before
     if now == work.left.named_default:
         return ""
     for file in work.later():
@@ -281,7 +289,7 @@ def _with_default(name: str) -> Mutation:
     return mutate
 
 
-def removed(state: State, unwanted: Unwanted) -> Draft:
+def removed(state: State, unwanted: UnwantedConfig) -> Draft:
     """The files without the handlers, from any author; gpunode's file is removed if it is then empty."""
     config = state.config
     left = {name for name in config.handlers if name not in unwanted.names}
@@ -359,7 +367,7 @@ def validate_crio(
     config: CrioConfig,
     directory: str,
     edits: tuple[FileEdit, ...],
-    expected: Wanted | None,
+    expected: DesiredConfig | None,
 ) -> tuple[str, ...]:
     """`ValidationError` if CRI-O would refuse the files or not read `expected` from them; notes."""
     planned = after_restart(config, edits, directory)
@@ -397,7 +405,7 @@ def validate_crio(
     return _compare(answer.stdout, expected)
 
 
-def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, expected: Wanted) -> None:
+def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, expected: DesiredConfig) -> None:
     """Check for a handler's monitor: ``crio config`` doesn't, and CRI-O exits at start without it."""
     given = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
     for handler in expected.handlers:
@@ -422,7 +430,7 @@ def _stage(host: Host, planned: CrioConfig, directory: str, staging: Path) -> No
         host.write_atomic(place, file.text.encode("utf-8", "surrogateescape"), mode=0o600)
 
 
-def _compare(printed: str, expected: Wanted | None) -> tuple[str, ...]:
+def _compare(printed: str, expected: DesiredConfig | None) -> tuple[str, ...]:
     """Compare with the output of ``crio config``, where values equal to the default are comments."""
     if expected is None:
         return ()
@@ -459,11 +467,11 @@ def toolkit_edit(
     real = low_level_paths(host, config, version)
     if not real or any(host.which(name) for name in names):
         return None, ()
-    wanted = [*real, *(name for name in names if name not in real)]
+    desired = [*real, *(name for name in names if name not in real)]
     if content is None:
-        command = f"gpunode toolkit config set --create {'.'.join(RUNTIMES_KEY)}={','.join(wanted)}"
+        command = f"gpunode toolkit config set --create {'.'.join(RUNTIMES_KEY)}={','.join(desired)}"
         return None, (f"nvidia-container-runtime won't find {real[0]} by itself; configure it:  {command}",)
-    after = with_settings(text, DEFAULT_PATH, {RUNTIMES_KEY: wanted})
+    after = with_settings(text, DEFAULT_PATH, {RUNTIMES_KEY: desired})
     return FileEdit(DEFAULT_PATH, content, after.encode()), ()
 
 
@@ -506,27 +514,29 @@ class CrioEngine:
 
     # --- planning --------------------------------------------------------------------------------------
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """The drop-in, the toolkit's low-level runtimes, and with CDI the removal of NVIDIA's old hook."""
         state = self._state()
-        self._refuse(wanted)
-        draft = configured(state, wanted)
+        self._refuse(desired)
+        draft = configured(state, desired)
         hooks = self._hooks(state.config)
-        edits = [*self._edits(state, draft), *(hooks if wanted.cdi else ())]
-        toolkit, notes = self._toolkit(state.config, wanted)
-        notes = (*draft.notes, *notes, *self._notes(state.config, wanted, hooks))
+        edits = [*self._edits(state, draft), *(hooks if desired.cdi else ())]
+        toolkit, notes = self._toolkit(state.config, desired)
+        notes = (*draft.notes, *notes, *self._notes(state.config, desired, hooks))
         # removed for good: undoing the runtime does not restore it
-        had = any(name in state.config.handlers for name in wanted.names) or _removes(edits)
-        verb, reason = self._verb(state.config, edits, active, None if active is None else active.has(wanted))
+        had = any(name in state.config.handlers for name in desired.names) or _removes(edits)
+        verb, reason = self._verb(
+            state.config, edits, active, None if active is None else active.has(desired)
+        )
         edits += [toolkit] if toolkit else []
         return Plan("crio", tuple(edits), verb, reason, notes, None, draft.previous_default, had)
 
-    def _toolkit(self, config: CrioConfig, wanted: Wanted) -> tuple[FileEdit | None, tuple[str, ...]]:
-        if not wanted.handlers:
+    def _toolkit(self, config: CrioConfig, desired: DesiredConfig) -> tuple[FileEdit | None, tuple[str, ...]]:
+        if not desired.handlers:
             return None, ()
         return toolkit_edit(self.host, config, self.daemon.version)
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the handlers from every file that names them, and NVIDIA's old hook."""
         state = self._state()
         draft = removed(state, unwanted)
@@ -620,19 +630,19 @@ class CrioEngine:
         named = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
         return hook_removals(self.host, named or _HOOK_DIRECTORIES)
 
-    def _refuse(self, wanted: Wanted) -> None:
+    def _refuse(self, desired: DesiredConfig) -> None:
         version = self.daemon.version
-        if wanted.cdi and version and version < _HAS_CDI:
+        if desired.cdi and version and version < _HAS_CDI:
             raise PreconditionError(
                 f"CRI-O {'.'.join(map(str, version))} has no CDI, which came with 1.24",
                 hint="leave out --cdi or upgrade CRI-O",
             )
         default = option_value(self.daemon.argv[1:], "--default-runtime")
-        if wanted.default and default not in (None, wanted.default):
+        if desired.default and default not in (None, desired.default):
             raise self._outdone(f"--default-runtime {default}")
         flags = ",".join(option_values(self.daemon.argv[1:], "--runtimes"))
         for flag in filter(None, flags.split(",")):
-            if flag.partition(":")[0] in wanted.names:
+            if flag.partition(":")[0] in desired.names:
                 raise self._outdone(f"--runtimes {flag}")
 
     def _outdone(self, flag: str) -> ConfigError:
@@ -642,21 +652,23 @@ class CrioEngine:
             hint=f"take that out: {where}",
         )
 
-    def _notes(self, config: CrioConfig, wanted: Wanted, hooks: tuple[FileEdit, ...]) -> tuple[str, ...]:
-        notes = [injects_twice(hooks[0].path)] if hooks and not wanted.cdi else []
+    def _notes(
+        self, config: CrioConfig, desired: DesiredConfig, hooks: tuple[FileEdit, ...]
+    ) -> tuple[str, ...]:
+        notes = [injects_twice(hooks[0].path)] if hooks and not desired.cdi else []
         directories = config.setting("runtime", "cdi_spec_dirs")
-        if wanted.cdi and isinstance(directories, list):
+        if desired.cdi and isinstance(directories, list):
             notes.append(reads_none("it", "of CRI-O", map(str, directories)))
         return tuple(filter(None, notes))
 
     # --- the daemon ------------------------------------------------------------------------------------
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """``crio config`` on staged copies, else the refusals that are known."""
         config = load_crio(self.host, self.daemon.config_path, self.directory)
         return validate_crio(self.host, self.daemon, config, self.directory, plan.changed, expected)
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """Handlers and default from the running configuration; `DaemonError` if CRI-O doesn't answer."""
         from gpunode.daemons.crio import CrioApi
 

@@ -35,7 +35,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
-from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode, refuse_untrusted
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
 from gpunode.runtime.trees import Tree
 
 # Notes about Docker on this node beyond its files: pods, containers, the snap.
@@ -45,10 +45,10 @@ _NAMED = 5
 _TAKES_RUNTIME_CLASSES = (0, 4)  # cri-dockerd; older ones refuse a pod that names any
 
 
-def notes(host: Host, daemon: Daemon, wanted: Wanted, active: Active | None) -> tuple[str, ...]:
+def notes(host: Host, daemon: Daemon, desired: DesiredConfig, active: Active | None) -> tuple[str, ...]:
     """Notes on a desired configuration."""
     found = [
-        _pods(host, wanted, active),
+        _pods(host, desired, active),
         _global_no_cgroups(host, daemon),
         beside_another_users(host, daemon),
     ]
@@ -57,7 +57,7 @@ def notes(host: Host, daemon: Daemon, wanted: Wanted, active: Active | None) -> 
             "the docker snap registers the runtime by itself at every start: snap set docker"
             " nvidia-support.disabled=true ends that"
         )
-    if daemon.manager == "snap" and wanted.cdi:
+    if daemon.manager == "snap" and desired.cdi:
         found.append(
             "the docker snap keeps a CDI specification of its own in /var/snap/docker/current/etc/cdi, for"
             " its runtime; its confinement may hide the node's"
@@ -72,9 +72,9 @@ def survivors(active: Active | None, verb: str) -> tuple[str, ...]:
     return (f"{active.running_containers} running container(s) go on during the restart (live-restore)",)
 
 
-def _pods(host: Host, wanted: Wanted, active: Active | None) -> str:
+def _pods(host: Host, desired: DesiredConfig, active: Active | None) -> str:
     """Pods on Docker use its default runtime: the kubelet calls cri-dockerd, which calls Docker."""
-    if not wanted.handlers or wanted.default or (active is not None and active.default in wanted.names):
+    if not desired.handlers or desired.default or (active is not None and active.default in desired.names):
         return ""
     try:
         processes = running(host, *KUBELETS, "cri-dockerd")
@@ -83,7 +83,7 @@ def _pods(host: Host, wanted: Wanted, active: Active | None) -> str:
         return ""
     if kubelet is None or not kubelet.joined or kubelet.engine != "docker":
         return ""
-    main = wanted.names[0]
+    main = desired.names[0]
     if "dockershim" not in kubelet.endpoint:
         shim = next((one for one in processes if one.name == "cri-dockerd"), None)
         answer = host.run([shim.argv[0] if shim else "cri-dockerd", "--version"], timeout=5.0)
@@ -118,11 +118,11 @@ def _global_no_cgroups(host: Host, daemon: Daemon) -> str:
     )
 
 
-def require_snap_program(host: Host, daemon: Daemon, wanted: Wanted) -> None:
+def require_snap_program(host: Host, daemon: Daemon, desired: DesiredConfig) -> None:
     """`PreconditionError` for a program of the host: the snap's dockerd sees only those in the snap."""
     if daemon.manager != "snap":
         return
-    for handler in wanted.handlers:
+    for handler in desired.handlers:
         if not handler.path.startswith("/snap/docker/") or host.which(handler.path) is None:
             raise PreconditionError(
                 f"the docker snap can't start {handler.path}: it sees only the programs in {PROGRAMS}",
@@ -170,9 +170,9 @@ _SHIM_NAMES = (23,)  # from here on a default runtime may be a containerd shim t
 _CDI_BY_DEFAULT = (28, 2)
 
 
-def configured(content: str, path: str, wanted: Wanted) -> str:
+def configured(content: str, path: str, desired: DesiredConfig) -> str:
     """The file with the runtimes, and keys for CDI and the default if requested; the rest unchanged."""
-    if BUILT_IN in wanted.names:
+    if BUILT_IN in desired.names:
         raise UsageError(
             f"dockerd reserves the runtime name {BUILT_IN}",
             hint="choose another: --nvidia-runtime-name nvidia",
@@ -180,19 +180,19 @@ def configured(content: str, path: str, wanted: Wanted) -> str:
 
     def mutate(tree: Tree) -> None:
         _check_types(tree, content, path)
-        for handler in wanted.handlers:
+        for handler in desired.handlers:
             runtimes = _table(tree, "runtimes")
             if not _is_right(runtimes.get(handler.name), handler.path):
                 runtimes[handler.name] = {"path": handler.path, "runtimeArgs": []}
-        if wanted.default:
-            tree["default-runtime"] = wanted.default
-        if wanted.cdi:
+        if desired.default:
+            tree["default-runtime"] = desired.default
+        if desired.cdi:
             _table(tree, "features")["cdi"] = True
 
     return json_edit.edit(content, mutate, path)
 
 
-def removed(content: str, path: str, unwanted: Unwanted) -> str:
+def removed(content: str, path: str, unwanted: UnwantedConfig) -> str:
     """The file without the runtimes; a default among them is replaced by the previous one, or removed."""
 
     def mutate(tree: Tree) -> None:
@@ -379,11 +379,11 @@ def validate_docker(host: Host, daemon: Daemon, edit: FileEdit) -> tuple[str, ..
         return (f"{edit.path} was checked for known mistakes only: --validate came with dockerd 23.0",)
     if daemon.binary is None:
         return (f"{edit.path} was checked for known mistakes only: this dockerd can't be run by others",)
-    _ask_dockerd(host, daemon, edit)
+    _validate_with_dockerd(host, daemon, edit)
     return ()
 
 
-def _ask_dockerd(host: Host, daemon: Daemon, edit: FileEdit) -> None:
+def _validate_with_dockerd(host: Host, daemon: Daemon, edit: FileEdit) -> None:
     reason = _refusal(host, daemon, edit.after or b"")
     if reason:
         raise _refused(edit, reason, _refusal(host, daemon, edit.before) if edit.before is not None else "")
@@ -474,25 +474,25 @@ class DockerEngine:
         path = entry.get("path") if isinstance(entry, dict) else None
         return path if isinstance(path, str) else ""
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Merge the runtimes into daemon.json; a reload is enough unless CDI or ``--gpus`` needs a start."""
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
-        self._refuse_cdi(wanted)
-        require_snap_program(self.host, self.daemon, wanted)
+        self._refuse_cdi(desired)
+        require_snap_program(self.host, self.daemon, desired)
         had_cdi = self._cdi_is_on(content)
-        by_flag = flag_default(self.daemon.argv) == wanted.default
+        by_flag = flag_default(self.daemon.argv) == desired.default
         keys = replace(
-            wanted, cdi=wanted.cdi and not had_cdi, set_as_default=wanted.set_as_default and not by_flag
+            desired, cdi=desired.cdi and not had_cdi, set_as_default=desired.set_as_default and not by_flag
         )
         after = configured(content, path, keys)
         refuse_conflicts(self.host, self.daemon, after)
-        user = docker_rootless.wanted_files(self.host, self.daemon, wanted)
+        user = docker_rootless.desired_files(self.host, self.daemon, desired)
         interim = for_reload(after, path).encode() if self._panics(after, active) else None
         undo = for_reload(content, path).encode()
         edit = FileEdit(path, before, before if after == content else after.encode(), interim, undo)
-        verb, reason = self._verb(edit, wanted, active, keys.cdi)
+        verb, reason = self._verb(edit, desired, active, keys.cdi)
         if user.restart and verb != "restart":
             verb, reason = "restart", user.restart
         tree = parse_daemon_json(content, path)
@@ -505,15 +505,15 @@ class DockerEngine:
             (
                 *survivors(active, verb),
                 *user.notes,
-                *notes(self.host, self.daemon, wanted, active),
+                *notes(self.host, self.daemon, desired, active),
             ),
-            previous_default=previous if wanted.default and previous != wanted.default else "",
-            had_runtime=any(name in (tree.get("runtimes") or {}) for name in wanted.names),
+            previous_default=previous if desired.default and previous != desired.default else "",
+            had_runtime=any(name in (tree.get("runtimes") or {}) for name in desired.names),
             switched_cdi=keys.cdi,
         )
         return plan.with_beside(user.edits)
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes; the daemon reloads a text with explicit values where it needs them."""
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
@@ -571,10 +571,10 @@ class DockerEngine:
         return active is not None and not tree.get("default-runtime") and active.default not in known
 
     def _verb(
-        self, edit: FileEdit, wanted: Wanted, active: Active | None, cdi_changes: bool
+        self, edit: FileEdit, desired: DesiredConfig, active: Active | None, cdi_changes: bool
     ) -> tuple[str, str]:
-        lacks_cdi = wanted.cdi and active is not None and active.cdi is False
-        if edit.action == "unchanged" and (active is None or (active.has(wanted) and not lacks_cdi)):
+        lacks_cdi = desired.cdi and active is not None and active.cdi is False
+        if edit.action == "unchanged" and (active is None or (active.has(desired) and not lacks_cdi)):
             return "none", ""
         if cdi_changes or lacks_cdi:
             return "restart", _CDI_REASON
@@ -598,21 +598,21 @@ class DockerEngine:
         found = self.host.stat(hook) if hook else None
         return bool(process and found and found.st_ctime > process.started)
 
-    def _refuse_cdi(self, wanted: Wanted) -> None:
-        if wanted.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
+    def _refuse_cdi(self, desired: DesiredConfig) -> None:
+        if desired.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
             version = ".".join(map(str, self.daemon.version))
             raise PreconditionError(
                 f"Docker {version} has no CDI, which came with 25.0", hint="leave out --cdi or upgrade Docker"
             )
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """`dockerd --validate` on a staged copy, or the known rules; `ValidationError` if it refuses."""
         edit = next((one for one in plan.edits if one.path == self.daemon.config_path), None)
         if edit is None or edit.after is None:
             return ()
         return validate_docker(self.host, self.daemon, edit)
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """Runtimes and default from ``GET /info``; `DaemonError` if dockerd doesn't answer."""
         from gpunode.daemons.docker import DockerApi
 

@@ -19,7 +19,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.users import account, places
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
-from gpunode.runtime.engine import Unwanted, Wanted, decode
+from gpunode.runtime.engine import DesiredConfig, UnwantedConfig, decode
 
 DROP_IN = "gpunode.conf"
 _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"): True}
@@ -37,12 +37,12 @@ class UserFiles:
 NONE = UserFiles()
 
 
-def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
+def desired_files(host: Host, daemon: Daemon, desired: DesiredConfig) -> UserFiles:
     """The user's toolkit configuration with ``no-cgroups``, and the drop-in with dockerd's variable."""
     if (
         not daemon.user
-        or not wanted.handlers
-        or not hook_injects(host, daemon, tuple(handler.path for handler in wanted.handlers))
+        or not desired.handlers
+        or not hook_injects(host, daemon, tuple(handler.path for handler in desired.handlers))
     ):
         return NONE
     from gpunode.runtime.toolkit_file import with_settings
@@ -75,7 +75,7 @@ def wanted_files(host: Host, daemon: Daemon, wanted: Wanted) -> UserFiles:
     return UserFiles(tuple(edits), reason, tuple(notes))
 
 
-def unwanted_files(host: Host, daemon: Daemon, unwanted: Unwanted) -> tuple[FileEdit, ...]:
+def unwanted_files(host: Host, daemon: Daemon, unwanted: UnwantedConfig) -> tuple[FileEdit, ...]:
     """The removal of the same files, where they have only what gpunode writes there."""
     if not daemon.user or "nvidia" not in unwanted.names:
         return ()

@@ -121,20 +121,20 @@ class Answer:
     silence: str = ""
 
 
-def ask_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Answer, ...]:
+def query_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Answer, ...]:
     """The answers, in the engines' order, after `seconds` at most; a late one counts as silent."""
     import threading
 
     answers: dict[int, Answer] = {}
 
-    def ask(number: int, engine: Engine) -> None:
+    def query(number: int, engine: Engine) -> None:
         try:
-            answers[number] = Answer(engine.ask())
+            answers[number] = Answer(engine.query())
         except GpunodeError as error:
             answers[number] = Answer(None, error.message)
 
     # daemon threads: one that hangs in a socket must not keep the program from exiting
-    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in enumerate(engines)]
+    threads = [threading.Thread(target=query, args=pair, daemon=True) for pair in enumerate(engines)]
     for thread in threads:
         thread.start()
     deadline = engines[0].host.monotonic() + seconds if engines else 0.0

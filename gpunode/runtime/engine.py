@@ -28,7 +28,7 @@ class Handler:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredConfig:
     """The desired configuration: runtime handlers, the first as default if requested, and CDI.
 
     Without handlers only CDI is configured. `replace` allows replacing a drop-in that other tools generated,
@@ -52,7 +52,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Unwanted:
+class UnwantedConfig:
     """What to remove: handlers, and with `cdi` the setting that turned its CDI on.
 
     A default that was one of them becomes `previous_default` again, the engine's own if that is empty.
@@ -135,14 +135,14 @@ class Active:
         """The same answer without these handlers."""
         return replace(self, handlers=tuple(name for name in self.handlers if name not in names))
 
-    def has(self, wanted: Wanted) -> bool:
+    def has(self, desired: DesiredConfig) -> bool:
         """Whether the desired configuration is active."""
         paths = dict(self.paths)
         there = all(
             handler.name in self.handlers and paths.get(handler.name, handler.path) == handler.path
-            for handler in wanted.handlers
+            for handler in desired.handlers
         )
-        return there and wanted.default in ("", self.default)
+        return there and desired.default in ("", self.default)
 
 
 class Engine(Protocol):
@@ -158,19 +158,19 @@ class Engine(Protocol):
     def program(self) -> str:
         """The runtime program to register if the user names none."""
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
-        """The plan from the present files to `wanted`."""
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
+        """The plan from the present files to `desired`."""
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """The plan to remove `unwanted`, from any author."""
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that restore files as they were before `names` were added."""
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let the daemon itself read staged copies; `ValidationError` if it refuses. Returns notes."""
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """Query the running daemon; `DaemonError` if it doesn't answer."""
 
 

@@ -21,7 +21,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types
-from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode
 
 _UPGRADE = (
     "k0s 1.36 does not start with this drop-in: before that upgrade take it out (gpunode unconfigure-runtime"
@@ -42,23 +42,23 @@ class K0sEngine:
         """containerd needs an absolute path."""
         return rendered.PROGRAM
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """A drop-in that k0s applies, or the file itself if the administrator manages it."""
         if not self._managed:
-            return self._renamed(self._plain.plan(wanted, active))
+            return self._renamed(self._plain.plan(desired, active))
         config = self._config
         self._refuse_unusable()
-        edits = rendered.edited(self.host, config, self._own, wanted)
-        previous = config.named_default if wanted.default else ""
+        edits = rendered.edited(self.host, config, self._own, desired)
+        previous = config.named_default if desired.default else ""
         return replace(
-            self._acting(edits, active is None or active.has(wanted)),
-            previous_default="" if previous == wanted.default else previous,
-            had_runtime=any(name in config.runtimes for name in wanted.names),
-            switched_cdi=wanted.cdi and not rendered.has_cdi(config),
+            self._acting(edits, active is None or active.has(desired)),
+            previous_default="" if previous == desired.default else previous,
+            had_runtime=any(name in config.runtimes for name in desired.names),
+            switched_cdi=desired.cdi and not rendered.has_cdi(config),
             notes=(_UPGRADE,) if edits and config.version < 3 else (),
         )
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from every drop-in that names them."""
         if not self._managed:
             return self._renamed(self._plain.plan_removal(unwanted, active))
@@ -72,7 +72,7 @@ class K0sEngine:
         gone = active is None or not any(name in active.handlers for name in names)
         return self._acting(edits, gone)
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd read what k0s would generate from the drop-ins."""
         if not self._managed:
             return self._plain.validate(plan, expected)
@@ -83,9 +83,9 @@ class K0sEngine:
             edits = tuple(self._merged(merged, edit, expected) for edit in plan.edits)
         return rendered.validate(self.host, self.daemon, config, edits, expected)
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """The status of the CRI at its socket."""
-        return rendered.ask(self.host, self.daemon)
+        return rendered.query(self.host, self.daemon)
 
     @cached_property
     def _managed(self) -> bool:
@@ -134,7 +134,7 @@ class K0sEngine:
                     hint=f"bring it to version 3 or remove it: ${{EDITOR:-vi}} {path}",
                 )
 
-    def _merged(self, path: str, edit: FileEdit, expected: Wanted | None) -> FileEdit:
+    def _merged(self, path: str, edit: FileEdit, expected: DesiredConfig | None) -> FileEdit:
         """The edit that k0s makes of its CRI file for this drop-in's; the same edit if it adds nothing."""
         before = self.host.read_bytes(path)
         drop_in = parse_toml(decode(edit.after, edit.path), edit.path)

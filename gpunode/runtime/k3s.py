@@ -24,7 +24,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import cri_of, runtime_table
-from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode
 from gpunode.runtime.trees import Tree
 
 # NVIDIA's programs that k3s and rke2 find when they start, and so register by themselves.
@@ -40,7 +40,7 @@ _PROGRAMS = {
 SEARCHED = tuple(_PROGRAMS)
 
 
-def found_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict[str, str]:
+def programs_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict[str, str]:
     """Programs that a start would find, by the name of their handler.
 
     The variants that releases look for differ, so only those count that the rendered file has too. `nvidia`
@@ -259,7 +259,7 @@ class K3sFiles:
         ours = {
             name for name in runtimes if name in own and _program(own[name]) == _program(runtimes[name])
         }  # the base template renders another program under this name instead of gpunode's
-        return found_at_start(self.host, self.daemon, runtimes.keys() - ours)
+        return programs_at_start(self.host, self.daemon, runtimes.keys() - ours)
 
     def _own_runtimes(self) -> Tree:
         """The runtimes in gpunode's own tables of the template, by name."""
@@ -300,29 +300,34 @@ class K3sEngine:
         """containerd needs an absolute path; if the distribution finds a program, it is that one."""
         return self._files.found.get("nvidia", distributions.PROGRAM)
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Nothing to write if the distribution registers the runtimes itself, else one file."""
         config = self._files.config
-        rest = tuple(handler for handler in wanted.handlers if not self._registers(handler))
+        rest = tuple(handler for handler in desired.handlers if not self._registers(handler))
         self._files.refuse_broken()
         self._refuse_clash()
-        copied = wanted.replace and self._files.imports_drop_ins
-        if copied or rest or wanted.default not in ("", config.default_runtime) or not self._has_cdi(wanted):
+        copied = desired.replace and self._files.imports_drop_ins
+        if (
+            copied
+            or rest
+            or desired.default not in ("", config.default_runtime)
+            or not self._has_cdi(desired)
+        ):
             self._require_rendered()
-            edits = self._drop_in(wanted) if self._files.imports_drop_ins else self._template(wanted, rest)
+            edits = self._drop_in(desired) if self._files.imports_drop_ins else self._template(desired, rest)
         else:
             edits = ()
-        plan = self._acting(edits, active is None or active.has(wanted), self._rendered_has(wanted))
-        previous = config.named_default if wanted.default else ""
-        known = any(self._files.defines(path, wanted.names) for path in self._files.own())
+        plan = self._acting(edits, active is None or active.has(desired), self._rendered_has(desired))
+        previous = config.named_default if desired.default else ""
+        known = any(self._files.defines(path, desired.names) for path in self._files.own())
         return replace(
             plan,
-            previous_default="" if previous == wanted.default else previous,
+            previous_default="" if previous == desired.default else previous,
             had_runtime=known,
-            switched_cdi=bool(edits) and not self._has_cdi(wanted),
+            switched_cdi=bool(edits) and not self._has_cdi(desired),
         )
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from drop-ins and template; what the distribution finds itself stays."""
         edits = distributions.taken_out(self.host, self._files.drop_ins(), unwanted)
         path, text = self._files.template_path, self._files.template_text
@@ -342,7 +347,7 @@ class K3sEngine:
         )
         return replace(plan, remaining=own, notes=notes)
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd read what the distribution would render; notes if that can't be predicted."""
         config = self._files.config
         edits = tuple(edit for edit in plan.edits if edit.path != self._files.template_path)
@@ -363,9 +368,9 @@ class K3sEngine:
         found = tuple(Handler(name, program) for name, program in self._files.found.items())
         return distributions.validate(self.host, self.daemon, config, edits, expected, found)
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """The status of the CRI at its socket."""
-        return distributions.ask(self.host, self.daemon)
+        return distributions.query(self.host, self.daemon)
 
     @cached_property
     def _files(self) -> K3sFiles:
@@ -379,14 +384,14 @@ class K3sEngine:
         overruled = any(self._files.defines(path, (handler.name,)) for path in self._files.drop_ins())
         return program == handler.path or not overruled
 
-    def _has_cdi(self, wanted: Wanted) -> bool:
-        return not wanted.cdi or distributions.has_cdi(self._files.config)
+    def _has_cdi(self, desired: DesiredConfig) -> bool:
+        return not desired.cdi or distributions.has_cdi(self._files.config)
 
-    def _rendered_has(self, wanted: Wanted) -> bool:
+    def _rendered_has(self, desired: DesiredConfig) -> bool:
         options = (
-            dig(self._files.config.runtimes, one.name, "options", "BinaryName") for one in wanted.handlers
+            dig(self._files.config.runtimes, one.name, "options", "BinaryName") for one in desired.handlers
         )
-        return all(have == one.path for have, one in zip(options, wanted.handlers, strict=True))
+        return all(have == one.path for have, one in zip(options, desired.handlers, strict=True))
 
     # --- what to write ---------------------------------------------------------------------------------
 
@@ -398,13 +403,13 @@ class K3sEngine:
                 hint=f"start it once: systemctl start {self.daemon.unit or self.daemon.manager}",
             )
 
-    def _drop_in(self, wanted: Wanted) -> tuple[FileEdit, ...]:
+    def _drop_in(self, desired: DesiredConfig) -> tuple[FileEdit, ...]:
         path = f"{self._files.drop_in_directory}/{distributions.DROP_IN_NAME}"
-        return distributions.edited(self.host, self._files.config, path, wanted)
+        return distributions.edited(self.host, self._files.config, path, desired)
 
-    def _template(self, wanted: Wanted, rest: tuple[Handler, ...]) -> tuple[FileEdit, ...]:
+    def _template(self, desired: DesiredConfig, rest: tuple[Handler, ...]) -> tuple[FileEdit, ...]:
         """gpunode's tables at the template's end; none may duplicate one that the base renders."""
-        self._refuse_in_template(wanted)
+        self._refuse_in_template(desired)
         path, text = self._files.template_path, self._files.template_text
         todo = tuple(handler for handler in rest if not self._right_already(handler))
         if not todo:
@@ -451,17 +456,17 @@ class K3sEngine:
         options = dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
         return self._files.defines(self._files.template_path, (handler.name,)) and options == handler.path
 
-    def _refuse_in_template(self, wanted: Wanted) -> None:
+    def _refuse_in_template(self, desired: DesiredConfig) -> None:
         """Refuse what needs a key in a table that the base template has already."""
         name = self.daemon.manager
-        if wanted.default not in ("", self._files.config.default_runtime):
+        if desired.default not in ("", self._files.config.default_runtime):
             raise ConfigError(
                 f"{name}'s template {self._files.template_path} can't choose the default runtime:"
                 " its base has that table already",
                 hint=f"let {name} do it: with the toolkit in a directory of its PATH, put"
-                f" 'default-runtime: {wanted.default}' into /etc/rancher/{name}/config.yaml",
+                f" 'default-runtime: {desired.default}' into /etc/rancher/{name}/config.yaml",
             )
-        if not self._has_cdi(wanted):
+        if not self._has_cdi(desired):
             raise ConfigError(
                 f"this release of {name} runs containerd without CDI, and its template can't switch it on",
                 hint=f"upgrade {name} to one with containerd 2, or leave out --cdi",

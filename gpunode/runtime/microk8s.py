@@ -17,7 +17,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_plan import take_out
-from gpunode.runtime.engine import Active, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode
 
 TEMPLATE = "containerd-template.toml"
 # values that the service fills in; the snapshotter depends on the file system, and a parser accepts any
@@ -42,19 +42,19 @@ class Microk8sEngine:
         """containerd needs an absolute path."""
         return distributions.PROGRAM
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Add the runtime to the template."""
         config = self._config
-        edits = distributions.edited(self.host, config, config.path, wanted)
-        previous = config.named_default if wanted.default else ""
+        edits = distributions.edited(self.host, config, config.path, desired)
+        previous = config.named_default if desired.default else ""
         return replace(
-            self._acting(edits, active is None or active.has(wanted)),
-            previous_default="" if previous == wanted.default else previous,
-            had_runtime=any(name in config.runtimes for name in wanted.names),
-            switched_cdi=wanted.cdi and not distributions.has_cdi(config),
+            self._acting(edits, active is None or active.has(desired)),
+            previous_default="" if previous == desired.default else previous,
+            had_runtime=any(name in config.runtimes for name in desired.names),
+            switched_cdi=desired.cdi and not distributions.has_cdi(config),
         )
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from the template, and restore its default."""
         path, before = self._config.path, self.host.read_bytes(self._config.path)
         after = toml_edit.edit(decode(before, path), lambda tree: take_out(tree, unwanted), path)
@@ -66,7 +66,7 @@ class Microk8sEngine:
         gone = active is None or not any(name in active.handlers for name in names)
         return self._acting(edits, gone)
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd read what the service would render."""
         path = self.daemon.config_path
         now = distributions.load(self.host, path, self.daemon.version)
@@ -77,9 +77,9 @@ class Microk8sEngine:
         )
         return distributions.validate(self.host, self.daemon, now, rendered, expected)
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """The status of the CRI at its socket."""
-        return distributions.ask(self.host, self.daemon)
+        return distributions.query(self.host, self.daemon)
 
     @cached_property
     def _config(self) -> ContainerdConfig:

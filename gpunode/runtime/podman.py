@@ -15,7 +15,7 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode
 from gpunode.runtime.toml_edit import document
 from gpunode.runtime.trees import Tree
 
@@ -61,7 +61,7 @@ def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str
     return Draft({DROP_IN: toml_edit.edit(own, mutate, DROP_IN)}, str(before) if changes_default else "")
 
 
-def removed(config: PodmanConfig, unwanted: Unwanted) -> Draft:
+def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> Draft:
     """The administrator's files without the runtimes; a drop-in that is then empty is removed."""
 
     def mutate(tree: Tree) -> None:
@@ -134,24 +134,24 @@ class PodmanEngine:
 
     # --- planning --------------------------------------------------------------------------------------
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Register the runtimes, or, for CDI, only remove what would inject GPUs a second time.
 
         With CDI a runtime is registered only as the default: ``--device`` doesn't need its name.
         """
         config = self._config()
         hooks = self._hooks(config)
-        handlers = wanted.handlers if wanted.default or not wanted.cdi else ()
-        draft = configured(config, handlers, wanted.default)
-        edits = (*self._edits(draft), *(hooks if wanted.cdi else ()))
+        handlers = desired.handlers if desired.default or not desired.cdi else ()
+        draft = configured(config, handlers, desired.default)
+        edits = (*self._edits(draft), *(hooks if desired.cdi else ()))
         # undoing the runtime does not restore a hook that is removed here
-        had = any(name in config.runtimes for name in wanted.names) or bool(hooks and wanted.cdi)
-        notes = self._notes(config, wanted, handlers, hooks)
+        had = any(name in config.runtimes for name in desired.names) or bool(hooks and desired.cdi)
+        notes = self._notes(config, desired, handlers, hooks)
         verb = "wait" if draft.texts else "none"
         reason = _WHY if draft.texts else ""
         return Plan("podman", edits, verb, reason, notes, None, draft.previous_default, had)
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from the administrator's files, and NVIDIA's old hook."""
         config = self._config()
         draft = removed(config, unwanted)
@@ -188,19 +188,19 @@ class PodmanEngine:
     def _notes(
         self,
         config: PodmanConfig,
-        wanted: Wanted,
+        desired: DesiredConfig,
         handlers: tuple[Handler, ...],
         hooks: tuple[FileEdit, ...],
     ) -> tuple[str, ...]:
         version = self.daemon.version
-        if wanted.cdi and version and version < _HAS_CDI:
+        if desired.cdi and version and version < _HAS_CDI:
             raise PreconditionError(
                 f"podman {'.'.join(map(str, version))} has no CDI, which came with 4.1",
                 hint="leave out --cdi or upgrade podman",
             )
-        notes = [injects_twice(hooks[0].path)] if hooks and not wanted.cdi else []
+        notes = [injects_twice(hooks[0].path)] if hooks and not desired.cdi else []
         directories = config.strings("cdi_spec_dirs")
-        if wanted.cdi and directories:
+        if desired.cdi and directories:
             notes.append(reads_none("podman", "in containers.conf", directories))
         if handlers and self.host.environ.get("CONTAINERS_CONF") and self.host.live:
             notes.append("CONTAINERS_CONF is set here: with it podman reads that file and no other")
@@ -213,7 +213,7 @@ class PodmanEngine:
 
     # --- podman itself ---------------------------------------------------------------------------------
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """``podman info`` with the new runtimes, in a store of its own."""
         edit = next((edit for edit in plan.changed if edit.path == DROP_IN and edit.after is not None), None)
         if edit is None or expected is None:
@@ -246,7 +246,7 @@ class PodmanEngine:
         engine["runtimes"] = {**load_podman(self.host).runtimes, **engine.get("runtimes", {})}
         return document({"engine": engine}, "containers.conf")
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         """The default and those runtimes of the files that podman accepts; `DaemonError` if it fails."""
         default, path = self._runtime()
         paths = {default: path}

@@ -101,7 +101,7 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
 
 def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
     """Active configurations of this engine's file that registered nothing but `names`."""
-    wanted = {"operation": OPERATION, "config": engine.daemon.config_path}
+    desired = {"operation": OPERATION, "config": engine.daemon.config_path}
     entries = [entry for entry in journal.entries() if entry.state == "committed"]
     undone = [
         entry.sequence
@@ -113,7 +113,7 @@ def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[
         entry
         for entry in entries
         if entry.sequence > max(undone, default=0)
-        and all(entry.manifest.get(key) == value for key, value in wanted.items())
+        and all(entry.manifest.get(key) == value for key, value in desired.items())
         and set(runtimes_of(entry.manifest)) <= set(names)
     )
 
@@ -208,9 +208,9 @@ def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
 def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:
     """Only one engine is queried and restarted; an entry of another one must be rolled back first."""
     keys = ("engine", "manager", "config")
-    wanted = tuple(entry.manifest.get(key) or "" for key in keys)
+    desired = tuple(entry.manifest.get(key) or "" for key in keys)
     for one in entries:
-        if tuple(one.manifest.get(key) or "" for key in keys) != wanted:
+        if tuple(one.manifest.get(key) or "" for key in keys) != desired:
             raise ConfigError(
                 f"{one.id} wrote the same files later, for something else; nothing was restored",
                 hint=f"roll that back first: gpunode rollback {one.id}",

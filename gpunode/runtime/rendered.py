@@ -18,7 +18,7 @@ from gpunode.runtime import containerd_check, toml_edit
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
 from gpunode.runtime.containerd_plan import take_out
-from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode
 from gpunode.runtime.trees import Tree
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
@@ -26,9 +26,9 @@ DROP_IN_NAME = "99-nvidia.toml"
 MERGES_DEEPLY = (2,)  # the first containerd that merges a drop-in key by key
 
 
-def ask(host: Host, daemon: Daemon) -> Active:
+def query(host: Host, daemon: Daemon) -> Active:
     """The status of the CRI at the distribution's socket; `DaemonError` if it doesn't answer."""
-    return ContainerdEngine(host, daemon).ask()
+    return ContainerdEngine(host, daemon).query()
 
 
 def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
@@ -39,21 +39,21 @@ def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
     return config
 
 
-def edited(host: Host, config: ContainerdConfig, path: str, wanted: Wanted) -> tuple[FileEdit, ...]:
-    """The edit that adds `wanted` to the one file `path`; none if `config` means the same already."""
-    tables = {one.name: runtime_table(config, None, one, False) for one in wanted.handlers}
-    default = wanted.default in ("", config.default_runtime)
-    cdi = has_cdi(config) or not wanted.cdi
+def edited(host: Host, config: ContainerdConfig, path: str, desired: DesiredConfig) -> tuple[FileEdit, ...]:
+    """The edit that adds `desired` to the one file `path`; none if `config` means the same already."""
+    tables = {one.name: runtime_table(config, None, one, False) for one in desired.handlers}
+    default = desired.default in ("", config.default_runtime)
+    cdi = has_cdi(config) or not desired.cdi
     before = host.read_bytes(path)
     old = decode(before, path)
-    kept = _of_a_copy(old, path, config.plugin) if wanted.replace and path != config.path else None
+    kept = _of_a_copy(old, path, config.plugin) if desired.replace and path != config.path else None
     there = all(config.runtimes.get(name) == table for name, table in tables.items())
     if default and cdi and there and kept is None:
         return ()
     tables = {**(kept or {}), **tables}
     containerd: Tree = {"runtimes": tables} if tables else {}
-    if wanted.default:
-        containerd["default_runtime_name"] = wanted.default
+    if desired.default:
+        containerd["default_runtime_name"] = desired.default
     cri: Tree = {"containerd": containerd} if containerd else {}
     if not cdi:
         cri["enable_cdi"] = True
@@ -99,7 +99,7 @@ def laid_over(text: str, patch: Tree, path: str, version: int | None = None) -> 
     return toml_edit.edit(text, mutate, path)
 
 
-def taken_out(host: Host, paths: Iterable[str], unwanted: Unwanted) -> tuple[FileEdit, ...]:
+def taken_out(host: Host, paths: Iterable[str], unwanted: UnwantedConfig) -> tuple[FileEdit, ...]:
     """Edits that remove the runtimes from these drop-ins, from any author; emptied ones are removed.
 
     A default that one of them set needs no replacement: the file below it names its own.
@@ -140,7 +140,7 @@ def validate(
     daemon: Daemon,
     config: ContainerdConfig,
     rendered: tuple[FileEdit, ...],
-    expected: Wanted | None,
+    expected: DesiredConfig | None,
     found: tuple[Handler, ...] = (),
 ) -> tuple[str, ...]:
     """Let containerd read `rendered`, the distribution's result of a plan; returns notes.

@@ -174,8 +174,8 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
         first = (*first, _with_lines)  # tomlkit would add an empty line after it
     with_empty = (*changes, *_emptied(changes, new))
     ways = [(attempt, changes) for attempt in (*first, _with_tomlkit, _with_lines)]
-    for attempt, wanted in (*ways, (_with_lines, with_empty)):
-        result = attempt(body, wanted)
+    for attempt, desired in (*ways, (_with_lines, with_empty)):
+        result = attempt(body, desired)
         if result is not None and _is(result, new):
             styled = _with_line_ends_of(body, result)
             kept = styled if _is(styled, new) else result
@@ -210,11 +210,11 @@ def document(tree: Tree, path: str, heading: str = "") -> str:
     return edit(start, lambda empty: empty.update(tree), path)
 
 
-def _is(text: str, wanted: Tree) -> bool:
+def _is(text: str, desired: Tree) -> bool:
     import tomllib
 
     try:
-        return same(tomllib.loads(text), wanted)
+        return same(tomllib.loads(text), desired)
     except tomllib.TOMLDecodeError:
         return False
 
@@ -287,11 +287,11 @@ def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> No
         here[key] = change.value
 
 
-def _amend(array: Any, wanted: list[Any]) -> None:
+def _amend(array: Any, desired: list[Any]) -> None:
     """Remove and append elements one by one: a whole new array would lose the comments between them."""
-    for one in [one for one in array.unwrap() if one not in wanted]:
+    for one in [one for one in array.unwrap() if one not in desired]:
         array.remove(one)
-    for one in wanted:
+    for one in desired:
         if one not in array.unwrap():
             array.append(one)
 

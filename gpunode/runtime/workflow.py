@@ -24,7 +24,7 @@ from gpunode.runtime.apply import (
     restarter_of,
     roll_back_all,
 )
-from gpunode.runtime.engine import Active, Engine, Plan, Request, Wanted, refuse
+from gpunode.runtime.engine import Active, DesiredConfig, Engine, Plan, Request, refuse
 from gpunode.runtime.restart import Restarter
 
 OPERATION = "configure-runtime"
@@ -191,7 +191,7 @@ class Intent:
     names: tuple[str, ...]
     plan: Callable[[Active | None], Plan]
     is_active: Callable[[Active], bool]
-    expected: Wanted | None = None
+    expected: DesiredConfig | None = None
     kind: str = "RuntimeConfiguration"
     require: Callable[[], None] = lambda: None
     done: Callable[[], None] = lambda: None

@@ -74,7 +74,7 @@ def test_what_hangs_is_waited_for_once() -> None:
     with Patience(Host(), 1.0) as patience:
         for _ in range(2):
             try:
-                patience.ask(lambda: thing.slow)
+                patience.call(lambda: thing.slow)
             except Stuck as error:
                 raised.append((error.message, error.first))
     (waited, first), (known, again) = raised
@@ -87,19 +87,19 @@ def test_a_late_answer_is_ignored_and_its_thread_ends() -> None:
     let_go = threading.Event()
     with Patience(Host(), 0.1) as patience:
         with pytest.raises(Stuck):
-            patience.ask(let_go.wait)
+            patience.call(let_go.wait)
         let_go.set()
         assert eventually(lambda: not any(one.name == "checks" for one in threading.enumerate()))
-        assert patience.ask(lambda: "next") == "next"
+        assert patience.call(lambda: "next") == "next"
 
 
 def test_one_thread_answers_until_a_question_hangs() -> None:
     let_go = threading.Event()
     with Patience(Host(), 0.5) as patience:
-        first = [patience.ask(threading.get_ident) for _ in range(3)]
+        first = [patience.call(threading.get_ident) for _ in range(3)]
         with pytest.raises(Stuck):
-            patience.ask(let_go.wait)
-        second = patience.ask(threading.get_ident)
+            patience.call(let_go.wait)
+        second = patience.call(threading.get_ident)
         let_go.set()
     assert len(set(first)) == 1
     assert second not in first
@@ -119,7 +119,7 @@ def test_the_finding_names_what_the_live_host_waits_for(
     host, let_go = Host(), threading.Event()
     monkeypatch.setattr(f"gpunode.host.reading.{place}", lambda *_args, **_named: let_go.wait(PATIENCE))
     with Patience(host, 0.2) as patience, pytest.raises(Stuck) as caught:
-        patience.ask(lambda: question(host))
+        patience.call(lambda: question(host))
     let_go.set()
     monkeypatch.undo()
     assert caught.value.message == f"no answer within 0.2 s: {request_}"
@@ -134,19 +134,19 @@ def test_the_finding_names_the_command_that_hangs() -> None:
 
     message = "no answer within 1 s: running true"
     with Patience(host, 1.0) as patience, pytest.raises(Stuck, match=message):
-        patience.ask(question)
+        patience.call(question)
     let_go.set()
 
 
 def test_what_the_work_raises_is_raised_where_it_was_asked_for() -> None:
     with Patience(Host(), 1.0) as patience, pytest.raises(ZeroDivisionError):
-        patience.ask(lambda: 1 // 0)
+        patience.call(lambda: 1 // 0)
 
 
 def test_one_check_may_take_longer_than_the_others() -> None:
     never = threading.Event()
     with Patience(Host(), 0.05) as patience:
-        assert patience.ask(lambda: never.wait(0.2), least=PATIENCE) is False
+        assert patience.call(lambda: never.wait(0.2), least=PATIENCE) is False
 
 
 def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:

@@ -104,7 +104,7 @@ def test_a_gpu_lost_while_watched_is_an_error_and_its_last_xid_still_names_it(ma
 DISCOVER = """
 import json, sys
 from pathlib import Path
-from gpunode.gpu.discover import discover
+from gpunode.gpu.inventory import discover
 from gpunode.gpu.nvml import Nvml
 from gpunode.output.typed import plain
 from fixtures.scenario import Scenario, machine

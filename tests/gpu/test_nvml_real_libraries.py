@@ -34,7 +34,7 @@ def test_the_real_nvml_says_that_no_driver_is_loaded(libraries):
 
 
 def test_the_plugins_child_says_so_too_and_ends(libraries):
-    child = start(Host(environ={**os.environ, **libraries}), "gpunode.gpu.sentinel", {})
+    child = start(Host(environ={**os.environ, **libraries}), "gpunode.gpu.nvml_watcher", {})
     try:
         assert json.loads(child.read_line(20) or "")["error"]["code"] == DRIVER_NOT_LOADED
         assert child.read_line(5) == ""

@@ -202,10 +202,10 @@ def in_nvml(pid):
 def test_what_a_library_prints_is_kept_out_of_the_answer(make_node):
     script = """
 import os, sys
-from gpunode.gpu import discover
-read = discover.discover
-discover.discover = lambda nvml: os.write(1, b"noise") and read(nvml)
-sys.exit(discover.main())
+from gpunode.gpu import inventory
+read = inventory.discover
+inventory.discover = lambda nvml: os.write(1, b"noise") and read(nvml)
+sys.exit(inventory.main())
 """
     assert len(run_python(script, make_node(machine(2)).env)["inventory"]["gpus"]) == 2
 

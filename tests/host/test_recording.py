@@ -19,7 +19,7 @@ from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
-from gpunode.gpu import condition, model
+from gpunode.gpu import model, nvml_health
 from gpunode.host import Host, recording
 from gpunode.host.recording import parse_recording
 from gpunode.mig import model as mig_model
@@ -140,10 +140,10 @@ def test_the_command_line_names_the_wrong_key(
         (model.Gpu, recording._GPU),
         (model.MigDevice, recording._MIG_DEVICE | {"size": recording._SIZE}),
         (model.MigSize, recording._SIZE),
-        (condition.Condition, recording._CONDITION),
-        (condition.Fabric, recording._FABRIC),
-        (condition.Licence, recording._LICENCE),
-        (condition.GpuProcess, recording._PROCESS),
+        (nvml_health.Condition, recording._CONDITION),
+        (nvml_health.Fabric, recording._FABRIC),
+        (nvml_health.Licence, recording._LICENCE),
+        (nvml_health.GpuProcess, recording._PROCESS),
         (mig_model.GpuLayout, recording._LAYOUT),
         (mig_model.GpuInstance, recording._INSTANCE),
         (mig_model.ComputeInstance, recording._COMPUTE),
@@ -152,5 +152,5 @@ def test_the_command_line_names_the_wrong_key(
 )
 def test_every_field_that_is_recorded_has_a_type(kind: Any, shape: dict[str, Any]) -> None:
     known = {key.removesuffix("!") for key in shape}
-    identity = {"index", "uuid", "pci"} if kind is condition.Condition else set()
+    identity = {"index", "uuid", "pci"} if kind is nvml_health.Condition else set()
     assert {camel(one.name) for one in fields(kind)} - identity == known

@@ -17,14 +17,14 @@ from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_check import cdi_is_on, dump, runtimes_in
-from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 from gpunode.runtime.trees import Tree, same
 from tests.integration.conftest import path_of, require
 
 pytestmark = [pytest.mark.full, pytest.mark.containerd]
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
-NVIDIA = Wanted((Handler("nvidia", PROGRAM),))
+NVIDIA = DesiredConfig((Handler("nvidia", PROGRAM),))
 NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 DRIFTED = (CONFIGS / "containerd/nvidia-ctk-drifted-v2.toml").read_text()
 CURRENT = (CONFIGS / "containerd/nvidia-ctk-v2.toml").read_text()
@@ -65,12 +65,12 @@ class Node:
         assert tree is not None
         return {key: value for key, value in tree.items() if key not in ("imports", "version")}
 
-    def configure(self, wanted: Wanted = NVIDIA) -> Plan:
+    def configure(self, wanted: DesiredConfig = NVIDIA) -> Plan:
         plan = self.engine.plan(wanted, None)
         self.engine.validate(plan, wanted)
         return self._carry_out(plan)
 
-    def unconfigure(self, unwanted: Unwanted) -> Plan:
+    def unconfigure(self, unwanted: UnwantedConfig) -> Plan:
         plan = self.engine.plan_removal(unwanted, None)
         self.engine.validate(plan, None)
         return self._carry_out(plan)
@@ -123,7 +123,7 @@ def test_missing_file_is_made_and_nothing_else_changes(node: Node) -> None:
     after = node.seen()
     assert runtimes(after)["nvidia"]["options"]["BinaryName"] == PROGRAM
     assert same(without(after, "nvidia"), without(before))
-    node.unconfigure(Unwanted(NAMES))
+    node.unconfigure(UnwantedConfig(NAMES))
     assert same(without(node.seen()), without(before))
 
 
@@ -132,7 +132,7 @@ def test_files_that_nobody_imports_are_not_brought_into_force(node: Node) -> Non
     node.write("conf.d/50-other.toml", "version = 2\noom_score = -7\n")
     node.configure()
     assert node.seen()["oom_score"] == 0 and "nvidia" in runtimes(node.seen())
-    node.unconfigure(Unwanted(NAMES))
+    node.unconfigure(UnwantedConfig(NAMES))
     assert node.main.read_text() == MAIN or not node.deep
 
 
@@ -184,7 +184,7 @@ def test_undo_deletes_a_copy_that_only_repeats_the_rest(node: Node) -> None:
     node.write("config.toml", CURRENT)
     copied = node.write("conf.d/99-nvidia.toml", COPY)
     before = node.seen()
-    plan = node.unconfigure(Unwanted(NAMES))
+    plan = node.unconfigure(UnwantedConfig(NAMES))
     assert not copied.exists() and plan.notes == ()
     assert "imports" not in parse_toml(node.main.read_text(), "")
     assert same(without(node.seen()), without(before, "nvidia"))
@@ -194,7 +194,7 @@ def test_undo_keeps_a_copy_that_hides_something_and_says_what(node: Node) -> Non
     node.write("config.toml", DRIFTED)
     copied = node.write("conf.d/99-nvidia.toml", COPY)
     before = node.seen()
-    plan = node.unconfigure(Unwanted(NAMES))
+    plan = node.unconfigure(UnwantedConfig(NAMES))
     assert copied.exists() and len(plan.notes) == 1 and "still hides sandbox_image" in plan.notes[0]
     assert same(without(node.seen()), without(before, "nvidia"))
 
@@ -204,8 +204,8 @@ def test_undo_removes_nvidias_drop_in_that_nobody_reads(node: Node, place: str) 
     node.write("config.toml", MAIN)
     stale = node.write(f"{place}/99-nvidia.toml", COPY)
     mine = node.write(f"{place}/50-mine.toml", "version = 2\n")
-    assert any(str(stale) in note for note in node.engine.plan(Wanted(cdi=node.deep), None).notes)
-    plan = node.unconfigure(Unwanted(NAMES))
+    assert any(str(stale) in note for note in node.engine.plan(DesiredConfig(cdi=node.deep), None).notes)
+    plan = node.unconfigure(UnwantedConfig(NAMES))
     assert not stale.exists() and mine.exists() and str(stale) in plan.notes[0]
     assert node.main.read_text() == MAIN
 
@@ -221,30 +221,30 @@ def test_several_handlers_inherit_alike_and_go_together(node: Node) -> None:
     handlers = tuple(
         Handler(name, f"{PROGRAM}{end}") for name, end in zip(NAMES, ("", ".cdi", ".legacy"), strict=True)
     )
-    node.configure(Wanted(handlers, set_as_default=True))
+    node.configure(DesiredConfig(handlers, set_as_default=True))
     found = runtimes(node.seen())
     assert [found[handler.name]["options"]["BinaryName"] for handler in handlers] == [
         handler.path for handler in handlers
     ]
     assert all(found[name]["options"]["SystemdCgroup"] is True for name in NAMES)
-    assert not node.configure(Wanted(handlers, set_as_default=True)).changed
-    node.unconfigure(Unwanted(NAMES))
+    assert not node.configure(DesiredConfig(handlers, set_as_default=True)).changed
+    node.unconfigure(UnwantedConfig(NAMES))
     assert same(without(node.seen()), without(before))
 
 
 def test_cdi_alone_touches_nothing_else_and_is_taken_out_again(node: Node) -> None:
     if node.release < (1, 7):
         with pytest.raises(PreconditionError, match="no CDI"):
-            node.configure(Wanted(cdi=True))
+            node.configure(DesiredConfig(cdi=True))
         return
     text = MAIN + "  enable_cdi = false\n" if node.deep else MAIN
     node.write("config.toml", text)
     before = node.seen()
-    plan = node.configure(Wanted(cdi=True))
+    plan = node.configure(DesiredConfig(cdi=True))
     assert plan.switched_cdi and cdi_is_on(node.seen())
     assert runtimes_in(node.seen()) == runtimes_in(before)
-    assert not node.configure(Wanted(cdi=True)).changed
-    node.unconfigure(Unwanted((), cdi=True))
+    assert not node.configure(DesiredConfig(cdi=True)).changed
+    node.unconfigure(UnwantedConfig((), cdi=True))
     assert same(node.seen(), before)
     assert node.main.read_text() == text
 
@@ -255,7 +255,7 @@ def test_snapshotter_that_containerd_passes_over_stays_so(node: Node) -> None:
     node.configure()
     assert same(without(node.seen(), "nvidia"), without(before))
     assert not node.configure().changed
-    node.unconfigure(Unwanted(NAMES))
+    node.unconfigure(UnwantedConfig(NAMES))
     assert same(without(node.seen()), without(before))
 
 

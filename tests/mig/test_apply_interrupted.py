@@ -297,5 +297,5 @@ def test_a_snapshot_that_cannot_be_saved_leaves_the_one_of_an_earlier_run(
     )
     monkeypatch.setattr(Host, "write_atomic", full)
     with pytest.raises(ConfigError, match="no space left"):
-        apply_module.carry_out(host, tools, (), apply_module.Left())
+        apply_module.carry_out(host, tools, (), apply_module.UnfinishedGpus())
     assert path.read_text() == "of an earlier run"

@@ -133,7 +133,7 @@ def attempt_and_die(node: MigNode, label: str, changes: int) -> bool:
     """As `attempt`, in a process that is killed when it has made so many changes; whether it was."""
     pid = os.fork()
     if pid == 0:
-        asked, made = MigSession._ask, itertools.count()
+        asked, made = MigSession._query, itertools.count()
 
         def ask(self: MigSession, doing: str, seconds: float, **question: Any) -> Any:
             if question["do"] not in ("layouts", "processes") and next(made) == changes:
@@ -141,7 +141,7 @@ def attempt_and_die(node: MigNode, label: str, changes: int) -> bool:
             return asked(self, doing, seconds, **question)
 
         try:
-            MigSession._ask = ask  # type: ignore[method-assign]
+            MigSession._query = ask  # type: ignore[method-assign]
             attempt(node, label)
         finally:
             os._exit(0)

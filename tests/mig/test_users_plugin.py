@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE, eventually
 
 BOTH = 1 << (signal.SIGUSR1 - 1) | 1 << (signal.SIGHUP - 1)
 SERVE = ("/usr/bin/python3", "/usr/local/bin/gpunode", "plugin", "serve")
-CHILD = ("/usr/bin/python3", "-P", "-m", "gpunode.gpu.sentinel", "--poll", "1")
+CHILD = ("/usr/bin/python3", "-P", "-m", "gpunode.gpu.nvml_watcher", "--poll", "1")
 
 
 # --- which processes --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.packages.dnf import Dnf, compare
-from gpunode.packages.manager import Command, PackagesError, Trouble, Wanted, run_command
+from gpunode.packages.manager import Command, PackageRequest, PackagesError, Trouble, run_command
 from gpunode.packages.zypper import Zypper
 from tests.cli import gpunode
 from tests.packages.apt_root import PACKAGES
@@ -291,7 +291,7 @@ def test_files_are_installed_without_any_repository(tmp_path):
     older = Dnf(host).install_files(["/a.rpm"], downgrade=True)
     assert older.argv[-3:] == ("downgrade", "--disablerepo=*", "/a.rpm")
     assert Zypper(host).install_files(["/a.rpm"]).argv[-2:] == ("--allow-unsigned-rpm", "/a.rpm")
-    assert Zypper(host).install([Wanted("a"), Wanted("b", "1-1")]).argv[-2:] == ("a", "b=1-1")
+    assert Zypper(host).install([PackageRequest("a"), PackageRequest("b", "1-1")]).argv[-2:] == ("a", "b=1-1")
 
 
 @pytest.mark.parametrize(

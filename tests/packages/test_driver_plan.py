@@ -172,9 +172,9 @@ def test_a_machine_gets_the_driver_that_it_needs(case, tmp_path):
     assert (data["branch"], data["route"], data["version"]) == (branch, route, version)
     assert flavour in (None, data["flavour"])
     assert data["resolved"] and bool(data["reboot"]) == reboot
-    wanted, _, at = package.partition("=")
-    assert versions(data)[wanted] == at
-    assert any(f"{wanted}={at}" in line or f"{wanted}-{at}" in line for line in data["commands"])
+    desired, _, at = package.partition("=")
+    assert versions(data)[desired] == at
+    assert any(f"{desired}={at}" in line or f"{desired}-{at}" in line for line in data["commands"])
     assert all(one["because"] and one["source"] for one in data["decisions"])
 
 

@@ -14,7 +14,7 @@ from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.packages.apt import Apt
 from gpunode.packages.dnf import Dnf
-from gpunode.packages.manager import Manager, Wanted
+from gpunode.packages.manager import Manager, PackageRequest
 from gpunode.packages.zypper import Zypper
 
 NAMES = ("nvidia-container-toolkit", "libnvidia-container1")
@@ -54,7 +54,7 @@ def test_no_manager_says_what_ends_in_a_traceback(kind: Any, tmp_path: Path) -> 
         for ask in (
             lambda: manager.look(NAMES),
             lambda: manager.installed(NAMES),
-            lambda: manager.preview(manager.install([Wanted(NAMES[0])])),
+            lambda: manager.preview(manager.install([PackageRequest(NAMES[0])])),
             lambda: manager.explain(Completed(("x",), code, out, err)),
             manager.finish,
             manager.require_holding,

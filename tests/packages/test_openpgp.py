@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
 from gpunode.packages.openpgp import armored, binary, fingerprints
-from gpunode.packages.repository import facts, wanted_repository
+from gpunode.packages.repository import desired_repository, facts
 
 
 def test_the_key_that_is_brought_is_nvidias():
     assert fingerprints(facts().key) == (facts().fingerprint,)
     assert facts().fingerprint == "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
-    assert armored(facts().key) == facts().key == wanted_repository().key
+    assert armored(facts().key) == facts().key == desired_repository().key
 
 
 def test_armour_there_and_back():
@@ -59,4 +59,4 @@ def test_anything_else_is_refused_in_words(data):
 def test_what_is_far_larger_than_a_key_takes_no_time():
     padding = b"\xd1\xff\x00\x20\x00\x00" + bytes(2 << 20)  # one user attribute; its checksum took seconds
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
-        wanted_repository(key=binary(facts().key) + padding)
+        desired_repository(key=binary(facts().key) + padding)

@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.host import Host
 from gpunode.packages.manager import FileChange
-from gpunode.packages.repository import RpmShelf, plan_repository, wanted_repository
+from gpunode.packages.repository import RpmShelf, desired_repository, plan_repository
 from tests.cli import gpunode
 from tests.packages.apt_root import PACKAGES
 
@@ -26,7 +26,7 @@ def guide_key(apt):
     """NVIDIA's key where its guide puts it, as gpg --dearmor writes it."""
     path = apt.root / "usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
     path.parent.mkdir(parents=True)
-    key = wanted_repository().key
+    key = desired_repository().key
     path.write_bytes(subprocess.run(["gpg", "--dearmor"], input=key, capture_output=True, check=True).stdout)
     return path
 
@@ -172,7 +172,7 @@ def rpm_files(tmp_path, directory="etc/yum.repos.d", **files):
 
 
 def plan_rpm(host, base="", directory="/etc/yum.repos.d"):
-    return plan_repository(host, RpmShelf(host, directory), wanted_repository(base))
+    return plan_repository(host, RpmShelf(host, directory), desired_repository(base))
 
 
 OFFICIAL = f"""[nvidia-container-toolkit]

@@ -13,9 +13,9 @@ from gpunode.packages.repository import (
     AptShelf,
     RpmShelf,
     State,
+    desired_repository,
     judge,
     plan_repository,
-    wanted_repository,
 )
 from tests.packages.conftest import PLACE
 
@@ -64,16 +64,16 @@ def applied(host, root, plan):
 
 def assert_settles(root, shelf, host, base):
     """The plan is carried out; what a second one says, and the entries of others, are as they should be."""
-    wanted = wanted_repository(base)
-    others = [one.address for one in shelf.entries(wanted) if "example.com/debian" in one.address]
+    desired = desired_repository(base)
+    others = [one.address for one in shelf.entries(desired) if "example.com/debian" in one.address]
     text = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    applied(host, root, plan_repository(host, shelf, wanted))
-    judged = judge(shelf.entries(wanted), wanted, shelf.address(wanted), shelf.file)
+    applied(host, root, plan_repository(host, shelf, desired))
+    judged = judge(shelf.entries(desired), desired, shelf.address(desired), shelf.file)
     states = [one.state for one in judged]
     assert states.count(State.USED) == 1
     assert set(states) <= {State.USED, State.CHANNEL}
-    assert plan_repository(host, shelf, wanted).files == ()
-    assert [one.address for one in shelf.entries(wanted) if "example.com/debian" in one.address] == others
+    assert plan_repository(host, shelf, desired).files == ()
+    assert [one.address for one in shelf.entries(desired) if "example.com/debian" in one.address] == others
     for path, before in text.items():  # nothing is deleted: it is here, or under its new name, or was ours
         kept = (path, path.with_name(path.name + SUFFIX))
         assert path.name.startswith("nvidia-container-toolkit.") or any(
@@ -83,7 +83,7 @@ def assert_settles(root, shelf, host, base):
 
 def keys(root):
     (root / "keys").mkdir()
-    (root / "keys/good.asc").write_bytes(wanted_repository().key)
+    (root / "keys/good.asc").write_bytes(desired_repository().key)
     (root / "keys/other.asc").write_text("no key at all\n")
 
 

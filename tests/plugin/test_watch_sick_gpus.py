@@ -49,14 +49,14 @@ NOT_ASKED = {
     *("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"),  # handles spare them
     *("nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetSramEccErrorStatus"),
 }
-"""Functions in the modules of the sentinel that it doesn't call, or that aren't about one GPU."""
+"""Functions in the modules of the watcher that it doesn't call, or that aren't about one GPU."""
 
 RECORD = """
 import json, os, re, sys, time
 from contextlib import nullcontext
 from pathlib import Path
 from gpunode.gpu.nvml import Nvml
-from gpunode.gpu.sentinel import Options, Sentinel
+from gpunode.gpu.nvml_watcher import Options, NvmlWatcher
 from gpunode.host import Host
 asked, told = set(), []
 def asking(function, gpus):
@@ -64,12 +64,12 @@ def asking(function, gpus):
     return nullcontext()
 def tell(**document):
     told.append(document)
-sentinel = Sentinel(Nvml.open(asking=asking), Host(), Options(use=True), tell)
-sentinel.turn(time.monotonic())
+watcher = NvmlWatcher(Nvml.open(asking=asking), Host(), Options(use=True), tell)
+watcher.turn(time.monotonic())
 while not any("watching" in document for document in told):
     time.sleep(0.01)
 modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
-others = {"gpunode.gpu.child", "gpunode.gpu.condition"}  # names of kinds; what the doctor asks
+others = {"gpunode.gpu.child", "gpunode.gpu.nvml_health"}  # names of kinds; what the doctor asks
 sources = [Path(module.__file__).read_text() for module in modules if module.__name__ not in others]
 named = {name for source in sources for name in re.findall('"(nvml[A-Z][A-Za-z0-9]+)"', source)}
 print(json.dumps([sorted(function for function, gpu in asked if gpu == int(sys.argv[1])), sorted(named)]))
@@ -105,7 +105,7 @@ def scenario() -> Scenario:
 
 
 def questions(node: StubNode) -> tuple[set[str], set[str]]:
-    """What NVML is asked about the sick GPU, and the functions that occur in the sentinel's modules."""
+    """What NVML is asked about the sick GPU, and the functions that occur in the watcher's modules."""
     argv = [sys.executable, "-c", RECORD, str(SICK)]
     done = subprocess.run(argv, env={**os.environ, **node.env}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -34,10 +34,10 @@ from gpunode.runtime import apply as apply_module
 from gpunode.runtime import find
 from gpunode.runtime.apply import Job, apply, engine_restart, roll_back_all
 from gpunode.runtime.docker import DockerEngine
-from gpunode.runtime.engine import Active, Handler, Plan, Request, Unwanted, Wanted, refuse
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, Request, UnwantedConfig, refuse
 from gpunode.runtime.restart import Restarter
 
-WANTED = Wanted((Handler("nvidia", "/n"),))
+WANTED = DesiredConfig((Handler("nvidia", "/n"),))
 BEFORE = Active(("runc",), "runc")
 AFTER = Active(("runc", "nvidia"), "runc", (("nvidia", "/n"),))
 DAEMON = Daemon("docker", None, (20, 10), "/etc/docker/daemon.json", "test", "/none", None)
@@ -52,22 +52,22 @@ class FakeEngine:
     daemon: Daemon = DAEMON
     program: str = "/n"
 
-    def ask(self) -> Active:
+    def query(self) -> Active:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, DaemonError):
             raise answer
         return answer
 
-    def plan(self, wanted: Wanted, active: Active | None) -> Plan:
+    def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
-    def plan_removal(self, unwanted: Unwanted, active: Active | None) -> Plan:
+    def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
-    def validate(self, plan: Plan, expected: Wanted | None) -> tuple[str, ...]:
+    def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         return ()
 
 

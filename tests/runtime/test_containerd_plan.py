@@ -13,11 +13,11 @@ from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import runtime_table
-from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 
 MAIN = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
-NVIDIA = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
+NVIDIA = DesiredConfig((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
 P2, P3 = CRI_PLUGINS[2], CRI_PLUGINS[3]
 
 
@@ -37,8 +37,8 @@ class Node:
         daemon = Daemon("containerd", None, self.release, MAIN, "test", "/run/c.sock", None)
         return ContainerdEngine(Host(self.root, environ={}), daemon, drop_in)
 
-    def plan(self, wanted: Wanted = NVIDIA, drop_in: str = "") -> Plan:
-        return self.engine(drop_in).plan(wanted, None)
+    def plan(self, desired: DesiredConfig = NVIDIA, drop_in: str = "") -> Plan:
+        return self.engine(drop_in).plan(desired, None)
 
 
 def texts(plan: Plan) -> dict[str, str]:
@@ -163,7 +163,7 @@ def test_unread_drop_in_of_somebody_else_is_not_brought_into_force(tmp_path: Pat
 def test_directories_that_containerd_does_not_search_for_cdi_are_told(tmp_path: Path) -> None:
     node = Node(tmp_path, "2.1.9")
     node.write(MAIN, f'version = 3\n[plugins."{P3}"]\ncdi_spec_dirs = ["/opt/cdi", "/run/cdi"]\n')
-    plan = node.plan(Wanted(cdi=True))
+    plan = node.plan(DesiredConfig(cdi=True))
     assert not plan.changed and not plan.switched_cdi
     assert plan.notes == (
         f"cdi_spec_dirs in {MAIN} leaves out /etc/cdi: containerd does not see a specification there",
@@ -173,7 +173,7 @@ def test_directories_that_containerd_does_not_search_for_cdi_are_told(tmp_path: 
 def test_cdi_of_a_cri_that_is_off_leaves_it_off(tmp_path: Path) -> None:
     node = Node(tmp_path, "2.1.9")
     node.write(MAIN, f'version = 3\ndisabled_plugins = ["{P3}"]\n')
-    plan = node.plan(Wanted(cdi=True))
+    plan = node.plan(DesiredConfig(cdi=True))
     assert not plan.changed and "switches containerd's CRI off" in plan.notes[0]
 
 
@@ -185,9 +185,9 @@ def test_default_runtime_table_of_nvidia_ctks_legacy_flag_is_taken_out(tmp_path:
         ".options", "Runtime", NVIDIA.handlers[0].path
     )
     node.write(MAIN, text + ours)
-    assert texts(node.engine().plan_removal(Unwanted(("nvidia",)), None)) == {MAIN: text}
+    assert texts(node.engine().plan_removal(UnwantedConfig(("nvidia",)), None)) == {MAIN: text}
     node.write(MAIN, text + table.format(".options", "BinaryName", "/usr/bin/kata"))
-    assert not node.engine().plan_removal(Unwanted(("nvidia",)), None).changed
+    assert not node.engine().plan_removal(UnwantedConfig(("nvidia",)), None).changed
 
 
 def test_previous_default_comes_back_only_where_no_other_file_names_it(tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ def test_previous_default_comes_back_only_where_no_other_file_names_it(tmp_path:
     nvidia = f'version = 3\n[plugins."{P3}".containerd]\ndefault_runtime_name = "nvidia"\n'
     node.write(MAIN, f'version = 3\nimports = ["conf.d/*.toml", "{DROP_IN}"]\n{crun}')
     node.write(DROP_IN, nvidia)
-    changed = texts(node.engine().plan_removal(Unwanted(("nvidia",), "crun"), None))
+    changed = texts(node.engine().plan_removal(UnwantedConfig(("nvidia",), "crun"), None))
     assert changed[DROP_IN] == "" and tomllib.loads(changed[MAIN])["imports"] == ["conf.d/*.toml"]
     node.write(MAIN, 'version = 3\nimports = ["conf.d/*.toml"]\n')
-    changed = texts(node.engine().plan_removal(Unwanted(("nvidia",), "crun"), None))
+    changed = texts(node.engine().plan_removal(UnwantedConfig(("nvidia",), "crun"), None))
     assert changed == {DROP_IN: nvidia.replace('"nvidia"', '"crun"')}
 
 

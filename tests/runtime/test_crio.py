@@ -15,9 +15,9 @@ from gpunode.facts.crio import find_crio
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime.crio import CrioEngine
-from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
 
-NVIDIA = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
+NVIDIA = DesiredConfig((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
 DROP_IN = "/etc/crio/crio.conf.d/99-nvidia.toml"
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 HOOK = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
@@ -70,10 +70,10 @@ def test_a_virtual_machines_handler_is_never_the_pattern(tmp_path: Path) -> None
 
 def test_variants_are_registered_alike(tmp_path: Path) -> None:
     path = "/usr/bin/nvidia-container-runtime"
-    wanted = Wanted(
+    desired = DesiredConfig(
         (*NVIDIA.handlers, Handler("nvidia-cdi", f"{path}.cdi"), Handler("nvidia-legacy", f"{path}.legacy"))
     )
-    plan = engine(make_node(tmp_path, "openshift")).plan(wanted, None)
+    plan = engine(make_node(tmp_path, "openshift")).plan(desired, None)
     ours, cdi = handler(plan), handler(plan, "nvidia-cdi")
     assert cdi == {**ours, "runtime_path": f"{path}.cdi"} and ours["monitor_cgroup"] == "pod"
 
@@ -87,7 +87,7 @@ def test_owners_additions_stay_and_replace_drops_them(tmp_path: Path) -> None:
     )
     plan = engine(root).plan(NVIDIA, None)
     assert handler(plan)["runtime_root"] == "/run/mine" and b"# mine" in (plan.changed[0].after or b"")
-    replaced = engine(root).plan(Wanted(NVIDIA.handlers, replace=True), None)
+    replaced = engine(root).plan(DesiredConfig(NVIDIA.handlers, replace=True), None)
     assert handler(replaced)["runtime_root"] == "/run/crun"
 
 
@@ -137,7 +137,7 @@ def test_killed_writes_temporary_file_is_a_leftover(tmp_path: Path) -> None:
     hidden = "/etc/crio/crio.conf.d/.99-nvidia.toml.x1.gpunode"
     write(root, hidden, (root / DROP_IN.lstrip("/")).read_text())
     assert edits(engine(root).plan(NVIDIA, None)) == {hidden: "removed"}
-    assert edits(engine(root).plan_removal(Unwanted(("nvidia",)), None))[hidden] == "removed"
+    assert edits(engine(root).plan_removal(UnwantedConfig(("nvidia",)), None))[hidden] == "removed"
 
 
 def test_removing_what_nobody_reads_needs_no_restart(tmp_path: Path) -> None:
@@ -156,7 +156,9 @@ def test_later_file_loses_only_the_handler(tmp_path: Path) -> None:
 
 def test_later_default_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"zz-default\.conf:3 names another default") as caught:
-        engine(make_node(tmp_path, "later-default")).plan(Wanted(NVIDIA.handlers, set_as_default=True), None)
+        engine(make_node(tmp_path, "later-default")).plan(
+            DesiredConfig(NVIDIA.handlers, set_as_default=True), None
+        )
     assert "+3 /etc/crio/crio.conf.d/zz-default.conf" in caught.value.hint
 
 
@@ -165,7 +167,7 @@ def test_flag_that_beats_the_files_is_refused(tmp_path: Path, flag: str, variabl
     root = make_node(tmp_path, "packaged")
     start(root, flag, variable)
     with pytest.raises(ConfigError, match="--default-runtime runc"):
-        engine(root).plan(Wanted(NVIDIA.handlers, set_as_default=True), None)
+        engine(root).plan(DesiredConfig(NVIDIA.handlers, set_as_default=True), None)
     assert engine(root).plan(NVIDIA, None).changed
 
 
@@ -234,13 +236,13 @@ def test_missing_toolkit_file_is_not_made_but_told_of(tmp_path: Path) -> None:
 
 def test_cdi_needs_no_change_of_crio_and_ends_the_old_hook(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
-    assert engine(root).plan(Wanted(cdi=True), None).changed == ()
+    assert engine(root).plan(DesiredConfig(cdi=True), None).changed == ()
     write(root, HOOK, '{"hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}')
-    plan = engine(root).plan(Wanted(cdi=True), None)
+    plan = engine(root).plan(DesiredConfig(cdi=True), None)
     assert (edits(plan), plan.verb) == ({HOOK: "removed"}, "restart")
     beside = engine(root).plan(NVIDIA, None)
     assert HOOK not in edits(beside) and any("a second time" in note for note in beside.notes)
-    assert edits(engine(root).plan_removal(Unwanted(("nvidia",)), None)) == {HOOK: "removed"}
+    assert edits(engine(root).plan_removal(UnwantedConfig(("nvidia",)), None)) == {HOOK: "removed"}
 
 
 def test_cdi_says_where_this_crio_would_not_see_it(tmp_path: Path) -> None:
@@ -248,10 +250,10 @@ def test_cdi_says_where_this_crio_would_not_see_it(tmp_path: Path) -> None:
     write(root, "/etc/crio/crio.conf.d/20-cdi.conf", '[crio.runtime]\ncdi_spec_dirs = ["/srv/cdi"]\n')
     assert any(
         "cdi_spec_dirs" in note and "/srv/cdi" in note
-        for note in engine(root).plan(Wanted(cdi=True), None).notes
+        for note in engine(root).plan(DesiredConfig(cdi=True), None).notes
     )
     with pytest.raises(PreconditionError, match=r"1\.22\.5 has no CDI"):
-        engine(make_node(tmp_path / "old", "packaged", "1.22.5")).plan(Wanted(cdi=True), None)
+        engine(make_node(tmp_path / "old", "packaged", "1.22.5")).plan(DesiredConfig(cdi=True), None)
 
 
 # --- the daemon ---------------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def test_recorded_daemon_is_believed(tmp_path: Path) -> None:
     record(
         root, '[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nruntime_path = "/c"\n'
     )
-    active = engine(root).ask()
+    active = engine(root).query()
     assert (active.handlers, active.default, active.paths) == (("crun",), "crun", (("crun", "/c"),))
 
 
@@ -278,7 +280,7 @@ def test_odd_answers_are_errors_of_the_daemon(tmp_path: Path, answer: object) ->
     root = make_node(tmp_path, "packaged")
     record(root, answer)
     with pytest.raises(DaemonError):
-        engine(root).ask()
+        engine(root).query()
 
 
 def test_daemon_behind_its_files_is_restarted(tmp_path: Path) -> None:
@@ -287,7 +289,7 @@ def test_daemon_behind_its_files_is_restarted(tmp_path: Path) -> None:
     path = (("nvidia", "/usr/bin/nvidia-container-runtime"),)
     assert crio.plan(NVIDIA, Active(("crun", "nvidia"), "crun", path)).verb == "none"
     still = engine(make_node(tmp_path / "plain", "packaged"))
-    assert still.plan_removal(Unwanted(("nvidia",)), Active(("nvidia",), "crun")).verb == "restart"
+    assert still.plan_removal(UnwantedConfig(("nvidia",)), Active(("nvidia",), "crun")).verb == "restart"
 
 
 def test_default_that_no_file_defines_is_refused_before_writing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fixtures.crio_stub import effective, files, to_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.runtime.crio import CrioEngine
-from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 
 NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 OWN = "/usr/bin/nvidia-container-runtime"
@@ -99,9 +99,9 @@ def test_whatever_the_files_say(drawn: dict[str, dict[str, Any]]) -> None:
         daemon = Daemon("crio", None, (1, 32), "/etc/crio/crio.conf", "", "/run/c.sock", None)
         engine = CrioEngine(Host(root, environ={}), daemon)
         before, fallback = meaning(root), default_without_nvidia(root)
-        wanted = Wanted((Handler("nvidia", OWN),))
+        desired = DesiredConfig((Handler("nvidia", OWN),))
 
-        carry_out(root, engine.plan(wanted, None))
+        carry_out(root, engine.plan(desired, None))
         after = meaning(root)
         handler = after["runtime"]["runtimes"]["nvidia"]
         assert (handler["runtime_path"], handler.get("runtime_type") or "oci") == (OWN, "oci")
@@ -110,10 +110,10 @@ def test_whatever_the_files_say(drawn: dict[str, dict[str, Any]]) -> None:
         assert after["runtime"]["default_runtime"] == before["runtime"]["default_runtime"]
         for variant in ("nvidia-cdi", "nvidia-legacy"):
             assert after["runtime"]["runtimes"].get(variant) == before["runtime"]["runtimes"].get(variant)
-        assert engine.plan(wanted, None).changed == ()
+        assert engine.plan(desired, None).changed == ()
 
-        carry_out(root, engine.plan_removal(Unwanted(NAMES), None))
+        carry_out(root, engine.plan_removal(UnwantedConfig(NAMES), None))
         gone = meaning(root)
         assert not set(NAMES) & gone["runtime"]["runtimes"].keys() and others(gone) == others(before)
         assert gone["runtime"]["default_runtime"] == fallback
-        assert engine.plan_removal(Unwanted(NAMES), None).changed == ()
+        assert engine.plan_removal(UnwantedConfig(NAMES), None).changed == ()

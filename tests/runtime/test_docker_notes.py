@@ -14,9 +14,9 @@ from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.runtime import docker
 from gpunode.runtime.docker_rootless import refuse_another_users
-from gpunode.runtime.engine import Active, Handler, Wanted
+from gpunode.runtime.engine import Active, DesiredConfig, Handler
 
-WANTED = Wanted((Handler("nvidia", "nvidia-container-runtime"),))
+WANTED = DesiredConfig((Handler("nvidia", "nvidia-container-runtime"),))
 DAEMON = Daemon("docker", None, (28,), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
 
 
@@ -59,7 +59,7 @@ def test_pods_get_the_runtime_as_the_shim_between_allows(
 
 def test_nothing_is_said_of_pods_where_the_runtime_is_the_default(tmp_path: Path) -> None:
     host = kubelet_on(tmp_path, "/run/cri-dockerd.sock", "0.3.16")
-    default = Wanted(WANTED.handlers, set_as_default=True)
+    default = DesiredConfig(WANTED.handlers, set_as_default=True)
     assert docker.notes(host, DAEMON, default, None) == ()
     assert docker.notes(host, DAEMON, WANTED, Active(("nvidia", "runc"), "nvidia")) == ()
 

@@ -12,11 +12,11 @@ from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.runtime import docker
 from gpunode.runtime.docker import DockerEngine
-from gpunode.runtime.engine import Active, Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
 
 PATH = "/etc/docker/daemon.json"
 NVIDIA = Handler("nvidia", "nvidia-container-runtime")
-CDI = Wanted((NVIDIA,), cdi=True)
+CDI = DesiredConfig((NVIDIA,), cdi=True)
 
 
 def engine(
@@ -76,10 +76,10 @@ def test_a_dockerd_that_did_not_start_with_its_cdi_key_is_restarted(tmp_path: Pa
 
 def test_removal_takes_out_the_switch_that_is_on_and_leaves_one_that_is_off(tmp_path: Path) -> None:
     on = engine(tmp_path, '{"features": {"cdi": true, "x": true}}', (26,))
-    plan = on.plan_removal(Unwanted(("nvidia",), cdi=True), None)
+    plan = on.plan_removal(UnwantedConfig(("nvidia",), cdi=True), None)
     assert (after(plan), plan.verb) == ({"features": {"x": True}}, "restart")
     off = engine(tmp_path, '{"features": {"cdi": false}}', (29,))
-    assert not off.plan_removal(Unwanted(("nvidia",), cdi=True), None).changed
+    assert not off.plan_removal(UnwantedConfig(("nvidia",), cdi=True), None).changed
 
 
 def test_what_nvidia_ctk_and_the_operator_wrote_goes_and_the_recorded_default_comes_back(
@@ -89,13 +89,13 @@ def test_what_nvidia_ctk_and_the_operator_wrote_goes_and_the_recorded_default_co
     entries = {name: {"path": f"/usr/local/nvidia/toolkit/{name}", "args": []} for name in names}
     text = json.dumps({"default-runtime": "nvidia", "runtimes": {**entries, "crun": {"path": "crun"}}})
     removal = engine(tmp_path, text)
-    tree = after(removal.plan_removal(Unwanted(names, "crun"), None))
+    tree = after(removal.plan_removal(UnwantedConfig(names, "crun"), None))
     assert tree == {"default-runtime": "crun", "runtimes": {"crun": {"path": "crun"}}}
-    assert after(removal.plan_removal(Unwanted(names, "gone"), None)) == {
+    assert after(removal.plan_removal(UnwantedConfig(names, "gone"), None)) == {
         "runtimes": {"crun": {"path": "crun"}}
     }
     alone = engine(tmp_path, json.dumps({"default-runtime": "nvidia", "runtimes": entries}))
-    edit = alone.plan_removal(Unwanted(names), None).edits[0]
+    edit = alone.plan_removal(UnwantedConfig(names), None).edits[0]
     assert edit.after is not None and json.loads(edit.after) == {}
 
 
@@ -103,10 +103,10 @@ def test_an_entry_of_the_operators_toolkit_gives_way_to_this_nodes(tmp_path: Pat
     text = '{"runtimes": {"nvidia": {"path": "/usr/local/nvidia/toolkit/nvidia-container-runtime"}}}'
     own = engine(tmp_path, text)
     assert own.program == "nvidia-container-runtime"
-    plan = own.plan(Wanted((NVIDIA,)), None)
+    plan = own.plan(DesiredConfig((NVIDIA,)), None)
     assert after(plan)["runtimes"] == {"nvidia": {"path": NVIDIA.path, "runtimeArgs": []}}
     typed = engine(tmp_path, '{"runtimes": {"nvidia": {"runtimeType": "io.x.v1", "options": {"a": 1}}}}')
-    assert after(typed.plan(Wanted((NVIDIA,)), None))["runtimes"] == {
+    assert after(typed.plan(DesiredConfig((NVIDIA,)), None))["runtimes"] == {
         "nvidia": {"path": NVIDIA.path, "runtimeArgs": []}
     }
 
@@ -119,7 +119,7 @@ def test_the_full_path_of_this_nodes_own_runtime_is_left_as_it_is(tmp_path: Path
     text = '{"runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime", "args": []}}}'
     own = engine(tmp_path, text)
     assert own.program == "/usr/bin/nvidia-container-runtime"
-    assert not own.plan(Wanted((Handler("nvidia", own.program),)), None).changed
+    assert not own.plan(DesiredConfig((Handler("nvidia", own.program),)), None).changed
 
 
 def test_the_snaps_dockerd_gets_only_a_program_of_the_snap(tmp_path: Path) -> None:
@@ -128,21 +128,21 @@ def test_the_snaps_dockerd_gets_only_a_program_of_the_snap(tmp_path: Path) -> No
     assert snap.program == "/snap/docker/current/usr/bin/nvidia-container-runtime"
     for program in (snap.program, "/usr/bin/nvidia-container-runtime"):
         with pytest.raises(PreconditionError, match="sees only the programs"):
-            snap.plan(Wanted((Handler("nvidia", program),)), None)
+            snap.plan(DesiredConfig((Handler("nvidia", program),)), None)
     inside = tmp_path / snap.program.lstrip("/")
     inside.parent.mkdir(parents=True)
     inside.write_text("x")
     inside.chmod(0o755)
-    plan = snap.plan(Wanted((Handler("nvidia", snap.program),)), None)
+    plan = snap.plan(DesiredConfig((Handler("nvidia", snap.program),)), None)
     assert plan.changed and any("nvidia-support.disabled" in note for note in plan.notes)
 
 
 def test_a_default_that_a_flag_sets_already_needs_no_key(tmp_path: Path) -> None:
     flagged = engine(tmp_path, "{}", (28,), "--default-runtime=nvidia")
-    plan = flagged.plan(Wanted((NVIDIA,), set_as_default=True), None)
+    plan = flagged.plan(DesiredConfig((NVIDIA,), set_as_default=True), None)
     assert "default-runtime" not in after(plan)
     with pytest.raises(ConfigError, match="--default-runtime for the runtime nvidia"):
-        flagged.plan_removal(Unwanted(("nvidia",)), None)
+        flagged.plan_removal(UnwantedConfig(("nvidia",)), None)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,6 @@ def test_what_each_release_refuses_at_its_start(text: str, version: tuple[int, .
 def test_a_file_that_was_broken_before_is_named_as_such(tmp_path: Path) -> None:
     own = engine(tmp_path, '{\n"default-runtime": "gone"\n}')
     with pytest.raises(ValidationError) as refused:
-        own.validate(own.plan(Wanted((NVIDIA,)), None), None)
+        own.validate(own.plan(DesiredConfig((NVIDIA,)), None), None)
     assert refused.value.message.startswith(f"dockerd refuses {PATH} as it is: {PATH}:2: ")
     assert f"+2 {PATH}" in refused.value.hint

@@ -13,7 +13,7 @@ from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageEr
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime import find
-from gpunode.runtime.engine import Active, Engine, Handler, Plan, Request, Unwanted, Wanted
+from gpunode.runtime.engine import Active, DesiredConfig, Engine, Handler, Plan, Request, UnwantedConfig
 from gpunode.runtime.k0s import K0sEngine
 from gpunode.runtime.k3s import K3sEngine
 from tests.facts.test_daemons import Node
@@ -33,7 +33,7 @@ runtime_type = "io.containerd.runc.v2"
 [{RUNTIMES}.runc.options]
 SystemdCgroup = true
 """
-NVIDIA = Wanted((Handler("nvidia", PROGRAM),))
+NVIDIA = DesiredConfig((Handler("nvidia", PROGRAM),))
 
 
 def found(path: str) -> str:
@@ -87,8 +87,8 @@ def test_what_the_last_start_did_not_find_is_nothing_to_wait_for(node: Node) -> 
     node.file("/proc/stat", f"btime {int(time.time()) + 60}\n")
     engine = find.engine(Host(node.root), "k3s")
     assert engine.program == PROGRAM
-    wanted = Wanted((Handler("nvidia", "/usr/local/bin/nvidia-container-runtime"),))
-    assert only(engine.plan(wanted, None))[0].endswith("config-v3.toml.d/99-nvidia.toml")
+    desired = DesiredConfig((Handler("nvidia", "/usr/local/bin/nvidia-container-runtime"),))
+    assert only(engine.plan(desired, None))[0].endswith("config-v3.toml.d/99-nvidia.toml")
 
 
 def test_an_operators_older_copy_that_k3s_finds_first_is_overruled_by_a_drop_in(node: Node) -> None:
@@ -146,8 +146,8 @@ def test_a_drop_in_is_no_way_where_the_next_rendering_will_not_import_it(node: N
 def test_a_default_of_k3ss_own_settings_is_enough(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     rendered = f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n' + RUNC + found(PROGRAM)
-    wanted = Wanted(NVIDIA.handlers, set_as_default=True)
-    assert k3s(node, rendered).plan(wanted, None).changed == ()
+    desired = DesiredConfig(NVIDIA.handlers, set_as_default=True)
+    assert k3s(node, rendered).plan(desired, None).changed == ()
 
 
 def test_k3s_that_never_ran_is_to_be_started_first(node: Node) -> None:
@@ -168,7 +168,7 @@ def test_removal_leaves_what_k3s_registers_itself_and_says_so(node: Node) -> Non
         f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n',
     )
     engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(PROGRAM))
-    plan = engine.plan_removal(Unwanted(("nvidia",), "runc"), Active(("runc", "nvidia"), "nvidia"))
+    plan = engine.plan_removal(UnwantedConfig(("nvidia",), "runc"), Active(("runc", "nvidia"), "nvidia"))
     (edit,) = plan.changed
     assert (edit.path, edit.after) == (f"{DIRECTORY}/config-v3.toml.d/nvidia.toml", None)
     assert plan.remaining == ("nvidia",) and PROGRAM in plan.notes[0]
@@ -182,13 +182,13 @@ def test_a_copy_that_nvidias_tools_left_gives_way_on_request(node: Node) -> None
     node.file(drop_in, copy + found(OPERATORS).replace("'nvidia'", "nvidia-legacy"))
     rendered = "version = 3\n" + IMPORTS + RUNC + found(PROGRAM)
     assert PROGRAM in only(k3s(node, rendered).plan(NVIDIA, None))[1]  # the copy overrules what k3s finds
-    wanted = Wanted(NVIDIA.handlers, replace=True)
-    path, text = only(k3s(node, rendered).plan(wanted, None))
+    desired = DesiredConfig(NVIDIA.handlers, replace=True)
+    path, text = only(k3s(node, rendered).plan(desired, None))
     cri = parse_toml(text, path)["plugins"]["io.containerd.cri.v1.runtime"]
     assert path == drop_in and cri.keys() == {"containerd"}
     assert cri["containerd"]["runtimes"].keys() == {"nvidia", "nvidia-legacy"}
     node.file(drop_in, text)
-    assert k3s(node, rendered).plan(wanted, None).changed == ()
+    assert k3s(node, rendered).plan(desired, None).changed == ()
 
 
 def test_a_variant_of_ours_is_not_taken_for_one_that_k3s_found(node: Node) -> None:
@@ -197,7 +197,7 @@ def test_a_variant_of_ours_is_not_taken_for_one_that_k3s_found(node: Node) -> No
     ours = found(f"{PROGRAM}.cdi").replace("'nvidia'", "'nvidia-cdi'")
     node.file(f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml", "version = 3\n" + ours)
     engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(PROGRAM))
-    assert engine.plan_removal(Unwanted(("nvidia", "nvidia-cdi")), None).remaining == ("nvidia",)
+    assert engine.plan_removal(UnwantedConfig(("nvidia", "nvidia-cdi")), None).remaining == ("nvidia",)
 
 
 def test_a_rendered_file_that_is_no_toml_can_still_be_undone(node: Node) -> None:
@@ -206,14 +206,14 @@ def test_a_rendered_file_that_is_no_toml_can_still_be_undone(node: Node) -> None
     with pytest.raises(ConfigError, match="k3s has rendered it") as caught:
         engine.plan(NVIDIA, None)
     assert f"{DIRECTORY}/config-v3.toml.tmpl" in caught.value.hint
-    assert engine.plan_removal(Unwanted(("nvidia",)), None).changed == ()
+    assert engine.plan_removal(UnwantedConfig(("nvidia",)), None).changed == ()
 
 
 def test_a_containerd_without_cdi_cannot_get_it_by_a_template(node: Node) -> None:
     engine = k3s(node, "version = 2\n", "v1.7.23")
     with pytest.raises(ConfigError, match="without CDI"):
-        engine.plan(Wanted(NVIDIA.handlers, cdi=True), None)
-    assert k3s(node, "version = 3\n" + IMPORTS).plan(Wanted(cdi=True), None).changed == ()
+        engine.plan(DesiredConfig(NVIDIA.handlers, cdi=True), None)
+    assert k3s(node, "version = 3\n" + IMPORTS).plan(DesiredConfig(cdi=True), None).changed == ()
 
 
 def k0s(node: Node, text: str) -> Engine:

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
 from gpunode.runtime import docker
-from gpunode.runtime.engine import Handler, Unwanted, Wanted
+from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 
-WANTED = Wanted((Handler("nvidia", "nvidia-container-runtime"),))
+WANTED = DesiredConfig((Handler("nvidia", "nvidia-container-runtime"),))
 ENTRY = {"path": "nvidia-container-runtime", "runtimeArgs": []}
 
 
-def configured(text: str, wanted: Wanted = WANTED) -> str:
-    return docker.configured(text, "daemon.json", wanted)
+def configured(text: str, desired: DesiredConfig = WANTED) -> str:
+    return docker.configured(text, "daemon.json", desired)
 
 
 @pytest.mark.parametrize("indent", ["\t", "  ", "    ", "   "])
@@ -56,7 +56,9 @@ def test_entry_of_nvidia_ctk_is_unchanged() -> None:
 
 
 def test_features_are_merged() -> None:
-    after = configured('{"features": {"buildkit": false}}', Wanted((Handler("nvidia", "x"),), cdi=True))
+    after = configured(
+        '{"features": {"buildkit": false}}', DesiredConfig((Handler("nvidia", "x"),), cdi=True)
+    )
     assert json.loads(after)["features"] == {"buildkit": False, "cdi": True}
 
 
@@ -83,9 +85,9 @@ def test_bad_files_are_refused_with_their_place(text: str, place: str) -> None:
 
 def test_previous_default_comes_back() -> None:
     text = '{"runtimes": {"crun": {"path": "crun"}}, "default-runtime": "crun"}'
-    after = configured(text, Wanted((Handler("nvidia", "n"),), set_as_default=True))
+    after = configured(text, DesiredConfig((Handler("nvidia", "n"),), set_as_default=True))
     assert json.loads(after)["default-runtime"] == "nvidia"
-    back = docker.removed(after, "daemon.json", Unwanted(("nvidia",), "crun"))
+    back = docker.removed(after, "daemon.json", UnwantedConfig(("nvidia",), "crun"))
     assert json.loads(back) == json.loads(text)
 
 
@@ -130,8 +132,8 @@ def test_nothing_but_our_keys_changes(
     tree: dict[str, Any], layout: dict[str, Any], default: bool, cdi: bool
 ) -> None:
     before = json.dumps(tree, **layout)
-    wanted = Wanted((Handler("nvidia", "nvidia-container-runtime"),), default, cdi)
-    after = configured(before, wanted)
+    desired = DesiredConfig((Handler("nvidia", "nvidia-container-runtime"),), default, cdi)
+    after = configured(before, desired)
     expected = json.loads(before)
     entry = expected.get("runtimes", {}).get("nvidia")
     right = entry is not None and entry["path"] == "nvidia-container-runtime"
@@ -141,7 +143,7 @@ def test_nothing_but_our_keys_changes(
     if cdi:
         expected.setdefault("features", {})["cdi"] = True
     assert json.loads(after) == expected
-    assert configured(after, wanted) == after
+    assert configured(after, desired) == after
 
 
 @given(files.filter(lambda tree: "nvidia" not in tree.get("runtimes", {})), layouts)
@@ -149,8 +151,8 @@ def test_removal_restores_the_meaning(tree: dict[str, Any], layout: dict[str, An
     tree = {key: value for key, value in tree.items() if (key, value) != ("default-runtime", "nvidia")}
     before = json.dumps(tree, **layout)
     previous = tree.get("default-runtime", "")
-    after = configured(before, Wanted((Handler("nvidia", "n"),), set_as_default=True))
-    back = json.loads(docker.removed(after, "daemon.json", Unwanted(("nvidia",), previous)))
+    after = configured(before, DesiredConfig((Handler("nvidia", "n"),), set_as_default=True))
+    back = json.loads(docker.removed(after, "daemon.json", UnwantedConfig(("nvidia",), previous)))
     if previous and previous != "runc" and previous not in tree.get("runtimes", {}):
         tree = {key: value for key, value in tree.items() if key != "default-runtime"}  # dockerd refuses it
     if not tree.get("runtimes"):

@@ -11,11 +11,11 @@ import pytest
 from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.facts.podman import find_podman
 from gpunode.host import Host
-from gpunode.runtime.engine import Handler, Plan, Unwanted, Wanted
+from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 from gpunode.runtime.podman import DROP_IN, PodmanEngine
 
-NVIDIA = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
-CDI = Wanted(NVIDIA.handlers, cdi=True)
+NVIDIA = DesiredConfig((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
+CDI = DesiredConfig(NVIDIA.handlers, cdi=True)
 HOOK = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
 
 
@@ -59,7 +59,7 @@ def test_default_keeps_what_else_the_drop_in_says(tmp_path: Path) -> None:
     engine = node(tmp_path)
     write(tmp_path, "/etc/containers/containers.conf", '[engine]\nruntime = "crun"\n')
     write(tmp_path, DROP_IN, "[containers]\npids_limit = 9 # ours\n")
-    plan = engine.plan(Wanted(NVIDIA.handlers, set_as_default=True), None)
+    plan = engine.plan(DesiredConfig(NVIDIA.handlers, set_as_default=True), None)
     assert plan.previous_default == "crun"
     assert '[engine]\nruntime = "nvidia"' in after(plan) and "pids_limit = 9 # ours" in after(plan)
 
@@ -109,13 +109,13 @@ def test_removal_leaves_the_packages_file_and_other_runtimes(tmp_path: Path) -> 
         '[engine]\nruntime = "nvidia"\n\n[engine.runtimes]\nnvidia = ["/x"]\nkata = ["/k"] # vm\n',
     )
     write(tmp_path, DROP_IN, '[engine.runtimes]\nnvidia = ["/x"]\n')
-    plan = engine.plan_removal(Unwanted(("nvidia",)), None)
+    plan = engine.plan_removal(UnwantedConfig(("nvidia",)), None)
     assert (edits(plan), plan.verb) == ({conf: "updated", DROP_IN: "removed"}, "wait")
     assert after(plan, conf) == '[engine]\n\n[engine.runtimes]\nkata = ["/k"] # vm\n'
 
 
 def test_nothing_to_remove_asks_nobody(tmp_path: Path) -> None:
-    plan = node(tmp_path).plan_removal(Unwanted(("nvidia",)), None)
+    plan = node(tmp_path).plan_removal(UnwantedConfig(("nvidia",)), None)
     assert (plan.changed, plan.verb) == ((), "none")
 
 
@@ -130,7 +130,7 @@ def test_podman_is_asked_for_each_runtime_of_its_files(tmp_path: Path) -> None:
     }
     engine = node(tmp_path, commands=answers)
     write(tmp_path, DROP_IN, '[engine.runtimes]\nnvidia = ["/n"]\ngone = ["/g"]\n')
-    active = engine.ask()
+    active = engine.query()
     assert (active.handlers, active.default) == (("crun", "nvidia"), "crun")
     assert dict(active.paths) == {"crun": "/usr/bin/crun", "nvidia": "/n"}
 
@@ -147,7 +147,7 @@ def test_podman_is_asked_for_each_runtime_of_its_files(tmp_path: Path) -> None:
 def test_odd_answers_are_errors(tmp_path: Path, answer: object) -> None:
     engine = node(tmp_path, commands={"/usr/bin/podman info --format json": answer})
     with pytest.raises(DaemonError, match="podman info"):
-        engine.ask()
+        engine.query()
 
 
 def test_file_that_podman_never_reads_is_refused(tmp_path: Path) -> None:

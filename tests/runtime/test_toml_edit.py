@@ -18,7 +18,7 @@ from gpunode.host import Host
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import State
 from gpunode.runtime.containerd_plan import Removal, configured, removed
-from gpunode.runtime.engine import Handler, Unwanted, Wanted
+from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 from gpunode.runtime.trees import Tree, mutated, same
 
 P2 = CRI_PLUGINS[2]
@@ -146,25 +146,25 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
 ) -> None:
     tmp = tmp_path_factory.mktemp("toml")
     before = tomllib.loads(text)
-    wanted = Wanted((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),), default)
+    desired = DesiredConfig((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),), default)
     try:
-        after = configured(_state(text, (1, 6), tmp), wanted).texts["/etc/containerd/config.toml"]
+        after = configured(_state(text, (1, 6), tmp), desired).texts["/etc/containerd/config.toml"]
     except ConfigError as error:
         assert error.code == "toml-guard"
         return
     assert after is not None
     tree = tomllib.loads(after)
     table = tree["plugins"][P2]["containerd"]
-    assert table["runtimes"].pop("nvidia")["options"]["BinaryName"] == wanted.handlers[0].path
+    assert table["runtimes"].pop("nvidia")["options"]["BinaryName"] == desired.handlers[0].path
     if default:
         assert table.pop("default_runtime_name") == "nvidia"
     spelled = before["plugins"].get(P2, {}).get("containerd", {}).get("runtimes")
     if not spelled:
         assert table["runtimes"].pop("runc") == {"runtime_type": "io.containerd.runc.v2"}
     assert _pruned(tree) == _pruned(before)
-    again = configured(_state(after, (1, 6), tmp), wanted).texts
+    again = configured(_state(after, (1, 6), tmp), desired).texts
     assert all(new == after for new in again.values())
-    removal = Removal(_state(after, (1, 6), tmp), Unwanted(("nvidia",)), lambda one, other: None)
+    removal = Removal(_state(after, (1, 6), tmp), UnwantedConfig(("nvidia",)), lambda one, other: None)
     back = removed(removal).texts["/etc/containerd/config.toml"]
     assert back is not None
     left = tomllib.loads(back)
@@ -186,9 +186,9 @@ def test_drop_in_holds_nothing_but_ours_and_goes_again(
     tmp = tmp_path_factory.mktemp("toml")
     release, plugin = ((2, 1, 9), P2) if version == 2 else ((2, 3, 5), CRI_PLUGINS[3])
     text = text.replace("version = 2", f"version = {version}").replace(P2, plugin)
-    wanted = Wanted(THREE, default, cdi)
+    desired = DesiredConfig(THREE, default, cdi)
     state = _state(text, release, tmp)
-    texts = dict(configured(state, wanted).texts)
+    texts = dict(configured(state, desired).texts)
     drop_in = tomllib.loads(texts[state.drop_in] or "")
     cri = drop_in["plugins"][plugin]
     assert drop_in["version"] == version and drop_in.keys() == {"version", "plugins"}
@@ -199,8 +199,10 @@ def test_drop_in_holds_nothing_but_ours_and_goes_again(
     main = tomllib.loads(texts[state.config.path] or "")
     assert main.pop("imports") == ["/etc/containerd/conf.d/*.toml"] and main == tomllib.loads(text)
     again = _with_drop_in(texts, release, tmp)
-    assert not configured(again, wanted).texts
-    removal = Removal(again, Unwanted(tuple(handler.name for handler in THREE)), lambda one, other: None)
+    assert not configured(again, desired).texts
+    removal = Removal(
+        again, UnwantedConfig(tuple(handler.name for handler in THREE)), lambda one, other: None
+    )
     left = removed(removal).texts
     assert left[state.drop_in] is None
     assert tomllib.loads(left[state.config.path] or "") == tomllib.loads(text)
@@ -240,7 +242,7 @@ def test_import_that_is_not_there_is_refused(tmp_path: Path) -> None:
     config = load_config(Host(tmp_path, environ={}), path)
     state = State(config=config, texts={path: text}, release=(1, 6, 20))
     with pytest.raises(ConfigError, match=r"gone\.toml, which does not exist"):
-        configured(state, Wanted((Handler("nvidia", "/n"),)))
+        configured(state, DesiredConfig((Handler("nvidia", "/n"),)))
 
 
 def test_what_tomlkit_trips_over_is_refused_like_any_other_file() -> None:

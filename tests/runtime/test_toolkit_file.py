@@ -91,12 +91,12 @@ def loaded(text: str) -> dict[str, Any]:
 @how(max_examples=40)
 @given(files(), settings())
 def test_what_was_asked_is_set_and_nothing_else_changes(
-    text: str, wanted: dict[tuple[str, ...], Any]
+    text: str, desired: dict[tuple[str, ...], Any]
 ) -> None:
-    before, after = loaded(text), with_settings(text, PATH, wanted)
+    before, after = loaded(text), with_settings(text, PATH, desired)
     tree = loaded(after)
-    assert [dig(tree, *path) for path in wanted] == list(wanted.values())
-    names = {".".join(path) for path in wanted}
+    assert [dig(tree, *path) for path in desired] == list(desired.values())
+    names = {".".join(path) for path in desired}
     assert set(names_in(tree)) == set(names_in(before)) | names
     for name in set(names_in(before)) - names:
         assert dig(tree, *name.split(".")) == dig(before, *name.split("."))
@@ -105,10 +105,10 @@ def test_what_was_asked_is_set_and_nothing_else_changes(
 @how(max_examples=40)
 @given(files(), settings())
 def test_every_comment_and_every_other_line_stays_as_it_is(
-    text: str, wanted: dict[tuple[str, ...], Any]
+    text: str, desired: dict[tuple[str, ...], Any]
 ) -> None:
-    text, after = text.removeprefix("\ufeff"), with_settings(text, PATH, wanted).removeprefix("\ufeff")
-    changed = {path[-1] for path in wanted}
+    text, after = text.removeprefix("\ufeff"), with_settings(text, PATH, desired).removeprefix("\ufeff")
+    changed = {path[-1] for path in desired}
     kept = [line for line in text.split("\n") if line.partition("=")[0].strip() not in changed]
     there = iter([*after.split("\n"), ""])
     missing = [line for line in kept if not any(line.rstrip("\r") == one.rstrip("\r") for one in there)]
@@ -118,22 +118,22 @@ def test_every_comment_and_every_other_line_stays_as_it_is(
 @how(max_examples=40)
 @given(files(), settings())
 def test_setting_twice_is_setting_once_and_unsetting_leaves_the_rest(
-    text: str, wanted: dict[tuple[str, ...], Any]
+    text: str, desired: dict[tuple[str, ...], Any]
 ) -> None:
-    once = with_settings(text, PATH, wanted)
-    assert with_settings(once, PATH, wanted) == once
-    tree = loaded(without_settings(once, PATH, list(wanted)))
-    names = {".".join(path) for path in wanted}
+    once = with_settings(text, PATH, desired)
+    assert with_settings(once, PATH, desired) == once
+    tree = loaded(without_settings(once, PATH, list(desired)))
+    names = {".".join(path) for path in desired}
     assert set(names_in(tree)) == set(names_in(loaded(text))) - names
 
 
 @how(max_examples=40)
 @given(settings())
 def test_a_key_that_was_added_and_taken_out_leaves_the_packaged_bytes(
-    wanted: dict[tuple[str, ...], Any],
+    desired: dict[tuple[str, ...], Any],
 ) -> None:
     there = set(names_in(loaded(PACKAGED)))
-    shown = {path: value for path, value in wanted.items() if f"#{path[-1]} =" in PACKAGED}
+    shown = {path: value for path, value in desired.items() if f"#{path[-1]} =" in PACKAGED}
     new = {path: value for path, value in shown.items() if ".".join(path) not in there}
     assert without_settings(with_settings(PACKAGED, PATH, new), PATH, list(new)) == PACKAGED
 

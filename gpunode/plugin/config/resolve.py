@@ -99,7 +99,7 @@ class Resolved:
         section = error.message.partition(".")[0]
         return Problem(self.origins.get(section, ""), "", error.message, error.hint)
 
-    def wanted(self) -> Settings:
+    def valid_settings(self) -> Settings:
         """The settings. `InvalidConfig` with every problem there is."""
         if self.problems:
             raise InvalidConfig(self.problems)
@@ -191,8 +191,8 @@ class _Merge:
             self._problems += problems
             self._warnings += warnings
         self._unknown_words()
-        told = tuple(self._problems), tuple(self._warnings)
-        return Resolved(settings, self._origins, *told, self._content)
+        option_value = tuple(self._problems), tuple(self._warnings)
+        return Resolved(settings, self._origins, *option_value, self._content)
 
     def _take_given(self, option: Option) -> None:
         found = self._sources.given(option)
@@ -277,7 +277,7 @@ def _of_labels(problem: Problem) -> bool:
     return problem.where in names or problem.key in keys or problem.key.startswith("flags.gfd")
 
 
-def told(settings: Settings, option: Option) -> Any:
+def option_value(settings: Settings, option: Option) -> Any:
     """An option's effective value, as plain JSON; None for what settings don't hold."""
     value: Any = settings
     for name in option.path.split("."):
@@ -298,7 +298,7 @@ def settled(found: Translation) -> tuple[Translation, str]:
     """The translation and its text; `problems` if that is no config file."""
     text = _text(found.config)
     resolved = _resolved(text)
-    problems = tuple(map(_told, resolved.problems))
+    problems = tuple(map(_problem_text, resolved.problems))
     warnings = (Left(one.key or "the whole", one.message, one.hint) for one in resolved.warnings)
     return replace(found, left=(*found.left, *warnings), problems=problems), text
 
@@ -313,5 +313,5 @@ def _resolved(text: str) -> Resolved:
     return Sources(Host(Path("/"), {}), {"config_file": [_NOWHERE]}).resolve(text.encode())
 
 
-def _told(problem: Problem) -> str:
+def _problem_text(problem: Problem) -> str:
     return ": ".join(filter(None, (problem.key, problem.message)))

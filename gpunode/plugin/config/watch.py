@@ -101,12 +101,12 @@ class ConfigWatch:
     def tick(self, now: float) -> None:
         if self._task.busy:  # what is requested meanwhile comes next
             return
-        told = self._hangup.take()
-        if told:
+        hung_up = self._hangup.take()
+        if hung_up:
             self._service.log.info("reading the GPUs and the config file again", signal="SIGHUP")
             self._service.backend.hurry()
-        if self._path and (told or now >= self._next):
-            self._look(told)
+        if self._path and (hung_up or now >= self._next):
+            self._look(hung_up)
             self._next = now + (AGAIN_SECONDS if self._pending is not None else 0.0)
         if self._pending is not None:
             self._service.again_within(max(0.0, self._next - now))
@@ -114,15 +114,15 @@ class ConfigWatch:
     def close(self) -> None:
         """Nothing was taken."""
 
-    def _look(self, told: bool) -> None:
+    def _look(self, hung_up: bool) -> None:
         signature = self._sign()
-        if signature == self._signature and self._pending is None and not told:
+        if signature == self._signature and self._pending is None and not hung_up:
             return
         self._signature = signature
         content = self._read()
-        if content == self._considered and not told:
+        if content == self._considered and not hung_up:
             self._pending = None
-        elif content == self._pending or told:
+        elif content == self._pending or hung_up:
             self._pending, self._considered = None, content
             self._task.start(partial(self._take, content))
         else:
@@ -180,13 +180,13 @@ class ConfigWatch:
         self._service.ledger.config_trouble = error
 
 
-def _without_restart(wanted: Settings, before: Settings) -> tuple[Settings, list[str]]:
+def _without_restart(desired: Settings, before: Settings) -> tuple[Settings, list[str]]:
     """What can be had at once, and the flags of what can't."""
     known = {one.name for one in fields(Settings)}
     fixed = [option for option in OPTIONS if not option.live and option.field in known]
-    changed = [one for one in fixed if getattr(wanted, one.field) != getattr(before, one.field)]
+    changed = [one for one in fixed if getattr(desired, one.field) != getattr(before, one.field)]
     kept = {one.field: getattr(before, one.field) for one in changed}
-    return replace(wanted, **kept), [one.flags[0] for one in changed]
+    return replace(desired, **kept), [one.flags[0] for one in changed]
 
 
 def _changed(before: Settings, now: Settings) -> list[str]:

@@ -133,11 +133,11 @@ class AllocatableCheck:
             self._next = min(self._next, max(now, self._settled))
         if now >= self._next:
             if is_socket(self._host, self._socket):
-                self._ask()
+                self._query_pod_resources()
             else:
                 self._evaluate(now, None)
 
-    def _ask(self) -> None:
+    def _query_pod_resources(self) -> None:
         self._channel = server.channel(self._host.path(self._socket))
         ask = server.method(self._channel, server.POD_RESOURCES, "GetAllocatableResources")
         self._call = ask.future(

@@ -354,7 +354,7 @@ class DevicePlugin:
                 ids = first_available(available, must, asked.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             response.container_responses.append(answer)
-        self._tell("GetPreferredAllocation", "OK", started, _asked(request), failed)
+        self._tell("GetPreferredAllocation", "OK", started, _requested_devices(request), failed)
         return response
 
     def allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
@@ -388,7 +388,7 @@ class DevicePlugin:
                 self._bug(f"{name} failed", error)
                 raise Refused(code, f"a bug in gpunode: {type(error).__name__}: {error}") from error
             finally:
-                self._tell(name, code, started, _asked(request))
+                self._tell(name, code, started, _requested_devices(request))
 
         return call
 
@@ -424,7 +424,7 @@ def _shortened(ids: Sequence[str]) -> str:
     return ",".join(ids[:_LISTED]) + more
 
 
-def _asked(request: Any) -> int:
+def _requested_devices(request: Any) -> int:
     """How many devices a request is about, where it is about any."""
     if isinstance(request, pb.AllocateRequest):
         return sum(len(one.devices_ids) for one in request.container_requests)

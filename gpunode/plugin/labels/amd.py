@@ -67,8 +67,8 @@ def amd_labels(cards: Sequence[Card], driver: Driver, firmware: bool) -> Labels:
     """Every label; none without a GPU."""
     values: dict[str, str] = {}
     if cards:
-        for kind, told in _kinds(cards, driver):
-            values |= _labels(kind, Counter(_word(one) for one in told if one))
+        for kind, labels in _kinds(cards, driver):
+            values |= _labels(kind, Counter(_word(one) for one in labels if one))
         values |= _firmware(cards) if firmware else {}
     return made(values)
 

@@ -98,18 +98,18 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
     from gpunode.plugin.nvidia.platform import TEGRA
 
     if settings.device_discovery_strategy == TEGRA:
-        return ask_tegra(host, settings, None)
+        return query_tegra(host, settings, None)
     from gpunode.gpu.probe import probe
     from gpunode.plugin.nvidia.platform import nvml_library
 
     library = nvml_library(host, settings)
     seen = probe(host, _patience(settings), library=library)
     if is_tegra(host, settings, seen.inventory):
-        return ask_tegra(host, settings, seen.inventory)
+        return query_tegra(host, settings, seen.inventory)
     return seen.inventory, seen.message
 
 
-def ask_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> tuple[Inventory | None, str]:
+def query_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> tuple[Inventory | None, str]:
     """CUDA's answer; what NVML reported (`inventory`) where CUDA gives none, else None and why."""
     found, why = tegra_inventory(host, _patience(settings))
     if found is None and inventory is not None and inventory.gpus:

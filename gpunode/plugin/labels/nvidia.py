@@ -100,8 +100,8 @@ def resource_labels(
 def _by_rule(settings: Settings, kind: str, units: Iterable[tuple[str, _Unit]]) -> dict[str, list[_Unit]]:
     """Units by the name that a rule gives them, "" for those without."""
     found: dict[str, list[_Unit]] = {}
-    for told, unit in units:
-        found.setdefault(ruled_name(settings.rules, kind, told), []).append(unit)
+    for key, unit in units:
+        found.setdefault(ruled_name(settings.rules, kind, key), []).append(unit)
     return found
 
 
@@ -177,13 +177,13 @@ def _parts(
     values |= _memory(name, first.memory_bytes)
     size = first.size
     if size is not None:
-        told = {
+        counts = {
             **{"multiprocessors": size.multiprocessors, "slices.gi": size.gpu_slices},
             **{"slices.ci": size.compute_slices, "engines.copy": size.copy_engines},
             **{"engines.decoder": size.decoders, "engines.encoder": size.encoders},
             **{"engines.jpeg": size.jpeg, "engines.ofa": size.ofa},
         }
-        values |= {f"{name}.{key}": str(value) for key, value in told.items() if value is not None}
+        values |= {f"{name}.{key}": str(value) for key, value in counts.items() if value is not None}
     return values
 
 
@@ -215,10 +215,12 @@ def _count(plan: Plan, name: str, ids: Sequence[str], warnings: list[str]) -> in
 def _share(settings: Settings, plan: Plan, name: str, ids: Sequence[str]) -> Share:
     """How these units are advertised; units that aren't have no replicas."""
     own = settings.resource_name if name == BASE else name
-    wanted = set(ids)
+    desired = set(ids)
     found = Share(0)
     for resource in plan.resources:
-        mine = [unit.id for unit in resource.units if unit.id in wanted or (wanted and unit.id in ONE_DEVICE)]
+        mine = [
+            unit.id for unit in resource.units if unit.id in desired or (desired and unit.id in ONE_DEVICE)
+        ]
         if not mine:
             continue
         count = max(resource.share_counts.get(unit, 0) for unit in mine)
@@ -324,8 +326,8 @@ def _vgpu(machine: Machine) -> dict[str, str]:
         return {}
     found = {"nvidia.com/vgpu.present": _word(machine.vgpu)}
     if machine.vgpu:
-        told = zip(("version", "branch"), machine.host_driver, strict=True)
-        found |= {f"nvidia.com/vgpu.host-driver-{name}": text for name, text in told}
+        values = zip(("version", "branch"), machine.host_driver, strict=True)
+        found |= {f"nvidia.com/vgpu.host-driver-{name}": text for name, text in values}
     return found
 
 

@@ -29,20 +29,20 @@ def chosen(settings: LabelSettings) -> tuple[str, ...]:
     if settings.to:
         return settings.to
     given = (("node-feature", settings.use_node_feature_api), ("file", bool(settings.output_file)))
-    return tuple(name for name, wanted in given if wanted) or ("stdout",)
+    return tuple(name for name, desired in given if desired) or ("stdout",)
 
 
 def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink, ...]:
     """The sinks beside stdout; nothing is read or queried yet."""
-    wanted, names = settings.labels, chosen(settings.labels)
+    desired, names = settings.labels, chosen(settings.labels)
     made: list[Sink] = []
     if "file" in names:
-        made.append(FeatureFile(host, wanted.output_file or OUTPUT_FILE))
-    connect = _connector(host, wanted)
+        made.append(FeatureFile(host, desired.output_file or OUTPUT_FILE))
+    connect = _connector(host, desired)
     if "node-feature" in names:
-        made.append(NodeFeature(host, connect, progress, wanted, settings.vendor))
+        made.append(NodeFeature(host, connect, progress, desired, settings.vendor))
     if "node" in names:
-        made.append(NodeLabels(host, connect, progress, wanted, settings.vendor))
+        made.append(NodeLabels(host, connect, progress, desired, settings.vendor))
     return tuple(made)
 
 
@@ -111,11 +111,11 @@ class FeatureFile:
     def _put(self, data: bytes | None, labels: Mapping[str, str], dry_run: bool) -> Change:
         before = None if data is None else _labels(self._path, data)
         after = labels if before is None else settled(labels, before)
-        told = change(self._path, before, after)
-        if told.action != "unchanged" and not dry_run:
+        changed = change(self._path, before, after)
+        if changed.action != "unchanged" and not dry_run:
             self._host.make_dirs(str(PurePosixPath(self._path).parent))
             self._host.write_atomic(self._path, lines(after).encode(), expect=data, keep=False)
-        return told
+        return changed
 
 
 def _labels(path: str, data: bytes) -> dict[str, str]:
@@ -172,11 +172,11 @@ class NodeLabels:
         if dry_run:
             node = patiently(self._host, self._progress, lambda: cluster.get("Node", name))
             return _Plan(node, labels, self._annotation).change(where)
-        told: list[Change] = []
+        changes: list[Change] = []
 
         def plan(node: dict[str, Any]) -> list[dict[str, Any]]:
             found = _Plan(node, labels, self._annotation)
-            told.append(found.change(where))
+            changes.append(found.change(where))
             return found.patch()
 
         carry_out(
@@ -186,7 +186,7 @@ class NodeLabels:
             plan,
             lambda patch: cluster.patch("Node", name, patch),
         )
-        return told[0]
+        return changes[0]
 
 
 class _Plan:
@@ -295,19 +295,19 @@ class NodeFeature:
         there = self._read(cluster, space, name)
         before = None if there is None else strings(there, ("spec", "labels"))
         after = labels if before is None else settled(labels, before)
-        told = change(where, before, after)
+        changed = change(where, before, after)
         owners = self._owners(cluster, space)
-        if told.action == "unchanged" and there is not None:
+        if changed.action == "unchanged" and there is not None:
             has = (there.get("metadata") or {}).get("ownerReferences") or []
             said = _about(strings(there, ("metadata", "labels")).get(_NODE), has)
-            told = change(where, said, _about(node, has if owners is None else owners))
-        if dry_run or told.action == "unchanged":
-            return told
+            changed = change(where, said, _about(node, has if owners is None else owners))
+        if dry_run or changed.action == "unchanged":
+            return changed
         if there is None:
             self._create(cluster, space, _object(space, name, node, after, owners or ()))
         else:
             cluster.replace(_updated(there, node, after, owners))
-        return told
+        return changed
 
     def _read(self, cluster: Cluster, space: str, name: str) -> dict[str, Any] | None:
         from gpunode.kubernetes.api import NotFound
@@ -377,8 +377,8 @@ def _object(
 
 def _about(node: str | None, owners: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Its owners: if they are gone it would be garbage-collected, and every label with it."""
-    told = (" ".join(str(one.get(key)) for key in ("kind", "name", "uid")) for one in owners)
-    return {_NODE: node or "", "ownerReferences": ", ".join(sorted(told))}
+    references = (" ".join(str(one.get(key)) for key in ("kind", "name", "uid")) for one in owners)
+    return {_NODE: node or "", "ownerReferences": ", ".join(sorted(references))}
 
 
 def _updated(

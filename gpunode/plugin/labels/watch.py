@@ -15,7 +15,7 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import LabelSettings, Settings
-from gpunode.plugin.labels.make import ask_tegra, cant_label, label_amd, label_seen, plan_seen
+from gpunode.plugin.labels.make import cant_label, label_amd, label_seen, plan_seen, query_tegra
 from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.nvidia import find_vgpus, is_tegra, read_machine
 from gpunode.plugin.labels.sinks import Sink, make_sinks
@@ -104,7 +104,7 @@ class Labeller:
         if not is_tegra(self._host, settings, inventory):
             return inventory
         if self._cuda is None:
-            self._cuda, why = ask_tegra(self._host, settings, inventory)
+            self._cuda, why = query_tegra(self._host, settings, inventory)
             if self._cuda is None:
                 raise cant_label(why)
         return self._cuda

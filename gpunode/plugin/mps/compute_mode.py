@@ -50,8 +50,8 @@ class ComputeModes:
 
     def make_exclusive(self, uuids: Sequence[str]) -> Mapping[str, str]:
         """Why, by UUID, a GPU can't be used: it couldn't be set, or its mode prohibits compute."""
-        wanted = self._stop.is_set
-        before = self._ask("get", uuids, _SECONDS, wanted)
+        desired = self._stop.is_set
+        before = self._run_child("get", uuids, _SECONDS, desired)
         usable = {uuid: mode for uuid, mode in before.modes.items() if mode != PROHIBITED}
         refused = {
             uuid: "its compute mode is PROHIBITED: nvidia-smi -i "
@@ -60,7 +60,7 @@ class ComputeModes:
         }
         self._remember({**usable, **self.remembered})
         change = [f"{uuid}={EXCLUSIVE_PROCESS}" for uuid, mode in usable.items() if mode != EXCLUSIVE_PROCESS]
-        after = self._ask("set", change, _SECONDS, wanted) if change else Modes()
+        after = self._run_child("set", change, _SECONDS, desired) if change else Modes()
         return {**before.errors, **refused, **after.errors}
 
     def restore(self, *, hurry: bool = False) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ class ComputeModes:
         kept = self.remembered
         if not kept:
             return {}
-        done = self._ask("restore", [f"{uuid}={mode}" for uuid, mode in kept.items()], seconds)
+        done = self._run_child("restore", [f"{uuid}={mode}" for uuid, mode in kept.items()], seconds)
         left = {uuid: mode for uuid, mode in kept.items() if uuid in done.errors}
         self._remember(left)
         return done.errors
@@ -91,7 +91,7 @@ class ComputeModes:
         else:
             self._host.remove(self._path)
 
-    def _ask(
+    def _run_child(
         self, action: str, gpus: Sequence[str], seconds: float, stopped: Callable[[], bool] = lambda: False
     ) -> Modes:
         options = {**nvml_options(self._host), "action": action, "gpus": list(gpus)}
@@ -134,14 +134,14 @@ def main() -> int:
 
 
 def _one(nvml: Nvml, action: str, gpu: str) -> dict[str, object]:
-    uuid, _, wanted = gpu.partition("=")
+    uuid, _, desired = gpu.partition("=")
     try:
         handle = nvml.handle_by_uuid(uuid)
         mode = nvml.compute_mode(handle)
         if action == "set" or (action == "restore" and mode == EXCLUSIVE_PROCESS):
-            if mode != int(wanted):
-                nvml.set_compute_mode(handle, int(wanted))
-            mode = int(wanted)
+            if mode != int(desired):
+                nvml.set_compute_mode(handle, int(desired))
+            mode = int(desired)
     except NvmlError as error:
         return {"error": error.message, "code": error.code}
     return {"mode": mode}

@@ -60,7 +60,7 @@ class Control:
         self._pipe = pipe
         self.deaf = False  # the last question was not answered in time
 
-    def ask(self, *commands: str) -> list[str]:
+    def query(self, *commands: str) -> list[str]:
         """Send commands and return the answer's lines. `DaemonError` if the daemon doesn't answer in time."""
         done = self.send(*commands)
         if done.timed_out:
@@ -71,7 +71,7 @@ class Control:
         return done.stdout.split("\n")
 
     def send(self, *commands: str, seconds: float | None = None) -> Completed:
-        """Like `ask`, without judging the answer; other limits than the usual one in `seconds`."""
+        """Like `query`, without judging the answer; other limits than the usual one in `seconds`."""
         text = "".join(f"{command}\n" for command in commands)
         done = self._host.run(
             [self.program],

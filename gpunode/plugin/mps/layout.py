@@ -277,8 +277,8 @@ def _memory(settings: Settings, resource: Resource, mib: Mapping[str, int]) -> d
     UUID is unambiguous, and the variable accepts it.
     """
     alone = settings.mps and (len(resource.share_counts) == 1 or per_gpu(settings, resource))
-    told = [f"{0 if alone else unit}={size}M" for unit, size in mib.items() if size]
-    return {MEMORY: ",".join(told)} if told else {}
+    limits = [f"{0 if alone else unit}={size}M" for unit, size in mib.items() if size]
+    return {MEMORY: ",".join(limits)} if limits else {}
 
 
 def _visible(settings: Settings, resource: Resource, units: Sequence[Unit]) -> dict[str, str]:

@@ -158,9 +158,9 @@ class Supervisor:
         """Keepers for what is wanted, none for what isn't. Values are compared, so it is cheap."""
         self._ending = [keeper for keeper in self._ending if keeper.alive]
         changed = False
-        wanted = {spec.directory: spec for spec in self._wanted}
+        desired = {spec.directory: spec for spec in self._wanted}
         for directory, keeper in list(self._keepers.items()):
-            spec = wanted.get(directory)
+            spec = desired.get(directory)
             if spec is not None and (spec.resource, spec.gpus) == (keeper.spec.resource, keeper.spec.gpus):
                 if spec != keeper.spec:
                     keeper.adjust(spec)
@@ -168,7 +168,7 @@ class Supervisor:
             keeper.stop()
             self._ending.append(self._keepers.pop(directory))
             changed = True
-        for directory, spec in wanted.items():
+        for directory, spec in desired.items():
             if directory not in self._keepers:
                 self._keepers[directory] = self._keeper(settings, spec)
                 changed = True
@@ -188,19 +188,19 @@ class Supervisor:
         """End what a killed plugin has left that isn't wanted any more: daemons, compute modes."""
         from gpunode.plugin.mps.daemon import remains
 
-        wanted = {spec.directory for spec in self._wanted}
+        desired = {spec.directory for spec in self._wanted}
         for spec in remains(self._host, root):
-            if spec.directory not in wanted:
+            if spec.directory not in desired:
                 keeper = Keeper(self._host, settings, spec, self._log)
                 keeper.stop()
                 keeper.start()
                 self._ending.append(keeper)
 
     def _tell(self, settings: Settings) -> None:
-        told = [(k.problem, k.gpu_problems) for k in self._keepers.values()]
-        if told == self._told:
+        problems = [(k.problem, k.gpu_problems) for k in self._keepers.values()]
+        if problems == self._told:
             return
-        self._told = told
+        self._told = problems
         self._changed()
         if self._locked and settings.mps:
             path = f"{self._locked}/.ready"
@@ -374,7 +374,7 @@ class Keeper:
         ]
         if spec.percentage < 100:
             commands.append(f"set_default_active_thread_percentage {spec.percentage}")
-        said = self._control.ask(*commands, "get_default_active_thread_percentage")
+        said = self._control.query(*commands, "get_default_active_thread_percentage")
         wrong = next((line for line in said if line.startswith(("Unknown command", "Invalid"))), "")
         if wrong:
             self._log.warning(
@@ -388,7 +388,7 @@ class Keeper:
             raise DaemonError(f"the MPS control daemon ended by itself (exit status {code})")
         now = self._host.monotonic()
         if now >= self._next_ask:
-            self._ask(now)
+            self._check_daemon(now)
         if self._wanted is not self.spec:
             self._set_limits()
         if self._tail.servers.failing:
@@ -399,7 +399,7 @@ class Keeper:
         if self._failures and now - self._up_since > _STEADY_SECONDS:
             self._failures = 0
 
-    def _ask(self, now: float) -> None:
+    def _check_daemon(self, now: float) -> None:
         self._next_ask = now + _ASK_SECONDS
         if self._control.answers():
             self._silent = False
@@ -417,7 +417,7 @@ class Keeper:
             self.problem = self._problem_of(self._host, reason)
             self._log.error(reason, **self._names, log=f"{self.spec.log}/control.log")
         elif now >= self._next_server:
-            listed = any(line.strip().isdecimal() for line in self._control.ask("get_server_list"))
+            listed = any(line.strip().isdecimal() for line in self._control.query("get_server_list"))
             if listed and servers.failures == self._server_failures:
                 servers.failures = 0  # one has lived through the whole time
                 return

@@ -8,7 +8,7 @@ from threading import Lock
 
 from gpunode.cdi.build import INDEX, UUID, Form, build, feature_nodes, feature_spec, gds_mounts
 from gpunode.cdi.driver_files import SOCKETS, DriverFiles, daemon_sockets, read_driver_files
-from gpunode.cdi.hooks import HookProgram, ask_hooks, find_hooks
+from gpunode.cdi.hooks import HookProgram, find_hooks, query_hooks
 from gpunode.cdi.nodes import read_nodes
 from gpunode.cdi.spec import UNKNOWN_ENGINE, Spec, encode
 from gpunode.errors import GpunodeError, PreconditionError
@@ -177,7 +177,7 @@ def _find(host: Host, settings: Settings, roots: Roots) -> HookProgram | None:
     believed; the default isn't, as containers wouldn't start without the program.
     """
     path = settings.nvidia_cdi_hook_path
-    found = ask_hooks(host, path, _root(roots)) if path else None
+    found = query_hooks(host, path, _root(roots)) if path else None
     if found is not None or not roots.mounted:
         return found or find_hooks(host)
     if not path or path == Settings().nvidia_cdi_hook_path:
@@ -197,7 +197,7 @@ _WATCHED = ("/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband")
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _SpecSource:
     settings: Settings
     inventory: Inventory
     plan: Plan
@@ -216,7 +216,7 @@ class CdiSpecs:
         self._log = log
         self._hooks = HookChoice(host)
         self._lock = Lock()
-        self._wanted: _Wanted | None = None
+        self._wanted: _SpecSource | None = None
         self._written: object = None  # what the files were made of when they were last right
         self._task = task or BackgroundTask("cdi")
         self._looked = float("-inf")
@@ -226,7 +226,7 @@ class CdiSpecs:
     def write(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
         """Bring the files to what this plan needs, where a cdi-* strategy is on; a failure is a `problem`."""
         with self._lock:
-            self._wanted = _Wanted(settings, inventory, plan) if uses_cdi(settings) else None
+            self._wanted = _SpecSource(settings, inventory, plan) if uses_cdi(settings) else None
             self._refresh()
 
     def problem(self, resource: Resource, unit: Unit) -> Problem | None:
@@ -235,17 +235,17 @@ class CdiSpecs:
 
     def tick(self, now: float) -> None:
         """Look whether the files are still right."""
-        wanted = self._wanted
+        desired = self._wanted
         seconds = RETRY_SECONDS if self._problems else CHECK_SECONDS
-        if wanted is None or now < self._looked + seconds or self._task.busy:
+        if desired is None or now < self._looked + seconds or self._task.busy:
             return
         self._looked = now
-        if self._stale(wanted):
+        if self._stale(desired):
             self._task.start(self._look)
 
-    def _stale(self, wanted: _Wanted) -> bool:
+    def _stale(self, desired: _SpecSource) -> bool:
         try:
-            return self._signature(wanted, find_roots(self._host, wanted.settings)) != self._written
+            return self._signature(desired, find_roots(self._host, desired.settings)) != self._written
         except GpunodeError:
             return True
 
@@ -259,26 +259,26 @@ class CdiSpecs:
     # --- writing ---------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        wanted = self._wanted
-        if wanted is None or not wanted.plan.resources:
+        desired = self._wanted
+        if desired is None or not desired.plan.resources:
             self._problems, self._written = {}, None
             return
         try:
-            roots = find_roots(self._host, wanted.settings)
-            made_of = self._signature(wanted, roots)
+            roots = find_roots(self._host, desired.settings)
+            made_of = self._signature(desired, roots)
             if made_of == self._written:
                 return
-            content = self._make(wanted, roots)
+            content = self._make(desired, roots)
             written = [path for path, spec in content.specs.items() if self._put(path, spec, roots)]
-            self._written = self._signature(wanted, roots)
+            self._written = self._signature(desired, roots)
         except GpunodeError as error:
-            self._failed(wanted.plan, error)
+            self._failed(desired.plan, error)
             return
         self._succeeded(content, written)
 
-    def _make(self, wanted: _Wanted, roots: Roots) -> Content:
-        hooks = self._hooks.choose(wanted.settings, roots)
-        return make_content(self._host, wanted.settings, wanted.inventory, wanted.plan, roots, hooks)
+    def _make(self, desired: _SpecSource, roots: Roots) -> Content:
+        hooks = self._hooks.choose(desired.settings, roots)
+        return make_content(self._host, desired.settings, desired.inventory, desired.plan, roots, hooks)
 
     def _put(self, path: str, spec: Spec, roots: Roots) -> bool:
         """Replace the file in one step, unless it says the same already.
@@ -304,7 +304,7 @@ class CdiSpecs:
         file = self._host.stat(path)
         return file is not None and file.st_mtime_ns < latest
 
-    def _signature(self, wanted: _Wanted, roots: Roots) -> object:
+    def _signature(self, desired: _SpecSource, roots: Roots) -> object:
         """Changes with whatever the files are made of, and with the files; some forty stat calls."""
         host = self._host
         here = [f"{roots.dev_here}{place}" for place in _WATCHED]
@@ -314,12 +314,12 @@ class CdiSpecs:
             for name in host.listdir(place)
             if place != here[0] or name.startswith(("nvidia", "gdrdrv"))
         ]
-        common = wanted.plan.resources[0].common
+        common = desired.plan.resources[0].common
         classes = ("gpu", *(["imex-channel"] if common.channels else []), *common.cdi)
         there = (f"{roots.driver_here}{path}" for path in (_LD_CACHE, *SOCKETS))
         files = (*there, *(() if roots.mounted else SOCKETS), *map(path_of, classes))
-        hooks = self._hooks.programs(wanted.settings, roots)
-        return wanted, hooks, [_mark(host, path) for path in (*devices, *files)]
+        hooks = self._hooks.programs(desired.settings, roots)
+        return desired, hooks, [_mark(host, path) for path in (*devices, *files)]
 
     # --- saying it -------------------------------------------------------------------------------------
 
@@ -327,9 +327,9 @@ class CdiSpecs:
         self._written = None
         """Every unit is unhealthy for one reason, which the log has in one line."""
         units = {unit.id: unit.index for resource in plan.resources for unit in resource.units}
-        told = (error.message, error.hint, *units)
-        if told != self._told:
-            self._told = told
+        failure = (error.message, error.hint, *units)
+        if failure != self._told:
+            self._told = failure
             self._log.error(
                 "GPUs are unhealthy: no CDI specification can be written",
                 code="cdi",

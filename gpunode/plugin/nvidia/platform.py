@@ -105,8 +105,8 @@ def find_roots(host: Host, settings: Settings) -> Roots:
     mounted = inside != driver and inside != "" and host.is_dir(inside)
     driver_here = inside if mounted else driver
     dev = (settings.dev_root or settings.driver_root).rstrip("/")
-    wanted = driver_here if mounted else dev
-    dev_here = wanted if host.is_dir(f"{wanted}/dev") else ""
+    desired = driver_here if mounted else dev
+    dev_here = desired if host.is_dir(f"{desired}/dev") else ""
     return Roots(driver, driver_here, dev, dev_here)
 
 
@@ -154,17 +154,17 @@ def _there(host: Host, roots: Roots, path: str) -> bool:
 
 def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...]:
     """The classes that are enabled and have something to give."""
-    wanted = {
+    desired = {
         "gdrcopy": settings.gdrcopy_enabled,
         "gds": settings.gds_enabled,
         "mofed": settings.mofed_enabled,
     }
-    if not uses_cdi(settings) or not any(wanted.values()):
+    if not uses_cdi(settings) or not any(desired.values()):
         return ()
     from gpunode.cdi.build import feature_nodes  # all of the specification's making comes with it
 
     found = feature_nodes(host, roots.dev_here)
-    return tuple(name for name, on in wanted.items() if on and found[name])
+    return tuple(name for name, on in desired.items() if on and found[name])
 
 
 # Path of NVML below the driver root, as this process sees it.

@@ -326,10 +326,10 @@ def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -
     standard: list[Candidate] = []
     for kind in (GPU, MIG):
         notes.warnings += idle_rules(
-            settings.rules, kind, [_told(one) for one in candidates if one.kind == kind]
+            settings.rules, kind, [_naming_key(one) for one in candidates if one.kind == kind]
         )
     for one in candidates:
-        name = ruled_name(settings.rules, one.kind, _told(one))
+        name = ruled_name(settings.rules, one.kind, _naming_key(one))
         problem = _unnameable(settings, one, name)
         if problem:
             notes.leave_out(one.unit, problem)
@@ -348,7 +348,7 @@ def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -
     return named
 
 
-def _told(one: Candidate) -> str:
+def _naming_key(one: Candidate) -> str:
     """What naming rules go by."""
     return one.unit.profile if one.kind == MIG else one.unit.name
 

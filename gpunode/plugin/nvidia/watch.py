@@ -1,4 +1,4 @@
-"""Looks at the GPUs through a child that keeps NVML open (gpu/sentinel.py), and sees to it that there is one.
+"""Looks at the GPUs through a child that keeps NVML open (gpu/nvml_watcher.py), and restarts that child.
 
 NVML may hang or crash, and must hang or crash nothing else. A failure that it names itself (driver not
 loaded, library mismatch) is certain at once. When a child is silent or gone, its note says which question to
@@ -136,7 +136,7 @@ def _place(pci: str) -> tuple[int, str]:
         return -1, pci
 
 
-# One sentinel's run as its parent sees it: it reads lines, calls the sink, and reports how the run ended.
+# One run of the watcher as its parent sees it: it reads lines, calls the sink, and reports how the run ended.
 
 _CHECK_SECONDS = 5.0  # how often `stopped` is called while nothing comes and nothing wakes the child
 _FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
@@ -144,7 +144,7 @@ _FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.S
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sentinel ended. `kind`: stopped (we did), again, error (NVML named it), hung, crashed.
+    """How a watcher ended. `kind`: stopped (we did), again, error (NVML named it), hung, crashed.
 
     `question` is what NVML has not answered, and `waiting` the wait for events, if it was in one.
     """
@@ -187,7 +187,7 @@ class Hearing:
         self._sink = sink
         self._log = log
         self._seconds = seconds
-        self._found = found
+        self._inventory_seen = found
         self._clock = clock
         self._rarely = rarely
         self._count = -1
@@ -278,7 +278,7 @@ class Hearing:
         self._seen = seen
         self._sink.seen(seen, from_plain(Topology, document["topology"]))
         reason = _none(seen)
-        self._found(reason)
+        self._inventory_seen(reason)
         whole = sum(not gpu.error for gpu in seen.gpus)
         if not reason and whole != self._count:
             self._log.info("GPUs found", count=len(seen.gpus), readable=whole)
@@ -445,7 +445,9 @@ class Watch:
         with self._lock:
             self._child = child
         seconds, clock = self._settings.probe_seconds, self._host.monotonic
-        hearing = Hearing(child, sink, self._log, seconds, self._found, clock, self._rarely, self._missed)
+        hearing = Hearing(
+            child, sink, self._log, seconds, self._inventory_seen, clock, self._rarely, self._missed
+        )
         outcome = hearing.run(lambda: stop.is_set() or self._away > 0 or self._anew or self._due_again())
         self._missed.ended()
         self._uuids |= hearing.uuids
@@ -524,7 +526,7 @@ class Watch:
         self.waiting = f"{what}: {reason}" if sure or not self._seen else self.waiting
         self._say.warning(f"{what}: {reason}", hint="gpunode doctor")
 
-    def _found(self, reason: str) -> None:
+    def _inventory_seen(self, reason: str) -> None:
         """An inventory came; `reason` is why it has no GPU to advertise."""
         self._unchanged = 0
         self._seen = self._seen or not reason
@@ -571,7 +573,7 @@ class Watch:
         return bool(due)
 
     def _options(self) -> dict[str, Any]:
-        """What `gpu.sentinel.Options` and `nvml.Nvml.for_parent` read."""
+        """What `gpu.nvml_watcher.Options` and `nvml.Nvml.for_parent` read."""
         return {
             **nvml_options(self._host, nvml_library(self._host, self._settings)),
             "poll": self._settings.health.poll_seconds,
@@ -582,14 +584,14 @@ class Watch:
         }
 
     def _spawn(self, options: Mapping[str, Any]) -> LineChild:
-        return start(self._host, "gpunode.gpu.sentinel", options)
+        return start(self._host, "gpunode.gpu.nvml_watcher", options)
 
     def _replay(self, sink: Sink, stop: Event) -> None:
         """A recorded machine answers once and for all."""
         seen = probe(self._host)
         if seen.inventory is not None:
             sink.seen(seen.inventory, Topology())
-            self._found("" if seen.inventory.gpus else "NVML lists no GPU")
+            self._inventory_seen("" if seen.inventory.gpus else "NVML lists no GPU")
         else:
             self._broken(sink, seen.message or "NVML gave no answer", sure=True)
         stop.wait()

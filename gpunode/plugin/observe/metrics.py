@@ -516,11 +516,11 @@ class Pods:
         with self._lock:
             now = self._service.host.monotonic()
             if now >= self._next:
-                self._known = self._ask()
+                self._known = self._query_holdings()
                 self._next = self._service.host.monotonic() + _PODS_SECONDS
             return self._known
 
-    def _ask(self) -> tuple[Holding, ...] | None:
+    def _query_holdings(self) -> tuple[Holding, ...] | None:
         settings = self._service.settings
         socket = pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket)
         try:

@@ -250,8 +250,8 @@ class StatusFile:
             service.settings,
         )
 
-    def _write(self, told: Mapping[str, Any]) -> Thread:
-        document = {"format": FORMAT, **self._identity, "written": self._host.now(), **told}
+    def _write(self, content: Mapping[str, Any]) -> Thread:
+        document = {"format": FORMAT, **self._identity, "written": self._host.now(), **content}
         data = (json.dumps(document, indent=1) + "\n").encode()
         self._writer = Thread(target=self._replace, args=(data,), name="status-file", daemon=True)
         self._writer.start()

@@ -153,30 +153,32 @@ def _resource(
     known: Known, name: str, own: OwnResource | None, units: Iterable[UnitStatus]
 ) -> ResourceStatus:
     mine = [unit for unit in units if unit.resource == name]
-    told = known.allocatable
-    lost = _lost(own, told) if own else ""
-    registered = None if told is None else bool(told.get(name)) or bool(own and own.watched and not lost)
+    allocatable = known.allocatable
+    lost = _lost(own, allocatable) if own else ""
+    registered = (
+        None if allocatable is None else bool(allocatable.get(name)) or bool(own and own.watched and not lost)
+    )
     ours = own is not None and lost != _TAKEN
     return ResourceStatus(
         name,
         "gpunode" if ours else "" if registered is False else "other",
         registered,
         sum(unit.devices for unit in own.units) if own and ours else None,
-        None if told is None else len(told.get(name, ())),
+        None if allocatable is None else len(allocatable.get(name, ())),
         sum(unit.held for unit in mine),
         own.sharing if own else _sharing(unit.devices for unit in mine),
         lost or own.status if own else "",
     )
 
 
-def _lost(own: OwnResource, told: Mapping[str, Sequence[str]] | None) -> str:
+def _lost(own: OwnResource, allocatable: Mapping[str, Sequence[str]] | None) -> str:
     """How a kubelet that has our registration allocates none of our devices; empty if that isn't so.
 
     The kubelet allocates from the plugin that registered last, and keeps our stream open.
     """
-    if told is None:
+    if allocatable is None:
         return ""
-    listed = told.get(own.name, ())
+    listed = allocatable.get(own.name, ())
     if all_foreign(listed, (unit.id for unit in own.units)):
         return _TAKEN
     return _NONE_LISTED if not listed and own.watched and any(unit.healthy for unit in own.units) else ""
@@ -192,12 +194,12 @@ def _units(known: Known, name: str, own: OwnResource | None, places: _Places) ->
     for device in (known.allocatable or {}).get(name, ()):
         allocatable.setdefault(unit_of(device), set()).add(device)
     holders = _holders(known.holdings, name)
-    told = {unit.id: unit for unit in own.units} if own else {}
-    every = {*told, *allocatable, *holders}
+    own_units = {unit.id: unit for unit in own.units} if own else {}
+    every = {*own_units, *allocatable, *holders}
     for unit_id in every:
         free = None if known.allocatable is None else len(allocatable.get(unit_id, ()))
         held = holders.get(unit_id, ())
-        unit = told.get(unit_id) or places.find(unit_id)
+        unit = own_units.get(unit_id) or places.find(unit_id)
         seen = {*allocatable.get(unit_id, ()), *(device for one in held for device in one.devices)}
         health = _health(unit.problem, free)
         yield UnitStatus(
@@ -207,10 +209,10 @@ def _units(known: Known, name: str, own: OwnResource | None, places: _Places) ->
             unit.index,
             unit.name,
             unit.profile,
-            unit.devices if unit_id in told else len(seen),
+            unit.devices if unit_id in own_units else len(seen),
             free,
             health,
-            _told(unit.problem),
+            _trouble(unit.problem),
             held,
         )
 
@@ -290,13 +292,13 @@ def _why(reason: str) -> Trouble | None:
     return Trouble("left-out", reason) if reason else None
 
 
-def _told(problem: Problem | None) -> Trouble | None:
+def _trouble(problem: Problem | None) -> Trouble | None:
     if problem is None:
         return None
-    return Trouble(problem.code, problem.reason, told_time(problem.since), problem.mend)
+    return Trouble(problem.code, problem.reason, utc_time(problem.since), problem.mend)
 
 
-def told_time(seconds: float) -> str:
+def utc_time(seconds: float) -> str:
     """2026-05-01T12:00:00Z; empty for a time that isn't known, or can't be one."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else ""

@@ -537,7 +537,7 @@ class KubeletStub:
         self.endpoints = Endpoints(self._changed, self._save)
         self._times = times or Times()
         self.watcher = PluginWatcher(
-            host, f"{root}/plugins_registry", self._found, self.endpoints.disconnect, self._times
+            host, f"{root}/plugins_registry", self._socket_seen, self.endpoints.disconnect, self._times
         )
         self._servers: list[grpc.Server] = []
 
@@ -666,7 +666,7 @@ class KubeletStub:
             raise AdmissionError(f"{len(free)} of {count} {resource} available")
         chosen = sorted(free)[:count]
         if endpoint.prefers and count < len(free):
-            chosen = topped_up(self._ask_preferred(endpoint, free, must_include, count), free, count)
+            chosen = topped_up(self._query_preferred(endpoint, free, must_include, count), free, count)
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=chosen)])
         response = endpoint.call("Allocate")(request, timeout=5.0)
         if not response.container_responses:
@@ -678,7 +678,7 @@ class KubeletStub:
         self._save()
         return held
 
-    def _ask_preferred(
+    def _query_preferred(
         self, endpoint: Endpoint, free: set[str], must_include: Sequence[str], count: int
     ) -> list[str]:
         asked = pb.ContainerPreferredAllocationRequest(
@@ -707,7 +707,7 @@ class KubeletStub:
             raise rpc.Refused("UNKNOWN", str(error)) from error
         return pb.Empty()
 
-    def _found(self, resource: str, path: Path) -> None:
+    def _socket_seen(self, resource: str, path: Path) -> None:
         self._connect(resource, path, str(path))
 
     def _connect(self, resource: str, path: Path, endpoint: str) -> None:

@@ -175,7 +175,7 @@ def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
     known = {profile.name: profile for profile in model.profiles}
     if not known:
         raise UsageError(f"{model.name} has no MIG")
-    wanted: list[Profile] = []
+    desired: list[Profile] = []
     for item in text.split("/"):
         name, _, count = item.strip().partition("*")
         if name not in known:
@@ -184,26 +184,26 @@ def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
             )
         if count and not (count.isdecimal() and 1 <= int(count[:3]) <= model.slots):
             raise UsageError(f"{item!r}: the count is a number from 1 to {model.slots}")
-        wanted += [known[name]] * int(count or 1)
-    wanted.sort(key=lambda profile: -profile.size)
-    for profile in set(wanted):
-        if wanted.count(profile) > profile.limit:
+        desired += [known[name]] * int(count or 1)
+    desired.sort(key=lambda profile: -profile.size)
+    for profile in set(desired):
+        if desired.count(profile) > profile.limit:
             raise UsageError(f"{model.name} can have {profile.limit} of {profile.name}, not {text!r}")
-    placed = _place(wanted, frozenset())
+    placed = _place(desired, frozenset())
     if placed is None:
         raise UsageError(f"the MIG layout {text!r} does not fit on {model.name}")
     return placed
 
 
-def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> tuple[Placed, ...] | None:
+def _place(desired: Sequence[Profile], taken: frozenset[int]) -> tuple[Placed, ...] | None:
     """The first way to lay them side by side; at most seven, so trying is quick."""
-    if not wanted:
+    if not desired:
         return ()
-    for start in wanted[0].starts:
-        slots = frozenset(range(start, start + wanted[0].size))
-        rest = None if slots & taken else _place(wanted[1:], taken | slots)
+    for start in desired[0].starts:
+        slots = frozenset(range(start, start + desired[0].size))
+        rest = None if slots & taken else _place(desired[1:], taken | slots)
         if rest is not None:
-            return ((wanted[0], start), *rest)
+            return ((desired[0], start), *rest)
     return None
 
 
@@ -425,12 +425,12 @@ class SimulatedNode:
         return replace(self._base, gpus=tuple(self._seen()))
 
     def _seen(self) -> list[Gpu]:
-        told = []
+        devices = []
         for slot in self._slots:
             condition = self._conditions[slot.gpu.index]
             if not condition.unplugged:
-                told.append(replace(slot.gpu, error=LOST) if condition.lost else slot.gpu)
-        return told
+                devices.append(replace(slot.gpu, error=LOST) if condition.lost else slot.gpu)
+        return devices
 
     @property
     def topology(self) -> Topology:

@@ -59,8 +59,8 @@ class Way:
         return f"cdi {', '.join(self.devices)}" if self.devices else f"handler {self.handler}"
 
 
-def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None, reading: CdiReading) -> Way:
-    """The handler `wanted` if the engine has it, else CDI; only CDI if the caller sets `cdi`.
+def choose(host: Host, desired: str, cdi: bool, handlers: tuple[str, ...] | None, reading: CdiReading) -> Way:
+    """The handler `desired` if the engine has it, else CDI; only CDI if the caller sets `cdi`.
 
     `handlers` is None for an engine that doesn't report them. A handler that the user chose by a name other
     than the usual one is never replaced by CDI. The error names both alternatives.
@@ -68,22 +68,22 @@ def choose(host: Host, wanted: str, cdi: bool, handlers: tuple[str, ...] | None,
     if cdi:
         _require(host, reading)
         return Way(reading, devices=(ALL,))
-    if handlers is None or wanted in handlers:
-        return Way(reading, wanted)
-    if wanted == DEFAULT_HANDLER and _reads(reading) and gpu_specs(host, reading):
+    if handlers is None or desired in handlers:
+        return Way(reading, desired)
+    if desired == DEFAULT_HANDLER and _reads(reading) and gpu_specs(host, reading):
         return Way(reading, devices=(ALL,))
-    raise missing_handler(reading, wanted, handlers)
+    raise missing_handler(reading, desired, handlers)
 
 
-def missing_handler(reading: CdiReading, wanted: str, known: Sequence[str]) -> DaemonError:
+def missing_handler(reading: CdiReading, desired: str, known: Sequence[str]) -> DaemonError:
     """The error if the running engine doesn't list the handler; checked before anything is created."""
     cure = f"gpunode configure-runtime --runtime {reading.option}"
-    if wanted in ("nvidia-cdi", "nvidia-legacy"):
-        cure += f" --also {wanted.removeprefix('nvidia-')}"
-    elif wanted != DEFAULT_HANDLER:
-        cure += f" --nvidia-runtime-name {wanted}"
+    if desired in ("nvidia-cdi", "nvidia-legacy"):
+        cure += f" --also {desired.removeprefix('nvidia-')}"
+    elif desired != DEFAULT_HANDLER:
+        cure += f" --nvidia-runtime-name {desired}"
     return DaemonError(
-        f'{reading.title} as it runs now has no runtime "{wanted}"; it knows {", ".join(known) or "none"}',
+        f'{reading.title} as it runs now has no runtime "{desired}"; it knows {", ".join(known) or "none"}',
         hint=cure if _too_old(reading) else f"{cure}; or, without a runtime: {cure} --cdi",
         code="handler-missing",
     )

@@ -280,9 +280,9 @@ def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
 
 def _pause_name(host: Host, status: CriStatus, daemon: Daemon | None) -> str:
     """The sandbox image's name: containerd 1.x has it in its status, 2.x only in its configuration."""
-    told = _text(status.config.get("sandboxImage"))
-    if told or daemon is None or daemon.binary is None:
-        return told
+    name = _text(status.config.get("sandboxImage"))
+    if name or daemon is None or daemon.binary is None:
+        return name
     import tomllib
 
     done = host.run((daemon.binary, "--config", daemon.config_path, "config", "dump"))

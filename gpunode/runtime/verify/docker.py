@@ -81,10 +81,10 @@ def _way(host: Host, api: DockerApi, request: ContainerRequest) -> Way:
 def _reading(info: Mapping[str, Any]) -> CdiReading:
     """Docker reports its CDI directories from 25 on, an empty list where CDI is off."""
     version = parse_version(str(info.get("ServerVersion", "")))
-    told = info.get("CDISpecDirs")
-    if not isinstance(told, list):
+    directories = info.get("CDISpecDirs")
+    if not isinstance(directories, list):
         return CdiReading("docker", version)
-    found = tuple(one for one in told if isinstance(one, str))
+    found = tuple(one for one in directories if isinstance(one, str))
     return CdiReading("docker", version, bool(found), found)
 
 

@@ -115,19 +115,19 @@ def explain(host: Host, error: DaemonError, way: Way) -> DaemonError:
     Where the GPUs come by CDI, the specification's files are checked first: engines report any error in them
     as "unresolvable".
     """
-    told = error.message
+    message = error.message
     if way.devices:
         found = explain_cdi(host, error, way)
         if found is not None:
             return found
     for cause in CAUSES:
-        if re.search(cause.pattern, told, re.DOTALL):
+        if re.search(cause.pattern, message, re.DOTALL):
             return DaemonError(
-                f"{cause.meaning} ({way}): {told}",
+                f"{cause.meaning} ({way}): {message}",
                 hint=cause.hint.format(engine=way.reading.option),
                 code=cause.code,
             )
-    return DaemonError(f"{way}: {told}", hint=error.hint, code=error.code)
+    return DaemonError(f"{way}: {message}", hint=error.hint, code=error.code)
 
 
 def timed_out(seconds: float) -> DaemonError:
@@ -183,8 +183,8 @@ def _missing(host: Host, specs: Sequence[CdiSpec], said: str) -> Iterator[_Fault
 
 def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[_Fault]:
     """Why none of these files gives the engine its devices: the first is the one to report."""
-    wanted = {device.partition("=")[2] for device in way.devices}
-    naming = [spec for spec in specs if wanted & set(spec.names)]
+    desired = {device.partition("=")[2] for device in way.devices}
+    naming = [spec for spec in specs if desired & set(spec.names)]
     for spec in naming or specs:
         if spec.problem:
             yield _Fault(f"{spec.path} {spec.problem}", rewriting(spec.path))
@@ -192,7 +192,7 @@ def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[_Fault]:
             yield _Fault(_too_new(spec, way.reading), rewriting(spec.path))
     if not naming:
         have = ", ".join(dict.fromkeys(name for spec in specs for name in spec.names)) or "none"
-        what = f"{_places(specs)} names no device {', '.join(sorted(wanted))}; it has {have}"
+        what = f"{_places(specs)} names no device {', '.join(sorted(desired))}; it has {have}"
         yield _Fault(what, rewriting(specs[-1].path))
     directories = [spec.path.rpartition("/")[0] for spec in naming]
     twice = [one for one in naming if directories.count(one.path.rpartition("/")[0]) > 1]

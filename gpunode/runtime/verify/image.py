@@ -223,7 +223,7 @@ def assemble(host: Host) -> HostFiles:
     import sys
 
     python = host.realpath(sys.executable)
-    seen = _ask_interpreter(host, python)
+    seen = _query_interpreter(host, python)
     tree = _Tree(host)
     for path in (*seen["modules"], python):
         if not path.startswith(f"{_PACKAGE}/"):
@@ -247,7 +247,7 @@ def assemble(host: Host) -> HostFiles:
     )
 
 
-def _ask_interpreter(host: Host, python: str) -> dict[str, Any]:
+def _query_interpreter(host: Host, python: str) -> dict[str, Any]:
     import json
 
     argv = (python, "-I", "-S", "-B", "-c", _PROBE, str(_PACKAGE.parent), MODULE, *_ALSO)

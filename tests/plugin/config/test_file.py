@@ -14,7 +14,7 @@ GPU = "nvidia.com/gpu"
 
 
 def settings_of(name: str, **flags: str):
-    return sources(flags, file=FILES / name).resolve().wanted()
+    return sources(flags, file=FILES / name).resolve().valid_settings()
 
 
 @pytest.mark.parametrize("file", KNOWN_FILES, ids=lambda path: path.name)

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from gpunode.plugin.config.file import by_key, known_keys, read_file
 from gpunode.plugin.config.options import Option
-from gpunode.plugin.config.resolve import told
+from gpunode.plugin.config.resolve import option_value
 from tests.plugin.config.resolving import FILES, sources
 
 pytestmark = pytest.mark.full
@@ -96,16 +96,16 @@ def test_a_flag_says_the_same_as_the_file(
     tree, options = document
     file = tmp_path / "c.yaml"
     file.write_text(json.dumps(tree))
-    by_file = sources(file=file).resolve().wanted()
+    by_file = sources(file=file).resolve().valid_settings()
     flags = {}
     for option in options:
-        value = told(by_file, option)
+        value = option_value(by_file, option)
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         text = f"{value}s" if option.kind in ("hold", "interval") and value != "infinite" else text
         flags[option.field] = text.lower() if option.kind == "boolean" else text
     by_flag = sources(flags).resolve()
     assert by_flag.problems == ()
-    assert all(told(by_flag.settings, option) == told(by_file, option) for option in options)
+    assert all(option_value(by_flag.settings, option) == option_value(by_file, option) for option in options)
 
 
 @QUICK

@@ -25,18 +25,21 @@ def test_flag_beats_our_variable_beats_theirs_beats_the_file_beats_the_default(t
     ]
     for flags, environ, value, origin in cases:
         resolved = sources(flags, environ, file).resolve()
-        assert (resolved.wanted().mig_strategy, resolved.origins["mig_strategy"]) == (value, origin)
+        assert (resolved.valid_settings().mig_strategy, resolved.origins["mig_strategy"]) == (value, origin)
     assert "mig_strategy" not in sources().resolve().origins
 
 
 def test_an_empty_variable_is_none(tmp_path: Path) -> None:
     environ = {"MIG_STRATEGY": "", "PASS_DEVICE_SPECS": "", "DEVICE_LIST_STRATEGY": "", "CONFIG_FILE": ""}
     resolved = sources({}, environ, FILES / "with-gfd.yaml").resolve()
-    assert (resolved.wanted().mig_strategy, resolved.settings.pass_device_specs) == ("mixed", True)
+    assert (resolved.valid_settings().mig_strategy, resolved.settings.pass_device_specs) == ("mixed", True)
 
 
 def test_an_empty_flag_is_a_value() -> None:
-    assert sources({"kubelet_socket": ""}, {"KUBELET_SOCKET": "/x"}).resolve().wanted().kubelet_socket == ""
+    assert (
+        sources({"kubelet_socket": ""}, {"KUBELET_SOCKET": "/x"}).resolve().valid_settings().kubelet_socket
+        == ""
+    )
     assert (
         sources({"imex_channel_ids": ""}, {"IMEX_CHANNEL_IDS": "0"}).resolve().settings.imex_channel_ids == ()
     )
@@ -55,12 +58,12 @@ def test_every_variable_of_the_other_plugin_counts(option) -> None:
 
 def test_the_health_variables_mean_what_they_are_documented_to() -> None:
     environ = {"DP_DISABLE_HEALTHCHECKS": "all", "DP_ENABLE_HEALTHCHECKS": "48"}
-    health = sources({}, environ).resolve().wanted().health
+    health = sources({}, environ).resolve().valid_settings().health
     assert (health.disabled, health.enabled) == (frozenset({-1}), frozenset({48}))
     (problem,) = sources({}, {"DP_DISABLE_HEALTHCHECKS": "31,foo"}).resolve().problems
     assert problem.text.startswith("DP_DISABLE_HEALTHCHECKS: 'foo' is no XID")
     lenient = sources({"lenient": "true"}, {"DP_DISABLE_HEALTHCHECKS": "31,foo"}).resolve()
-    assert lenient.wanted().health.disabled == {31}
+    assert lenient.valid_settings().health.disabled == {31}
     assert [one.text for one in lenient.warnings] == [
         "DP_DISABLE_HEALTHCHECKS: 'foo' is no XID; allowed are numbers from 1, all and xids; ignored"
     ]
@@ -73,7 +76,7 @@ def test_every_wrong_value_is_told_with_who_said_it() -> None:
         "GDS_ENABLED: 'perhaps' is neither true nor false",
     ]
     with pytest.raises(Exception, match="mig-strategy") as caught:
-        resolved.wanted()
+        resolved.valid_settings()
     assert caught.value.exit_code is ExitCode.USAGE  # type: ignore[attr-defined]
 
 
@@ -81,8 +84,8 @@ def test_mps_needs_somebody_to_run_its_daemons() -> None:
     file = FILES / "mps-ten.yaml"
     (problem,) = sources(file=file).resolve().problems
     assert problem.key == "sharing.mps" and "--mps" in problem.hint
-    assert sources({"mps_root": "/run/other"}, file=file).resolve().wanted().mps_root == "/run/other"
-    assert sources({"mps": "true"}, file=file).resolve().wanted().mps_root == MPS_ROOT
+    assert sources({"mps_root": "/run/other"}, file=file).resolve().valid_settings().mps_root == "/run/other"
+    assert sources({"mps": "true"}, file=file).resolve().valid_settings().mps_root == MPS_ROOT
     assert "gpunode starts no daemon" in sources({"mps": "true"}).resolve().warnings[0].text
 
 
@@ -98,8 +101,10 @@ def test_cdi_needs_no_driver_while_the_configuration_is_read() -> None:
 
 
 def test_amd_has_a_name_of_its_own_and_no_mps(tmp_path: Path) -> None:
-    assert sources({"vendor": "amd"}).resolve().wanted().resource_name == "amd.com/gpu"
-    assert sources({"vendor": "amd", "resource_name": "a/b"}).resolve().wanted().resource_name == "a/b"
+    assert sources({"vendor": "amd"}).resolve().valid_settings().resource_name == "amd.com/gpu"
+    assert (
+        sources({"vendor": "amd", "resource_name": "a/b"}).resolve().valid_settings().resource_name == "a/b"
+    )
     text = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}"
     resolved = resolve_text(text, tmp_path / "c", vendor="amd", mps="true")
     assert [one.key for one in resolved.problems] == ["sharing.mps", ""]

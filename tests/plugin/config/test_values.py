@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.commands.plugin_options import default_text
 from gpunode.plugin.config.options import BY_FIELD, OPTIONS
-from gpunode.plugin.config.resolve import told
+from gpunode.plugin.config.resolve import option_value
 from gpunode.plugin.config.settings import ALL_XIDS, Settings
 from gpunode.plugin.config.values import parse, value_problem
 
@@ -87,7 +87,7 @@ def test_names_are_given_once() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.field)
 def test_every_default_is_a_value_that_may_be_given(option) -> None:
-    default = told(Settings(), option)
+    default = option_value(Settings(), option)
     if default is None:
         assert option.field in ("lenient", "kube_api_qps", "kube_api_burst")  # which nothing keeps
         return

@@ -56,7 +56,7 @@ class Watched:
     def __init__(self, file: Path, **flags: str) -> None:
         source = sources(flags, file=file)
         resolved = source.resolve()
-        self.service = Service(resolved.wanted())
+        self.service = Service(resolved.valid_settings())
         self.hangup = Hangup()
         self.watch = ConfigWatch(self.service, source, self.hangup, resolved.content, AtOnce())
         self.now = 0.0

@@ -45,7 +45,7 @@ REPLICAS = 4
 LOOK = """
 import json, sys
 from pathlib import Path
-from gpunode.gpu.discover import discover
+from gpunode.gpu.inventory import discover
 from gpunode.gpu.nvml import Nvml
 from gpunode.output.typed import plain
 here = Path(sys.argv[1])

@@ -153,7 +153,7 @@ def test_a_tegra_without_nvml_is_told_by_its_files(tmp_path: Path, monkeypatch: 
     assert label(host, Settings()).values["nvidia.com/gpu.product"] == "Orin"
     told: list[bool] = []
     kept_by = Labelled(host, open_log(sys.stderr, {}), Settings())
-    kept_by.told = lambda: told.append(True)
+    kept_by.on_change = lambda: told.append(True)
     kept_by.broken("libnvidia-ml.so.1 isn't there", sure=True)
     assert (told, kept_by.source()) == ([True], (Settings(), Inventory("")))
 
@@ -165,8 +165,8 @@ def test_the_plugin_keeps_them_with_its_own_nvml(tmp_path: Path, short: Path, ke
     kept.append(Kept(tmp_path, node, *argv))
     one = kept[0]
     assert one.becomes(count="2"), one.log()
-    sentinels = [line for line in children(one.process.pid) if "gpunode.gpu" in line]
-    assert len(sentinels) == 1
+    watchers = [line for line in children(one.process.pid) if "gpunode.gpu" in line]
+    assert len(watchers) == 1
     node.write(machine(3))
     assert one.becomes(count="3"), one.log()
     assert one.end() == 0

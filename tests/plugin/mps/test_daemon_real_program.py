@@ -40,17 +40,17 @@ def test_the_real_daemon_is_kept(real: MpsNode, program: Path) -> None:
         assert up(made), log.lines
         control = Control(real.host, str(program), wanted.pipe)
         assert taken(real.host, wanted.pipe)
-        assert control.ask("get_default_device_pinned_mem_limit 1")[0] == "1000M"
-        assert control.ask("get_default_active_thread_percentage")[0] == "25.0"
+        assert control.query("get_default_device_pinned_mem_limit 1")[0] == "1000M"
+        assert control.query("get_default_active_thread_percentage")[0] == "25.0"
         limit = f"get_default_device_pinned_mem_limit {wanted.gpus[1]}"
         control.send(f"set_default_device_pinned_mem_limit {wanted.gpus[1]} 1000M")
-        assert "1000M" not in control.ask(limit)  # why limits are set by number
+        assert "1000M" not in control.query(limit)  # why limits are set by number
         first = json.loads(Path(f"{wanted.directory}/daemon.json").read_text())
         assert first["program"] == str(program.resolve())
         os.kill(first["pid"], signal.SIGKILL)
         assert eventually(lambda: made.problem is not None)
         assert up(made), log.lines
-        assert control.ask("get_default_active_thread_percentage")[0] == "25.0"
+        assert control.query("get_default_active_thread_percentage")[0] == "25.0"
     assert not Path(wanted.directory).exists()
     assert log.messages("warning") == []
 

@@ -95,7 +95,7 @@ def test_nobody_asks_for_use_that_nobody_reads(node) -> None:
     _, stand_in, start = node
     serving = start(*QUICK)
     assert stand_in.wait_allocatable(GPU, 2, 60), serving.log()
-    asking = [argv for argv in started(serving) if "gpunode.gpu.sentinel" in " ".join(argv)]
+    asking = [argv for argv in started(serving) if "gpunode.gpu.nvml_watcher" in " ".join(argv)]
     assert asking and not any(map(asks_for_use, asking))
 
 

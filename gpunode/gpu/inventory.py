@@ -1,6 +1,6 @@
 """Inventory of the node's GPUs from an open NVML. A GPU that cannot be read never hides the others.
 
-As a child process (``python -m gpunode.gpu.discover``) it answers ``{"inventory": {...}}``, as `gpunode gpus
+As a child process (``python -m gpunode.gpu.inventory``) it answers ``{"inventory": {...}}``, as `gpunode gpus
 -o json` has it under `data`, or ``{"error": {"code": 18, "message": "..."}}``.
 """
 
@@ -109,8 +109,8 @@ def _mig_devices(nvml: Nvml, gpu: Handle, gpu_memory: int) -> tuple[MigDevice, .
 
 def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: int) -> MigDevice:
     gi, ci = nvml.mig_instances(device)
-    told = nvml.mig_attributes(device)
-    size = told.size
+    attributes = nvml.mig_attributes(device)
+    size = attributes.size
     try:
         profile = nvml.gpu_instance_profile(gpu, gi)
     except NvmlError as error:
@@ -118,8 +118,10 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
             raise
         profile = None
     named = _profile_in(nvml.name(device)) if profile is None else ""
-    computed = profile_name(size.gpu_slices, size.compute_slices, told.memory_mib, gpu_memory or 1, profile)
-    return MigDevice(slot, nvml.uuid(device), named or computed, gi, ci, told.memory_mib << 20, size)
+    computed = profile_name(
+        size.gpu_slices, size.compute_slices, attributes.memory_mib, gpu_memory or 1, profile
+    )
+    return MigDevice(slot, nvml.uuid(device), named or computed, gi, ci, attributes.memory_mib << 20, size)
 
 
 def _profile_in(name: str) -> str:

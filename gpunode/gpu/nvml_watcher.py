@@ -28,9 +28,8 @@ from threading import Condition, Thread
 from typing import Any
 
 from gpunode.gpu.child import EVENTS, GPU, LINKS, Parent
-from gpunode.gpu.condition import read_gpu
-from gpunode.gpu.discover import discover
 from gpunode.gpu.driver_traces import driver_traces, generation
+from gpunode.gpu.inventory import discover
 from gpunode.gpu.model import Inventory, Pair, Reading, Topology
 from gpunode.gpu.nvml import (
     GPU_IS_LOST,
@@ -43,6 +42,7 @@ from gpunode.gpu.nvml import (
     NvmlError,
     sysfs_address,
 )
+from gpunode.gpu.nvml_health import read_gpu
 from gpunode.host import Host
 from gpunode.output.typed import plain
 
@@ -144,7 +144,7 @@ def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) 
         found.switch += 1
 
 
-# The thread of `sentinel` that waits for NVML's events and reports them as they come.
+# The thread of the watcher that waits for NVML's events and reports them as they come.
 
 _WAIT_SECONDS = 2.0  # how late it notices that other GPUs are to be watched
 _PAUSE_SECONDS = 0.5  # a lost GPU ends every wait at once
@@ -182,15 +182,15 @@ class Listener:
         if self._skip is None:
             self._report({"count": 0, "unsupported": [], "failed": {}})
             return
-        wanted = tuple(
+        desired = tuple(
             (gpu.uuid, gpu.index)
             for gpu in inventory.gpus
             if gpu.uuid and not gpu.error and gpu.index not in self._skip
         )
         with self._changed:
             self._looks += 1
-            if wanted != self._wanted or (self._failed and self._looks >= _RETRY_LOOKS):
-                self._wanted = wanted
+            if desired != self._wanted or (self._failed and self._looks >= _RETRY_LOOKS):
+                self._wanted = desired
                 self._version += 1
                 self._looks = 0
                 self._changed.notify_all()
@@ -303,7 +303,7 @@ class Options:
         return frozenset(index for name, index in self.without if name == part and index is not None)
 
 
-class Sentinel:
+class NvmlWatcher:
     """One open NVML. `run` returns when it must be reopened."""
 
     def __init__(self, nvml: Nvml, host: Host, options: Options, tell: Callable[..., None]) -> None:
@@ -419,29 +419,29 @@ def loaded_library() -> str:
     return next((line.split(maxsplit=5)[5] for line in lines), "")
 
 
-def run(sentinel: Sentinel, parent: Parent) -> None:
+def run(watcher: NvmlWatcher, parent: Parent) -> None:
     """Until the parent goes, or NVML must be reopened."""
-    wake = sentinel.listener.wake_end
+    wake = watcher.listener.wake_end
     while True:
-        again = sentinel.turn(time.monotonic())
+        again = watcher.turn(time.monotonic())
         if again:
             parent.send(again=again)
             return
-        if sentinel.listener.stuck(time.monotonic()):
+        if watcher.listener.stuck(time.monotonic()):
             parent.send(stuck="NVML does not return to the thread that waits for events")
             return
         if time.monotonic() - parent.last >= BEAT_SECONDS - _BEAT_EARLY_SECONDS:
             parent.send(beat=1)
         now = time.monotonic()
-        limit = min(sentinel.wait(now), max(0.0, parent.last + BEAT_SECONDS - now))
+        limit = min(watcher.wait(now), max(0.0, parent.last + BEAT_SECONDS - now))
         ready, _, _ = select.select([_STDIN, wake], [], [], limit)
         if _STDIN in ready:
             if not os.read(_STDIN, 4096):
                 return
-            sentinel.hurry("look", "read")
+            watcher.hurry("look", "read")
         if wake in ready:
             what = ("look", "read") if LOOK in os.read(wake, 4096) else ("read",)
-            sentinel.hurry(*what, pause=_EVENT_PAUSE_SECONDS)
+            watcher.hurry(*what, pause=_EVENT_PAUSE_SECONDS)
 
 
 def main() -> int:
@@ -449,7 +449,7 @@ def main() -> int:
     parent = Parent()
     try:
         nvml = Nvml.for_parent(parent)
-        run(Sentinel(nvml, Host(), Options.from_json(parent.options), parent.send), parent)
+        run(NvmlWatcher(nvml, Host(), Options.from_json(parent.options), parent.send), parent)
     except NvmlError as error:
         parent.send(error=error.document)
     except BrokenPipeError:

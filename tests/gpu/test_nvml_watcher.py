@@ -43,14 +43,14 @@ def readings_from(documents: list[Any]) -> tuple[Reading, ...]:
     return tuple(from_plain(Reading, document) for document in documents)
 
 
-class Sentinel:
+class NvmlWatcher:
     """One child and what it has said."""
 
     def __init__(self, node: StubNode, **options: Any) -> None:
         self.node = node
         host = Host(environ={**os.environ, **node.env})
         self.child = start_child(
-            host, "gpunode.gpu.sentinel", {"rediscover": 0.3, "poll": 0.3, "library": "", **options}
+            host, "gpunode.gpu.nvml_watcher", {"rediscover": 0.3, "poll": 0.3, "library": "", **options}
         )
         self.said: list[dict[str, Any]] = []
 
@@ -81,29 +81,29 @@ class Sentinel:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Sentinel]]:
-    started: list[Sentinel] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., NvmlWatcher]]:
+    started: list[NvmlWatcher] = []
 
-    def start(scenario: Scenario, **options: Any) -> Sentinel:
-        started.append(Sentinel(stub_node(tmp_path, scenario, libraries="nvml"), **options))
+    def start(scenario: Scenario, **options: Any) -> NvmlWatcher:
+        started.append(NvmlWatcher(stub_node(tmp_path, scenario, libraries="nvml"), **options))
         return started[-1]
 
     yield start
-    for sentinel in started:
-        sentinel.child.end()
+    for watcher in started:
+        watcher.child.end()
 
 
-Start = Callable[..., Sentinel]
+Start = Callable[..., NvmlWatcher]
 
 
 def test_inventory_topology_and_readings_come_first(start: Start) -> None:
     scenario = with_nvswitch(with_mig(machine(4), 1, mixed_layout(1))).with_gpu(2, recovery=2, ecc=(3, 9))
-    sentinel = start(scenario.with_gpu(3, remap=None, retired_pending=1, fabric=(2, 0, 0), recovery=None))
-    document = sentinel.hear(lambda document: "inventory" in document)
+    watcher = start(scenario.with_gpu(3, remap=None, retired_pending=1, fabric=(2, 0, 0), recovery=None))
+    document = watcher.hear(lambda document: "inventory" in document)
     seen = inventory_from_json(document["inventory"])
     assert [len(gpu.mig) for gpu in seen.gpus] == [0, 4, 0, 0]
     assert from_plain(Topology, document["topology"]).switch_links[gpu_uuid(0)] == 18
-    told = sentinel.hear(lambda document: "readings" in document)["readings"]
+    told = watcher.hear(lambda document: "readings" in document)["readings"]
     readings = {reading.uuid: reading for reading in readings_from(told)}
     assert readings[gpu_uuid(0)].recovery_action == "none"
     assert readings[gpu_uuid(0)].generation.endswith("/535.104.05")
@@ -116,8 +116,8 @@ def test_inventory_topology_and_readings_come_first(start: Start) -> None:
 
 
 def test_a_fabric_that_failed_is_named(start: Start) -> None:
-    sentinel = start(machine(2).with_gpu(0, fabric=(3, 999, 0)).with_gpu(1, fabric=(3, 0, 1 << 4)))
-    told = readings_from(sentinel.hear(lambda document: "readings" in document)["readings"])
+    watcher = start(machine(2).with_gpu(0, fabric=(3, 999, 0)).with_gpu(1, fabric=(3, 0, 1 << 4)))
+    told = readings_from(watcher.hear(lambda document: "readings" in document)["readings"])
     assert [reading.fabric_error for reading in told] == [
         "unknown NVML error (NVML 999)",
         "a route through the NVLink fabric is unhealthy",
@@ -125,71 +125,71 @@ def test_a_fabric_that_failed_is_named(start: Start) -> None:
 
 
 def test_use_is_told_where_it_is_asked_for(start: Start) -> None:
-    sentinel = start(machine(1).with_gpu(0, busy=40, used=5 << 30), use=True)
-    (reading,) = readings_from(sentinel.hear(lambda document: "readings" in document)["readings"])
+    watcher = start(machine(1).with_gpu(0, busy=40, used=5 << 30), use=True)
+    (reading,) = readings_from(watcher.hear(lambda document: "readings" in document)["readings"])
     assert (reading.busy_percent, reading.memory_used_bytes) == (40, 5 << 30)
 
 
 def test_only_what_changed_is_told(start: Start) -> None:
-    sentinel = start(machine(4))
-    sentinel.inventory()
-    sentinel.inventory()  # once more, so that what came back whole is seen twice
-    before = len(sentinel.said)
-    sentinel.node.write(machine(4).with_gpu(2, remap=(1, 0)))
-    told = sentinel.hear(lambda document: "readings" in document)
+    watcher = start(machine(4))
+    watcher.inventory()
+    watcher.inventory()  # once more, so that what came back whole is seen twice
+    before = len(watcher.said)
+    watcher.node.write(machine(4).with_gpu(2, remap=(1, 0)))
+    told = watcher.hear(lambda document: "readings" in document)
     assert [item["uuid"] for item in told["readings"]] == [gpu_uuid(2)]
-    assert len(sentinel.said) - before <= 2, sentinel.said  # and no inventory again
+    assert len(watcher.said) - before <= 2, watcher.said  # and no inventory again
 
 
 def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
     scenario = with_mig(machine(2), 1, mixed_layout(1))
-    sentinel = start(scenario, poll=60, rediscover=60)
-    sentinel.watching(2)
-    if not any("readings" in document for document in sentinel.said):  # two threads tell, in any order
-        sentinel.hear(lambda document: "readings" in document)
+    watcher = start(scenario, poll=60, rediscover=60)
+    watcher.watching(2)
+    if not any("readings" in document for document in watcher.said):  # two threads tell, in any order
+        watcher.hear(lambda document: "readings" in document)
     told = scenario.with_event(Event(gpu_uuid(1), data=94, gi=3, ci=0)).with_gpu(1, recovery=1)
     began = time.monotonic()
-    sentinel.node.write(told)
-    event = from_plain(GpuEvent, sentinel.hear(lambda document: "event" in document)["event"])
+    watcher.node.write(told)
+    event = from_plain(GpuEvent, watcher.hear(lambda document: "event" in document)["event"])
     assert time.monotonic() - began < 30.0  # and not at the next look
     assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
     (reading,) = readings_from(
-        sentinel.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
+        watcher.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
     )
     assert (reading.uuid, reading.recovery_action) == (gpu_uuid(1), "reset")
-    sentinel.node.write(told.with_event(Event(gpu_uuid(0), ECC_DOUBLE)))
-    assert sentinel.hear(lambda document: "event" in document)["event"]["kind"] == "ecc-double"
+    watcher.node.write(told.with_event(Event(gpu_uuid(0), ECC_DOUBLE)))
+    assert watcher.hear(lambda document: "event" in document)["event"]["kind"] == "ecc-double"
 
 
 def test_a_storm_of_events_is_told_whole(start: Start) -> None:
-    sentinel = start(machine(2))
-    sentinel.watching(2)
-    sentinel.node.write(replace(machine(2), events=tuple(Event(gpu_uuid(1), data=i) for i in range(1000))))
-    heard = [sentinel.hear(lambda document: "event" in document)["event"]["xid"] for _ in range(1000)]
+    watcher = start(machine(2))
+    watcher.watching(2)
+    watcher.node.write(replace(machine(2), events=tuple(Event(gpu_uuid(1), data=i) for i in range(1000))))
+    heard = [watcher.hear(lambda document: "event" in document)["event"]["xid"] for _ in range(1000)]
     assert heard == list(range(1000))
 
 
 def test_a_lost_gpu_costs_itself_only_and_is_watched_again_when_it_is_back(start: Start) -> None:
-    sentinel = start(machine(3))
-    sentinel.watching(3)
-    sentinel.node.write(machine(3).with_gpu(1, lost=True))
-    lost = sentinel.inventory(lambda seen: bool(seen.gpus[1].error))
+    watcher = start(machine(3))
+    watcher.watching(3)
+    watcher.node.write(machine(3).with_gpu(1, lost=True))
+    lost = watcher.inventory(lambda seen: bool(seen.gpus[1].error))
     assert [bool(gpu.error) for gpu in lost.gpus] == [False, True, False]
     assert lost.gpus[1].uuid == gpu_uuid(1)
-    sentinel.watching(2)
-    sentinel.node.write(machine(3).with_event(Event(gpu_uuid(2), data=48)))
-    sentinel.hear(lambda document: "event" in document)
-    sentinel.watching(3)
+    watcher.watching(2)
+    watcher.node.write(machine(3).with_event(Event(gpu_uuid(2), data=48)))
+    watcher.hear(lambda document: "event" in document)
+    watcher.watching(3)
 
 
 def test_a_link_that_dies_is_told_though_nothing_else_changes(start: Start) -> None:
     whole = with_nvswitch(machine(2))
-    sentinel = start(whole, rediscover=0.05)
-    sentinel.hear(lambda document: "inventory" in document)
+    watcher = start(whole, rediscover=0.05)
+    watcher.hear(lambda document: "inventory" in document)
     fewer = {place: pci for place, pci in whole.nvlinks.items() if place != (1, 5)}
     for scenario, count in ((replace(whole, nvlinks=fewer), 17), (whole, 18)):
-        sentinel.node.write(scenario)
-        told = sentinel.hear(partial(_has_switch_links, count))
+        watcher.node.write(scenario)
+        told = watcher.hear(partial(_has_switch_links, count))
         assert from_plain(Topology, told["topology"]).switch_links[gpu_uuid(0)] == 18
 
 
@@ -200,37 +200,37 @@ def _has_switch_links(count: int, document: dict[str, Any]) -> bool:
 
 
 def test_gpus_and_mig_devices_come_and_go(start: Start) -> None:
-    sentinel = start(machine(1))
-    sentinel.inventory()
-    sentinel.node.write(machine(3))
-    sentinel.inventory(lambda seen: len(seen.gpus) == 3)
-    sentinel.watching(3)
-    sentinel.node.write(with_mig(machine(3), 2, mixed_layout(2)[:2]))
-    cut = sentinel.inventory(lambda seen: len(seen.gpus[2].mig) == 2)
+    watcher = start(machine(1))
+    watcher.inventory()
+    watcher.node.write(machine(3))
+    watcher.inventory(lambda seen: len(seen.gpus) == 3)
+    watcher.watching(3)
+    watcher.node.write(with_mig(machine(3), 2, mixed_layout(2)[:2]))
+    cut = watcher.inventory(lambda seen: len(seen.gpus[2].mig) == 2)
     assert [device.uuid for device in cut.gpus[2].mig] == [device.uuid for device in mixed_layout(2)[:2]]
 
 
 def test_a_line_on_stdin_makes_it_look_and_its_end_ends_it(start: Start) -> None:
-    sentinel = start(machine(1), poll=60, rediscover=60)
-    sentinel.inventory()
-    sentinel.inventory()
-    sentinel.node.write(machine(2))
-    sentinel.child.tell("look")
-    seen = sentinel.inventory(lambda seen: len(seen.gpus) == 2)
+    watcher = start(machine(1), poll=60, rediscover=60)
+    watcher.inventory()
+    watcher.inventory()
+    watcher.node.write(machine(2))
+    watcher.child.tell("look")
+    seen = watcher.inventory(lambda seen: len(seen.gpus) == 2)
     assert [gpu.uuid for gpu in seen.gpus] == [gpu_uuid(0), gpu_uuid(1)]
 
 
 @pytest.mark.parametrize("code", [9, 18])
 def test_a_failure_that_nvml_names_is_told_and_ends_it(start: Start, code: int) -> None:
-    sentinel = start(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))
-    assert sentinel.hear(lambda document: "error" in document)["error"]["code"] == code
-    assert sentinel.child.read_line(PATIENCE) == ""
-    assert sentinel.child.end() == 0
+    watcher = start(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))
+    assert watcher.hear(lambda document: "error" in document)["error"]["code"] == code
+    assert watcher.child.read_line(PATIENCE) == ""
+    assert watcher.child.end() == 0
 
 
 def test_a_missing_library_is_told(start: Start) -> None:
-    sentinel = start(machine(1), library="/nowhere/libnvidia-ml.so.1")
-    assert "/nowhere" in sentinel.hear(lambda document: "error" in document)["error"]["message"]
+    watcher = start(machine(1), library="/nowhere/libnvidia-ml.so.1")
+    assert "/nowhere" in watcher.hear(lambda document: "error" in document)["error"]["message"]
 
 
 def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path:
     path = node.libraries / "libnvidia-ml.so.1"
     bare = StubNode(node.scenario_path, Path("/nowhere"))
     host = Host(environ={**os.environ, **bare.env})
-    child = start_child(host, "gpunode.gpu.sentinel", {"library": str(path)})
+    child = start_child(host, "gpunode.gpu.nvml_watcher", {"library": str(path)})
     try:
         first = [child.read_line(PATIENCE) or "" for _ in range(2)]  # events are watched by another thread
         assert any('"inventory"' in line for line in first)
@@ -251,7 +251,7 @@ def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_pat
     path = tmp_path / "libnvidia-ml.so.1"
     shutil.copy(node.libraries / path.name, path)
     host = Host(environ={**os.environ, **node.env})
-    child = start_child(host, "gpunode.gpu.sentinel", {"library": str(path)})
+    child = start_child(host, "gpunode.gpu.nvml_watcher", {"library": str(path)})
     try:
         first = [child.read_line(PATIENCE) or "" for _ in range(2)]  # events are watched by another thread
         assert any('"inventory"' in line for line in first)
@@ -268,8 +268,8 @@ def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_pat
 
 def test_a_gpu_that_was_given_up_is_not_asked(start: Start) -> None:
     hangs = Fault("nvmlDeviceGetHandleByIndex", uuid=gpu_uuid(1), hang=60.0)
-    sentinel = start(machine(3).with_faults(hangs), without=[("gpu", 1)])
-    seen = sentinel.inventory()
+    watcher = start(machine(3).with_faults(hangs), without=[("gpu", 1)])
+    seen = watcher.inventory()
     assert [bool(gpu.error) for gpu in seen.gpus] == [False, True, False]
 
 
@@ -277,22 +277,22 @@ def test_links_and_events_that_were_given_up_are_not_asked_for(start: Start) -> 
     links = Fault("nvmlDeviceGetNvLinkState", uuid=gpu_uuid(1), hang=60.0)
     events = Fault("nvmlDeviceRegisterEvents", uuid=gpu_uuid(2), hang=60.0)
     scenario = with_nvswitch(machine(4)).with_faults(links, events)
-    sentinel = start(scenario, without=[("links", 1), ("events", 2)])
-    document = sentinel.hear(lambda document: "inventory" in document)
+    watcher = start(scenario, without=[("links", 1), ("events", 2)])
+    document = watcher.hear(lambda document: "inventory" in document)
     assert not any(gpu.error for gpu in inventory_from_json(document["inventory"]).gpus)
     topology = from_plain(Topology, document["topology"])
     assert sorted(topology.switch_links) == [gpu_uuid(0), gpu_uuid(2), gpu_uuid(3)]
-    sentinel.watching(3)
+    watcher.watching(3)
 
 
 def test_the_note_names_the_question_that_crashed_nvml(start: Start) -> None:
-    sentinel = start(machine(2).with_faults(Fault("nvmlDeviceGetName", uuid=gpu_uuid(1), abort=True)))
-    while sentinel.child.read_line(PATIENCE):
+    watcher = start(machine(2).with_faults(Fault("nvmlDeviceGetName", uuid=gpu_uuid(1), abort=True)))
+    while watcher.child.read_line(PATIENCE):
         pass
-    count, question, waiting = read_note(sentinel.child.note())
+    count, question, waiting = read_note(watcher.child.note())
     assert (question, waiting) == (NvmlQuestion("nvmlDeviceGetName", (1,)), None)
     assert count > 8, "the questions to GPU 0 were counted"
-    assert sentinel.child.end() == -signal.SIGABRT
+    assert watcher.child.end() == -signal.SIGABRT
 
 
 def test_traces_change_with_module_version_gpus_instances_and_library(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Every item is None where this GPU, its driver or this user's rights don't tell. The words are nvml.h's own,
 spelled with hyphens. `read_conditions` queries NVML; a recording has the same under ``nvml.conditions``.
 
-As a child process it answers as `gpu.discover` does, then ``{"condition": {"index": 0, ...}}`` for each GPU
+As a child process it answers as `gpu.inventory` does, then ``{"condition": {"index": 0, ...}}`` for each GPU
 as soon as it is known, so that a hang or crash leaves what came before, and ``{"done": true}`` at the end.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from gpunode.gpu.child import Parent
-from gpunode.gpu.discover import discover
+from gpunode.gpu.inventory import discover
 from gpunode.gpu.model import Gpu, Inventory, Reading
 from gpunode.gpu.nvml import (
     CORRUPTED_INFOROM,
@@ -185,7 +185,7 @@ class _ReadingQuestions:
     def __init__(self) -> None:
         self.error = ""
 
-    def ask(self, question: Callable[[], T]) -> T | None:
+    def query(self, question: Callable[[], T]) -> T | None:
         if self.error:
             return None
         try:
@@ -199,15 +199,15 @@ class _ReadingQuestions:
 def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, generation: str = "") -> Reading:
     """One GPU's reading; `use` asks for utilisation and memory, too, MIG devices' included. Never raises."""
     questions = _ReadingQuestions()
-    ask = questions.ask
-    volatile = ask(lambda: nvml.uncorrectable_errors(device, aggregate=False))
-    aggregate = ask(lambda: nvml.uncorrectable_errors(device, aggregate=True))
-    remap = ask(lambda: nvml.row_remap(device))
-    retired = ask(lambda: nvml.retirement_pending(device)) if remap is None else None
-    action = ask(lambda: nvml.recovery_action(device))
-    fabric = ask(lambda: nvml.fabric(device))
-    busy = ask(lambda: nvml.busy_percent(device)) if use else None
-    used = ask(lambda: nvml.memory_used(device)) if use else None
+    query = questions.query
+    volatile = query(lambda: nvml.uncorrectable_errors(device, aggregate=False))
+    aggregate = query(lambda: nvml.uncorrectable_errors(device, aggregate=True))
+    remap = query(lambda: nvml.row_remap(device))
+    retired = query(lambda: nvml.retirement_pending(device)) if remap is None else None
+    action = query(lambda: nvml.recovery_action(device))
+    fabric = query(lambda: nvml.fabric(device))
+    busy = query(lambda: nvml.busy_percent(device)) if use else None
+    used = query(lambda: nvml.memory_used(device)) if use else None
     return Reading(
         uuid,
         questions.error,
@@ -278,31 +278,31 @@ def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
             continue
         asked = _Gpu(nvml, device)
         first = _slowdown_bits(asked)
-        told = _read_condition(asked, names, cc)
+        condition = _read_condition(asked, names, cc)
         holds = any((first or 0) & bit for bit in SLOWDOWNS)
-        yield _ended(asked, told, None if holds or first is None else 0)
+        yield _ended(asked, condition, None if holds or first is None else 0)
         if holds:
-            held.append((asked, told, first or 0))
+            held.append((asked, condition, first or 0))
     if held:
         time.sleep(SAMPLE_SECONDS)
-    for asked, told, bits in held:
-        yield _ended(asked, told, bits & (_slowdown_bits(asked) or 0))
+    for asked, condition, bits in held:
+        yield _ended(asked, condition, bits & (_slowdown_bits(asked) or 0))
 
 
-def _ended(gpu: _Gpu, told: Condition, bits: int | None) -> Condition:
+def _ended(gpu: _Gpu, condition: Condition, bits: int | None) -> Condition:
     """With what holds the clocks back, and with what ended the questions, if anything did."""
     slowdowns = None if bits is None else tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
     error = gpu.error
     return replace(
-        told, slowdowns=slowdowns, error=str(error or ""), error_code=error.code if error else None
+        condition, slowdowns=slowdowns, error=str(error or ""), error_code=error.code if error else None
     )
 
 
 def _confidential(nvml: Nvml) -> tuple[bool | None, bool | None]:
     """Whether the node's GPUs compute in confidence, and then whether they take work."""
     node = _Questions()
-    enabled = node.ask(lambda: bool(nvml.call("nvmlSystemGetConfComputeState").ccFeature))
-    ready = node.ask(lambda: bool(nvml.call("nvmlSystemGetConfComputeGpusReadyState"))) if enabled else None
+    enabled = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeState").ccFeature))
+    ready = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeGpusReadyState"))) if enabled else None
     return enabled, ready
 
 
@@ -312,7 +312,7 @@ class _Questions:
     def __init__(self) -> None:
         self.error: NvmlError | None = None
 
-    def ask(self, question: Callable[[], _T]) -> _T | None:
+    def query(self, question: Callable[[], _T]) -> _T | None:
         if self.error is not None:
             return None
         try:
@@ -331,7 +331,7 @@ class _Gpu(_Questions):
         self.nvml, self.device = nvml, device
 
     def call(self, function: str, *arguments: Any) -> Any:
-        return self.ask(lambda: self.nvml.call(function, self.device, *arguments))
+        return self.query(lambda: self.nvml.call(function, self.device, *arguments))
 
     def number(self, function: str, *arguments: Any) -> int | None:
         answer = self.call(function, *arguments)
@@ -364,7 +364,7 @@ def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | Non
     return Condition(
         *names,
         reading=reading,
-        sram_threshold_exceeded=gpu.ask(lambda: gpu.nvml.sram_threshold_exceeded(gpu.device)),
+        sram_threshold_exceeded=gpu.query(lambda: gpu.nvml.sram_threshold_exceeded(gpu.device)),
         remapped=None if remapped is None else int(remapped[1]),
         retired=pages[1],
         retired_pages=None if pages[0] is None or pages[1] is None else pages[0] + pages[1],
@@ -419,7 +419,7 @@ def _inforom(gpu: _Gpu) -> bool | None:
             return False
         return True
 
-    return gpu.ask(valid)
+    return gpu.query(valid)
 
 
 def _retired_pages(gpu: _Gpu) -> tuple[int | None, int | None]:
@@ -453,7 +453,7 @@ def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:
 
 
 def _fabric(gpu: _Gpu) -> Fabric:
-    info = gpu.ask(lambda: gpu.nvml.fabric_info(gpu.device))
+    info = gpu.query(lambda: gpu.nvml.fabric_info(gpu.device))
     if info is None:
         return Fabric()
     state = FABRIC_STATES[info.state] if 0 <= info.state < len(FABRIC_STATES) else None
@@ -473,13 +473,13 @@ def _processes(gpu: _Gpu) -> tuple[GpuProcess, ...] | None:
 
 
 def _licence(gpu: _Gpu) -> Licence:
-    told = gpu.call("nvmlDeviceGetGridLicensableFeatures")
-    if told is None:
+    licensable = gpu.call("nvmlDeviceGetGridLicensableFeatures")
+    if licensable is None:
         return Licence()
-    features = told.gridLicensableFeatures[: told.licensableFeaturesCount]
+    features = licensable.gridLicensableFeatures[: licensable.licensableFeaturesCount]
     products = tuple(text for one in features if (text := _text(one.productName)))
     licensed = any(one.featureState for one in features)  # nvml.h: non-zero if it is licensed now
-    return Licence(bool(told.isGridLicenseSupported), licensed, products)
+    return Licence(bool(licensable.isGridLicenseSupported), licensed, products)
 
 
 def _text(value: bytes | str | None) -> str | None:

@@ -15,9 +15,9 @@ from tests.gpu.children import run_python
 NOT_SUPPORTED, UNKNOWN = 3, 999
 READ = """
 import json
-from gpunode.gpu.discover import discover
+from gpunode.gpu.inventory import discover
 from gpunode.gpu.nvml import Nvml
-from gpunode.gpu.sentinel import read_topology
+from gpunode.gpu.nvml_watcher import read_topology
 from gpunode.output.typed import plain
 with Nvml.open() as nvml:
     print(json.dumps(plain(read_topology(nvml, discover(nvml)))))
