@@ -453,7 +453,7 @@ def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) 
     if plan.preparing:
         plan = again()
         _require(plan)
-        job.progress.note(f"the repository has driver {plan.version}")
+        job.progress.info(f"the repository has driver {plan.version}")
     for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:
         run(command)
     _prove(job.host, job.manager, plan)

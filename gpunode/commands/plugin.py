@@ -234,7 +234,7 @@ def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progre
             host.sleep(max(0.0, started + fault.at - host.monotonic()))
             client.send(fault)
             if timed:
-                progress.note(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
+                progress.info(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
     finally:
         client.close()
     option_value = [

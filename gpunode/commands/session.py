@@ -95,7 +95,7 @@ def _global_options(
         int, _option("-v", "--verbose", env="VERBOSE", text="Print each command that is run.", count=True)
     ] = 0,
     quiet: Annotated[
-        bool, _option("-q", "--quiet", env="QUIET", text="Print errors and data only, no progress.")
+        bool, _option("-q", "--quiet", env="QUIET", text="Print data, warnings and errors only.")
     ] = False,
     debug: Annotated[bool, _option("--debug", env="DEBUG", text="Print tracebacks of errors.")] = False,
 ) -> None:

@@ -126,7 +126,7 @@ class Follower:
             self._since.clear()
         else:
             if reason != self._reason:
-                self._progress.note(f"{found.phase}: {reason.message}")
+                self._progress.info(f"{found.phase}: {reason.message}")
             if now - self._since.setdefault(reason.code, now) >= reason.patience:
                 return reason
         self._reason = reason

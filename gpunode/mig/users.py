@@ -388,7 +388,7 @@ def _stop(
         unit = word if "." in word else f"{word}.service"
         if not host.run(("systemctl", "is-active", "--quiet", unit), timeout=10.0).ok:
             if unit not in done.units:
-                progress.note(f"{unit} isn't running")
+                progress.info(f"{unit} isn't running")
             return done
         now, argv = replace(done, units=_with(done.units, unit)), ("systemctl", "stop", unit)
     keep(now)

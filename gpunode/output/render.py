@@ -8,12 +8,14 @@ are shown as ``\\x1b`` and never reach the terminal.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import RLock, Timer
 from typing import Any, TextIO
 
 from gpunode.errors import ConfigError, GpunodeError
@@ -77,7 +79,9 @@ _UNSEEN = {
 }
 """Characters that JSON may contain unescaped and a terminal interprets: DEL, C1 controls, text direction."""
 _FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
-_ALIVE_SECONDS = 20.0  # a log is not to fill, and nobody is to think that it hangs
+SHOWN_SECONDS = 1.0
+"""A step that takes no longer is not shown."""
+_ALIVE_SECONDS = 20.0  # often enough to show that it doesn't hang, without filling the screen
 _ALIVE_WIDTH = 160
 
 
@@ -164,8 +168,9 @@ def _say(text: str) -> None:
         if sys.stderr.isatty():
             width = _columns(sys.stderr)
             text = "\n".join(_wrapped(Text(line), width) for line in text.split("\n"))
-        _LINE.clear()
-        sys.stderr.write(printable(text) + "\n")
+        with _LINE.lock:
+            _LINE.clear()
+            sys.stderr.write(printable(text) + "\n")
 
 
 def _columns(stream: TextIO) -> int:
@@ -174,13 +179,17 @@ def _columns(stream: TextIO) -> int:
 
 
 class _ChangingLine:
-    """The last line of a terminal while it is rewritten; any other text replaces it."""
+    """The last line of a terminal while it is rewritten; any other text replaces it.
+
+    The lock is for the thread that announces a step, and may be taken again by a signal handler that prints.
+    """
 
     def __init__(self) -> None:
+        self.lock = RLock()
         self._shown = False
 
     def show(self, text: str) -> None:
-        with suppress(OSError):
+        with self.lock, suppress(OSError):
             width = _columns(sys.stderr)
             one = printable(text).replace("\t", " ")
             sys.stderr.write(f"\r{one[: max(1, width - 1)]}\x1b[K")
@@ -188,9 +197,11 @@ class _ChangingLine:
             self._shown = True
 
     def clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            self._shown = False
+        with self.lock, suppress(OSError):
+            if self._shown:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+                self._shown = False
 
 
 _LINE = _ChangingLine()  # a terminal has an encoding
@@ -302,9 +313,9 @@ def _diff_style(line: str) -> str:
 
 @dataclass(frozen=True)
 class StderrProgress:
-    """One line per finished step with its seconds; a failed step is reported as failed and the error follows.
+    """Progress on a terminal, for what takes longer than a second; notes go to every stderr.
 
-    On a terminal the start of a step is shown too.
+    A pipe and a file get no progress: they keep what is printed, and `-v` lists the commands for a log.
     """
 
     verbose: int = 0
@@ -312,49 +323,72 @@ class StderrProgress:
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        if self.quiet:
+        if self.quiet or not sys.stderr.isatty():
             yield
             return
         started = time.monotonic()
-        if _is_changing():
-            _LINE.show(f"  {text} ...")
+        ended = "failed after"
         try:
-            yield
-        except BaseException:
-            _say(f"  {text}: failed after {time.monotonic() - started:.1f} s")
-            raise
-        _say(f"  {text}: done in {time.monotonic() - started:.1f} s")
+            with _announced(f"  {text} ..."):
+                yield
+            ended = "done in"
+        finally:
+            seconds = time.monotonic() - started
+            if seconds >= SHOWN_SECONDS:
+                _say(f"  {text}: {ended} {seconds:.1f} s")
 
     def note(self, text: str) -> None:
+        _say(f"  {text}")
+
+    def info(self, text: str) -> None:
         if not self.quiet:
             _say(f"  {text}")
 
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
-        """On a terminal one line that is rewritten, elsewhere a line every `_ALIVE_SECONDS`."""
-        started = last_message = time.monotonic()
-        changing = _is_changing()
-        if self.quiet:
-            yield lambda last: None
-            return
+        """One line that is rewritten; on a terminal that can't do that, a line every `_ALIVE_SECONDS`."""
+        started = shown = time.monotonic()
+        silent = self.quiet or not sys.stderr.isatty()
 
-        def tell(last: str) -> None:
-            nonlocal last_message
+        def show(last: str) -> None:
+            nonlocal shown
             now = time.monotonic()
+            if silent or now - started < SHOWN_SECONDS:
+                return
             going = f"  {name}, {now - started:.0f} s" + (f": {last}" if last else "")
-            if changing:
+            if _is_changing():
                 _LINE.show(going)
-            elif now - last_message >= _ALIVE_SECONDS:
-                last_message = now
+            elif now - shown >= _ALIVE_SECONDS:
+                shown = now
                 _say(f"{going[:_ALIVE_WIDTH]}")
 
         with self.step(text):
-            yield tell
+            yield show
 
     def trace(self, command: str) -> None:
         """With ``-v``, every command that gpunode runs."""
         if self.verbose:
             _say(f"  + {command}")
+
+
+@contextmanager
+def _announced(line: str) -> Iterator[None]:
+    """Show `line` on the terminal if the block takes longer than `SHOWN_SECONDS`; it is gone at the end."""
+    timer = Timer(SHOWN_SECONDS, _LINE.show if _is_changing() else _say, (line,))
+    timer.daemon = True
+    try:
+        # the thread inherits the mask: a signal that the main thread blocks must not be delivered there
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            timer.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        yield
+    finally:
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()
+        _LINE.clear()
 
 
 @dataclass(frozen=True)
@@ -366,6 +400,9 @@ class SilentProgress:
         yield
 
     def note(self, text: str) -> None:
+        """Nothing is printed."""
+
+    def info(self, text: str) -> None:
         """Nothing is printed."""
 
     @contextmanager

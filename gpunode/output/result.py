@@ -209,13 +209,16 @@ class Change:
 
 
 class Progress(Protocol):
-    """Progress messages on stderr; tests pass `SilentProgress`."""
+    """Progress, notes and information on stderr; tests pass `SilentProgress`."""
 
     def step(self, text: str) -> AbstractContextManager[None]:
-        """Announce work that may take a moment; leaving the context prints its duration."""
+        """Name work that may take a moment. A terminal shows it after a second, and then its duration."""
 
     def note(self, text: str) -> None:
-        """Print one line that the user needs now."""
+        """Print one line about a problem, which the user needs even with --quiet."""
+
+    def info(self, text: str) -> None:
+        """Print one line of information, which --quiet hides."""
 
     def following(self, text: str, name: str) -> AbstractContextManager[Callable[[str], None]]:
         """Like `step`, for work that may take minutes: the worker calls the returned function as often as it

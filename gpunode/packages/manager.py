@@ -346,7 +346,7 @@ class _Waiting:
         now = self.host.monotonic()
         if now >= self.next:
             self.next = now + _TELL_SECONDS
-            self.progress.note(f"{what} ({max(0, round(self.deadline - now))} s at most)")
+            self.progress.info(f"{what} ({max(0, round(self.deadline - now))} s at most)")
 
 
 def failed(command: Command, failure: Failure) -> PackagesError:

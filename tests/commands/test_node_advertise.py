@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import shlex
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,28 @@ def test_it_waits_for_the_kubelet(api: ApiServer, run: Gpunode) -> None:
     api.kubelet = 2
     assert run(*GPU, "--count", "8", "--wait", "20").code == 0
     assert amounts(api) == ("8", "8")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_what_takes_longer_than_a_second(
+    api: ApiServer, tmp_path: Path, terminal: bool
+) -> None:
+    api.kubelet = None
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(api))
+    argv = command(*GPU, "--count", "8", "--wait", "1.5", "--node", "gpu-1", "--kubeconfig", str(path))
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    ran = subprocess.run(argv, env=clean_environment({"TERM": "xterm"}), stderr=theirs, check=False)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError), os.fdopen(ours, "rb", 0) as stream:  # EIO is a terminal's end
+        while part := stream.read(4096):
+            shown += part
+    assert ran.returncode == 1
+    seen = re.sub(r"[12]\.\d s", "N s", shown.decode())
+    step = "  waiting for the kubelet"
+    assert (f"\r{step} ...\x1b[K\r\x1b[K{step}: done in N s\r\n" in seen) == terminal
+    assert "querying" not in seen and ("waiting" in seen) == terminal
 
 
 def test_a_plugin_that_overwrites_it_is_told(api: ApiServer, run: Gpunode) -> None:

@@ -44,6 +44,9 @@ class Notes:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def info(self, text: str) -> None:
+        self.notes.append(text)
+
     def following(self, text: str, name: str) -> nullcontext[Callable[[str], None]]:
         return nullcontext(self.notes.append)
 

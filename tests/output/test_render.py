@@ -146,12 +146,6 @@ def test_errors_are_two_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
     assert seen.out == ""
 
 
-def test_a_failed_step_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="x"), StderrProgress().step("restart containerd"):
-        raise ValueError("x")
-    assert capsys.readouterr().err.startswith("  restart containerd: failed after 0.")
-
-
 def test_an_error_result_has_its_number_in_both_places() -> None:
     result = Result("X", status="error", exit_code=ExitCode.ROLLED_BACK, errors=(ErrorInfo("a", "b", "c"),))
     assert result.envelope()["exitCode"] == 4
@@ -227,7 +221,46 @@ def test_a_terminal_is_told_what_goes_on_before_it_has_ended() -> None:
     assert ended.startswith("\r\x1b[K  a long look: done in ")
 
 
-def test_a_dumb_terminal_and_a_pipe_are_told_at_the_end_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with StderrProgress().step("a long look"):
-        assert capsys.readouterr().err == ""
-    assert capsys.readouterr().err.startswith("  a long look: done in ")
+def on_a_terminal(script: str, term: str = "xterm") -> str:
+    """What a terminal shows of a script that uses `progress`."""
+    head = "import time\nfrom gpunode.output.render import SHOWN_SECONDS, StderrProgress\n"
+    main, side = os.openpty()
+    env = {**os.environ, "TERM": term}
+    program = [sys.executable, "-c", f"{head}progress = StderrProgress()\n{script}"]
+    subprocess.run(program, stderr=side, env=env, timeout=PATIENCE, check=False)
+    os.close(side)
+    return rest_of(main)
+
+
+def test_a_step_of_less_than_a_second_is_not_shown() -> None:
+    shown = on_a_terminal("with progress.step('a short look'): pass\nprogress.note('a file is missing')")
+    assert shown == "  a file is missing\r\n"
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_step_that_fails_after_a_second_is_shown_as_failed(term: str) -> None:
+    shown = on_a_terminal(
+        "with progress.step('look'):\n    time.sleep(SHOWN_SECONDS)\n    exit('broken')", term
+    )
+    begun = {"xterm": "\r  look ...\x1b[K\r\x1b[K", "dumb": "  look ...\r\n"}[term]
+    assert shown.startswith(f"{begun}  look: failed after 1.")
+    assert shown.endswith(" s\r\nbroken\r\n")
+
+
+def test_a_pipe_gets_notes_and_no_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpunode.output.render.SHOWN_SECONDS", 0.0)
+    progress = StderrProgress()
+    with progress.step("a long look"), progress.following("apt-get install x", "apt-get") as show:
+        show("Unpacking x")
+        progress.note("a file is missing")
+        progress.info("the repository has driver 580")
+    assert capsys.readouterr().err == "  a file is missing\n  the repository has driver 580\n"
+
+
+def test_quiet_hides_information_and_prints_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = StderrProgress(quiet=True)
+    progress.info("the repository has driver 580")
+    progress.note("a file is missing")
+    assert capsys.readouterr().err == "  a file is missing\n"

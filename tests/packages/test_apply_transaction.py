@@ -11,7 +11,6 @@ import pytest
 
 from gpunode.commands import driver
 from gpunode.host import Host
-from gpunode.output import render
 from gpunode.output.render import StderrProgress
 from gpunode.packages.apply import Job
 from gpunode.packages.manager import Command
@@ -162,15 +161,20 @@ def test_one_that_is_silent_is_asked_before_it_is_killed(tmp_path):
     assert left.read_text() == "tidy\n"
 
 
-def test_elsewhere_than_on_a_terminal_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr(render, "_ALIVE_SECONDS", 0.0)
-    with StderrProgress().following("apt-get install -y x", "apt-get install") as tell:
-        tell("Unpacking x \x1b[1m")
-        monkeypatch.setattr(render, "_ALIVE_SECONDS", 20.0)
-        tell("Setting up x")
-    out, err = capsys.readouterr()
-    assert out == "" and [line.rpartition(" in ")[0] or line for line in err.splitlines()] == [
-        "  apt-get install, 0 s: Unpacking x \\x1b[1m",
+def test_on_a_dumb_terminal_a_line_now_and_then():
+    keeper, end = pty.openpty()
+    program = (
+        "import time\nfrom gpunode.output import render\nrender._ALIVE_SECONDS = 0.0\n"
+        "with render.StderrProgress().following('apt-get install -y x', 'apt-get install') as tell:\n"
+        "    time.sleep(1.2); tell('Unpacking x \\x1b[1m')\n"
+        "    render._ALIVE_SECONDS = 20.0; tell('Setting up x')\n"
+    )
+    env = clean_environment({"TERM": "dumb"})
+    subprocess.run([sys.executable, "-c", program], stderr=end, env=env, check=True)
+    os.close(end)
+    assert [line.rpartition(" in ")[0] or line for line in all_of(keeper).splitlines()] == [
+        "  apt-get install -y x ...",
+        "  apt-get install, 1 s: Unpacking x \\x1b[1m",
         "  apt-get install -y x: done",
     ]
 
@@ -189,6 +193,7 @@ def test_on_a_terminal_one_line_that_changes():
     program = (
         "from gpunode.output.render import StderrProgress\n"
         "with StderrProgress().following('apt-get install -y x', 'apt-get install') as tell:\n"
+        "    import time; time.sleep(1.2)\n"
         "    tell('Unpacking x'); tell('Setting up\tx'); StderrProgress().note('Ctrl-C: it is left to end')\n"
     )
     env = clean_environment({"TERM": "xterm"})
@@ -197,7 +202,7 @@ def test_on_a_terminal_one_line_that_changes():
     shown = all_of(keeper)
     lines = (
         "apt-get install -y x ...",
-        *(f"apt-get install, 0 s: {word} x" for word in ("Unpacking", "Setting up")),
+        *(f"apt-get install, 1 s: {word} x" for word in ("Unpacking", "Setting up")),
     )
     first = "".join(f"\r  {line}\x1b[K" for line in lines)
     assert shown.startswith(f"{first}\r\x1b[K  Ctrl-C: it is left to end\r\n")

@@ -248,6 +248,8 @@ class Told:
     def note(self, text):
         self.steps.append(text)
 
+    info = note
+
     def following(self, text, name):
         from contextlib import nullcontext
 

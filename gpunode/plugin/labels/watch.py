@@ -135,5 +135,8 @@ class LogProgress:
     def note(self, text: str) -> None:
         self._log.info(text)
 
+    def info(self, text: str) -> None:
+        self._log.info(text)
+
     def following(self, text: str, name: str) -> AbstractContextManager[Callable[[str], None]]:
         return nullcontext(lambda _last: None)

@@ -179,7 +179,7 @@ class _Images:
 
         if not reference or "@" in reference or cri_pods.has_image(self.engine.cri, reference):
             return
-        self.progress.note(
+        self.progress.info(
             f"the sandbox image {reference} is missing: gpunode uses a temporary replacement for this run"
         )
         self.cleanup.callback(self.take_out, f"{STAND_IN}:{self.tag}")
