@@ -107,6 +107,29 @@ def test_usage_is_2_and_stdout_stays_empty(argv: list[str]) -> None:
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (("verify", "--timeout", "soon"), "'--timeout': 'soon' is no duration such as 60s, 1m30s or 500ms"),
+        (("setup", "--wait", "0s"), "'--wait': 0s is not between 1s and 24h"),
+        (("toolkit", "install", "--lock-timeout", "2d"), "'--lock-timeout': '2d' is no duration"),
+        (("node", "advertise", "--resource", "a.b/c", "--wait", "-1"), "'--wait': '-1' is no duration"),
+        (("plugin", "status", "--timeout", "nan"), "'--timeout': 'nan' is no duration"),
+    ],
+)
+def test_a_time_that_is_none_is_usage(argv: tuple[str, ...], problem: str) -> None:
+    ran = gpunode(*argv)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: invalid value for {problem}")
+
+
+@pytest.mark.parametrize("time", ["2m", "1m30s", "500ms", "90", "0.5"])
+def test_a_time_has_a_unit_or_is_in_seconds(tmp_path: Path, time: str) -> None:
+    build_demo_node(tmp_path)
+    ran = gpunode("plugin", "status", "--timeout", time, "--root", str(tmp_path), "-o", "json")
+    assert ran.document["kind"] == "PluginStatus" and ran.code != 2
+
+
 def test_a_usage_error_speaks_the_envelope_and_the_words() -> None:
     ran = gpunode("verify", "--on", "lxc", "-o", "json")
     assert ran.code == 2

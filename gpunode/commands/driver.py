@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gpunode.commands.help_page import command_group
+from gpunode.commands.options import LOCK_SECONDS, LockOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts import driver
@@ -100,15 +101,7 @@ def driver_install(
         str,
         typer.Option("--plan", metavar="ID", help="Apply only if the plan still has this ID."),
     ] = "",
-    lock_timeout: Annotated[
-        float,
-        typer.Option(
-            "--lock-timeout",
-            metavar="SECONDS",
-            min=0,
-            help="How long to wait for another package manager to finish.",
-        ),
-    ] = 600.0,
+    lock_timeout: LockOption = LOCK_SECONDS,
 ) -> Result:
     """Install the driver as planned. Never interrupts running GPU work, never reboots.
 

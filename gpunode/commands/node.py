@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import ContextOption, KubeconfigOption, NodeOption, ServerOption
+from gpunode.commands.options import (
+    ContextOption,
+    KubeconfigOption,
+    NodeOption,
+    ServerOption,
+    duration_option,
+)
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 
 node_app = command_group("Change this machine's Node object.")
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the patch; change nothing.")]
+
+
+WAIT_SECONDS = 30.0
 
 
 @verb(node_app, "advertise", "NodeChange")
@@ -47,13 +55,13 @@ def node_advertise(
     ] = False,
     wait: Annotated[
         float,
-        typer.Option(
+        duration_option(
             "--wait",
-            metavar="SECONDS",
-            min=0,
+            least=0,
+            default=WAIT_SECONDS,
             help="How long to wait until the kubelet reports it allocatable.",
         ),
-    ] = 30.0,
+    ] = WAIT_SECONDS,
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
     server: ServerOption = "",
@@ -243,7 +251,7 @@ def advertise(
     count: str = AUTO,
     remove: bool = False,
     force: bool = False,
-    wait: float = 30.0,
+    wait: float = WAIT_SECONDS,
 ) -> Result:
     """Change the node's capacity and see that it becomes allocatable; kind NodeChange.
 
@@ -409,7 +417,7 @@ def _await(
     host: Host, progress: Progress, at: Place, resource: str, desired: str | None, seconds: float
 ) -> Json:
     """The node, read back until both values are as wanted, or time is up."""
-    end = host.monotonic() + (seconds if math.isfinite(seconds) else 0)
+    end = host.monotonic() + seconds
     while True:
         node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
         if _seen(node, resource) == (desired, desired) or host.monotonic() >= end:
@@ -434,6 +442,6 @@ def _result(
         error = ErrorInfo("overwritten", why, "a device plugin serves it: gpunode plugin status")
     else:
         why = f"{data.node} has {line}"
-        hint = "the kubelet copies it when it next looks: is it running? wait longer with --wait SECONDS"
+        hint = "the kubelet copies it when it next looks: is it running? wait longer with --wait DURATION"
         error = ErrorInfo("not-allocatable", why, hint)
     return Result(KIND, data, "fail", ExitCode.FAILED, notes, (error,), (*shown, Text(line, Style.WARN)))

@@ -1,6 +1,6 @@
 """Options that several commands share, with their help."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -8,6 +8,38 @@ import typer
 
 
 Strings = list[str] | None
+
+
+def duration_option(*flags: str, least: float, default: float | None, help: str) -> Any:
+    """An option of a time, in seconds: 500ms, 60s, 2m or 1h, and a number without a unit for seconds.
+
+    `default` is for the help; None if the help says it.
+    """
+
+    def parse(value: str | float) -> float:
+        from gpunode.plugin.config.values import duration
+
+        if isinstance(value, float):  # Typer passes the default, too
+            return value
+        try:
+            return duration(value, least, bare=True)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    shown = False if default is None else f"{default:g}s"
+    return typer.Option(*flags, parser=parse, metavar="DURATION", help=help, show_default=shown)
+
+
+LOCK_SECONDS = 600.0
+LockOption = Annotated[
+    float,
+    duration_option(
+        "--lock-timeout",
+        least=0,
+        default=LOCK_SECONDS,
+        help="How long to wait for another package manager to finish.",
+    ),
+]
 
 RuntimeOption = Annotated[
     str,

@@ -47,7 +47,7 @@ def value_text(option: Option, settings: Settings) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}s" if option.kind in ("hold", "interval") else f"{value:g}"
+        return f"{value:g}s" if metavar(option) == "DURATION" else f"{value:g}"
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

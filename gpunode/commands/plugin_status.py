@@ -15,6 +15,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from gpunode.commands.options import duration_option
 from gpunode.commands.plugin import plugin_app
 from gpunode.commands.session import Session, verb
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
@@ -37,6 +38,7 @@ from gpunode.plugin.observe.status_report import (
     utc_time,
 )
 
+TIMEOUT_SECONDS = 5.0
 _NEWS_SECONDS = 1.2  # the plugin writes once a second at most
 _Found = TypeVar("_Found")
 
@@ -51,7 +53,7 @@ class Query:
     state_dir: str = Settings.state_dir
     nvml: bool = True
     every_resource: bool = False
-    timeout: float = 5.0
+    timeout: float = TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -479,8 +481,9 @@ def plugin_status(
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Timeout of each request.")
-    ] = 5.0,
+        float,
+        duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Timeout of each request."),
+    ] = TIMEOUT_SECONDS,
 ) -> Result:
     """Show which pod holds which GPU. What is registered, and which GPUs are unhealthy and why.
 

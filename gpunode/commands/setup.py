@@ -34,6 +34,7 @@ from gpunode.commands.options import (
     ServerOption,
     SocketOption,
     YesOption,
+    duration_option,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.commands.setup_steps import (
@@ -105,7 +106,12 @@ ImageOption = Annotated[
 TestImageOption = Annotated[str, typer.Option("--test-image", metavar="REF", help="Image of the test pod.")]
 WaitOption = Annotated[
     float,
-    typer.Option("--wait", metavar="SECONDS", min=1, help="Time limit for the kubelet to report the GPUs."),
+    duration_option(
+        "--wait",
+        least=1,
+        default=WAIT_SECONDS,
+        help="Time limit for the kubelet to report the GPUs.",
+    ),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print what each step would do; change nothing.")
@@ -480,7 +486,7 @@ def set_up_kubernetes(
             context=access.context,
             server=access.server,
             node=node,
-            wait=f"{wait:g}" if wait != WAIT_SECONDS else "",
+            wait=f"{wait:g}s" if wait != WAIT_SECONDS else "",
             cdi=cdi,
             set_as_default=default,
             yes=request.yes,

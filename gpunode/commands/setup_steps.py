@@ -711,7 +711,7 @@ def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, pro
         if host.wait_until(lambda: serving(host).serves, wait, _PULL_SECONDS):
             return
     why = _why(host, cluster, namespace)
-    hint = f"see its image and node: kubectl describe nodes; with more patience: --wait {2 * wait:g}"
+    hint = f"see its image and node: kubectl describe nodes; with more patience: --wait {2 * wait:g}s"
     if "ErrImageNeverPull" in why:
         hint = (
             "no registry has gpunode's image: put it on the node, or name yours: --image (docs/kubernetes.md)"

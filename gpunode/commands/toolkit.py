@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from gpunode.commands import status
+from gpunode.commands.options import LOCK_SECONDS, LockOption
 from gpunode.commands.session import Session, verb
 from gpunode.commands.toolkit_config import toolkit_app
 from gpunode.errors import PreconditionError, Unreadable, UsageError
@@ -46,15 +47,6 @@ from gpunode.packages.toolkit import PACKAGES, Goal, Steps, common_version
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.find import FINDERS
 
-LockOption = Annotated[
-    float,
-    typer.Option(
-        "--lock-timeout",
-        metavar="SECONDS",
-        min=0,
-        help="How long to wait for another package manager to finish.",
-    ),
-]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print the files and commands; change nothing.")
 ]
@@ -92,7 +84,7 @@ def toolkit_install(
             "--from", metavar="DIR", help="Install the packages in this directory, without network."
         ),
     ] = "",
-    lock_timeout: LockOption = 600.0,
+    lock_timeout: LockOption = LOCK_SECONDS,
     dry_run: DryRunOption = False,
 ) -> Result:
     """Install the toolkit. Adds NVIDIA's repository and key, and disables outdated repositories.
@@ -126,7 +118,7 @@ def toolkit_status(session: Session) -> Result:
 
 @verb(toolkit_app, "remove", "ToolkitRemoval")
 def toolkit_remove(
-    session: Session, lock_timeout: LockOption = 600.0, dry_run: DryRunOption = False
+    session: Session, lock_timeout: LockOption = LOCK_SECONDS, dry_run: DryRunOption = False
 ) -> Result:
     """Remove what `toolkit install` installed. Refused while an engine uses the runtime.
 

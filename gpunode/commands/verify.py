@@ -18,6 +18,7 @@ from gpunode.commands.options import (
     NodeOption,
     ServerOption,
     SocketOption,
+    duration_option,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
@@ -255,8 +256,11 @@ class Place(StrEnum):
 
 TimeoutOption = Annotated[
     float | None,
-    typer.Option(
-        "--timeout", metavar="SECONDS", min=1, help="Timeout; default: 60 for each device, 300 for a pod."
+    duration_option(
+        "--timeout",
+        least=1,
+        default=None,
+        help="Timeout; default: 60s for each device, 5m for a pod.",
     ),
 ]
 NamespaceOption = Annotated[

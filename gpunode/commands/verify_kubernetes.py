@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpunode.commands.manifests import vector_add_pod
-from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
 from gpunode.kubernetes import access, pods
@@ -232,8 +232,6 @@ def run(
     `timeout`: seconds for the whole, an image's pull included. `runtime_class` is its name, empty for none,
     or auto: `runtime_name` where the cluster has a RuntimeClass of that name.
     """
-    if not timeout >= 1:
-        raise UsageError("--timeout is at least 1 second")
     node_name(host, node)
     pod = vector_add_pod(image, resource, namespace)  # invalid values are refused before anything is queried
     cluster = connect(host, access)

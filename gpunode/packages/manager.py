@@ -371,7 +371,7 @@ def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: f
 def _too_long(lock: Lock | None, said: str) -> PackagesError:
     return PackagesError(
         f"{lock} holds {lock.path} and doesn't release it" if lock else said,
-        hint="wait for it to end, then run this again; --lock-timeout SECONDS waits longer",
+        hint="wait for it to end, then run this again; --lock-timeout DURATION waits longer",
         code=LOCKED,
         exit_code=ExitCode.PRECONDITION,
     )

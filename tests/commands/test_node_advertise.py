@@ -94,7 +94,7 @@ def test_a_terminal_shows_what_takes_longer_than_a_second(
     api.kubelet = None
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(api))
-    argv = command(*GPU, "--count", "8", "--wait", "1.5", "--node", "gpu-1", "--kubeconfig", str(path))
+    argv = command(*GPU, "--count", "8", "--wait", "1500ms", "--node", "gpu-1", "--kubeconfig", str(path))
     ours, theirs = pty.openpty() if terminal else os.pipe()
     ran = subprocess.run(argv, env=clean_environment({"TERM": "xterm"}), stderr=theirs, check=False)
     os.close(theirs)

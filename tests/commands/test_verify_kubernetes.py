@@ -363,7 +363,7 @@ def test_an_unknown_node_is_refused_before_anything_is_made(gpu_node: ApiServer,
         (("--resource", "gpu"), "DOMAIN/NAME"),
         (("--namespace", "A"), "can't be a namespace"),
         (("--image", "a b"), "can't be an image's name"),
-        (("--timeout", "0"), "0.0 is not in the range"),
+        (("--timeout", "0"), "invalid value for '--timeout': 0 is not between 1s and 24h"),
     ],
 )
 def test_what_cant_be_meant_is_usage(

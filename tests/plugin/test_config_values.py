@@ -51,4 +51,5 @@ def test_a_relative_or_long_socket_and_a_senseless_interval_are_named() -> None:
     assert value_problem("kubelet_socket", "") == ""
     for seconds in ("0", "-1", "nan", "inf", "1e9", "soon", ""):
         assert "number of seconds" in value_problem("rediscover_seconds", seconds)
-    assert value_problem("rediscover_seconds", "0.5") == ""
+    for seconds in ("0.5", "500ms", "2m"):
+        assert value_problem("rediscover_seconds", seconds) == ""

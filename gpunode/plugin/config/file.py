@@ -157,7 +157,7 @@ def expected(option: Option) -> str:
         return ("one or more of " if option.takes_many else "one of ") + ", ".join(option.allowed)
     kinds: Mapping[str, str] = {
         **{"boolean": "true or false", "path": "a path", "socket": "a path", "resource": "a resource's name"},
-        **{"seconds": "a number of seconds", "hold": "a duration", "interval": "a duration"},
+        **{"seconds": "a duration", "hold": "a duration", "interval": "a duration"},
         **{"integers": "a list of numbers", "xids": "a list of XIDs", "selectors": "a list of GPUs"},
         **{"words": "a list of words", "address": "HOST:PORT"},
     }

@@ -532,7 +532,7 @@ OPTIONS = (
 )
 BY_FIELD = {option.field: option for option in OPTIONS}
 METAVARS = {
-    **{"boolean": "BOOLEAN", "path": "PATH", "socket": "PATH", "resource": "NAME", "seconds": "SECONDS"},
+    **{"boolean": "BOOLEAN", "path": "PATH", "socket": "PATH", "resource": "NAME", "seconds": "DURATION"},
     **{
         "hold": "DURATION",
         "interval": "DURATION",

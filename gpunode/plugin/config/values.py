@@ -110,10 +110,10 @@ def _resource(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    value = float(text) if _NUMBER.fullmatch(text) else -1.0
-    if not 0.01 <= value <= 86400:
-        raise ValueError(f"{text!r} is no number of seconds between 0.01 and 86400")
-    return value
+    try:
+        return duration(text, 0.01, bare=True)
+    except ValueError as error:
+        raise ValueError(f"{error}; without a unit it is a number of seconds") from None
 
 
 def _hold(text: str) -> float:
@@ -126,8 +126,18 @@ def _interval(text: str) -> float:
     return duration(text, 0.1)
 
 
-def duration(text: str, least: float) -> float:
-    """Seconds from a Go duration such as 1h30m, 60s or 500ms."""
+def duration(text: str, least: float, *, bare: bool = False) -> float:
+    """Seconds from a Go duration such as 1h30m, 60s or 500ms; `bare`: a number without a unit is seconds.
+
+    ValueError if it is none, shorter than `least` seconds or longer than a day.
+    """
+    seconds = float(text) if bare and _NUMBER.fullmatch(text) else _go_duration(text)
+    if not least <= seconds <= 86400:
+        raise ValueError(f"{text} is not between {least:g}s and 24h")
+    return seconds
+
+
+def _go_duration(text: str) -> float:
     if _NUMBER.fullmatch(text) and float(text):
         raise ValueError(f"{text} has no unit; write {text}s for seconds")
     if text != "0" and not _DURATION.fullmatch(text):
@@ -135,8 +145,6 @@ def duration(text: str, least: float) -> float:
     seconds = sum(float(number) * _NANOSECONDS[unit] for number, unit in _TERM.findall(text)) / 1e9
     if 0 < seconds < 0.001:
         raise ValueError(f"{text} can't be meant (a number without a unit is nanoseconds); write 60s or 5m")
-    if not least <= seconds <= 86400:
-        raise ValueError(f"{text} is not between {least:g}s and 24h")
     return seconds
 
 
