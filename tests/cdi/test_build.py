@@ -40,7 +40,7 @@ def test_devices_and_nodes_are_ordered_by_number():
     assert paths(spec, "all") == [f"/dev/nvidia{index}" for index in range(12)]
 
 
-def test_a_gpu_that_is_cut_up_is_replaced_by_its_mig_devices():
+def test_gpu_in_mig_mode_is_replaced_by_its_mig_devices():
     cut = gpu(0, minor=3, mig_enabled=True, mig=(mig(0, 1, gi=9), mig(0, 0, gi=2, ci=1)))
     caps = {
         "gpu3/gi9/access": 90,
@@ -67,14 +67,14 @@ def test_a_gpu_that_is_cut_up_is_replaced_by_its_mig_devices():
         ),
     ],
 )
-def test_what_can_not_be_described_hides_nothing_else(broken, reason):
+def test_undescribable_gpu_does_not_hide_the_others(broken, reason):
     nodes = facts("/dev/nvidia0", "/dev/nvidia1")
     built = build(inventory(gpu(0), gpu(1, **broken)), nodes, driver(), None, Form())
     assert [device.name for device in built.spec.devices] == ["0", "GPU-0", "all"]
     assert built.notes == (reason,)
 
 
-def test_a_mig_device_whose_capability_has_no_device_file_is_left_out():
+def test_mig_device_without_a_capability_device_file_is_left_out():
     cut = gpu(0, mig_enabled=True, mig=(mig(0, 0, 1), mig(0, 1, 2)))
     caps = {f"gpu0/gi{gi}/{part}access": 10 * gi + n for gi in (1, 2) for n, part in enumerate(("", "ci0/"))}
     nodes = facts("/dev/nvidia0", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in (10, 11, 20)), caps=caps)
@@ -92,7 +92,7 @@ def test_a_node_without_a_usable_gpu_has_no_specification():
         build(inventory(gpu(0, error="lost")), facts("/dev/nvidia0"), driver(), None, Form())
 
 
-def test_the_drivers_own_list_tells_a_minor_number_that_nvml_does_not():
+def test_minor_number_missing_in_nvml_is_read_from_the_driver():
     silent = gpu(0)
     silent = type(silent)(silent.index, silent.uuid, silent.name, silent.pci)
     nodes = facts("/dev/nvidia5", minors={silent.pci: 5})
@@ -109,7 +109,7 @@ def with_render_node(limit):
     return build(inventory(gpu(0)), nodes, driver(), None, Form(limit=limit)).spec
 
 
-def test_a_node_keeps_its_group_which_the_container_joins_and_is_open_to_all_of_the_container():
+def test_node_group_is_joined_by_the_container_and_has_access():
     spec = with_render_node((0, 8, 0))
     edits = as_tree(spec)["devices"][0]["containerEdits"]
     assert edits["deviceNodes"] == [
@@ -121,7 +121,7 @@ def test_a_node_keeps_its_group_which_the_container_joins_and_is_open_to_all_of_
     assert "additionalGids" not in as_tree(spec)["containerEdits"]
 
 
-def test_where_an_engine_knows_no_groups_every_process_of_the_container_may_open_the_node():
+def test_engine_without_group_support_opens_the_node_to_all_processes():
     spec = with_render_node((0, 6, 0))
     edits = as_tree(spec)["devices"][0]["containerEdits"]
     assert edits["deviceNodes"][1] == {"path": RENDER.path, "fileMode": 0o666}
@@ -143,7 +143,7 @@ def test_a_gpu_brings_its_own_drm_nodes_and_a_mig_device_only_with_graphics():
     assert {"/dev/dri/card1", "/dev/dri/renderD128"} < set(paths(cut, "0:1"))
 
 
-def test_without_hooks_each_name_of_a_library_is_where_loaders_look():
+def test_without_hooks_library_links_are_in_the_loader_directories():
     spec = build(inventory(gpu(0)), facts("/dev/nvidia0"), driver(), None, Form()).spec
     mounted = {mount.container_path: mount.host_path for mount in spec.edits.mounts}
     real = f"{DIRECTORY}/libcuda.so.{VERSION}"
@@ -153,7 +153,7 @@ def test_without_hooks_each_name_of_a_library_is_where_loaders_look():
     assert spec.edits.hooks == ()
 
 
-def test_nothing_replaces_what_the_image_sets_or_brings():
+def test_mounts_do_not_replace_files_or_variables_of_the_image():
     """LD_LIBRARY_PATH and the loader's cache are the image's; /usr/lib is Arch's 64-bit directory."""
     spec = build(inventory(gpu(0)), facts("/dev/nvidia0"), driver(), None, Form()).spec
     assert spec.edits.env == ("NVIDIA_VISIBLE_DEVICES=void",)
@@ -161,7 +161,7 @@ def test_nothing_replaces_what_the_image_sets_or_brings():
     assert parents == {DIRECTORY, "/usr/lib64"}
 
 
-def test_with_hooks_libraries_stay_where_they_are_and_only_known_hooks_run():
+def test_with_hooks_libraries_keep_their_path_and_only_known_hooks_run():
     vdpau = Library(
         f"{DIRECTORY}/vdpau/libvdpau_nvidia.so.{VERSION}", DIRECTORY, ("vdpau/libvdpau_nvidia.so.1",)
     )
@@ -178,7 +178,7 @@ def test_with_hooks_libraries_stay_where_they_are_and_only_known_hooks_run():
     assert spec.edits.hooks[2].args == ("nvidia-cdi-hook", "update-ldcache", "--folder", DIRECTORY)
 
 
-def test_hooks_also_make_udevs_names_of_drm_nodes():
+def test_hooks_create_the_udev_names_of_drm_nodes():
     drm = {
         f"0000:0{index}:00.0": (f"/dev/dri/card{index}", f"/dev/dri/renderD{128 + index}") for index in (0, 1)
     }
@@ -194,7 +194,7 @@ def test_hooks_also_make_udevs_names_of_drm_nodes():
     assert build(inventory(gpu(0)), nodes, driver(), None, Form()).spec.devices[0].edits.hooks == ()
 
 
-def test_roots_of_driver_and_devices_are_only_on_the_hosts_side():
+def test_driver_and_device_roots_appear_only_in_host_paths():
     files = driver(root="/run/nvidia/driver")
     spec = build(inventory(gpu(0)), facts("/dev/nvidia0", dev_root="/host"), files, None, Form()).spec
     assert {node.host_path for node in spec.devices[0].edits.nodes} == {"/host/dev/nvidia0"}
@@ -202,34 +202,34 @@ def test_roots_of_driver_and_devices_are_only_on_the_hosts_side():
     assert all(mount.container_path.startswith("/usr") for mount in spec.edits.mounts)
 
 
-def test_a_name_that_cdi_does_not_allow_is_not_given():
+def test_device_name_that_cdi_forbids_is_left_out():
     """One such name, and an engine drops the whole file."""
     odd = type(gpu(0))(0, "MIG-GPU-1/7/0", "NVIDIA", "0000:00:00.0", 0)
     spec = build(inventory(odd), facts("/dev/nvidia0"), driver(), None, Form()).spec
     assert [device.name for device in spec.devices] == ["0", "all"]
 
 
-def test_missing_control_nodes_are_told_only_where_cuda_needs_them():
+def test_missing_control_nodes_are_reported_only_if_cuda_needs_them():
     nodes = facts("/dev/nvidia0", control=("/dev/nvidiactl",))
     (note,) = build(inventory(gpu(0)), nodes, driver(), None, Form()).notes
     assert note.startswith("/dev/nvidia-uvm does not exist and CUDA needs it: nvidia-modprobe -c0 -u")
 
 
-def test_an_old_engine_gets_no_names_that_it_can_not_read():
+def test_old_engine_gets_no_device_names_that_it_cannot_parse():
     built = build(inventory(gpu(0)), facts("/dev/nvidia0"), driver(), None, Form(limit=(0, 4, 0)))
     assert [device.name for device in built.spec.devices] == ["GPU-0", "all"]
     assert built.spec.version == (0, 3, 0)
     assert built.notes == ("an engine here reads CDI 0.4.0: devices can't be named by index",)
 
 
-def test_what_no_engine_here_would_read_is_refused():
+def test_specification_too_new_for_every_engine_is_refused():
     form = Form(device_class="gpu.shared", limit=(0, 5, 0))
     with pytest.raises(PreconditionError, match=r"needs CDI 0\.6\.0; an engine here reads 0\.5\.0"):
         build(inventory(gpu(0)), facts("/dev/nvidia0"), driver(), None, form)
 
 
 @given(st.permutations(range(8)), st.integers(1, 8))
-def test_the_same_node_gives_the_same_bytes_and_no_name_twice(order, count):
+def test_same_node_gives_the_same_bytes_and_unique_names(order, count):
     gpus = inventory(*(gpu(index, minor=order[index]) for index in range(count)))
     nodes = facts(*(f"/dev/nvidia{minor}" for minor in order))
     specs = [build(gpus, nodes, driver(), None, Form()).spec for _ in range(2)]

@@ -21,7 +21,7 @@ def libraries(found):
     return {library.path: library.links for library in found.libraries}
 
 
-def test_a_plain_installation_gives_each_library_with_its_links(tmp_path):
+def test_plain_installation_lists_each_library_with_its_links(tmp_path):
     host = node(
         tmp_path,
         [
@@ -37,7 +37,7 @@ def test_a_plain_installation_gives_each_library_with_its_links(tmp_path):
     }
 
 
-def test_debians_alternatives_lead_to_the_real_files(tmp_path):
+def test_debian_alternatives_resolve_to_the_real_files(tmp_path):
     real = f"{DEBIAN}/nvidia/current"
     host = node(
         tmp_path,
@@ -54,7 +54,7 @@ def test_debians_alternatives_lead_to_the_real_files(tmp_path):
     }
 
 
-def test_the_loaders_cache_tells_of_any_other_directory(tmp_path):
+def test_loader_cache_adds_other_library_directories(tmp_path):
     cache = build_ld_cache((CachedLibrary("libcuda.so.1", "/opt/nvidia/lib/libcuda.so.1"),))
     host = node(
         tmp_path,
@@ -68,7 +68,7 @@ def test_the_loaders_cache_tells_of_any_other_directory(tmp_path):
     }
 
 
-def test_another_versions_leftovers_are_not_the_driver(tmp_path):
+def test_leftovers_of_another_version_are_not_the_driver(tmp_path):
     host = node(
         tmp_path,
         [
@@ -81,14 +81,14 @@ def test_another_versions_leftovers_are_not_the_driver(tmp_path):
     assert list(libraries(read_driver_files(host, VERSION))) == [f"/usr/lib64/libcuda.so.{VERSION}"]
 
 
-def test_without_libcuda_of_the_running_driver_nothing_is_made(tmp_path):
+def test_without_libcuda_of_the_running_driver_generation_is_refused(tmp_path):
     host = node(tmp_path, ["/usr/lib64/libcuda.so.535.1"])
     with pytest.raises(PreconditionError, match=r"libcuda\.so\.550\.54\.15 of the running driver") as caught:
         read_driver_files(host, VERSION)
     assert "--library-path" in caught.value.hint
 
 
-def test_modules_beside_the_libraries_keep_their_place(tmp_path):
+def test_modules_below_the_library_directory_keep_their_path(tmp_path):
     host = node(
         tmp_path,
         [
@@ -124,7 +124,7 @@ def test_modules_beside_the_libraries_keep_their_place(tmp_path):
         ("libnvidia-vulkan-producer", "libnvidia-vulkan-producer.so"),
     ],
 )
-def test_a_container_gets_links_that_the_host_lacks(tmp_path, library, link):
+def test_container_gets_links_that_the_host_lacks(tmp_path, library, link):
     host = node(tmp_path, [f"{DEBIAN}/libcuda.so.{VERSION}", f"{DEBIAN}/{library}.so.{VERSION}"])
     found = libraries(read_driver_files(host, VERSION))
     assert found[f"{DEBIAN}/{library}.so.{VERSION}"] == (link,)
@@ -134,7 +134,7 @@ def test_a_container_gets_links_that_the_host_lacks(tmp_path, library, link):
     "directory",
     ["/usr/lib/xorg/modules/extensions", f"{DEBIAN}/nvidia/xorg", "/usr/lib64/xorg/modules/updates/drivers"],
 )
-def test_xorg_finds_its_glx_module_by_the_name_without_a_version(tmp_path, directory):
+def test_glx_module_of_xorg_has_a_name_without_version(tmp_path, directory):
     real = f"{directory}/libglxserver_nvidia.so.{VERSION}"
     host = node(tmp_path, [f"{DEBIAN}/libcuda.so.{VERSION}", real, f"{directory}/nvidia_drv.so"])
     assert set(read_driver_files(host, VERSION).files) == {
@@ -144,7 +144,7 @@ def test_xorg_finds_its_glx_module_by_the_name_without_a_version(tmp_path, direc
     }
 
 
-def test_programs_firmware_and_json_files_are_mounted_where_they_are(tmp_path):
+def test_programs_firmware_and_json_files_keep_their_host_path(tmp_path):
     firmware = f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
     icd = "/usr/share/vulkan/icd.d/nvidia_icd.json"
     host = node(
@@ -163,7 +163,7 @@ def test_programs_firmware_and_json_files_are_mounted_where_they_are(tmp_path):
     }
 
 
-def test_firmware_comes_from_the_kernels_own_path_first(tmp_path):
+def test_firmware_search_path_of_the_kernel_has_priority(tmp_path):
     custom = f"/srv/firmware/nvidia/{VERSION}/gsp_tu10x.bin"
     host = node(
         tmp_path,
@@ -175,7 +175,7 @@ def test_firmware_comes_from_the_kernels_own_path_first(tmp_path):
     assert read_driver_files(host, VERSION).files == ((custom, custom),)
 
 
-def test_a_driver_root_is_looked_at_from_inside(tmp_path):
+def test_driver_root_is_resolved_from_inside(tmp_path):
     """A driver container's links are absolute and mean its own root."""
     root = "/run/nvidia/driver"
     host = node(
@@ -187,7 +187,7 @@ def test_a_driver_root_is_looked_at_from_inside(tmp_path):
     assert (found.root, list(libraries(found))) == (root, [f"/opt/lib/libcuda.so.{VERSION}"])
 
 
-def test_sockets_below_a_driver_root_come_before_the_nodes_own(tmp_path):
+def test_sockets_in_the_driver_root_take_precedence_over_the_hosts(tmp_path):
     """A driver container runs nvidia-persistenced itself; NVIDIA looks for its socket there alone."""
     root, persistenced = "/run/nvidia/driver", "/run/nvidia-persistenced/socket"
     fabric = "/run/nvidia-fabricmanager/socket"
@@ -197,14 +197,14 @@ def test_sockets_below_a_driver_root_come_before_the_nodes_own(tmp_path):
     assert dict(found.sockets) == {persistenced: f"{root}{persistenced}", fabric: fabric}
 
 
-def test_only_roots_own_mps_directory_is_given_to_containers(tmp_path, monkeypatch):
+def test_only_an_mps_directory_owned_by_root_is_mounted(tmp_path, monkeypatch):
     host = node(tmp_path, [f"/usr/lib64/libcuda.so.{VERSION}", "/run/nvidia-persistenced/socket"])
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp/nvidia-mps").symlink_to("/etc")
     assert read_driver_files(host, VERSION).sockets == (("/run/nvidia-persistenced/socket",) * 2,)
 
 
-def test_containers_get_the_library_that_this_node_itself_loads(tmp_path):
+def test_container_gets_the_library_that_the_host_loads(tmp_path):
     """Where two directories have it, as after a .run installer, the doctor and the specification agree."""
     places = (DEBIAN, "/usr/lib64")
     host = node(

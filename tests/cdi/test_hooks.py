@@ -35,7 +35,7 @@ def host(tmp_path, programs, commands):
     return Host(build_machine(spec, tmp_path), environ={})
 
 
-def test_the_help_text_tells_which_hooks_there_are():
+def test_hooks_are_parsed_from_the_help_text():
     assert commands_in(HELP) == {
         "update-ldcache",
         "create-symlinks",
@@ -47,7 +47,7 @@ def test_the_help_text_tells_which_hooks_there_are():
     assert commands_in("no such section") == frozenset()
 
 
-def test_the_hook_program_comes_before_the_old_sub_command(tmp_path):
+def test_nvidia_cdi_hook_is_preferred_to_nvidia_ctk_hook(tmp_path):
     programs = ["/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook"]
     answers = {"/usr/bin/nvidia-cdi-hook --help": HELP, "/usr/bin/nvidia-ctk hook --help": OLD}
     found = find_hooks(host(tmp_path, programs, answers))
@@ -56,7 +56,7 @@ def test_the_hook_program_comes_before_the_old_sub_command(tmp_path):
     assert "enable-cuda-compat" in found.known
 
 
-def test_an_old_toolkit_has_them_under_nvidia_ctk(tmp_path):
+def test_old_toolkit_has_the_hooks_in_nvidia_ctk(tmp_path):
     found = find_hooks(host(tmp_path, ["/usr/bin/nvidia-ctk"], {"/usr/bin/nvidia-ctk hook --help": OLD}))
     assert found is not None
     assert (found.path, found.argv) == ("/usr/bin/nvidia-ctk", ("nvidia-ctk", "hook"))
@@ -64,12 +64,12 @@ def test_an_old_toolkit_has_them_under_nvidia_ctk(tmp_path):
 
 
 @pytest.mark.parametrize("said", [None, "", "COMMANDS:\n   chmod  x\n"])
-def test_a_program_that_can_not_update_the_cache_is_none(said, tmp_path):
+def test_hook_program_without_update_ldcache_is_not_used(said, tmp_path):
     answers = {} if said is None else {"/usr/bin/nvidia-cdi-hook --help": said}
     assert find_hooks(host(tmp_path, ["/usr/bin/nvidia-cdi-hook"], answers)) is None
 
 
-def test_ubuntus_ldconfig_is_named_since_it_is_a_script(tmp_path):
+def test_ldconfig_script_of_ubuntu_is_named_explicitly(tmp_path):
     programs = ["/usr/bin/nvidia-cdi-hook", "/sbin/ldconfig.real"]
     found = find_hooks(host(tmp_path, programs, {"/usr/bin/nvidia-cdi-hook --help": HELP}))
     assert found is not None and found.ldconfig == "/sbin/ldconfig.real"

@@ -26,12 +26,12 @@ def settings(text):
     return dict(found)
 
 
-def test_what_is_installed_is_known_by_path_and_told_to_be_ours(texts):
+def test_installed_units_are_known_by_path_and_start_with_our_marker(texts):
     assert list(texts) == [refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE]
     assert all(text.startswith(refresh.MARKER + "\n") for text in texts.values())
 
 
-def test_the_service_starts_this_gpunode_and_writes_one_directory(texts):
+def test_service_runs_this_gpunode_and_may_write_one_directory(texts):
     service = settings(texts[refresh.SERVICE_FILE])
     program, *words = service["ExecStart"].split()
     assert words[-2:] == ["cdi", "refresh"]
@@ -40,7 +40,7 @@ def test_the_service_starts_this_gpunode_and_writes_one_directory(texts):
     assert "ReadWritePaths" not in service
 
 
-def test_tries_are_never_used_up_and_what_a_person_must_mend_is_not_tried_again(texts):
+def test_service_retries_without_limit_except_after_precondition_failures(texts):
     service = settings(texts[refresh.SERVICE_FILE])
     assert service["StartLimitIntervalSec"] == "0"
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "3")
@@ -48,7 +48,7 @@ def test_tries_are_never_used_up_and_what_a_person_must_mend_is_not_tried_again(
 
 
 @pytest.mark.parametrize(("release", "restarts"), [("239 (239-82.el8)", False), ("252 (252.39-1)", True)])
-def test_an_old_systemd_gets_a_unit_that_it_takes(release, restarts, tmp_path):
+def test_old_systemd_gets_a_unit_without_unsupported_settings(release, restarts, tmp_path):
     """Before 244 a oneshot unit with Restart= is refused as a whole."""
     commands = {"systemctl --version": {"stdout": f"systemd {release}\n+PAM +AUDIT\n"}}
     host = Host(build_machine({"recording": {"commands": commands}}, tmp_path), environ={})
@@ -57,13 +57,13 @@ def test_an_old_systemd_gets_a_unit_that_it_takes(release, restarts, tmp_path):
     assert unit["Type"] == "oneshot"
 
 
-def test_nothing_takes_the_gpus_away(texts):
+def test_service_sandbox_does_not_hide_the_gpus(texts):
     """ProtectClock implies a DeviceAllow, which shuts every device that it doesn't name."""
     forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset", "PrivateTmp"}
     assert forbidden & set(settings(texts[refresh.SERVICE_FILE])) == set()
 
 
-def test_a_driver_that_was_unloaded_is_not_loaded_again(texts):
+def test_unloaded_driver_is_not_loaded_again(texts):
     """Between the first module's end and the last one's, nothing may open the devices either."""
     service = settings(texts[refresh.SERVICE_FILE])
     assert service["ExecStartPre"].startswith("-/bin/sh -c '[ ! -e /proc/driver/nvidia/version ] || ")
@@ -73,7 +73,7 @@ def test_a_driver_that_was_unloaded_is_not_loaded_again(texts):
     assert [re.findall(r'KERNEL=="([^"]+)"', line) for line in removals] == [["nvidia|nvidia_current"]]
 
 
-def test_the_rule_only_starts_the_service_and_for_nothing_else_than_nvidia(texts):
+def test_udev_rule_only_starts_the_service_and_only_for_nvidia(texts):
     rules = [line for line in texts[refresh.RULES_FILE].replace("\\\n", "").splitlines() if line[0] != "#"]
     runs = [line for line in rules if "RUN" in line]
     assert runs == ['RUN+="/usr/bin/systemctl --no-block start gpunode-cdi-refresh.service"'] or re.fullmatch(
@@ -86,7 +86,7 @@ def test_the_rule_only_starts_the_service_and_for_nothing_else_than_nvidia(texts
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("name", ["a b", "100%", "$x", "plain"])
-def test_systemd_finds_a_program_behind_an_odd_path(name, tmp_path):
+def test_systemd_accepts_a_program_path_with_special_characters(name, tmp_path):
     program = tmp_path / name / "gpunode"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
@@ -97,13 +97,13 @@ def test_systemd_finds_a_program_behind_an_odd_path(name, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_on_a_recorded_node_the_units_start_that_nodes_program(tmp_path):
+def test_units_of_a_recorded_node_start_that_nodes_program(tmp_path):
     host = Host(build_machine({"executables": ["/usr/local/bin/gpunode"]}, tmp_path), environ={})
     assert b"ExecStart=/usr/local/bin/gpunode cdi refresh\n" in refresh.files(host)[0][1]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_nothing_wrong(texts, tmp_path):
+def test_systemd_analyze_verify_reports_no_problem(texts, tmp_path):
     files = [path for path in texts if path.endswith((".service", ".path"))]
     for path in files:
         (tmp_path / path.rpartition("/")[2]).write_text(texts[path])
@@ -113,7 +113,7 @@ def test_systemd_finds_nothing_wrong(texts, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("udevadm") is None, reason="udevadm is not installed")
-def test_udev_finds_nothing_wrong(texts, tmp_path):
+def test_udevadm_verify_reports_no_problem(texts, tmp_path):
     rules = tmp_path / "90-gpunode-cdi.rules"
     rules.write_text(texts[refresh.RULES_FILE])
     done = subprocess.run(["udevadm", "verify", str(rules)], capture_output=True, text=True, check=False)

@@ -40,7 +40,7 @@ def nvidia_refreshes(host, text):
     path.write_text(text)
 
 
-def test_the_specification_comes_with_units_where_systemd_runs(host):
+def test_specification_is_installed_with_units_if_systemd_runs(host):
     made = companions(host, NEW, units=True)
     assert [path for path, _ in made.files] == [
         STANDARD, refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE,
@@ -49,7 +49,7 @@ def test_the_specification_comes_with_units_where_systemd_runs(host):
     assert made_by_gpunode(dict(made.files)[STANDARD])
 
 
-def test_units_are_left_out_if_nobody_wants_them_and_missed_where_nobody_would_start_them(host):
+def test_units_are_left_out_if_not_requested_and_noted_if_systemd_is_not_running(host):
     made = companions(host, NEW, units=False)
     assert ([path for path, _ in made.files], made.units, made.notes) == ([STANDARD], (), ())
     (host.root / "run/systemd/system").rmdir()
@@ -60,7 +60,7 @@ def test_units_are_left_out_if_nobody_wants_them_and_missed_where_nobody_would_s
     )
 
 
-def test_the_oldest_engine_decides_what_is_written(host):
+def test_oldest_engine_decides_the_specification_version(host):
     tree = yaml.safe_load(
         dict(companions(host, (*NEW, daemon("crio", 1, 24, 1)), units=False).files)[STANDARD]
     )
@@ -70,7 +70,7 @@ def test_the_oldest_engine_decides_what_is_written(host):
     assert (tree["cdiVersion"], tree["devices"][0]["name"]) == ("0.5.0", "0")
 
 
-def test_nvidias_service_is_left_at_its_work_if_all_engines_can_use_that(host):
+def test_nvidia_refresh_service_is_kept_if_all_engines_read_its_file(host):
     text = dict(companions(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
     nvidia_refreshes(host, text)
     made = companions(host, NEW, units=True)
@@ -79,7 +79,7 @@ def test_nvidias_service_is_left_at_its_work_if_all_engines_can_use_that(host):
 
 
 @pytest.mark.parametrize("change", [('"0.5.0"', '"0.7.0"'), ('"GPU-', '"CPU-'), ("kind:", "kind")])
-def test_what_nvidias_service_wrote_gives_way_where_an_engine_can_not_use_it(change, host):
+def test_nvidia_refresh_file_is_replaced_if_an_engine_cannot_read_it(change, host):
     text = dict(companions(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
     nvidia_refreshes(host, text.replace(*change))
     made = companions(host, (daemon("podman", 4, 3, 1),), units=True)
@@ -88,7 +88,7 @@ def test_what_nvidias_service_wrote_gives_way_where_an_engine_can_not_use_it(cha
     assert "systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service" in note
 
 
-def test_a_node_without_a_driver_is_refused_with_the_way_out(tmp_path):
+def test_node_without_a_driver_is_refused_with_a_hint(tmp_path):
     spec = machine("module-not-loaded")
     spec["recording"]["nvml"] = {"error": {"code": 9, "message": "Driver Not Loaded"}}
     with pytest.raises(PreconditionError) as caught:

@@ -36,14 +36,14 @@ SPECS = st.builds(
 
 
 @given(SPECS)
-def test_yaml_and_json_both_read_back_as_the_specification(spec):
+def test_yaml_and_json_parse_to_the_same_specification(spec):
     tree = json.loads(json.dumps(as_tree(spec)))
     assert json.loads(encode(spec, "json")) == tree
     assert yaml.safe_load(encode(spec, "yaml")) == tree
 
 
 @pytest.mark.parametrize("name", ["0", "no", "1:2", "1e3", "null", "~", "0x10"])
-def test_a_name_stays_a_string_whatever_yaml_makes_of_it_bare(name):
+def test_names_that_look_like_other_yaml_types_stay_strings(name):
     spec = Spec("nvidia.com/gpu", (Device(name, Edits(("A=1",))),), Edits())
     assert yaml.safe_load(encode(spec, "yaml"))["devices"][0]["name"] == name
 
@@ -70,7 +70,7 @@ def test_only_fields_that_cdi_knows_are_written():
     ]
 
 
-def test_ours_is_told_by_its_first_line_and_device_numbers_are_a_comment():
+def test_own_file_is_recognized_by_its_first_line_and_lists_device_numbers():
     spec = Spec("v/c", (Device("a", Edits()),), Edits(), numbers=(("/dev/nvidia-uvm", 508, 0),))
     data = encode(spec, "yaml")
     assert made_by_gpunode(data)
@@ -80,7 +80,7 @@ def test_ours_is_told_by_its_first_line_and_device_numbers_are_a_comment():
     )
 
 
-def test_engines_go_by_the_extension():
+def test_format_follows_the_file_extension():
     assert [format_of(path) for path in ("/a/b.yaml", "b.json", "b.yml", "/a.json/b", "yaml")] == [
         "yaml", "json", None, None, "yaml",
     ]  # fmt: skip

@@ -28,11 +28,11 @@ from gpunode.facts.daemons import Daemon
         ("another", (1, 0, 0), (0, 5, 0)),
     ],
 )
-def test_an_engine_reads_up_to_what_its_release_vendors(engine, release, version):
+def test_engine_release_determines_the_newest_readable_version(engine, release, version):
     assert reads(engine, release) == version
 
 
-def test_the_oldest_reader_sets_the_limit_and_those_without_cdi_do_not():
+def test_oldest_reader_sets_the_version_and_engines_without_cdi_are_ignored():
     def daemon(name, *release):
         return Daemon(name, None, release, "", "", "", None)
 
@@ -41,7 +41,7 @@ def test_the_oldest_reader_sets_the_limit_and_those_without_cdi_do_not():
     assert limit(engines[2:]) == limit(()) == (1, 1, 0)
 
 
-def test_a_specification_needs_what_it_uses():
+def test_required_version_follows_from_the_fields_used():
     plain = Device("GPU-1", Edits(nodes=(NodeEdit("/dev/a"),)))
     moved = Device("GPU-1", Edits(nodes=(NodeEdit("/dev/a", "/b/dev/a"),)))
     assert needed(Spec("nvidia.com/gpu", (plain,), Edits())) == (0, 3, 0)
