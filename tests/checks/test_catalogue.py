@@ -17,7 +17,7 @@ from tests.checks.remedies import holes, placeholders
 LEDGER = Path(__file__).parent / "catalogue.json"
 
 
-def test_every_failure_mode_of_the_catalogue_has_a_check_or_a_reason():
+def test_every_failure_mode_in_the_catalogue_has_a_check_or_a_reason():
     """catalogue.json: by section, id to "" for a check, to "in ID" where another check tells it too, or to
     the reason why a node can't tell."""
     known = {
@@ -28,11 +28,11 @@ def test_every_failure_mode_of_the_catalogue_has_a_check_or_a_reason():
     assert {why.removeprefix("in ") for why in known.values() if why.startswith("in ")} <= set(BY_ID)
 
 
-def test_ids_are_given_once():
+def test_check_ids_are_unique():
     assert len(BY_ID) == len(ALL_CHECKS)
 
 
-def test_blockers_exist_and_the_graph_has_no_circle():
+def test_blockers_exist_and_have_no_cycle():
     def depth(identifier, seen=()):
         assert identifier not in seen, f"circle through {seen}"
         return 1 + max((depth(one, (*seen, identifier)) for one in BY_ID[identifier].blocked_by), default=0)
@@ -41,7 +41,7 @@ def test_blockers_exist_and_the_graph_has_no_circle():
 
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
-def test_a_check_says_all_that_people_need(check):
+def test_every_check_has_complete_and_well_formed_metadata(check):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", check.id)
     assert check.layer in LAYERS and check.severity in ("error", "warning", "info") and check.classes
     assert set(check.needs) | set(check.unless) <= set(TRAITS)
@@ -60,7 +60,7 @@ def test_a_check_says_all_that_people_need(check):
 
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
-def test_explain_shows_what_it_looks_at_why_and_every_distributions_command(check):
+def test_explain_prints_facts_reason_and_fixes_of_every_distribution(check):
     result = explain.run(check.id)
     text = "\n".join(line for block in result.blocks for line in plain_lines(block))
     assert result.kind == "CheckExplanation"
@@ -75,12 +75,12 @@ def test_explain_without_an_id_lists_all():
     assert [one["id"] for one in result.data["checks"]] == [check.id for check in ALL_CHECKS]
 
 
-def test_an_unknown_id_names_the_nearest():
+def test_unknown_id_suggests_the_nearest():
     with pytest.raises(UsageError) as raised:
         find_check("driver-lib-missmatch")
     assert "driver-lib-mismatch" in raised.value.hint
 
 
-def test_the_page_in_docs_is_what_the_checks_say():
+def test_checks_page_in_docs_is_up_to_date():
     page = Path(__file__).parents[2] / "docs" / "checks.md"
     assert page.read_text() == markdown(), "run: python -m gpunode.checks.document > docs/checks.md"

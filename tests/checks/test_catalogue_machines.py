@@ -25,7 +25,7 @@ def unusual(findings):
 
 
 @pytest.mark.parametrize("name", names())
-def test_machine(name, tmp_path):
+def test_machine_gives_its_expected_findings(name, tmp_path):
     """Exactly what it was made for, the root cause of what waits, and all that a person needs."""
     findings = findings_of(recorded_host(name, tmp_path), **options(name))
     found = unusual(findings)
@@ -41,13 +41,13 @@ def test_machine(name, tmp_path):
             assert not placeholders(fix.command) and not holes(fix.command), finding
 
 
-def test_every_check_has_something_to_say_on_some_machine():
+def test_every_check_reports_a_problem_on_some_machine():
     said = {one for name in names() for one in expected(name)}
     assert {check.id for check in ALL_CHECKS if not check.deep} - said == set()
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_node_gets_a_short_report_and_exit_zero(name, tmp_path):
+def test_healthy_node_gets_a_short_report_and_exit_code_zero(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), strict=True)
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert (result.status, result.exit_code) == ("ok", ExitCode.OK)
@@ -83,7 +83,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_root_cause_explains_what_follows_from_it(name, tmp_path):
+def test_root_cause_blocks_the_checks_that_depend_on_it(name, tmp_path):
     cause, explained = CHAINS[name]
     findings = findings_of(recorded_host(name, tmp_path), **options(name))
     assert {one for one in explained if findings[one].blocked_by == cause} == explained
@@ -107,7 +107,7 @@ FIXES = {
 
 
 @pytest.mark.parametrize("name", FIXES)
-def test_the_first_command_fits_what_was_seen(name, tmp_path):
+def test_first_command_fits_the_evidence(name, tmp_path):
     (identifier,) = expected(name)
     assert (
         findings_of(recorded_host(name, tmp_path), **options(name))[identifier].fix[0].command == FIXES[name]
@@ -138,13 +138,13 @@ def test_evidence_names_the_file_and_the_line(name, tmp_path):
         ("driver-libs-mixed-suse", "driver-libs-mixed", "zypper"),
     ],
 )
-def test_the_distribution_decides_on_the_command(name, identifier, manager, tmp_path):
+def test_fix_command_depends_on_the_distribution(name, identifier, manager, tmp_path):
     fix = findings_of(recorded_host(name, tmp_path))[identifier].fix[0]
     assert fix.command.startswith(f"{manager} install ")
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_machines_files_tell_of_one_driver_and_one_kernel(name):
+def test_machine_files_describe_one_driver_and_one_kernel(name):
     """Facts taken from different machines would have the doctor judge a node that can't exist."""
     files = machine(name).get("files", {})
     version = files.get("/sys/module/nvidia/version", "").strip()

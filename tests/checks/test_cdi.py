@@ -37,7 +37,7 @@ def status(*arguments, **more):
     return "note" if verdict.note else verdict.status.value
 
 
-def test_specifications_in_conflict_harm_only_those_who_read_them(tmp_path):
+def test_conflicting_specifications_fail_only_if_an_engine_reads_them(tmp_path):
     twice = {"/etc/cdi/a.yaml": GPU, "/etc/cdi/b.yaml": GPU}
     assert status(tmp_path / "unread", "cdi-duplicate", ROCKY, twice) == "warn"
     assert status(tmp_path / "read", "cdi-duplicate", STATION, twice) == "fail"
@@ -53,11 +53,11 @@ def test_specifications_in_conflict_harm_only_those_who_read_them(tmp_path):
         {"/etc/cdi/a.yaml": GPU, "/etc/cdi/b.yaml": SPEC.format(kind="amd.com/gpu")},
     ],
 )
-def test_specifications_that_get_along(tmp_path, files):
+def test_specifications_without_conflict_pass(tmp_path, files):
     assert status(tmp_path, "cdi-duplicate", ROCKY, files) == "pass"
 
 
-def test_without_unified_memory_no_specification_lacks_it(tmp_path):
+def test_without_unified_memory_its_device_is_not_required(tmp_path):
     def gone(spec):
         del spec["recording"]["devices"]["/dev/nvidia-uvm"]
 
@@ -65,20 +65,20 @@ def test_without_unified_memory_no_specification_lacks_it(tmp_path):
     assert status(tmp_path, "cdi-uvm-absent-in-spec", ROCKY, lacks, gone) == "skip"
 
 
-def test_a_hidden_specification_is_not_judged_by_what_it_lists(tmp_path):
+def test_hidden_specification_is_not_checked_for_stale_entries(tmp_path):
     old = GPU.replace("/dev/nvidiactl", "/dev/nvidia-gone")
     files = {"/etc/cdi/nvidia.yaml": old, "/var/run/cdi/nvidia.yaml": GPU}
     assert status(tmp_path, "cdi-spec-stale", ROCKY, files) == "pass"
 
 
-def test_a_gpu_that_was_exchanged_makes_a_specification_stale(tmp_path):
+def test_replaced_gpu_makes_a_specification_stale(tmp_path):
     named = GPU.replace('"0"', "GPU-00000000-0000-0000-0000-000000000000")
     verdict = judged(tmp_path, "cdi-spec-stale", STATION, {"/etc/cdi/nvidia.yaml": named})
     assert verdict.status.value == "fail"
     assert "no such GPU" in verdict.evidence[0].value
 
 
-def test_a_gpu_that_nvml_cannot_name_makes_no_specification_stale(tmp_path):
+def test_gpu_without_uuid_in_nvml_does_not_make_a_specification_stale(tmp_path):
     def sick(spec):
         spec["recording"]["nvml"]["inventory"]["gpus"][0]["error"] = "GPU is lost"
 
@@ -87,7 +87,7 @@ def test_a_gpu_that_nvml_cannot_name_makes_no_specification_stale(tmp_path):
     assert status(tmp_path, "cdi-spec-stale", ROCKY, files, sick) == "pass"
 
 
-def test_a_docker_without_cdi_and_without_the_toolkit_needs_the_toolkit(tmp_path):
+def test_docker_without_cdi_and_toolkit_needs_the_toolkit(tmp_path):
     def old(spec):
         spec["executables"] = [path for path in spec["executables"] if "nvidia" not in path]
         spec["recording"]["commands"]["/usr/bin/dockerd --version"] = {"stdout": "Docker version 24.0.7\n"}
@@ -97,7 +97,7 @@ def test_a_docker_without_cdi_and_without_the_toolkit_needs_the_toolkit(tmp_path
     assert sure(verdict.fix).command == "gpunode toolkit install"
 
 
-def test_dockers_cdi_is_its_own_business_where_the_hook_serves(tmp_path):
+def test_disabled_cdi_in_docker_passes_if_the_hook_works(tmp_path):
     assert status(tmp_path, "cdi-disabled", ROCKY, {"/etc/cdi/a.yaml": GPU}) == "pass"
 
 
@@ -110,7 +110,7 @@ def test_dockers_cdi_is_its_own_business_where_the_hook_serves(tmp_path):
         ({"/etc/cdi": "0755", "/etc/cdi/a.yaml": "0640"}, "warn"),
     ],
 )
-def test_rootless_engines_need_file_and_directory_open(tmp_path, modes, expected):
+def test_rootless_engines_need_a_readable_file_and_directory(tmp_path, modes, expected):
     def podman(spec):
         spec["executables"].append("/usr/bin/podman")
         spec["recording"]["modes"] = modes
@@ -133,7 +133,7 @@ RUNTIME = '[engine.runtimes]\nnvidia = ["/usr/bin/nvidia-container-runtime"]\n'
         ({"/etc/cdi/nvidia.yaml": GPU}, "pass"),
     ],
 )
-def test_podman_needs_a_specification_unless_it_has_another_way(tmp_path, files, expected):
+def test_podman_needs_a_specification_unless_it_has_the_hook(tmp_path, files, expected):
     def without(spec):
         for path in [path for path in spec["files"] if "/cdi/" in path]:
             del spec["files"][path]
@@ -167,7 +167,7 @@ UNIT = "Id={}\nLoadState={}\nActiveState={}\nSubState=x\nUnitFileState={}\nResul
         ),
     ],
 )
-def test_who_keeps_the_specification_true(tmp_path, units, expected):
+def test_refresh_check_knows_each_unit_that_updates_the_specification(tmp_path, units, expected):
     def systemd(spec):
         told = "\n".join(UNIT.format(*unit) for unit in units)
         spec["recording"]["commands"]["systemctl show cdi"] = {"stdout": told}
@@ -182,7 +182,7 @@ WITHOUT_UVM = {"/etc/cdi/nvidia.yaml": GPU.replace("  - path: /dev/nvidia-uvm\n"
 @pytest.mark.parametrize(
     ("identifier", "files"), [("cdi-spec-stale", UNTRUE), ("cdi-uvm-absent-in-spec", WITHOUT_UVM)]
 )
-def test_a_wrong_specification_is_an_error_where_somebody_takes_it(tmp_path, identifier, files):
+def test_stale_specification_is_an_error_only_if_an_engine_uses_it(tmp_path, identifier, files):
     def by_docker(spec):
         spec["recording"]["daemons"]["/run/docker.sock"]["info"]["CDISpecDirs"] = ["/etc/cdi"]
 
@@ -199,14 +199,14 @@ default-kind = "management.nvidia.com/gpu"
 """
 
 
-def test_the_operators_toolkit_takes_a_kind_of_its_own(tmp_path):
+def test_operator_toolkit_uses_its_own_cdi_kind(tmp_path):
     settings = {"/etc/nvidia-container-runtime/config.toml": OPERATORS}
     spec = {"/var/run/cdi/management.nvidia.com-gpu.yaml": SPEC.format(kind="management.nvidia.com/gpu")}
     assert status(tmp_path / "there", "cdi-spec-missing", ROCKY, settings | spec) == "pass"
     assert status(tmp_path / "gone", "cdi-spec-missing", ROCKY, settings) == "fail"
 
 
-def test_whoever_may_not_ask_docker_is_told_nothing_of_its_cdi(tmp_path):
+def test_user_without_access_to_docker_gets_a_skipped_cdi_check(tmp_path):
     def denied(spec):
         spec["executables"] = [path for path in spec["executables"] if "nvidia" not in path]
         spec["recording"]["sockets"]["/run/docker.sock"] = "denied"

@@ -35,7 +35,7 @@ def deep(machine, tmp_path, trial=None):
 @pytest.mark.parametrize(
     ("passed", "status"), [(True, PASS), (False, FAIL), (None, SKIP)], ids=["computes", "fails", "can't try"]
 )
-def test_the_container_that_deep_starts(passed, status, tmp_path):
+def test_deep_check_starts_the_expected_container(passed, status, tmp_path):
     found, tried = deep("healthy-docker-rocky9", tmp_path, Trial(passed, "nvidia-container-cli: no device"))
     assert found.status is status and len(tried) == 1 and tried[0].startswith("GPU-")
     if status is FAIL:
@@ -43,7 +43,7 @@ def test_the_container_that_deep_starts(passed, status, tmp_path):
         assert found.fix[0].command == "gpunode verify --on docker"
 
 
-def test_no_container_is_started_where_it_could_not_be(tmp_path):
+def test_no_container_is_started_if_it_cannot_run(tmp_path):
     assert deep("healthy-docker-rocky9", tmp_path / "a")[0].skipped == "nothing-to-judge"
     trial = Trial(True, "")
     for machine in ("docker-not-running", "toolkit-missing", "docker-default-runtime", "healthy-crio"):
@@ -59,13 +59,13 @@ def test_no_container_is_started_where_it_could_not_be(tmp_path):
     [((1, 30, 9), FAIL), ((1, 31, 0), SKIP), ((), SKIP)],
     ids=["keeps its own", "asks CRI-O", "doesn't say"],
 )
-def test_a_kubelet_that_asks_crio_for_its_cgroup_driver(kubelet, status, tmp_path):
+def test_cgroup_driver_mismatch_is_ignored_if_the_kubelet_queries_crio(kubelet, status, tmp_path):
     node = Node(recorded_host("crio-cgroup-manager", tmp_path))
     node.__dict__["kubelet_version"] = kubelet
     assert judged(node, "crio-cgroup-manager").status is status
 
 
-def test_the_kubelets_release_is_not_asked_for_where_both_agree(tmp_path):
+def test_kubelet_release_is_not_read_if_both_cgroup_drivers_agree(tmp_path):
     node = Node(recorded_host("healthy-crio", tmp_path / "a"))
     assert judged(node, "crio-cgroup-manager").status is PASS
     other = Node(recorded_host("healthy-suse-kubelet", tmp_path / "b"))
@@ -74,14 +74,14 @@ def test_the_kubelets_release_is_not_asked_for_where_both_agree(tmp_path):
 
 
 @pytest.mark.parametrize("release", [(1, 30, 1), ()])
-def test_containerd_2_tells_the_kubelet(release, tmp_path):
+def test_containerd_2_reports_its_cgroup_driver_to_the_kubelet(release, tmp_path):
     node = Node(recorded_host("kubelet-asks-cgroup-driver", tmp_path))
     node.__dict__["kubelet_version"] = release
     assert judged(node, "containerd-systemdcgroup").status is (FAIL if release else PASS)
 
 
 @pytest.mark.parametrize("setting", ["max_concurrent_downloads = 9", 'stream_server_port = "0"'])
-def test_what_the_running_containerd_does_not_tell_is_not_called_lost(setting, tmp_path):
+def test_setting_missing_from_the_containerd_dump_is_not_called_lost(setting, tmp_path):
     host = recorded_host("containerd-imports-complete", tmp_path)
     main = next(tmp_path.rglob("containerd/config.toml"))
     main.write_text(main.read_text().replace("  sandbox_image", f"  {setting}\n  sandbox_image", 1))
@@ -90,7 +90,7 @@ def test_what_the_running_containerd_does_not_tell_is_not_called_lost(setting, t
 
 
 @pytest.mark.parametrize("name", [".99-nvidia.conf.swp", "README", "empty"])
-def test_a_file_that_sets_nothing_does_crio_no_harm(name, tmp_path):
+def test_stray_crio_file_without_settings_passes(name, tmp_path):
     host = recorded_host("healthy-crio", tmp_path)
     directory = next(tmp_path.rglob("crio.conf.d"))
     (directory / name).write_text("# nothing\n")
@@ -109,14 +109,14 @@ def test_a_file_that_sets_nothing_does_crio_no_harm(name, tmp_path):
         (".99-nvidia.conf.swp", FindingStatus.WARN),
     ],
 )
-def test_openshifts_files_have_no_ending_and_are_no_copies(name, status, tmp_path):
+def test_openshift_drop_ins_without_extension_are_not_stray_copies(name, status, tmp_path):
     host = recorded_host("healthy-crio", tmp_path)
     directory = next(tmp_path.rglob("crio.conf.d"))
     (directory / name).write_text("[crio.runtime]\npids_limit = 4096\n")
     assert judged(Node(host), "crio-stray-dropin").status is status
 
 
-def test_a_file_that_crio_cannot_parse_keeps_it_from_starting_again(tmp_path):
+def test_file_that_crio_cannot_parse_prevents_its_next_start(tmp_path):
     host = recorded_host("healthy-crio", tmp_path)
     directory = next(tmp_path.rglob("crio.conf.d"))
     (directory / "README").write_text("These files are ours.\n")
@@ -126,7 +126,7 @@ def test_a_file_that_crio_cannot_parse_keeps_it_from_starting_again(tmp_path):
     assert "+1 /etc/crio/crio.conf.d/README" in found.fix[0].command
 
 
-def test_every_engine_that_is_not_used_is_left_alone():
+def test_unused_engines_are_not_reported():
     """Engines that merely lie there are the commonest false alarm of doctors."""
     for check in BY_ID.values():
         if check.layer in ("docker", "containerd", "crio", "podman"):
@@ -145,7 +145,7 @@ def test_every_engine_that_is_not_used_is_left_alone():
     ],
     ids=["old", "doesn't know the setting", "knows it", "looks in /etc/cdi alone", "in both", "unknown"],
 )
-def test_where_each_podman_looks_for_specifications(release, named, status, tmp_path):
+def test_specification_directories_depend_on_the_podman_version(release, named, status, tmp_path):
     machine = "podman-cdi-directories" if named else "healthy-podman-fedora"
     node = Node(recorded_host(machine, tmp_path))
     podman = replace(sure(node.podman), version=tuple(map(int, release.split("."))) if release else ())
@@ -153,7 +153,7 @@ def test_where_each_podman_looks_for_specifications(release, named, status, tmp_
     assert judged(node, "podman-cdi").status is status
 
 
-def test_the_systems_files_do_not_count_for_a_distributions_containerd(tmp_path):
+def test_system_containerd_files_are_ignored_for_a_kubernetes_distribution(tmp_path):
     """k3s gives GPUs by CDI here; what nerdctl's containerd was once set up with is another matter."""
     host = recorded_host("containerd-config-drift", tmp_path)
     rendered = next(tmp_path.rglob("k3s/agent/etc/containerd/config.toml"))

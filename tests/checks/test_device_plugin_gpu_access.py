@@ -54,7 +54,7 @@ def without_handler(cdi=True):
 
 @pytest.mark.parametrize("way", [by_nri, by_plugins_specification, by_dra, by_mounts])
 @pytest.mark.parametrize("name", ["k3s-nvidia-wrong-root", "k3s-nvidia-not-detected", "k3s-wrong-template"])
-def test_k3s_without_the_handler_is_fine_where_gpus_take_another_way(name, way, tmp_path):
+def test_k3s_without_the_nvidia_handler_passes_if_gpus_use_another_path(name, way, tmp_path):
     spec = machine(name)
     way(spec)
     for identifier in (name, "containerd-runtime-missing"):
@@ -85,7 +85,7 @@ def test_crio_without_handler_or_hook(name, way, tmp_path):
     assert silent(found) or "has not loaded it" in found.summary
 
 
-def test_what_brings_its_own_way_needs_no_toolkit(tmp_path):
+def test_dra_and_mounts_do_not_need_the_toolkit(tmp_path):
     for way in (by_dra, by_mounts):
         spec = without_handler()
         spec["executables"] = [path for path in spec["executables"] if "/usr/bin/nvidia-c" not in path]
@@ -127,14 +127,14 @@ def holding(handler, nodes=True):
     return spec
 
 
-def test_pods_that_see_their_gpus_show_that_there_is_a_way(tmp_path):
+def test_pods_holding_gpus_show_that_gpu_access_works(tmp_path):
     identifier = "containerd-runtime-missing"
     assert silent(judge(identifier, holding(""), tmp_path / "default"))
     # under nvidia's handler it was started when there was one
     assert judge(identifier, holding("nvidia"), tmp_path / "nvidia").status is FindingStatus.FAIL
 
 
-def test_a_virtual_machine_in_a_pod_has_its_gpu_elsewhere(tmp_path):
+def test_gpu_of_a_virtual_machine_in_a_pod_is_not_checked(tmp_path):
     spec = holding("", nodes=False)
     by_nri(spec)
     assert judge("runtimeclass-missing", spec, tmp_path / "a").status is FindingStatus.WARN
@@ -152,7 +152,7 @@ def test_pods_that_use_gpus_without_a_plugin(tmp_path):
     assert judge("plugin-not-registered", spec, tmp_path / "b").status is FindingStatus.FAIL
 
 
-def test_while_the_operator_is_busy_no_plugin_is_missed(tmp_path, monkeypatch):
+def test_missing_plugin_is_skipped_while_the_operator_starts(tmp_path, monkeypatch):
     spec = machine("operator-validations")
     spec["recording"]["daemons"][POD_RESOURCES] = offered({})["recording"]["daemons"][POD_RESOURCES]
     spec["recording"]["sockets"][POD_RESOURCES] = "listening"
@@ -176,7 +176,7 @@ def test_while_the_operator_is_busy_no_plugin_is_missed(tmp_path, monkeypatch):
         ("1.7.27", (), "pass"),
     ],
 )
-def test_names_of_cdi_that_somebody_drops(containerd, kubelet, status, tmp_path):
+def test_cdi_names_dropped_by_kubelet_or_containerd_are_a_mismatch(containerd, kubelet, status, tmp_path):
     spec = machine("plugin-strategy-mismatch")
     spec["recording"]["daemons"][SUSE]["status"]["config"].pop("enableCDI")  # 1.6 tells nothing of it
     told = {"stdout": f"containerd github.com/containerd/containerd {containerd} 0\n"}

@@ -26,7 +26,7 @@ def file(text, version="27.3.1"):
     return change
 
 
-def test_a_key_that_stands_twice_keeps_no_docker_from_starting(tmp_path):
+def test_duplicate_key_does_not_prevent_docker_from_starting(tmp_path):
     twice = file('{\n "log-driver": "json-file",\n "log-driver": "local"\n}\n')
     verdict = judged(tmp_path / "twice", "docker-config-invalid-json", ROCKY, twice)
     assert (verdict.status.value, verdict.evidence[0].line) == ("warn", 3)
@@ -58,7 +58,7 @@ def listening(*addresses):
         (["unix:///run/docker.sock"], "fail"),
     ],
 )
-def test_a_docker_that_listens_on_tcp_alone_has_no_socket_to_miss(tmp_path, addresses, expected):
+def test_docker_listening_on_tcp_only_has_no_missing_socket(tmp_path, addresses, expected):
     verdict = judged(tmp_path, "docker-not-running", ROCKY, listening(*addresses))
     assert verdict.status.value == expected
 
@@ -67,7 +67,7 @@ def test_a_docker_that_listens_on_tcp_alone_has_no_socket_to_miss(tmp_path, addr
     ("name", "command"),
     [("healthy-workstation", "apt install docker-ce && "), (ROCKY, "dnf install docker-ce && ")],
 )
-def test_a_docker_beside_docker_desktop_keeps_its_command(tmp_path, name, command):
+def test_docker_beside_docker_desktop_keeps_its_command(tmp_path, name, command):
     def desktop(spec):
         gone = ("/usr/bin/dockerd",)
         spec["executables"] = [path for path in spec["executables"] if path not in gone]
@@ -87,7 +87,7 @@ def test_a_docker_beside_docker_desktop_keeps_its_command(tmp_path, name, comman
     assert verdict.fix.command.startswith(f"{command}sudo -Hu anna docker context use default")
 
 
-def test_a_specification_that_cannot_be_read_gives_no_gpus(tmp_path):
+def test_unreadable_specification_does_not_replace_the_docker_runtime(tmp_path):
     def broken(spec):
         spec["files"]["/etc/cdi/nvidia.yaml"] = "kind: [nvidia.com/gpu\n"
         info = spec["recording"]["daemons"][SOCKET]["info"]
@@ -97,14 +97,14 @@ def test_a_specification_that_cannot_be_read_gives_no_gpus(tmp_path):
     assert judged(tmp_path, "docker-runtime-missing", ROCKY, broken).status.value == "warn"
 
 
-def test_whoever_google_makes_an_administrator_may_command_docker(tmp_path):
+def test_google_sudoers_members_may_be_in_the_docker_group(tmp_path):
     def group(spec):
         spec["files"]["/etc/group"] = "google-sudoers:x:1001:anna\ndocker:x:998:anna\n"
 
     assert not judged(tmp_path, "docker-group", ROCKY, group).note
 
 
-def test_a_runtime_that_lost_its_program_matters_less_where_gpus_come_by_cdi(tmp_path):
+def test_missing_runtime_program_is_a_warning_if_docker_uses_cdi(tmp_path):
     def gone(spec):
         spec["executables"] = [path for path in spec["executables"] if "nvidia-c" not in path]
 
@@ -126,9 +126,7 @@ def test_a_runtime_that_lost_its_program_matters_less_where_gpus_come_by_cdi(tmp
         ("loaded", "enabled", "fail", "systemctl restart docker"),
     ],
 )
-def test_a_stopped_docker_is_started_for_good_unless_it_is_off_on_purpose(
-    tmp_path, load, file, expected, command
-):
+def test_stopped_docker_is_enabled_unless_it_was_disabled_on_purpose(tmp_path, load, file, expected, command):
     def stopped(spec):
         for path in [path for path in spec["files"] if path.startswith("/proc/1210/")]:
             del spec["files"][path]
@@ -144,7 +142,7 @@ def test_a_stopped_docker_is_started_for_good_unless_it_is_off_on_purpose(
 
 
 @pytest.mark.parametrize(("state", "expected"), [("disabled", "skip"), ("enabled", "fail")])
-def test_a_users_process_called_dockerd_does_not_hide_that_the_service_has_stopped(tmp_path, state, expected):
+def test_dockerd_process_of_a_user_does_not_hide_the_stopped_service(tmp_path, state, expected):
     def switched(spec):
         unit = spec["recording"]["commands"]["systemctl show docker.service"]
         unit["stdout"] = unit["stdout"].replace("disabled", state)
@@ -155,7 +153,7 @@ def test_a_users_process_called_dockerd_does_not_hide_that_the_service_has_stopp
 @pytest.mark.parametrize(
     ("path", "expected"), [("", "skip"), ("/etc/init.d/docker", "fail"), ("/run/systemd/system/x", "fail")]
 )
-def test_a_node_without_systemd_and_docker_service_has_only_a_users_docker(tmp_path, path, expected):
+def test_rootless_docker_is_known_without_systemd_and_docker_service(tmp_path, path, expected):
     def changed(spec):
         spec["recording"]["commands"] = {}
         spec["dirs"] = [one for one in spec["dirs"] if one != "/run/systemd/system"]

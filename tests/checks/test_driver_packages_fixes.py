@@ -54,7 +54,7 @@ WHO = {
 
 
 @pytest.mark.parametrize("name", WHO)
-def test_a_mismatch_names_the_transaction_that_brought_it(name, tmp_path):
+def test_driver_mismatch_names_the_package_transaction_that_caused_it(name, tmp_path):
     path, line, words = WHO[name]
     findings = run_checks(Node(recorded_host(name, tmp_path)), Selection(only=("driver-lib-mismatch",)))
     shown = [one for finding in findings for one in finding.evidence if one.source == path]
@@ -73,7 +73,7 @@ def dpkg(*names, version="535.288.01-0ubuntu0.22.04.1"):
     return {"/var/lib/dpkg/status": "\n".join(blocks)}
 
 
-def test_a_driver_of_the_run_installer_gets_no_packages_beside_it(tmp_path):
+def test_run_installer_driver_is_not_fixed_with_packages(tmp_path):
     node = on("healthy-docker-rocky9", tmp_path, executables=["/usr/bin/nvidia-uninstall"])
     offered = fitting(node, driver_packages.install_driver(node))
     assert offered.command.startswith("follow https://www.nvidia.com/")
@@ -90,7 +90,7 @@ def test_a_driver_of_the_run_installer_gets_no_packages_beside_it(tmp_path):
         (("0x1db6", "0x2901"), 0),  # V100 and B200: none does
     ],
 )
-def test_the_last_branch_that_drives_all_gpus(ids, last, tmp_path):
+def test_last_branch_that_supports_all_gpus(ids, last, tmp_path):
     files: dict[str, str] = {}
     for number, device in enumerate(ids):
         place = f"/sys/bus/pci/devices/0000:{number + 1:02x}:00.0"
@@ -123,12 +123,12 @@ def card(device, driver="", address="0000:03:00.0"):
         ("0x25b6", "", "gpu-bound-other-driver", "warn", False),
     ],
 )
-def test_a_card_for_a_screen_beside_gpus_that_compute(device, driver, identifier, status, noted, tmp_path):
+def test_display_card_beside_compute_gpus(device, driver, identifier, status, noted, tmp_path):
     finding = findings(on("healthy-h100", tmp_path, **card(device, driver)), identifier)
     assert (finding.status, finding.note) == (status, noted)
 
 
-def test_gpus_that_compute_keep_their_driver_when_an_old_one_has_none(tmp_path):
+def test_compute_gpus_keep_their_driver_if_an_old_gpu_has_no_support(tmp_path):
     old = {f"/sys/bus/pci/devices/0000:03:00.0/{name}": value for name, value in V100.items()}
     finding = findings(on("healthy-b200-nvlsm", tmp_path, files=old), "kmod-flavour")
     assert finding.status == "warn" and "doesn't support the others" in finding.summary
@@ -145,7 +145,7 @@ V100 = {"vendor": "0x10de", "class": "0x030200", "device": "0x1db6"}
         {"/etc/dnf/plugins/versionlock.list": "nvidia-driver-3:580.159.03-1.el9.*\n"},
     ],
 )
-def test_what_keeps_cuda_drivers_within_the_branch_of_old_gpus(files, tmp_path):
+def test_cuda_drivers_may_be_pinned_to_the_last_branch_of_old_gpus(files, tmp_path):
     base = machine("healthy-docker-rocky9")
     old = {name: "0x1db6" for name in base["files"] if name.endswith(":00.0/device")}
     spec = overlay(base, {"set": {"files": {**old, **files}}})
@@ -155,7 +155,7 @@ def test_what_keeps_cuda_drivers_within_the_branch_of_old_gpus(files, tmp_path):
     assert findings(node, "gpu-arch-dropped").status == "pass"
 
 
-def test_a_key_is_enrolled_under_dkms_own_name_for_the_driver(tmp_path):
+def test_mok_key_is_enrolled_from_the_dkms_path(tmp_path):
     files = {
         "/var/lib/dkms/nvidia-current/550.163.01/source/dkms.conf": "",
         "/var/lib/dkms/mok.pub": "",
@@ -165,7 +165,7 @@ def test_a_key_is_enrolled_under_dkms_own_name_for_the_driver(tmp_path):
     assert again.startswith("dkms build --force nvidia-current/550.163.01 -k ")
 
 
-def test_suses_module_comes_again_in_the_package_that_brought_it(tmp_path):
+def test_suse_module_is_rebuilt_by_reinstalling_its_package(tmp_path):
     spec = machine("healthy-suse-kubelet")
     answer = {"code": 0, "stdout": "nvidia-driver-G06-kmp-default\t580.159.03_k6.4.0-1\t1767000000\n"}
     spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
@@ -174,7 +174,7 @@ def test_suses_module_comes_again_in_the_package_that_brought_it(tmp_path):
     assert fix.command == "zypper install --force nvidia-driver-G06-kmp-default"
 
 
-def test_a_host_of_virtual_gpus_is_not_judged_as_one_of_containers(tmp_path):
+def test_vgpu_host_is_not_checked_as_a_container_host(tmp_path):
     """Its GPUs have virtual functions, its driver has no CUDA, and nobody has installed the toolkit."""
     base = machine("healthy-h100")
     wanted = ("nvidia-c", "libcuda")
@@ -197,7 +197,7 @@ def test_a_host_of_virtual_gpus_is_not_judged_as_one_of_containers(tmp_path):
     assert not [one.id for one in found.values() if one.status in ("fail", "warn", "error")]
 
 
-def test_a_precompiled_module_comes_in_the_package_of_the_next_kernel(tmp_path):
+def test_precompiled_module_is_installed_from_the_next_kernels_package(tmp_path):
     spec = overlay(machine("healthy-docker-rocky9"), {"remove": ["/var/lib/dkms"]})
     answer = {"code": 0, "stdout": "kmod-nvidia-580.159.03-5.14.0-427.13.1\t3:580.159.03-1.el9\t1767000000\n"}
     spec["recording"].setdefault("commands", {})[shlex.join(RPM_QUERY)] = answer
@@ -207,7 +207,7 @@ def test_a_precompiled_module_comes_in_the_package_of_the_next_kernel(tmp_path):
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
+def test_held_libraries_hold_the_packages_that_depend_on_them(held, tmp_path):
     state = "hold" if held else "install"
     libraries = (
         f"Package: libnvidia-compute-580-server\nStatus: {state} ok installed\nVersion: 580.159.03-0\n"
@@ -234,7 +234,7 @@ def test_libraries_that_are_held_keep_what_depends_on_them(held, tmp_path):
         ("$(uname -r)", "kernel-devel-$(uname -r)"),
     ],
 )
-def test_headers_come_in_the_package_of_the_kernels_kind(release, package):
+def test_kernel_headers_package_follows_the_kernel_flavour(release, package):
     assert kernel_devel(release) == package
     assert package in fixes.build_module_for(release).rhel.command
 
@@ -242,7 +242,7 @@ def test_headers_come_in_the_package_of_the_kernels_kind(release, package):
 @pytest.mark.parametrize(
     ("installed", "command"), [((), "apt install"), (("nvidia-utils-580",), "apt install --reinstall")]
 )
-def test_apt_reinstalls_libraries_whose_package_is_installed(tmp_path, installed, command):
+def test_apt_reinstalls_installed_library_packages(tmp_path, installed, command):
     """Without --reinstall apt leaves the newest version alone, whatever replaced its files."""
     spec = machine("driver-libs-mixed")
     for path, text in dpkg(*installed, version="580.159.03-0ubuntu0.22.04.1").items():

@@ -54,16 +54,16 @@ JUST_NOW = {"files": {"/proc/stat": f"btime {int(time.time()) - 20}\n"}}
         ({"files": {"/proc/driver/nvidia/params": "NvLinkDisable: 1\n"}}, SKIP),
     ],
 )
-def test_a_fabric_is_judged_when_it_had_time_to_train(change, status, tmp_path):
+def test_fabric_is_checked_only_after_its_training_time(change, status, tmp_path):
     assert judge("fabric-training", "healthy-h100-nvswitch", tmp_path, change).status is status
 
 
-def test_a_fabric_manager_in_the_drivers_container_counts(tmp_path):
+def test_fabric_manager_in_the_driver_container_is_accepted(tmp_path):
     change = {"recording": {"commands": {"systemctl show recorded": {"stdout": ""}}}}
     assert judge("fabricmanager-missing", "healthy-h100-nvswitch", tmp_path, change).status is PASS
 
 
-def test_gpus_that_are_registered_need_no_fabric_manager_here(tmp_path):
+def test_registered_gpus_need_no_fabric_manager_on_this_node(tmp_path):
     """The host of a virtual machine runs it where the switches are shared."""
     off = "Id=nvidia-fabricmanager.service\nLoadState=not-found\nActiveState=inactive\n"
     change = {"recording": {"commands": {"systemctl show recorded": {"stdout": off}}}}
@@ -71,7 +71,7 @@ def test_gpus_that_are_registered_need_no_fabric_manager_here(tmp_path):
     assert verdict.status is PASS
 
 
-def test_without_an_answer_of_systemd_nobody_says_that_it_is_missing(tmp_path):
+def test_missing_fabric_manager_is_skipped_without_systemd_data(tmp_path):
     change = merged(
         {"recording": {"commands": {"systemctl show recorded": {"stdout": ""}}}},
         conditions(fabric={"state": "not-started"}),
@@ -80,7 +80,7 @@ def test_without_an_answer_of_systemd_nobody_says_that_it_is_missing(tmp_path):
     assert verdict.status is SKIP
 
 
-def test_an_upgraded_fabric_manager_that_waits_for_the_reboot_is_no_fault(tmp_path):
+def test_upgraded_fabric_manager_waiting_for_a_reboot_is_skipped(tmp_path):
     """The new package lies there beside the old processes, which work on."""
     change = {
         "files": {
@@ -92,7 +92,7 @@ def test_an_upgraded_fabric_manager_that_waits_for_the_reboot_is_no_fault(tmp_pa
     assert judge("fabricmanager-version", "healthy-h100-nvswitch", tmp_path, change).status is SKIP
 
 
-def test_an_old_complaint_about_another_driver_is_none(tmp_path):
+def test_old_log_entry_about_another_driver_is_ignored(tmp_path):
     log = (
         "[x] Fabric Manager version 580.95.05 is running with the following configuration options\n"
         "[x] fabric manager NVIDIA GPU driver interface version 580.95.05 don't match with driver version "
@@ -119,7 +119,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_the_cause_explains_what_follows_from_it(name, tmp_path):
+def test_root_cause_blocks_dependent_fabric_checks(name, tmp_path):
     cause, explained = CHAINS[name]
     node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
     found = {one.id: one.blocked_by for one in run_checks(node)}
@@ -135,21 +135,21 @@ def test_the_cause_explains_what_follows_from_it(name, tmp_path):
         ({}, SKIP),
     ],
 )
-def test_only_a_gpu_that_says_it_has_no_licence_has_none(licence, status, tmp_path):
+def test_licence_is_missing_only_if_the_gpu_reports_it(licence, status, tmp_path):
     spec = machine("healthy-vgpu-guest")
     spec["recording"]["nvml"]["conditions"]["0"]["licence"] = licence
     host = Host(build_machine(spec, tmp_path), environ={})
     assert BY_ID["vgpu-license"].run(Node(host)).status is status
 
 
-def test_a_guest_that_has_just_booted_still_asks_for_its_licence(tmp_path):
+def test_freshly_booted_guest_is_still_requesting_its_licence(tmp_path):
     assert judge("vgpu-license", "vgpu-license", tmp_path, JUST_NOW).status is SKIP
 
 
 @pytest.mark.parametrize(
     "settings", ["ServerAddress=licences.example\n", "ClientConfigTokenPath=/srv/tokens\n"]
 )
-def test_a_licence_that_comes_from_elsewhere_needs_no_token_in_the_usual_place(settings, tmp_path):
+def test_custom_licence_source_needs_no_token_in_the_default_directory(settings, tmp_path):
     change = {"files": {"/etc/nvidia/gridd.conf": settings, "/srv/tokens/a.tok": ""}}
     verdict = judge("vgpu-license", "vgpu-license-no-token", tmp_path, change)
     assert (verdict.status, verdict.fix) == (WARN, None)
@@ -164,7 +164,7 @@ def test_a_licence_that_comes_from_elsewhere_needs_no_token_in_the_usual_place(s
         ({"ccEnabled": True, "ccReady": False}, WARN),
     ],
 )
-def test_confidential_computing_is_a_fault_only_while_gpus_wait(cc, status, tmp_path):
+def test_confidential_computing_fails_only_if_gpus_are_not_ready(cc, status, tmp_path):
     assert judge("cc-mode", "healthy-h100", tmp_path, conditions(**cc)).status is status
 
 
@@ -178,12 +178,12 @@ def test_confidential_computing_is_a_fault_only_while_gpus_wait(cc, status, tmp_
         ({"files": {"/usr/lib/modules-load.d/nvidia.conf": "nvidia-peermem\n"}}, WARN, False),
     ],
 )  # fmt: skip
-def test_peermem_is_missed_only_by_infiniband_without_dmabuf(change, status, noted, tmp_path):
+def test_missing_peermem_is_reported_only_for_infiniband_without_dmabuf(change, status, noted, tmp_path):
     verdict = judge("peermem", "peermem-and-gds-not-loaded", tmp_path, change)
     assert (verdict.status, verdict.note) == (status, noted)
 
 
-def test_one_gpu_that_lacks_what_an_image_requires_is_a_warning(tmp_path):
+def test_image_requirement_unmet_by_one_gpu_is_a_warning(tmp_path):
     spec = machine("healthy-h100")
     spec["recording"]["nvml"]["inventory"]["gpus"][3]["computeCapability"] = "8.0"
     spec["recording"]["daemons"]["/run/docker.sock"]["images"] = {
@@ -207,7 +207,7 @@ def test_one_gpu_that_lacks_what_an_image_requires_is_a_warning(tmp_path):
         (["NVIDIA_REQUIRE_CUDA="], PASS),
     ],
 )
-def test_what_an_image_says_is_compared(env, status, tmp_path):
+def test_image_requirement_is_compared_with_the_node(env, status, tmp_path):
     change = {"recording": {"daemons": {"/run/docker.sock": {"images": {"a:1": {"Env": env}}}}}}
     verdict = judge("image-needs-newer-driver", "healthy-h100", tmp_path, change, image="a:1")
     assert verdict.status is status
@@ -220,14 +220,14 @@ def test_what_an_image_says_is_compared(env, status, tmp_path):
         ("healthy-vgpu-guest", "a:1", "follow https://docs.nvidia.com/vgpu/"),
     ],
 )
-def test_a_driver_is_renewed_where_it_comes_from(name, image, command, tmp_path):
+def test_driver_upgrade_command_follows_its_origin(name, image, command, tmp_path):
     fix = judge("cuda-driver-version", name, tmp_path, cuda="99.0").fix
     node = Node(recorded_host(name, tmp_path / "again"))
     assert fitting(node, sure(fix)).command == command
 
 
 @pytest.mark.parametrize("given", ["abc", "12", "12.8 ", "-1.0", "12.8;reboot"])
-def test_a_cuda_that_is_none_is_refused(given, tmp_path):
+def test_invalid_cuda_release_is_refused(given, tmp_path):
     host = Host(build_machine(machine("healthy-h100"), tmp_path), environ={})
     if given.strip() == "12.8":
         assert doctor.run(host, SilentProgress(), questions=Questions(cuda=given)).exit_code == 0
@@ -245,26 +245,26 @@ def test_a_cuda_that_is_none_is_refused(given, tmp_path):
         ("NVIDIA RTX PRO 5000 Blackwell", "nvidia-smi mig -lgip"),
     ],
 )
-def test_each_model_is_cut_by_its_own_profiles(name, cut):
+def test_each_model_uses_its_own_mig_profiles(name, cut):
     gpus = [Gpu(index, f"GPU-{index}", name, "") for index in range(2)]
     assert _instances(Node(Host(Path("/nowhere"))), gpus).command == cut
 
 
-def test_a100s_that_are_linked_are_reset_together_for_their_mig_mode(tmp_path):
+def test_linked_a100s_are_reset_together_for_mig_mode(tmp_path):
     linked = {"nvlinks": [True] * 12, "migMode": False, "migModeNext": True, "virtualization": "none"}
     found = judge("mig-mode-pending", "healthy-suse-kubelet", tmp_path, conditions(**linked))
     assert found.status is WARN
     assert "nvidia-smi --gpu-reset;" in f"{found.fix.command};"
 
 
-def test_a_gpu_that_the_driver_leaves_alone_needs_no_device_file(tmp_path):
+def test_gpu_without_the_nvidia_driver_needs_no_device_file(tmp_path):
     spec = machine("gpu-excluded-on-purpose")
     del spec["recording"]["devices"]["/dev/nvidia7"]
     node = Node(Host(build_machine(spec, tmp_path), environ={}))
     assert BY_ID["dev-nodes-missing"].run(node).status is PASS
 
 
-def test_a_fabric_manager_of_the_operators_driver_is_no_package_of_the_node(tmp_path):
+def test_operator_driver_skips_the_fabric_manager_package_check(tmp_path):
     spec = machine("fabricmanager-version")
     spec.setdefault("dirs", []).append("/run/nvidia/driver/usr")
     found = run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))
@@ -272,7 +272,7 @@ def test_a_fabric_manager_of_the_operators_driver_is_no_package_of_the_node(tmp_
     assert version.skipped == "not-applicable"
 
 
-def test_the_operators_pod_tells_where_its_fabric_manager_went(tmp_path):
+def test_missing_fabric_manager_of_the_operator_is_fixed_via_its_pod(tmp_path):
     spec = machine("fabricmanager-missing")
     spec.setdefault("dirs", []).append("/run/nvidia/driver/usr")
     verdict = BY_ID["fabricmanager-missing"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
@@ -290,7 +290,7 @@ def test_the_operators_pod_tells_where_its_fabric_manager_went(tmp_path):
         (SXID.format("Fatal") + "[300500.1] NVRM: loading NVIDIA UNIX Open Kernel Module\n", PASS),
     ],
 )
-def test_errors_of_switches_are_told_while_they_matter(log, status, tmp_path):
+def test_nvswitch_errors_are_reported_only_while_relevant(log, status, tmp_path):
     change = {"files": {"/.gpunode/kernel.log": log, "/proc/uptime": "301000.0 1.0\n"}}
     assert judge("fabric-topology", "healthy-h100-nvswitch", tmp_path, change).status is status
 
@@ -299,7 +299,7 @@ def test_errors_of_switches_are_told_while_they_matter(log, status, tmp_path):
     ("identifier", "name"),
     [("vgpu-driver-mismatch", "vgpu-driver-mismatch"), ("peermem", "peermem-invalid-context")],
 )
-def test_what_the_log_tells_of_long_ago_is_over(identifier, name, tmp_path):
+def test_old_log_entries_before_a_driver_reload_are_ignored(identifier, name, tmp_path):
     log = machine(name)["files"]["/.gpunode/kernel.log"]
     log += "[200000.1] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.03\n"
     change = {"files": {"/.gpunode/kernel.log": log, "/proc/uptime": "300000.0 1.0\n"}}
@@ -307,7 +307,7 @@ def test_what_the_log_tells_of_long_ago_is_over(identifier, name, tmp_path):
     assert judge(identifier, name, tmp_path / "since", change).status is PASS
 
 
-def test_the_operators_plugin_is_told_by_its_policy(tmp_path):
+def test_operator_plugin_is_configured_by_its_cluster_policy(tmp_path):
     pod = {"dirs": ["/var/log/pods/gpu-operator_nvidia-operator-validator-x_1/toolkit-validation"]}
     alone = judge("mig-strategy-mismatch", "mig-strategy-mismatch", tmp_path / "alone")
     both = judge("mig-strategy-mismatch", "mig-strategy-mismatch", tmp_path / "both", pod)
@@ -315,7 +315,7 @@ def test_the_operators_plugin_is_told_by_its_policy(tmp_path):
     assert "clusterpolicies.nvidia.com" in both.fix.command
 
 
-def test_a_plugin_is_told_in_its_own_namespace(tmp_path):
+def test_plugin_is_configured_in_its_own_namespace(tmp_path):
     lines = "kube-system nvidia-device-plugin-daemonset 1\nx nvdp-nvidia-device-plugin 1\n"
     lines += "x nvdp-nvidia-device-plugin-mps-control-daemon 1\nx other 1"
     kubectl = tmp_path / "kubectl"

@@ -33,7 +33,7 @@ def command(name, version, files, tmp_path):
         ("535.309.01", NVIDIA, "nvidia-fabricmanager-535", "nvidia-fabricmanager-535=535.309.01*"),
     ],
 )
-def test_apt_finds_the_name_of_its_repository(version, repository, installed, package, tmp_path):
+def test_apt_package_name_follows_the_repository(version, repository, installed, package, tmp_path):
     files = {
         "/etc/apt/sources.list.d/cuda.list": repository,
         "/var/lib/dpkg/status": STATUS.format(installed, "535.288.01-1") if installed else "",
@@ -49,6 +49,6 @@ def test_apt_finds_the_name_of_its_repository(version, repository, installed, pa
         ("550.144.03", "nvidia-fabric-manager-550.144.03"),
     ],
 )
-def test_rpm_packages_were_renamed(version, package, tmp_path):
+def test_renamed_rpm_packages_are_recognized(version, package, tmp_path):
     told = command("healthy-docker-rocky9", version, {}, tmp_path)
     assert told == f"dnf install {package} && {RESTART}"

@@ -33,14 +33,14 @@ def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "o
     ],
     ids=lambda value: getattr(value, "command", None),
 )
-def test_only_what_disturbs_nobody_is_done_unasked(fix: Fix, way: str, without: int, allowed: int) -> None:
+def test_only_safe_fixes_run_without_permission(fix: Fix, way: str, without: int, allowed: int) -> None:
     (mend,) = planned_fixes([finding(fix)])
     assert mend.way == way
     assert len(allowed_steps(mend, ())) == without
     assert len(allowed_steps(mend, ("restart", "drain", "reboot"))) == allowed
 
 
-def test_errors_come_before_warnings_and_the_rest_is_left_out() -> None:
+def test_errors_are_fixed_before_warnings_and_passed_checks_are_skipped() -> None:
     fix = fixes.LOAD_UVM.other
     found = [
         finding(fix, FindingStatus.PASS, "fine"),
@@ -53,12 +53,12 @@ def test_errors_come_before_warnings_and_the_rest_is_left_out() -> None:
 @pytest.mark.parametrize(
     "command", ["modprobe a; rm -rf /", "modprobe $(cat x)", "modprobe a && rm x", "systemctl a > b"]
 )
-def test_nothing_that_needs_a_shell_or_another_program_is_carried_out(command: str) -> None:
+def test_commands_that_need_a_shell_or_another_program_are_not_run(command: str) -> None:
     assert steps_of(Fix(command)) == ()
 
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
-def test_what_is_carried_out_is_what_is_shown(check) -> None:
+def test_executed_steps_match_the_displayed_command(check) -> None:
     for family in FAMILIES:
         fix = check.remedy.for_family(family)
         steps = steps_of(fix)

@@ -41,7 +41,7 @@ def without_driver(release, device="0x2330"):
 DEBIAN = 'ID=debian\nVERSION_ID="12"\n'
 
 
-def test_gpunode_installs_the_driver_that_it_plans(tmp_path):
+def test_driver_fix_installs_the_planned_driver(tmp_path):
     command = commands(without_driver(DEBIAN), tmp_path)["driver-not-installed"]
     assert command == "gpunode driver install --yes"
 
@@ -65,12 +65,12 @@ def next_kernel(dep, release="5.15.0-122-generic"):
         ),
     ],
 )
-def test_ubuntus_prebuilt_modules_are_installed_and_not_built(dep, package, tmp_path):
+def test_prebuilt_modules_of_ubuntu_are_installed_instead_of_built(dep, package, tmp_path):
     found = commands(next_kernel(dep), tmp_path)
     assert found == {"dkms-not-built": f"apt update && apt install {package}"}
 
 
-def test_a_driver_of_the_run_file_is_built_by_the_run_file(tmp_path):
+def test_run_file_driver_is_rebuilt_by_the_run_file(tmp_path):
     spec = next_kernel("kernel/drivers/video/nvidia.ko:\n")
     spec["executables"].append("/usr/bin/nvidia-uninstall")
     command = commands(spec, tmp_path)["dkms-not-built"]
@@ -85,7 +85,7 @@ def run_file(option, architecture="x86_64", desktop="XFree86/Linux-x86_64"):
     return f"cd /root && {{ {fetch}; }} && sh {name} {option}"
 
 
-def test_the_run_file_is_that_of_the_nodes_architecture(tmp_path):
+def test_run_file_matches_the_nodes_architecture(tmp_path):
     spec = next_kernel("kernel/drivers/video/nvidia.ko:\n")
     spec["executables"].append("/usr/bin/nvidia-uninstall")
     spec["files"]["/lib/ld-linux-aarch64.so.1"] = ""
@@ -94,21 +94,21 @@ def test_the_run_file_is_that_of_the_nodes_architecture(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub"])
-def test_the_key_to_enrol_is_the_one_that_is_there(key, tmp_path):
+def test_enrolled_key_is_the_one_on_the_node(key, tmp_path):
     spec = machine("secureboot-key-not-enrolled")
     del spec["files"]["/var/lib/shim-signed/mok/MOK.der"]
     spec["files"][key] = "certificate"
     assert commands(spec, tmp_path)["secureboot-unsigned"] == f"mokutil --import {key} && reboot"
 
 
-def test_an_unsigned_module_is_built_again_before_its_key_is_enrolled(tmp_path):
+def test_unsigned_module_is_rebuilt_before_its_key_is_enrolled(tmp_path):
     spec = machine("secureboot-unsigned")
     spec["files"]["/var/lib/dkms/mok.pub"] = "certificate"
     command = commands(spec, tmp_path)["secureboot-unsigned"]
     assert command.startswith("dkms build --force nvidia/580.159.03 -k $(uname -r) && dkms install")
 
 
-def test_every_missing_device_file_is_made(tmp_path):
+def test_every_missing_device_file_is_created(tmp_path):
     spec = machine("healthy-h100")
     for gone in ("/dev/nvidiactl", "/dev/nvidia3"):
         del spec["recording"]["devices"][gone]
@@ -120,7 +120,7 @@ def test_device_files_of_a_driver_container_are_not_missing(tmp_path):
     assert commands(machine("gpu-operator-driver"), tmp_path) == {}
 
 
-def test_a_dead_plugin_is_restarted_as_a_unit_where_it_is_one_and_else_as_a_pod(tmp_path):
+def test_dead_plugin_is_restarted_as_a_unit_or_as_a_pod(tmp_path):
     spec = machine("plugin-socket-dead")
     assert "crictl stop" in commands(spec, tmp_path / "pod")["plugin-socket-dead"]
     unit = "/etc/systemd/system/gpunode-device-plugin.service"
@@ -129,7 +129,7 @@ def test_a_dead_plugin_is_restarted_as_a_unit_where_it_is_one_and_else_as_a_pod(
     assert found == "systemctl restart gpunode-device-plugin"
 
 
-def test_a_socket_left_beside_a_plugin_that_answers_is_only_removed(tmp_path):
+def test_stale_socket_beside_a_responding_plugin_is_only_removed(tmp_path):
     spec = machine("plugin-socket-dead")
     spec["recording"]["sockets"]["/var/lib/kubelet/device-plugins/gpunode.sock"] = "listening"
     command = commands(spec, tmp_path)["plugin-socket-dead"]
@@ -145,11 +145,11 @@ def test_a_socket_left_beside_a_plugin_that_answers_is_only_removed(tmp_path):
         ("microk8s", "snap.microk8s.daemon-containerd.service", "snap restart microk8s.daemon-containerd"),
     ],
 )
-def test_a_distributions_containerd_is_restarted_by_the_distribution(manager, unit, command):
+def test_distribution_containerd_is_restarted_by_the_distribution(manager, unit, command):
     assert fixes.restart_managed(manager, unit) == command
 
 
-def test_each_docker_is_restarted_by_whoever_starts_it():
+def test_each_docker_is_restarted_by_its_own_service_manager():
     system = Daemon("docker", None, (27, 3), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
     snap = replace(system, config_path="/var/snap/docker/2893/config/daemon.json", manager="snap")
     own = replace(system, config_path="/home/anna/.config/docker/daemon.json", user="anna")
@@ -162,7 +162,7 @@ def test_each_docker_is_restarted_by_whoever_starts_it():
     )
 
 
-def test_a_file_that_k3s_renders_is_never_to_be_edited(tmp_path):
+def test_file_rendered_by_k3s_is_never_edited(tmp_path):
     found = commands(machine("k3s-template-repeats-a-table"), tmp_path / "template")
     template = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"
     assert found["containerd-config-version"] == f"${{EDITOR:-vi}} {template} && systemctl restart k3s"
@@ -172,7 +172,7 @@ def test_a_file_that_k3s_renders_is_never_to_be_edited(tmp_path):
     assert found["containerd-config-version"] == "systemctl restart k3s"
 
 
-def test_k3s_is_configured_by_its_own_name_even_beside_another_containerd(tmp_path):
+def test_k3s_is_configured_by_name_beside_another_containerd(tmp_path):
     spec = machine("k3s-runtime-missing")
     # a template of one's own: what k3s would find by itself doesn't count
     spec["files"]["/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"] = "# no runtime nvidia\n"
@@ -181,7 +181,7 @@ def test_k3s_is_configured_by_its_own_name_even_beside_another_containerd(tmp_pa
 
 
 @pytest.mark.parametrize("package", ["docker.io", "docker-ce"])
-def test_an_old_docker_is_upgraded_by_the_package_it_came_in(package, tmp_path):
+def test_old_docker_is_upgraded_from_its_own_package_source(package, tmp_path):
     spec = machine("docker-version-old")
     spec["files"]["/etc/os-release"] = DEBIAN
     status = f"Package: {package}\nStatus: install ok installed\nVersion: 18.09.1\n\n"
@@ -264,7 +264,7 @@ def test_no_offered_command_contradicts_its_machine(name, tmp_path):
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.full
-def test_a_page_has_one_first_step(name, tmp_path):
+def test_page_has_one_first_step(name, tmp_path):
     """The page's own data says the same, and a reboot is first only where it breaks nothing."""
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     lines = [line for block in result.blocks for line in plain_lines(block)]
@@ -345,21 +345,21 @@ FIRST = {
 
 
 @pytest.mark.parametrize("name", FIRST)
-def test_the_first_command_does_its_job_on_this_system(name, tmp_path):
+def test_first_command_works_on_this_system(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     (finding,) = [one for one in result.data["findings"] if one.id == result.data["first"]]
     assert finding.fix[0].command == FIRST[name]
 
 
 @pytest.mark.parametrize("name", ["bottlerocket-variant-without-nvidia", "talos-modules-not-listed"])
-def test_a_guide_is_not_followed_as_root(name, tmp_path):
+def test_guide_is_not_followed_as_root(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert any(line.startswith("  Fix: follow https://") for line in lines)
 
 
 @pytest.mark.parametrize(("version", "package"), [("580.159.03", "G06"), ("595.71.05", "G07")])
-def test_suses_packages_are_those_of_the_drivers_branch(version, package, tmp_path):
+def test_suse_packages_match_the_driver_branch(version, package, tmp_path):
     spec = machine("healthy-suse-kubelet")
     spec["files"]["/sys/module/nvidia/version"] = version
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
@@ -375,7 +375,7 @@ def test_suses_packages_are_those_of_the_drivers_branch(version, package, tmp_pa
         ("595.71.05", "Open Kernel Module for x86_64  595", "nvidia-open-driver-G07-signed-cuda-kmp-default"),
     ],
 )
-def test_suses_module_is_that_of_the_driver_that_is_here(version, module, names, tmp_path):
+def test_suse_module_matches_the_installed_driver(version, module, names, tmp_path):
     spec = machine("microos-next-kernel")
     spec["files"]["/sys/module/nvidia/version"] = f"{version}\n"
     spec["files"]["/proc/driver/nvidia/version"] = f"NVRM version: NVIDIA UNIX {module}  Release Build\n"
@@ -383,7 +383,7 @@ def test_suses_module_is_that_of_the_driver_that_is_here(version, module, names,
     assert command == f"transactional-update pkg install --force {names} && reboot"
 
 
-def test_a_module_that_failed_to_load_is_not_loaded_again_before_its_failure_was_read(tmp_path):
+def test_failed_module_is_not_loaded_again_before_its_log_was_read(tmp_path):
     spec = machine("module-fails-to-load")
     log = "/.gpunode/kernel.log"
     assert commands(spec, tmp_path / "power")["module-not-loaded"] == "systemctl poweroff"
@@ -392,7 +392,7 @@ def test_a_module_that_failed_to_load_is_not_loaded_again_before_its_failure_was
     assert commands(spec, tmp_path / "other")["module-not-loaded"] == fixes.READ_KERNEL_LOG.other.command
 
 
-def test_gentoo_loads_a_module_only_into_the_kernel_that_runs(tmp_path):
+def test_gentoo_loads_a_module_only_into_the_running_kernel(tmp_path):
     node = Node(recorded_host("gentoo-next-kernel", tmp_path))
     fix = fitting(node, Fix(f"dkms autoinstall -k {node.kernel} && modprobe nvidia"))
     assert fix.command == (
@@ -400,7 +400,7 @@ def test_gentoo_loads_a_module_only_into_the_kernel_that_runs(tmp_path):
     )
 
 
-def test_a_virtual_machine_gets_room_for_its_gpus_from_its_hypervisor(tmp_path):
+def test_too_small_bar_of_a_vm_is_fixed_in_the_hypervisor(tmp_path):
     command = commands(machine("esxi-bar-without-room"), tmp_path)["bar-too-small"]
     assert command.startswith("follow https://blogs.vmware.com/")
     assert command.endswith(" to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB")
@@ -431,7 +431,7 @@ def test_containerd_refused_drop_ins_of_a_higher_version_for_five_releases(name,
         ("thor-plugin-crash-loop", "error building Device: error getting device memory: Not Supported"),
     ],
 )
-def test_the_last_error_of_a_plugins_containers_is_the_summary(name, words, tmp_path):
+def test_last_container_error_of_a_plugin_is_the_summary(name, words, tmp_path):
     (finding,) = [
         one for one in run_checks(Node(recorded_host(name, tmp_path))) if one.id == "plugin-not-registered"
     ]

@@ -67,11 +67,11 @@ def xid(number, seconds=199000, address="0000:18:00"):
         ("[199000.1] python3[1]: NVRM: Xid (PCI:0000:18:00): 119, pid=1\n", None, "pass"),
     ],
 )
-def test_an_xid_counts_as_far_as_it_lasts(log, told, expected, tmp_path):
+def test_xid_is_reported_as_long_as_its_effect_lasts(log, told, expected, tmp_path):
     assert status(judged("healthy-h100", with_log(log, told), tmp_path, "xid-recent")) == expected
 
 
-def test_without_the_time_since_the_boot_nothing_is_said_of_xids(tmp_path):
+def test_without_uptime_xids_are_skipped(tmp_path):
     def change(spec):
         spec["files"][LOG] = xid(119)
         spec["files"].pop("/proc/uptime", None)
@@ -79,7 +79,7 @@ def test_without_the_time_since_the_boot_nothing_is_said_of_xids(tmp_path):
     assert status(judged("healthy-h100", change, tmp_path, "xid-recent")) == "skip"
 
 
-def test_a_gpu_that_fell_off_the_bus_and_is_vfios_since_is_not_lost(tmp_path):
+def test_gpu_rebound_to_vfio_after_falling_off_the_bus_is_not_lost(tmp_path):
     def change(spec):
         spec["files"][LOG] = xid(79, address="0000:2a:00")
         spec["links"]["/sys/bus/pci/devices/0000:2a:00.0/driver"] = "../../../bus/pci/drivers/vfio-pci"
@@ -89,7 +89,7 @@ def test_a_gpu_that_fell_off_the_bus_and_is_vfios_since_is_not_lost(tmp_path):
     assert status(judged("healthy-docker-rocky9", change, tmp_path, "gpu-lost")) == "pass"
 
 
-def test_an_unreadable_kernel_log_leaves_it_to_nvml(tmp_path):
+def test_unreadable_kernel_log_falls_back_to_nvml(tmp_path):
     def change(spec):
         spec.setdefault("dirs", []).append(LOG)
 
@@ -110,7 +110,7 @@ def set_gpu(index, **told):
         ("healthy-docker-rocky9", lambda _: None, "skip"),
     ],
 )
-def test_only_links_that_peers_have_up_are_down(name, change, expected, tmp_path):
+def test_link_is_down_only_if_its_peers_have_it_up(name, change, expected, tmp_path):
     assert status(judged(name, change, tmp_path, "nvlink-down")) == expected
 
 
@@ -126,7 +126,7 @@ def test_only_links_that_peers_have_up_are_down(name, change, expected, tmp_path
         ({"memoryUsed": 40 << 30, "ccEnabled": True}, "skip"),
     ],
 )
-def test_memory_is_nobodys_only_where_all_users_are_told(told, expected, tmp_path):
+def test_unowned_memory_is_reported_only_if_all_processes_are_known(told, expected, tmp_path):
     def change(spec):
         gpu = gpus(spec)["0"]
         gpu.update(told)
@@ -135,7 +135,7 @@ def test_memory_is_nobodys_only_where_all_users_are_told(told, expected, tmp_pat
     assert status(judged("healthy-h100", change, tmp_path, "zombie-gpu-memory")) == expected
 
 
-def test_mps_sets_the_compute_mode_itself(tmp_path):
+def test_mps_may_set_the_compute_mode(tmp_path):
     def change(spec):
         gpus(spec)["0"]["computeMode"] = "exclusive-process"
         spec["files"] |= {
@@ -146,12 +146,12 @@ def test_mps_sets_the_compute_mode_itself(tmp_path):
     assert status(judged("healthy-h100", change, tmp_path, "compute-mode")) == "pass"
 
 
-def test_a_workstations_own_desktop_is_no_news(tmp_path):
+def test_desktop_of_a_workstation_is_not_reported(tmp_path):
     change = set_gpu(0, displayActive=True, processes=[{"pid": 1222, "graphics": True}])
     assert status(judged("healthy-workstation", change, tmp_path, "gpu-used-by-desktop")) == "pass"
 
 
-def test_a_desktop_keeps_the_gpu_initialised(tmp_path):
+def test_desktop_keeps_the_gpu_initialized(tmp_path):
     change = set_gpu(0, displayActive=True, persistence=False)
     assert status(judged("healthy-workstation", change, tmp_path, "persistence-off")) == "pass"
 
@@ -160,7 +160,7 @@ HEALTH = [one.id for one in BY_ID.values() if one.layer == "health" and one.id !
 
 
 @pytest.mark.parametrize("identifier", [*HEALTH, "persistence-off", "imex-channels"])
-def test_what_no_gpu_tells_is_no_fault(identifier, tmp_path):
+def test_value_unsupported_on_every_gpu_passes(identifier, tmp_path):
     def change(spec):
         spec["recording"]["nvml"]["conditions"] = {str(index): {} for index in range(8)}
 
@@ -168,7 +168,7 @@ def test_what_no_gpu_tells_is_no_fault(identifier, tmp_path):
 
 
 @pytest.mark.parametrize("identifier", [*HEALTH, "persistence-off", "imex-channels"])
-def test_without_conditions_there_is_no_judgement(identifier, tmp_path):
+def test_without_conditions_health_checks_do_not_fail(identifier, tmp_path):
     def change(spec):
         del spec["recording"]["nvml"]["conditions"]
 
@@ -189,7 +189,7 @@ def with_no_word_of_systemd(spec):
 
 
 @pytest.mark.parametrize("change", [without_reload, with_the_hosts_dev, with_no_word_of_systemd])
-def test_a_container_has_lost_nothing_unless_it_shows(change, tmp_path):
+def test_container_reports_lost_gpus_only_with_evidence(change, tmp_path):
     assert status(judged("cgroup-device-revoked", change, tmp_path, "cgroup-device-revoked")) == "pass"
 
 
@@ -211,12 +211,12 @@ def docker_says(**info):
         ({"RuncCommit": {"ID": "v1.1.4"}, "CgroupDriver": "cgroupfs"}, "skip"),
     ],
 )
-def test_links_in_dev_char_are_missed_by_some_releases_of_runc_alone(info, expected, tmp_path):
+def test_missing_dev_char_links_matter_only_for_some_runc_releases(info, expected, tmp_path):
     found = judged("healthy-docker-rocky9", docker_says(**info), tmp_path, "dev-char-symlinks")
     assert status(found) == expected
 
 
-def test_ubuntus_daemon_comes_in_the_package_of_the_drivers_branch(tmp_path):
+def test_persistence_daemon_of_ubuntu_matches_the_driver_branch(tmp_path):
     def change(spec):
         spec["files"]["/var/lib/dpkg/status"] = (
             "Package: nvidia-utils-580-server\nStatus: install ok installed\nVersion: 580.159.03-0ubuntu1\n\n"
@@ -238,7 +238,7 @@ def by_run_installer(spec):
         ("persistence-off", by_run_installer, "nvidia-persistenced-init/install.sh"),
     ],
 )
-def test_the_persistence_daemon_comes_from_where_the_driver_does(name, change, install, tmp_path):
+def test_persistence_daemon_is_installed_from_the_drivers_source(name, change, install, tmp_path):
     def without_the_daemon(spec):
         change(spec)
         spec["files"] = {path: text for path, text in spec["files"].items() if "persistenced" not in path}
@@ -250,7 +250,7 @@ def test_the_persistence_daemon_comes_from_where_the_driver_does(name, change, i
     assert install in fix.command
 
 
-def test_a_gpu_over_which_nvml_hangs_is_told(tmp_path, monkeypatch):
+def test_gpu_on_which_nvml_hangs_is_reported(tmp_path, monkeypatch):
     from dataclasses import replace
 
     from gpunode.gpu import probe
@@ -269,7 +269,7 @@ def running(name):
     return {"/proc/900/cmdline": f"/usr/bin/{name}\0", "/proc/900/stat": f"900 ({name}) " + "S " + "0 " * 48}
 
 
-def test_the_nodes_own_imex_daemon_is_off_where_pods_have_one(tmp_path):
+def test_imex_daemon_of_the_node_is_off_if_pods_run_one(tmp_path):
     def change(spec):
         spec["files"] |= running("compute-domain-kubelet-plugin")
 
@@ -280,13 +280,13 @@ def test_the_nodes_own_imex_daemon_is_off_where_pods_have_one(tmp_path):
     ("slows_down_at", "expected"),
     [(87, "pass"), (84, "warn"), (4294967294, "pass"), (2, "pass"), (0, "pass")],
 )
-def test_a_gpu_at_work_is_hot_and_slow_only_from_its_own_limit_on(slows_down_at, expected, tmp_path):
+def test_busy_gpu_is_hot_or_slow_only_at_its_own_limit(slows_down_at, expected, tmp_path):
     change = set_gpu(0, temperature=84, temperatureSlowdown=slows_down_at)
     assert status(judged("healthy-h100", change, tmp_path, "thermal-power-throttle")) == expected
 
 
 @pytest.mark.parametrize(("chassis", "expected"), [("10\n", "pass"), ("23\n", "warn"), ("", "warn")])
-def test_a_portable_computer_may_let_its_gpu_sleep(chassis, expected, tmp_path):
+def test_laptop_may_suspend_its_gpu(chassis, expected, tmp_path):
     def change(spec):
         spec["files"]["/sys/class/dmi/id/chassis_type"] = chassis
 
@@ -294,7 +294,7 @@ def test_a_portable_computer_may_let_its_gpu_sleep(chassis, expected, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("healthy-h100", 20.0), ("healthy-workstation", 15.0)])
-def test_many_gpus_have_longer_to_wake_up(name, seconds, tmp_path, monkeypatch):
+def test_many_gpus_get_more_time_to_initialize(name, seconds, tmp_path, monkeypatch):
     from gpunode.gpu import probe as isolated
 
     asked = []

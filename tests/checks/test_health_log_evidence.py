@@ -19,7 +19,7 @@ def quoted(found, source="dmesg"):
     return [one.value.partition("] ")[2] for one in found.evidence if one.source == source]
 
 
-def test_the_first_failure_of_a_module_that_does_not_load_comes_first(tmp_path):
+def test_first_module_load_error_is_quoted_first(tmp_path):
     lines = quoted(finding(recorded_host("module-fails-to-load", tmp_path), "module-not-loaded"))
     assert lines == [
         "nvidia 0000:18:00.0: Unable to change power state from D3cold to D0, device inaccessible",
@@ -27,7 +27,7 @@ def test_the_first_failure_of_a_module_that_does_not_load_comes_first(tmp_path):
     ]
 
 
-def test_a_gpu_that_fails_to_start_is_an_error_with_each_kind_of_failure_once(tmp_path):
+def test_gpu_that_fails_to_start_is_an_error_with_one_line_per_failure(tmp_path):
     found = finding(recorded_host("gpu-init-failed", tmp_path), "pci-gpu-count-mismatch")
     assert found.status.value == "fail"
     assert quoted(found) == [
@@ -48,20 +48,20 @@ def test_failures_of_another_gpu_are_not_quoted(tmp_path):
     assert (found.status.value, quoted(found)) == ("warn", [own])
 
 
-def test_xids_that_repeat_are_evidence_of_an_nvml_that_hangs(tmp_path):
+def test_repeated_xids_are_evidence_for_a_hanging_nvml(tmp_path):
     (line,) = quoted(finding(recorded_host("nvml-hang-gsp-timeouts", tmp_path), "nvml-hang"))
     assert line.startswith("NVRM: Xid (PCI:0000:5d:00): 119, pid=4100")
     assert line.endswith("(the first of 40)")
 
 
-def test_a_build_of_akmods_that_failed_is_quoted(tmp_path):
+def test_failed_akmods_build_is_quoted(tmp_path):
     found = finding(recorded_host("akmods-build-failed", tmp_path), "kernel-unsupported")
     (shown,) = (one for one in found.evidence if one.source.startswith("/var/cache/akmods/"))
     assert "nv-mmap.c:320:5: error: implicit declaration" in shown.value
 
 
 @pytest.mark.parametrize("name", ["operator-driver-stuck", "operator-driver-gone"])
-def test_the_log_of_the_operators_driver_is_the_evidence_and_no_package_the_fix(name, tmp_path):
+def test_operator_driver_log_is_evidence_and_the_fix_is_no_package(name, tmp_path):
     bad = [one for one in run_checks(Node(recorded_host(name, tmp_path))) if one.status.value == "fail"]
     assert len(bad) == 1
     sources = [one.source for one in bad[0].evidence]
@@ -81,7 +81,7 @@ def test_an_init_container_of_the_operators_driver_is_quoted(tmp_path):
     assert shown.value == "failed to drain node: cannot delete Pods with local storage"
 
 
-def test_the_files_of_mig_instances_in_a_driver_container_count(tmp_path):
+def test_mig_instance_files_in_a_driver_container_are_accepted(tmp_path):
     spec = machine("healthy-mig-h100")
     devices = spec["recording"]["devices"]
     moved = {f"/run/nvidia/driver{path}": node for path, node in devices.items() if "/nvidia-caps/" in path}
@@ -101,7 +101,7 @@ def test_the_files_of_mig_instances_in_a_driver_container_count(tmp_path):
     ],
 )
 @pytest.mark.parametrize("result", ["exit-code", "success"])
-def test_the_last_line_of_a_daemon_that_failed_is_quoted(tmp_path, name, identifier, unit, result):
+def test_last_log_line_of_a_failed_daemon_is_quoted(tmp_path, name, identifier, unit, result):
     spec = machine(name)
     state = (
         f"Result={result}\nId={unit}\nNames={unit}\nLoadState=loaded\nActiveState=failed\nSubState=failed\n"

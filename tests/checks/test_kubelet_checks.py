@@ -34,7 +34,7 @@ def judge(identifier, spec, root):
     return findings[identifier]
 
 
-def test_a_kubelet_that_never_answers_is_one_finding(tmp_path, monkeypatch):
+def test_unresponsive_kubelet_is_one_finding(tmp_path, monkeypatch):
     monkeypatch.setattr(about, "DAEMON_SECONDS", 0.3)
     monkeypatch.setattr(kubelet, "DEVICE_PLUGINS", str(tmp_path / "device-plugins"))
     process = Process(1, ("kubelet", f"--root-dir={tmp_path}"), 0.0)
@@ -69,7 +69,7 @@ def silent(finding):
         {"volcano.sh/vgpu-number": ["x"]},
     ],
 )
-def test_gpus_under_any_name_are_offered(resources, tmp_path):
+def test_gpus_under_any_resource_name_are_accepted(resources, tmp_path):
     assert silent(judge("plugin-not-registered", offered(resources), tmp_path))
 
 
@@ -80,7 +80,7 @@ def test_dra_needs_no_plugin(tmp_path):
     assert silent(judge("plugin-not-registered", spec, tmp_path))
 
 
-def test_a_kubelet_that_has_just_started_gets_its_time(tmp_path):
+def test_freshly_started_kubelet_gets_more_time(tmp_path):
     spec = machine("plugin-not-registered")
     spec["files"]["/proc/stat"] = f"btime {int(Host().now()) - 90}\n"
     assert silent(judge("plugin-not-registered", spec, tmp_path))
@@ -106,7 +106,7 @@ def test_a_kubelet_that_has_just_started_gets_its_time(tmp_path):
         ({"cpu": []}, "skip"),
     ],
 )
-def test_how_many_gpus_are_enough(resources, status, tmp_path):
+def test_expected_gpu_count_depends_on_the_resource(resources, status, tmp_path):
     assert judge("allocatable-zero", offered(resources), tmp_path).status.value == status
 
 
@@ -126,13 +126,13 @@ def test_gpunodes_own_plugin_is_restarted_as_a_service(tmp_path):
         assert found.fix[0].command == "systemctl restart gpunode-device-plugin"
 
 
-def test_a_plugin_that_was_given_some_gpus_offers_those(tmp_path):
+def test_plugin_limited_to_some_gpus_offers_only_those(tmp_path):
     spec = offered({"nvidia.com/gpu": ["GPU-0"]}, "plugin-cannot-see-nvml")
     spec["files"]["/proc/2201/environ"] = "NVIDIA_VISIBLE_DEVICES=GPU-0\0"
     assert silent(judge("allocatable-zero", spec, tmp_path))
 
 
-def test_a_plugin_that_has_registered_since_sees_its_gpus(tmp_path):
+def test_plugin_that_registered_later_sees_its_gpus(tmp_path):
     spec = machine("plugin-cannot-see-nvml")
     spec["files"][LOG] += "2026-01-01T00:12:05.1Z stderr F Registered device plugin for 'nvidia.com/gpu'\n"
     assert silent(judge("plugin-cannot-see-nvml", spec, tmp_path / "registered"))
@@ -140,7 +140,7 @@ def test_a_plugin_that_has_registered_since_sees_its_gpus(tmp_path):
     assert silent(judge("plugin-cannot-see-nvml", spec, tmp_path / "offered"))
 
 
-def test_the_pods_runtime_class_is_the_fix_where_the_engine_tells(tmp_path):
+def test_runtime_class_is_the_fix_if_it_is_missing_in_the_pod(tmp_path):
     found = judge("plugin-cannot-see-nvml", machine("plugin-cannot-see-nvml"), tmp_path / "default")
     assert (
         "runtimeClassName" in found.fix[0].command
@@ -153,13 +153,13 @@ def test_the_pods_runtime_class_is_the_fix_where_the_engine_tells(tmp_path):
 
 
 @pytest.mark.parametrize("strategies", ["cdi-cri,envvar", "envvar", "cdi-annotations"])
-def test_a_strategy_that_somebody_acts_on(strategies, tmp_path):
+def test_strategy_supported_by_an_engine_passes(strategies, tmp_path):
     spec = machine("plugin-strategy-mismatch")
     spec["files"]["/proc/2201/environ"] = f"DEVICE_LIST_STRATEGY={strategies}\0"
     assert silent(judge("plugin-strategy-mismatch", spec, tmp_path))
 
 
-def test_a_plugins_strategy_in_its_file(tmp_path):
+def test_plugin_strategy_is_read_from_its_config_file(tmp_path):
     spec = machine("plugin-strategy-mismatch")
     spec["files"]["/proc/2201/environ"] = "CONFIG_FILE=/config/config.yaml\0"
     inside = "/proc/2201/root/config/config.yaml"
@@ -176,7 +176,7 @@ def test_without_root_a_plugins_settings_are_unknown(tmp_path):
     assert (found.status, found.skipped) == (FindingStatus.SKIP, "unreadable")
 
 
-def test_a_plugin_that_is_being_replaced_runs_twice(tmp_path):
+def test_plugin_being_replaced_may_run_twice(tmp_path):
     spec = machine("plugins-two-and-static-cpus")
     ticks = int(Host().now()) - 1767225600
     spec["files"]["/proc/2301/stat"] = spec["files"]["/proc/2301/stat"].replace(" 7000 ", f" {ticks * 100} ")
@@ -184,7 +184,7 @@ def test_a_plugin_that_is_being_replaced_runs_twice(tmp_path):
 
 
 @pytest.mark.parametrize("variables", ["PASS_DEVICE_SPECS=true\0", "DEVICE_LIST_STRATEGY=cdi-cri\0"])
-def test_device_files_that_the_kubelet_knows(variables, tmp_path):
+def test_kubelet_knows_the_device_files(variables, tmp_path):
     spec = machine("plugins-two-and-static-cpus")
     for pid in (2201, 2301):
         spec["files"][f"/proc/{pid}/environ"] = variables
@@ -192,7 +192,7 @@ def test_device_files_that_the_kubelet_knows(variables, tmp_path):
 
 
 @pytest.mark.parametrize("handler", ["kata-qemu-nvidia-gpu", "runsc"])
-def test_sandboxes_have_their_devices_elsewhere(handler, tmp_path):
+def test_devices_of_sandboxes_are_not_checked(handler, tmp_path):
     spec = machine("runtimeclass-missing")
     spec["recording"]["daemons"]["/run/containerd/containerd.sock"]["containers"][0]["handler"] = handler
     assert silent(judge("runtimeclass-missing", spec, tmp_path))
@@ -209,14 +209,14 @@ def test_sandboxes_have_their_devices_elsewhere(handler, tmp_path):
         ("evictionHard:\n  imagefs.available: nonsense\n", 40, "fail"),
     ],
 )
-def test_room_is_judged_by_the_kubelets_limits(settings, left, status, tmp_path):
+def test_disk_pressure_follows_the_kubelets_thresholds(settings, left, status, tmp_path):
     spec = machine("disk-pressure")
     spec["files"]["/var/lib/kubelet/config.yaml"] += settings
     spec["recording"]["filesystems"]["/var/lib/containerd"]["left"] = left << 30
     assert judge("disk-pressure", spec, tmp_path).status.value == status
 
 
-def test_no_inodes_left_is_no_room(tmp_path):
+def test_missing_inodes_are_disk_pressure(tmp_path):
     spec = machine("disk-pressure")
     spec["recording"]["filesystems"]["/var/lib/containerd"]["left"] = 400 << 30
     spec["recording"]["filesystems"]["/var/lib/kubelet"]["inodesLeft"] = 1000
@@ -224,7 +224,7 @@ def test_no_inodes_left_is_no_room(tmp_path):
     assert found.status is FindingStatus.FAIL and "inodes" in found.evidence[0].value
 
 
-def test_etc_containerd_belongs_to_the_systems_containerd(tmp_path):
+def test_etc_containerd_is_used_by_the_system_containerd(tmp_path):
     spec = machine("k3s-nvidia-wrong-root")
     spec["files"]["/proc/901/cmdline"] = "/usr/bin/containerd\0"
     spec["files"]["/proc/901/stat"] = spec["files"]["/proc/1333/stat"]
@@ -243,13 +243,13 @@ def test_etc_containerd_belongs_to_the_systems_containerd(tmp_path):
         ({}, "pass"),
     ],
 )
-def test_templates_that_are_read(templates, status, tmp_path):
+def test_k3s_template_files_that_are_read(templates, status, tmp_path):
     spec = machine("k3s-nvidia-not-detected")
     spec["files"] |= {f"{K3S}/{name}": text for name, text in templates.items()}
     assert judge("k3s-wrong-template", spec, tmp_path).status.value == status
 
 
-def test_containerd_1_has_no_use_for_the_new_template(tmp_path):
+def test_containerd_1_ignores_the_v3_template(tmp_path):
     spec = json.loads(json.dumps(machine("k3s-nvidia-not-detected")).replace("v2.2.1-k3s1", "v1.7.28-k3s1"))
     spec["files"][f"{K3S}/config-v3.toml.tmpl"] = "# runtimes.nvidia\n"
     spec["files"][f"{K3S}/config.toml"] = "version = 2\n"
@@ -257,7 +257,7 @@ def test_containerd_1_has_no_use_for_the_new_template(tmp_path):
     assert found.status is FindingStatus.FAIL and "configure-runtime" in found.fix[0].command
 
 
-def test_a_template_that_includes_the_base_lets_k3s_look(tmp_path):
+def test_template_including_the_base_keeps_k3s_detection(tmp_path):
     spec = machine("k3s-nvidia-not-detected")
     spec["files"][f"{K3S}/config-v3.toml.tmpl"] = '{{ template "base" . }}\n'
     assert judge("k3s-nvidia-not-detected", spec, tmp_path / "base").status is FindingStatus.FAIL
@@ -265,7 +265,7 @@ def test_a_template_that_includes_the_base_lets_k3s_look(tmp_path):
     assert silent(judge("k3s-nvidia-not-detected", spec, tmp_path / "own"))
 
 
-def test_microk8s_with_the_link_is_fine(tmp_path):
+def test_microk8s_with_the_link_passes(tmp_path):
     spec = machine("microk8s-paths")
     spec["dirs"] = [path for path in spec["dirs"] if not path.startswith("/var/lib/kubelet")]
     spec["files"] = {
@@ -275,7 +275,7 @@ def test_microk8s_with_the_link_is_fine(tmp_path):
     assert silent(judge("microk8s-paths", spec, tmp_path))
 
 
-def test_k0s_own_file_reads_the_drop_ins(tmp_path):
+def test_k0s_config_imports_the_drop_ins(tmp_path):
     spec = machine("k0s-dropin")
     spec["files"]["/etc/k0s/containerd.toml"] = (
         "# k0s_managed=true\n" + spec["files"]["/etc/k0s/containerd.toml"]
@@ -283,14 +283,14 @@ def test_k0s_own_file_reads_the_drop_ins(tmp_path):
     assert silent(judge("k0s-dropin", spec, tmp_path))
 
 
-def test_a_validator_that_waits_for_the_plugin_leaves_it_to_the_plugins_check(tmp_path):
+def test_validator_waiting_for_the_plugin_is_left_to_the_plugin_check(tmp_path):
     spec = machine("operator-validations")
     for stage in ("toolkit", "cuda"):
         spec["files"][f"/run/nvidia/validations/{stage}-ready"] = ""
     assert silent(judge("operator-validations", spec, tmp_path))
 
 
-def test_the_operators_toolkit_is_no_leftover_while_the_operator_is_there(tmp_path):
+def test_operator_toolkit_is_no_leftover_while_the_operator_runs(tmp_path):
     spec = machine("operator-leftovers")
     spec["files"]["/var/log/pods/gpu-operator_nvidia-container-toolkit-daemonset-x_1/c/0.log"] = ""
     assert silent(judge("operator-leftovers", spec, tmp_path))

@@ -15,7 +15,7 @@ OWN = "/run/k3s/containerd/containerd.sock"
 DROP_INS = "/var/lib/rancher/rke2/agent/etc/kubelet.conf.d"
 
 
-def test_a_full_disk_that_the_kubelets_engine_does_not_use(tmp_path):
+def test_full_disk_unused_by_the_kubelets_engine_passes(tmp_path):
     spec = machine("disk-pressure")
     assert judge("disk-pressure", spec, tmp_path / "a").status is FindingStatus.FAIL
     places = spec["recording"]["filesystems"]
@@ -45,7 +45,7 @@ def test_a_full_disk_that_the_kubelets_engine_does_not_use(tmp_path):
     ],
     ids=["k3s", "rke2", "kubeadm", "kubeadm with drop-ins", "a flag"],
 )
-def test_files_of_an_earlier_kubelet(argv, endpoint, driver, tmp_path):
+def test_files_of_a_removed_kubelet_are_ignored(argv, endpoint, driver, tmp_path):
     files = {
         CONFIG: "cgroupDriver: cgroupfs\n",
         "/var/lib/kubelet/kubeadm-flags.env": 'X="--container-runtime-endpoint=unix:///run/crio/crio.sock"\n',
@@ -68,7 +68,7 @@ def test_nerdctl_needs_no_cri(tmp_path):
     assert found.status is FindingStatus.SKIP and "nerdctl" in found.summary
 
 
-def test_a_socket_that_was_left_while_gpus_are_offered(tmp_path):
+def test_stale_socket_passes_while_gpus_are_offered(tmp_path):
     spec = machine("plugin-socket-dead")
     spec["recording"]["sockets"][POD_RESOURCES] = "listening"
     spec["recording"]["daemons"][POD_RESOURCES] = {"allocatable": {"nvidia.com/gpu": ["GPU-0"]}, "pods": []}
@@ -76,7 +76,7 @@ def test_a_socket_that_was_left_while_gpus_are_offered(tmp_path):
     assert found.status is FindingStatus.PASS and found.note
 
 
-def test_what_an_operator_left_to_k3s_is_moved_before_it_looks_again(tmp_path):
+def test_operator_toolkit_left_for_k3s_is_moved_before_the_restart(tmp_path):
     left = machine("healthy-k3s")
     left["dirs"] += ["/usr/local/nvidia/toolkit", "/var/log/pods"]
     path = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
@@ -87,14 +87,14 @@ def test_what_an_operator_left_to_k3s_is_moved_before_it_looks_again(tmp_path):
     assert commands == ["mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old && systemctl restart k3s"]
 
 
-def test_the_operators_own_plugin_is_waited_for(tmp_path):
+def test_operator_plugin_gets_time_to_start(tmp_path):
     spec = offered({})
     spec["files"]["/var/log/pods/gpu-operator_nvidia-container-toolkit-daemonset-x_u/ctr/0.log"] = "x\n"
     found = judge("plugin-not-registered", spec, tmp_path)
     assert found.status is FindingStatus.FAIL and found.fix[0].command.startswith("kubectl get pods")
 
 
-def test_a_control_plane_that_runs_no_ordinary_pods_has_no_plugin(tmp_path):
+def test_control_plane_without_ordinary_pods_needs_no_plugin(tmp_path):
     spec = offered({})
     spec["files"] |= {
         "/etc/kubernetes/manifests/kube-apiserver.yaml": "kind: Pod\n",
@@ -107,13 +107,13 @@ def test_a_control_plane_that_runs_no_ordinary_pods_has_no_plugin(tmp_path):
     assert judge("plugin-not-registered", spec, tmp_path / "b").status is FindingStatus.FAIL
 
 
-def test_shares_of_gpus_under_any_name(tmp_path):
+def test_shared_gpus_under_any_resource_name_are_accepted(tmp_path):
     spec = offered({"tencent.com/vcuda-core": ["0", "1"]})
     assert judge("plugin-not-registered", spec, tmp_path).status is FindingStatus.PASS
 
 
 @pytest.mark.parametrize("runs", [("k3s", "server"), None], ids=["runs", "stopped"])
-def test_a_kubelet_package_beside_k3s_is_not_what_is_restarted(runs, tmp_path):
+def test_kubelet_package_beside_k3s_is_not_restarted(runs, tmp_path):
     unit = "[Service]\nExecStart=/usr/bin/x\n"
     files = {
         "/usr/lib/systemd/system/kubelet.service": unit,

@@ -47,7 +47,7 @@ def test_a_check_is_not_applicable_on_other_kinds_of_nodes(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", WITH_TRAIT)
-def test_a_trait_takes_away_the_checks_that_say_so(name, tmp_path):
+def test_trait_skips_the_checks_that_exclude_it(name, tmp_path):
     node, trait = Node(recorded_host(name, tmp_path), Questions(**options(name))), WITH_TRAIT[name]
     assert TRAITS[trait].holds(node)
     gone = {check.id for check in ALL_CHECKS if trait in check.unless}
@@ -55,7 +55,7 @@ def test_a_trait_takes_away_the_checks_that_say_so(name, tmp_path):
     assert gone and gone <= skipped
 
 
-def test_no_check_decides_by_itself_on_which_kind_of_node_it_applies() -> None:
+def test_no_check_tests_the_node_kind_itself() -> None:
     """An `if` about the node's kind that leads to a skip belongs into `classes`."""
     found = []
     for path in sorted(CHECKS.rglob("*.py")):
@@ -76,7 +76,7 @@ def test_an_engines_checks_apply_wherever_engines_run() -> None:
         assert BY_ID[identifier].classes == ENGINE_NODES
 
 
-def test_a_container_that_runs_one_program_is_not_asked_for_engines(tmp_path):
+def test_single_process_container_skips_engine_checks(tmp_path):
     """It may see the host's processes (hostPID), whose files and sockets it hasn't."""
     spec = machine("healthy-h100")
     spec["dirs"] = [path for path in spec["dirs"] if path != "/run/systemd/system"]
@@ -92,7 +92,7 @@ def test_a_container_that_runs_one_program_is_not_asked_for_engines(tmp_path):
     assert {one.id for one in findings if one.status is FindingStatus.FAIL} == set()
 
 
-def test_docker_without_systemd_in_wsl_is_started_by_its_script(tmp_path):
+def test_docker_without_systemd_in_wsl_is_started_by_its_init_script(tmp_path):
     spec = machine("healthy-wsl2")
     spec["dirs"] = [path for path in spec.get("dirs", ()) if path != "/run/systemd/system"]
     spec["recording"]["sockets"].pop("/run/docker.sock")
@@ -108,6 +108,6 @@ def test_docker_without_systemd_in_wsl_is_started_by_its_script(tmp_path):
         ("healthy-jetson-orin", "1 × NVIDIA Jetson AGX Orin Developer Kit · driver 540.4.0"),
     ],
 )
-def test_a_gpu_that_is_on_no_bus_is_named_all_the_same(name, said, tmp_path):
+def test_gpu_without_a_bus_address_has_a_name(name, said, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     assert plain_lines(result.blocks[1])[0].startswith(said)

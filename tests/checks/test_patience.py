@@ -49,7 +49,7 @@ def by_id(findings: tuple[Finding, ...]) -> dict[str, Finding]:
 
 
 @pytest.mark.full
-def test_a_stuck_process_table_is_one_error_and_the_others_go_on(stalled: Stalled) -> None:
+def test_stuck_process_table_is_one_error_and_other_checks_run(stalled: Stalled) -> None:
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"
     findings = by_id(run_checks(Node(stalled)))
@@ -60,7 +60,7 @@ def test_a_stuck_process_table_is_one_error_and_the_others_go_on(stalled: Stalle
     assert findings["driver-lib-mismatch"].status is FindingStatus.PASS
 
 
-def test_what_hangs_is_waited_for_once() -> None:
+def test_hanging_query_is_waited_for_only_once() -> None:
     class Thing:
         let_go = threading.Event()
 
@@ -83,7 +83,7 @@ def test_what_hangs_is_waited_for_once() -> None:
     Thing.let_go.set()
 
 
-def test_a_late_answer_is_ignored_and_its_thread_ends() -> None:
+def test_late_result_is_ignored_and_its_thread_ends() -> None:
     let_go = threading.Event()
     with Patience(Host(), 0.1) as patience:
         with pytest.raises(Stuck):
@@ -93,7 +93,7 @@ def test_a_late_answer_is_ignored_and_its_thread_ends() -> None:
         assert patience.call(lambda: "next") == "next"
 
 
-def test_one_thread_answers_until_a_question_hangs() -> None:
+def test_one_thread_answers_until_a_query_hangs() -> None:
     let_go = threading.Event()
     with Patience(Host(), 0.5) as patience:
         first = [patience.call(threading.get_ident) for _ in range(3)]
@@ -113,7 +113,7 @@ def test_one_thread_answers_until_a_question_hangs() -> None:
         (lambda host: host.listdir("/sys"), "os.listdir", "reading /sys"),
     ],
 )
-def test_the_finding_names_what_the_live_host_waits_for(
+def test_finding_names_the_hanging_call_of_a_live_host(
     question: Callable[[Host], object], place: str, request_: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, let_go = Host(), threading.Event()
@@ -125,7 +125,7 @@ def test_the_finding_names_what_the_live_host_waits_for(
     assert caught.value.message == f"no answer within 0.2 s: {request_}"
 
 
-def test_the_finding_names_the_command_that_hangs() -> None:
+def test_finding_names_the_hanging_command() -> None:
     host, let_go = Host(), threading.Event()
 
     def question() -> None:
@@ -138,18 +138,18 @@ def test_the_finding_names_the_command_that_hangs() -> None:
     let_go.set()
 
 
-def test_what_the_work_raises_is_raised_where_it_was_asked_for() -> None:
+def test_exception_of_a_query_reaches_the_caller() -> None:
     with Patience(Host(), 1.0) as patience, pytest.raises(ZeroDivisionError):
         patience.call(lambda: 1 // 0)
 
 
-def test_one_check_may_take_longer_than_the_others() -> None:
+def test_single_query_may_have_a_longer_limit() -> None:
     never = threading.Event()
     with Patience(Host(), 0.05) as patience:
         assert patience.call(lambda: never.wait(0.2), least=PATIENCE) is False
 
 
-def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
+def test_failed_topic_is_read_again_on_next_use() -> None:
     class Thing:
         count = 0
 
@@ -166,14 +166,14 @@ def test_a_topic_that_fails_is_read_again_by_whoever_asks_next() -> None:
     assert thing.shy == thing.shy == 2
 
 
-def test_nobody_is_left_behind_where_nothing_hangs(tmp_path: Path) -> None:
+def test_no_thread_is_left_if_no_query_hangs(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # what an earlier test has let go may still be among them
     run_checks(Node(recorded_host("healthy-h100", tmp_path)))
     assert eventually(lambda: not set(threading.enumerate()) - before)
 
 
 @pytest.mark.full
-def test_what_the_report_says_of_the_node_is_not_waited_for_either(
+def test_node_summary_does_not_wait_for_hanging_queries(
     stalled: Stalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that needs no process table leaves it to the report to find the engines."""

@@ -62,7 +62,7 @@ def node_with(name, address, monkeypatch):
         ),
     ],
 )
-def test_a_daemon_that_never_answers_is_one_finding_and_is_waited_for_once(
+def test_unresponsive_daemon_is_one_finding_and_waited_for_once(
     engine, found_by, others, tmp_path, monkeypatch
 ):
     with silent_socket(tmp_path / "s") as address:
@@ -77,7 +77,7 @@ def test_a_daemon_that_never_answers_is_one_finding_and_is_waited_for_once(
     assert verdict.evidence[0].source == address
 
 
-def test_a_crio_that_never_answers_is_one_finding(tmp_path, monkeypatch):
+def test_unresponsive_crio_is_one_finding(tmp_path, monkeypatch):
     with silent_socket(tmp_path / "s") as address:
         node = node_with("crio", address, monkeypatch)
         started = time.monotonic()
@@ -88,7 +88,7 @@ def test_a_crio_that_never_answers_is_one_finding(tmp_path, monkeypatch):
     assert verdict.evidence[0].source == address
 
 
-def test_a_kubelet_that_never_answers_is_a_finding_and_its_checkpoint_is_read(tmp_path, monkeypatch):
+def test_unresponsive_kubelet_is_a_finding_and_its_checkpoint_is_read(tmp_path, monkeypatch):
     (tmp_path / "pod-resources").mkdir()
     with silent_socket(tmp_path / "pod-resources" / "kubelet.sock"):
         node = node_with("containerd", "/nonexistent", monkeypatch)
@@ -107,7 +107,7 @@ def asked_in_vain(*_args, **_named):
     raise Stuck("systemd gave no answer within 3 s: systemctl show", first=True)
 
 
-def test_a_systemd_that_hangs_is_one_finding_and_the_others_go_on(tmp_path, monkeypatch):
+def test_hanging_systemd_is_one_finding_and_other_checks_run(tmp_path, monkeypatch):
     """Its D-Bus: every unit's state comes over it."""
     monkeypatch.setattr(about, "read_unit_states", asked_in_vain)
     findings = run_checks(Node(recorded_host("healthy-h100-nvswitch", tmp_path)))
@@ -117,7 +117,7 @@ def test_a_systemd_that_hangs_is_one_finding_and_the_others_go_on(tmp_path, monk
     assert not [one for one in findings if one.status in (FindingStatus.FAIL, FindingStatus.WARN)]
 
 
-def test_an_nvml_that_hangs_is_the_only_finding(tmp_path):
+def test_hanging_nvml_is_the_only_finding(tmp_path):
     findings = {one.id: one for one in run_checks(Node(recorded_host("nvml-hang", tmp_path)))}
     bad = [one.id for one in findings.values() if one.status in (FindingStatus.FAIL, FindingStatus.ERROR)]
     assert bad == ["nvml-hang"] and "does not answer" in findings["nvml-hang"].summary
@@ -135,7 +135,7 @@ class StuckMount(Host):
         return super().file_system(path)
 
 
-def test_a_stuck_file_system_is_one_finding_that_names_it(tmp_path, monkeypatch):
+def test_stuck_file_system_is_one_finding_with_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(patience, "CHECK_SECONDS", 1.0)
     StuckMount.let_go.clear()
     host = StuckMount(recorded_host("healthy-h100", tmp_path).root, environ={})
@@ -152,7 +152,7 @@ def test_a_stuck_file_system_is_one_finding_that_names_it(tmp_path, monkeypatch)
 CLIENTS = ("_docker_answer", "_cri_answer", "_crio_answer", "_allocatable_answer", "_holdings_answer")
 
 
-def test_every_daemon_is_asked_with_a_limit_that_a_check_can_wait_for() -> None:
+def test_every_daemon_timeout_is_shorter_than_a_checks() -> None:
     assert about.DAEMON_SECONDS * 2 < patience.CHECK_SECONDS
     for name in CLIENTS:
         source = inspect.getsource(vars(next(one for one in Node.__mro__ if name in vars(one)))[name]._read)

@@ -24,7 +24,7 @@ def node(tmp_path):
     return built
 
 
-def test_a_boolean_that_is_on_answers_for_older_denials(node):
+def test_enabled_boolean_settles_older_denials(node):
     here = node("selinux-nvml", files={"/sys/fs/selinux/booleans/container_use_xserver_devices": "1 1"})
     assert platform.selinux_nvml.run(here).status is FindingStatus.PASS
 
@@ -38,7 +38,7 @@ def test_a_boolean_that_is_on_answers_for_older_denials(node):
         ("cri-containerd.apparmor.d", "follow https://kubernetes.io/"),
     ],
 )
-def test_whoever_holds_the_profile_is_told(node, profile, command):
+def test_apparmor_denial_names_the_profile_and_its_fix(node, profile, command):
     text = f'[1.0] audit: type=1400 audit(1768089300.1:8): apparmor="DENIED" profile="{profile}" '
     here = node("apparmor-denied", files={"/.gpunode/kernel.log": f'{text} name="/dev/nvidiactl"\n'})
     verdict = platform.apparmor_denied.run(here)
@@ -46,26 +46,26 @@ def test_whoever_holds_the_profile_is_told(node, profile, command):
     assert sure(verdict.fix).command.startswith(command)
 
 
-def test_a_kernel_without_the_module_isnt_worth_a_reboot(node):
+def test_new_kernel_without_the_nvidia_module_is_not_worth_a_reboot(node):
     here = node("dkms-next-kernel", files={"/run/reboot-required.pkgs": "linux-image-5.15.0-124-generic\n"})
     verdict = platform.reboot_required.run(here)
     assert (verdict.status, verdict.note) == (FindingStatus.PASS, False)
 
 
-def test_a_kubelet_that_was_told_to_bear_cgroup_v1_gets_a_note(node):
+def test_kubelet_configured_for_cgroup_v1_gets_a_note(node):
     config = "kind: KubeletConfiguration\nfailCgroupV1: false\n"
     here = node("kubelet-refuses-cgroups-v1", files={"/var/lib/kubelet/config.yaml": config})
     verdict = platform.memory_cgroup_v1.run(here)
     assert (verdict.status, verdict.note) == (FindingStatus.PASS, True)
 
 
-def test_a_kubelet_of_an_older_release_isnt_blamed_on_cgroups(node):
+def test_older_kubelet_release_is_not_reported_for_cgroup_v1(node):
     told = {"/usr/bin/kubelet --version": {"stdout": "Kubernetes v1.34.3\n"}}
     here = node("kubelet-refuses-cgroups-v1", recording={"commands": told})
     assert platform.memory_cgroup_v1.run(here).note
 
 
-def test_the_library_that_hides_windows_driver_goes_with_its_package(node):
+def test_library_hiding_the_windows_driver_is_removed_with_its_package(node):
     status = (
         "Package: libnvidia-compute-580\nStatus: install ok installed\nVersion: 580.95.05-0ubuntu1\n\n"
         "Package: bash\nStatus: install ok installed\nVersion: 5.1\n"
@@ -76,7 +76,7 @@ def test_the_library_that_hides_windows_driver_goes_with_its_package(node):
     assert beside.status is FindingStatus.PASS
 
 
-def test_an_old_toolkit_on_a_jetson_matters_to_device_plugins_alone(node):
+def test_old_toolkit_on_jetson_matters_only_for_device_plugins(node):
     told = {"/usr/bin/nvidia-ctk --version": {"stdout": "NVIDIA Container Toolkit CLI version 1.10.0\n"}}
     alone = platform.jetson.run(node("healthy-jetson-orin", recording={"commands": told}))
     assert alone.status is FindingStatus.PASS
@@ -86,13 +86,13 @@ def test_an_old_toolkit_on_a_jetson_matters_to_device_plugins_alone(node):
     assert sure(verdict.fix).command == "gpunode toolkit install --upgrade"
 
 
-def test_a_jetson_with_a_cdi_specification_needs_no_lists(node):
+def test_jetson_with_a_cdi_specification_needs_no_csv_lists(node):
     spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n"
     here = node("jetson-without-lists", files={"/etc/cdi/nvidia.yaml": spec})
     assert platform.jetson.run(here).status is FindingStatus.PASS
 
 
-def test_a_privileged_lxc_container_may_change_control_groups(node):
+def test_privileged_lxc_container_may_change_cgroups(node):
     here = node("lxc-unprivileged", files={"/proc/1/uid_map": "         0          0 4294967295\n"})
     assert platform.lxc_nested.run(here).status is FindingStatus.PASS
 
@@ -107,6 +107,6 @@ def test_a_privileged_lxc_container_may_change_control_groups(node):
         ("ID=coreos\nNAME=Something\n", "follow https://docs.nvidia.com/"),
     ],
 )
-def test_each_system_that_takes_no_packages_has_its_own_way(node, release, command):
+def test_immutable_system_gets_its_own_install_command(node, release, command):
     verdict = platform.immutable.run(node("toolkit-missing", files={"/etc/os-release": release}))
     assert verdict.note and sure(verdict.fix).command.startswith(command)

@@ -18,20 +18,20 @@ def headline(spec, root, *arguments):
     return ran.out.splitlines()[0], document["data"]["gpusNotExamined"], html
 
 
-def test_a_driver_container_whose_gpus_answered_is_ready(tmp_path):
+def test_driver_container_with_responding_gpus_is_ready(tmp_path):
     line, why, html = headline(machine("gpu-operator-driver"), tmp_path / "m")
     assert (line, why) == (READY, "")
     assert "Ready: no check found a fault" in html
 
 
-def test_a_driver_container_whose_libraries_are_elsewhere_is_examined_all_the_same(tmp_path):
+def test_driver_container_with_other_library_paths_is_examined(tmp_path):
     spec = overlay(machine("gpu-operator-driver"), {"remove": ["/run/nvidia/driver/usr/lib"]})
     spec["recording"]["devices"] = machine("healthy-h100")["recording"]["devices"]
     line, _, _ = headline(spec, tmp_path / "m")
     assert line == READY
 
 
-def test_a_driver_container_that_lacks_a_device_file_is_not_called_ready(tmp_path):
+def test_driver_container_without_a_device_file_is_not_ready(tmp_path):
     spec = machine("gpu-operator-driver")
     del spec["recording"]["devices"]["/run/nvidia/driver/dev/nvidiactl"]
     line, why, html = headline(spec, tmp_path / "m")
@@ -43,7 +43,7 @@ def test_a_driver_container_that_lacks_a_device_file_is_not_called_ready(tmp_pat
     assert "Ready" not in html
 
 
-def test_a_machine_of_which_nvml_was_not_recorded_is_not_called_ready(tmp_path):
+def test_machine_without_recorded_nvml_is_not_ready(tmp_path):
     spec = machine("healthy-h100")
     del spec["recording"]["nvml"]
     line, why, html = headline(spec, tmp_path / "m")
@@ -52,7 +52,7 @@ def test_a_machine_of_which_nvml_was_not_recorded_is_not_called_ready(tmp_path):
     assert NOT_EXAMINED.partition(";")[0] in html
 
 
-def test_a_gpu_whose_condition_hangs_nvml_is_not_called_ready(tmp_path):
+def test_gpu_on_which_nvml_hangs_makes_the_node_not_examined(tmp_path):
     spec = machine("healthy-h100")
     del spec["recording"]["nvml"]["conditions"]["3"]
     spec["recording"]["nvml"]["problem"] = "NVML did not answer within 20 s"
@@ -67,13 +67,13 @@ def test_a_gpu_whose_condition_hangs_nvml_is_not_called_ready(tmp_path):
         ("vm-host", "all GPUs are reserved for virtual machines"),
     ],
 )
-def test_a_node_without_gpus_for_containers_is_not_called_ready(name, why, tmp_path):
+def test_node_without_gpus_for_containers_is_not_ready(name, why, tmp_path):
     words = [f"--{key.replace('_', '-')}={value}" for key, value in options(name).items()]
     line, _, _ = headline(machine(name), tmp_path / "m", *words)
     assert line == NOT_EXAMINED + why
 
 
-def test_uncorrectable_errors_are_judged_in_a_container(tmp_path):
+def test_uncorrectable_errors_are_reported_in_a_container(tmp_path):
     spec = overlay(machine("ecc-uncorrectable"), {"set": {"files": {"/.dockerenv": ""}}})
     build_machine(spec, tmp_path / "m")
     ran = gpunode("--root", str(tmp_path / "m"), "doctor", "-o", "json", "--only", "ecc-uncorrectable")

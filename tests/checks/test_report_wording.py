@@ -32,18 +32,18 @@ from gpunode.output.result import Evidence, Fix
         ("something else", "restarts a daemon"),
     ],
 )
-def test_what_a_restart_restarts_is_read_off_the_command(command, told):
+def test_disturbance_of_a_restart_is_read_from_the_command(command, told):
     assert disturbance(Fix(command, disruptive="restart")).startswith(told)
 
 
-def test_what_is_worse_than_a_restart_and_what_is_none():
+def test_disturbance_of_drain_power_off_and_reboot_is_named():
     assert disturbance(Fix("x", disruptive="drain")) == "stops GPU work"
     assert disturbance(POWER_OFF.other).startswith("powers the node off")
     assert disturbance(Fix("x && reboot", disruptive="reboot")) == "reboots the node"
     assert disturbance(Fix("x")) == ""
 
 
-def test_evidence_that_differs_in_one_word_of_a_path_is_one_line():
+def test_evidence_that_differs_in_one_path_component_is_merged():
     alike = [Evidence(f"/sys/bus/pci/devices/{one}/driver", "vfio-pci") for one in ("a", "b", "c")]
     other = Evidence("/etc/modprobe.d/vfio.conf", "options vfio-pci", 3)
     assert list(evidence_lines([*alike, other])) == [
@@ -61,11 +61,11 @@ def test_evidence_that_differs_in_one_word_of_a_path_is_one_line():
         ("/dev/a b", "/dev/c", "/dev/d"),
     ],
 )
-def test_evidence_that_a_shell_would_not_take_together_stays_apart(sources):
+def test_evidence_that_a_shell_cannot_expand_is_not_merged(sources):
     assert len(list(evidence_lines([Evidence(one, "x") for one in sources]))) == len(sources)
 
 
-def test_a_command_that_mends_several_findings_stands_there_once(tmp_path):
+def test_command_that_fixes_several_findings_is_printed_once(tmp_path):
     host = recorded_host("cuda-driver-version-suse", tmp_path)
     blocks = doctor.run(host, SilentProgress(), questions=Questions(cuda="13.0")).blocks
     lines = [line for block in blocks for line in plain_lines(block)]

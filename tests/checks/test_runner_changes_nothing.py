@@ -60,7 +60,7 @@ def state(root: Path) -> dict[str, tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_machine_is_the_same_after_the_doctor(name, tmp_path):
+def test_doctor_leaves_the_machine_unchanged(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
     before = state(host.root)
     doctor.run(host, SilentProgress())
@@ -74,7 +74,7 @@ def forbidden(*_args: object, **_named: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["", *MACHINES])
-def test_no_method_that_writes_is_called(name, tmp_path, monkeypatch):
+def test_doctor_calls_no_writing_method(name, tmp_path, monkeypatch):
     """Without a name the machine that the tests run on, which has nothing recorded."""
     host = recorded_host(name, tmp_path) if name else Host()
     for method in WRITING:
@@ -83,7 +83,7 @@ def test_no_method_that_writes_is_called(name, tmp_path, monkeypatch):
     assert not [one for one in findings if "changes the machine" in one.summary]
 
 
-def test_every_method_of_the_host_is_known_to_read_or_to_write() -> None:
+def test_every_host_method_is_listed_as_reading_or_writing() -> None:
     """A new one that writes has to be named above."""
     reading = {
         *(
@@ -110,7 +110,7 @@ def test_every_method_of_the_host_is_known_to_read_or_to_write() -> None:
 
 
 @pytest.mark.parametrize("name", ["", *MACHINES])
-def test_the_interpreter_saw_nothing_but_reading(name, tmp_path):
+def test_audit_hook_sees_only_reads(name, tmp_path):
     root = str(recorded_host(name, tmp_path).root) if name else "/"
     done = subprocess.run(
         [sys.executable, "-m", untouched.__name__, root],
@@ -124,7 +124,7 @@ def test_the_interpreter_saw_nothing_but_reading(name, tmp_path):
         assert events == [], "a recorded machine is only read"
 
 
-def test_the_evidence_would_tell_of_a_change() -> None:
+def test_audit_hook_recognizes_a_write() -> None:
     assert untouched.told("open", ("/etc/x", None, 0o1101)) == {"event": "write", "what": "/etc/x"}
     assert untouched.told("os.remove", ("/etc/x", -1)) is not None
     assert untouched.told("subprocess.Popen", ("a", ["nvidia-smi"], None, None)) is not None
@@ -135,7 +135,7 @@ def test_the_evidence_would_tell_of_a_change() -> None:
     ("name", "why"),
     [("dev-nodes-missing", "create /dev/nvidia"), ("module-not-loaded", "load the module")],
 )
-def test_nvml_is_not_asked_where_it_would_mend_the_fault(name, why, tmp_path, monkeypatch):
+def test_nvml_is_not_queried_if_that_would_fix_the_fault(name, why, tmp_path, monkeypatch):
     """Its library makes device files and has the module loaded: the fault would be gone before it is told."""
     monkeypatch.setattr(probe, "probe", forbidden)
     node = Node(recorded_host(name, tmp_path))
@@ -144,7 +144,7 @@ def test_nvml_is_not_asked_where_it_would_mend_the_fault(name, why, tmp_path, mo
     assert findings[name].status is FindingStatus.FAIL
 
 
-def test_a_container_asks_nvml_for_the_gpus_that_it_was_given(tmp_path):
+def test_container_queries_nvml_for_its_own_gpus(tmp_path):
     spec = machine("lxc-unprivileged")
     del spec["recording"]["devices"]["/dev/nvidia3"]
     node = Node(Host(build_machine(spec, tmp_path), environ={}))

@@ -47,7 +47,7 @@ def broken(result):
 
 @QUIET
 @given(damage=st.dictionaries(st.sampled_from(PATHS), st.one_of(st.none(), GARBAGE), min_size=1, max_size=6))
-def test_damaged_files_are_judged_or_skipped_and_break_no_check(damage, tmp_path):
+def test_damaged_files_are_reported_or_skipped_and_break_no_check(damage, tmp_path):
     root = build_machine(BASE, tmp_path / "machine")
     for path, content in damage.items():
         target = root / path.lstrip("/")
@@ -65,7 +65,7 @@ def test_damaged_files_are_judged_or_skipped_and_break_no_check(damage, tmp_path
     value=WRONG,
     whole=st.booleans(),
 )
-def test_a_recording_of_wrong_types_still_gives_a_report(section, position, value, whole, tmp_path):
+def test_recording_with_wrong_types_still_gives_a_report(section, position, value, whole, tmp_path):
     spec = machine("healthy-h100")
     if whole:
         spec["recording"][section] = value
@@ -79,13 +79,13 @@ def test_a_recording_of_wrong_types_still_gives_a_report(section, position, valu
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"nvml": 3, "commands": []}'])
-def test_an_unusable_recording_is_no_healthy_node(text, tmp_path):
+def test_unusable_recording_is_not_a_healthy_node(text, tmp_path):
     host = recorded_host("healthy-h100", tmp_path)
     (host.root / RECORDING).write_text(text)
     assert diagnosed(host.root).exit_code != 0
 
 
-def test_a_directory_where_a_file_belongs_is_no_traceback(tmp_path):
+def test_directory_in_place_of_a_file_gives_no_traceback(tmp_path):
     host = recorded_host("healthy-h100", tmp_path)
     for path in ("etc/docker/daemon.json", "etc/containerd/config.toml", "etc/os-release", "etc/ld.so.cache"):
         (host.root / path).unlink()
@@ -93,7 +93,7 @@ def test_a_directory_where_a_file_belongs_is_no_traceback(tmp_path):
     assert diagnosed(host.root).exit_code == 1
 
 
-def test_a_root_of_empty_directories_ends_at_the_missing_gpu(tmp_path):
+def test_empty_root_reports_the_missing_gpu(tmp_path):
     for name in ("proc", "sys", "etc"):
         (tmp_path / name).mkdir()
     result = diagnosed(tmp_path)
@@ -102,21 +102,21 @@ def test_a_root_of_empty_directories_ends_at_the_missing_gpu(tmp_path):
 
 
 @pytest.mark.parametrize("output", list(Output))
-def test_names_that_are_no_utf8_are_printed(output, tmp_path, capsys):
+def test_names_that_are_not_utf8_are_printed(output, tmp_path, capsys):
     host = recorded_host("healthy-h100", tmp_path)
     Path(host.root / "etc/docker/daemon.json").write_bytes(b'{"a\xff\x1b[31m": }')
     render(doctor.run(host, SilentProgress()), output, Color.NEVER)
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_a_broken_file_of_a_containerd_that_nobody_uses_is_no_fault(tmp_path):
+def test_broken_file_of_an_unused_containerd_is_not_reported(tmp_path):
     host = recorded_host("healthy-docker-rocky9", tmp_path)
     (host.root / "etc/containerd/config.toml").write_text("[plugins")
     result = diagnosed(host.root)
     assert (result.status, broken(result)) == ("ok", [])
 
 
-def test_nvml_names_of_a_wrong_type_are_refused_by_their_key(tmp_path):
+def test_nvml_names_of_a_wrong_type_are_refused_with_their_key(tmp_path):
     spec = machine("healthy-h100")
     for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
         gpu["name"] = ["H100"]
@@ -125,7 +125,7 @@ def test_nvml_names_of_a_wrong_type_are_refused_by_their_key(tmp_path):
         _ = host.recording
 
 
-def test_what_a_node_says_of_itself_forges_no_line(tmp_path):
+def test_untrusted_text_of_a_node_forges_no_line(tmp_path):
     """A bundle is a stranger's, and so may be a daemon that answers."""
     spec = machine("healthy-h100")
     info = spec["recording"]["daemons"]["/run/docker.sock"]["info"]

@@ -159,12 +159,12 @@ def false_alarms(number: int, root: Path) -> tuple[str, list[Any], list[Fact]]:
     return name, [one for one in said if not explained(one.id, dropped)], dropped
 
 
-def test_the_excuses_name_checks():
+def test_excuses_name_existing_checks():
     assert {one for checks in ABSENCES.values() for one in checks} <= {check.id for check in ALL_CHECKS}
 
 
 @pytest.mark.parametrize("number", [*FIXED, *NEW])
-def test_what_is_merely_missing_is_no_fault(number, tmp_path):
+def test_missing_optional_facts_cause_no_false_alarm(number, tmp_path):
     name, alarms, dropped = false_alarms(number, tmp_path / "m")
     assert not alarms, (number, name, dropped, [(one.id, one.summary) for one in alarms])
 
@@ -188,7 +188,7 @@ def test_garbled_facts_break_no_check(number, tmp_path):
 
 
 @pytest.mark.parametrize("number", [*FIXED, *NEW])
-def test_garbled_answers_of_daemons_still_give_a_report(number, tmp_path):
+def test_garbled_daemon_responses_still_give_a_report(number, tmp_path):
     chance = random.Random(number)
     name = chance.choice(HEALTHY)
     spec = copy.deepcopy(machine(name))

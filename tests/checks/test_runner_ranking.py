@@ -75,18 +75,18 @@ def distributions() -> dict[str, set[str]]:
     return found
 
 
-def test_the_ranking_has_twenty_ranks_of_checks() -> None:
+def test_ranking_has_twenty_ranks_of_checks() -> None:
     assert len(RANKING) == 20
     assert {one for rank in RANKING for one in rank} <= set(BY_ID)
 
 
 @pytest.mark.parametrize("identifier", [one for rank in RANKING for one in rank])
-def test_a_frequent_fault_is_recorded_on_two_distributions(identifier, distributions) -> None:
+def test_each_frequent_fault_is_recorded_on_two_distributions(identifier, distributions) -> None:
     assert len(distributions[identifier]) >= 2, distributions[identifier]
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_a_healthy_node_of_each_class_is_recorded_and_silent(kind, tmp_path) -> None:
+def test_healthy_node_of_each_class_is_recorded_and_has_no_findings(kind, tmp_path) -> None:
     """Notes included: an owner has nothing to read that is no news."""
     name = CLASSES[kind]
     findings = run_checks(Node(recorded_host(name, tmp_path)))
@@ -100,9 +100,9 @@ def test_the_machine_with_nvswitches_is_bare_metal_with_eight_gpus(tmp_path) -> 
     assert (node.kind, len(node.gpus), bool(node.switches)) == ("bare-metal", 8, True)
 
 
-def test_there_are_sixty_machines_and_more() -> None:
+def test_at_least_sixty_machines_are_recorded() -> None:
     assert len(names()) >= 60
 
 
-def test_every_machine_that_is_called_healthy_counts_as_healthy() -> None:
+def test_every_machine_named_healthy_is_listed_as_healthy() -> None:
     assert {name for name in names() if name.startswith("healthy-")} == set(HEALTHY)

@@ -68,7 +68,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_the_root_cause_comes_first_and_explains_what_waits(name, tmp_path):
+def test_root_cause_comes_first_and_blocks_its_consequences(name, tmp_path):
     first, explained = CAUSES[name]
     host = recorded_host(name, tmp_path / "machine")
     assert doctor.run(host, SilentProgress(), questions=Questions(**options(name))).data["first"] == first

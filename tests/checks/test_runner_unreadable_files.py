@@ -37,7 +37,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("path", CASES)
-def test_a_path_that_may_not_be_read_is_a_skip_that_asks_for_root(path, tmp_path):
+def test_unreadable_path_is_skipped_with_a_hint_to_use_root(path, tmp_path):
     open_host = recorded_host("healthy-h100", tmp_path)
     host = Guarded(open_host.root, environ={}, closed=(path,))
     findings = {one.id: one for one in run_checks(Node(host))}
@@ -46,7 +46,7 @@ def test_a_path_that_may_not_be_read_is_a_skip_that_asks_for_root(path, tmp_path
     assert "needs root" in findings[CASES[path]].summary
 
 
-def test_a_socket_that_denies_us_is_a_skip(tmp_path):
+def test_socket_without_access_is_skipped(tmp_path):
     from fixtures.machines import machine
     from gpunode.commands.demo import build_machine
 

@@ -30,28 +30,28 @@ def judged(tmp_path, identifier, name, change):
         ("tcp://gpu07.example.com:2375", "note"),
     ],
 )
-def test_only_what_the_network_reaches_counts(tmp_path, address, expected):
+def test_only_network_addresses_are_reported(tmp_path, address, expected):
     def listen(spec):
         spec["files"]["/proc/1210/cmdline"] = f"/usr/bin/dockerd\0-H\0{address}\0"
 
     assert judged(tmp_path, "daemon-tcp", "healthy-docker-rocky9", listen) == expected
 
 
-def test_docker_with_certificates_is_no_finding(tmp_path):
+def test_docker_with_tls_certificates_passes(tmp_path):
     def listen(spec):
         spec["files"]["/proc/1210/cmdline"] = "/usr/bin/dockerd\0-H\0tcp://0.0.0.0:2376\0--tlsverify\0"
 
     assert judged(tmp_path, "daemon-tcp", "healthy-docker-rocky9", listen) == "pass"
 
 
-def test_administrators_in_the_group_docker_are_no_finding(tmp_path):
+def test_administrators_in_the_docker_group_pass(tmp_path):
     def group(spec):
         spec["files"]["/etc/group"] = "wheel:x:10:anna\ndocker:x:998:anna\n"
 
     assert judged(tmp_path, "docker-group", "healthy-docker-rocky9", group) == "pass"
 
 
-def test_a_socket_that_everybody_may_write_to_is_told(tmp_path):
+def test_world_writable_socket_is_reported(tmp_path):
     def open_up(spec):
         spec["recording"]["modes"] = {"/run/docker.sock": "0666"}
 
@@ -79,13 +79,13 @@ def nothing_taken(spec):
 
 
 @pytest.mark.parametrize("change", [privileged, exporter, not_told, nothing_taken])
-def test_containers_that_may_have_gpus_took_none(tmp_path, change):
+def test_containers_without_gpus_by_environment_leave_only_a_note(tmp_path, change):
     """What is left is the quiet note that pods may take some."""
     name, identifier = "accept-envvar-unprivileged", "accept-envvar-unprivileged"
     assert judged(tmp_path, identifier, name, change) == "note"
 
 
-def test_pods_that_choose_their_runtime_are_no_finding(tmp_path):
+def test_pods_selecting_their_runtime_class_pass(tmp_path):
     def by_class(spec):
         spec["recording"]["daemons"][CRI]["status"]["defaultHandler"] = "runc"
 
@@ -93,21 +93,21 @@ def test_pods_that_choose_their_runtime_are_no_finding(tmp_path):
     assert judged(tmp_path, name, name, by_class) == "pass"
 
 
-def test_a_hypervisors_driver_is_not_compared_with_other_releases(tmp_path):
+def test_hypervisor_driver_is_not_compared_with_other_releases(tmp_path):
     def manager(spec):
         spec["files"]["/sys/module/nvidia_vgpu_vfio/initstate"] = "live\n"
 
     assert judged(tmp_path, "driver-cve", "driver-cve", manager) == FindingStatus.SKIP.value
 
 
-def test_an_upgrade_that_waits_needs_a_reboot_only(tmp_path):
+def test_pending_upgrade_needs_only_a_reboot(tmp_path):
     spec = machine("driver-cve")
     spec["recording"]["commands"]["modinfo -F version nvidia"] = {"stdout": "580.159.03\n"}
     verdict = BY_ID["driver-cve"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
     assert sure(verdict.fix).command == "reboot"
 
 
-def test_the_operators_toolkit_is_upgraded_with_the_operator(tmp_path):
+def test_operator_toolkit_is_upgraded_with_the_operator(tmp_path):
     spec = machine("toolkit-cve")
     names = [path.rpartition("/")[2] for path in spec["executables"] if "nvidia" in path]
     spec["executables"] = [f"/usr/local/nvidia/toolkit/{name}" for name in names]
@@ -118,7 +118,7 @@ def test_the_operators_toolkit_is_upgraded_with_the_operator(tmp_path):
 
 
 @pytest.mark.parametrize(("default", "expected"), [("nvidia", "note"), ("crun", "pass")])
-def test_crio_tells_its_default_runtime_too(tmp_path, default, expected):
+def test_default_runtime_of_crio_is_respected(tmp_path, default, expected):
     def change(spec):
         answers = spec["recording"]["daemons"]["/var/run/crio/crio.sock"]
         answers["config"] = f'[crio.runtime]\ndefault_runtime = "{default}"\n'

@@ -34,9 +34,7 @@ def journal(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in found]
 
 
-def test_a_file_is_written_before_programs_run_and_a_rollback_takes_it_back(
-    host: Host, tmp_path: Path
-) -> None:
+def test_file_is_written_before_programs_run_and_rollback_removes_it(host: Host, tmp_path: Path) -> None:
     path, copy = tmp_path / "new" / "blacklist.conf", tmp_path / "copy"
     steps = (Step(argv=("cp", str(path), str(copy))), Step(path=str(path), content="blacklist nouveau\n"))
     did = carry_out(host, "nouveau-loaded", steps, no_engine, QUIET)
@@ -52,7 +50,7 @@ def test_a_file_is_written_before_programs_run_and_a_rollback_takes_it_back(
     assert not path.parent.exists()
 
 
-def test_a_program_that_fails_takes_files_and_links_back(host: Host, tmp_path: Path) -> None:
+def test_failed_program_restores_files_and_links(host: Host, tmp_path: Path) -> None:
     path, link = tmp_path / "there.conf", tmp_path / "link"
     path.write_text("as it was\n")
     steps = (
@@ -67,7 +65,7 @@ def test_a_program_that_fails_takes_files_and_links_back(host: Host, tmp_path: P
     assert [entry["state"] for entry in journal(tmp_path)] == ["rolled-back"]
 
 
-def test_programs_alone_are_told_by_the_journal_but_not_rolled_back(host: Host, tmp_path: Path) -> None:
+def test_entry_with_only_commands_is_in_the_journal_and_cannot_roll_back(host: Host, tmp_path: Path) -> None:
     did = carry_out(host, "uvm-not-loaded", (Step(argv=("true",)),), no_engine, QUIET)
     assert (did.commands, did.journal) == (("true",), "")
     assert [entry["commands"] for entry in journal(tmp_path)] == [["true"]]
@@ -75,7 +73,7 @@ def test_programs_alone_are_told_by_the_journal_but_not_rolled_back(host: Host, 
         rollback.roll_back(host, QUIET)
 
 
-def test_a_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:
+def test_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:
     with pytest.raises(DaemonError, match=r"^false: exit code 1$"):
         carry_out(host, "one", (Step(argv=("false",)),), no_engine, QUIET)
     with pytest.raises(DaemonError, match="not-a-program"):
@@ -83,7 +81,7 @@ def test_a_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:
     assert journal(tmp_path) == []
 
 
-def test_a_link_is_made_once_and_never_over_something_else(host: Host, tmp_path: Path) -> None:
+def test_link_is_created_once_and_replaces_no_other_file(host: Host, tmp_path: Path) -> None:
     link = tmp_path / "char" / "195:0"
     step = Step(path=str(link), link="../nvidia0")
     for _ in range(2):
@@ -96,7 +94,7 @@ def test_a_link_is_made_once_and_never_over_something_else(host: Host, tmp_path:
     assert link.read_text() == "something else"
 
 
-def test_a_recorded_machine_is_never_changed(tmp_path: Path) -> None:
+def test_recorded_machine_is_never_changed(tmp_path: Path) -> None:
     with pytest.raises(PreconditionError, match="can be applied only on the node itself"):
         carry_out(Host(tmp_path), "one", (Step(path="/etc/x", content="x"),), no_engine, QUIET)
     assert not (tmp_path / "etc").exists()

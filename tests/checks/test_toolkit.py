@@ -50,7 +50,7 @@ NO_CGROUPS = {CONFIG: "[nvidia-container-cli]\nno-cgroups = true\n"}
         (SUSE, "1.17.8", "fail"),  # before, it called nvidia-container-cli
     ],
 )
-def test_no_cgroups_matters_where_somebody_calls_the_program(tmp_path, name, version, expected):
+def test_no_cgroups_matters_only_if_an_engine_runs_the_program(tmp_path, name, version, expected):
     found = status(tmp_path, "no-cgroups-wrong", name, NO_CGROUPS, toolkit(version))
     assert found == expected
 
@@ -77,24 +77,24 @@ def test_no_cgroups_beside_a_rootless_docker_is_a_note(tmp_path):
         ("[nvidia-container-cli\n", "fail"),
     ],
 )
-def test_what_the_toolkit_takes_is_no_fault(tmp_path, text, expected):
+def test_settings_that_the_toolkit_accepts_pass(tmp_path, text, expected):
     assert status(tmp_path, "toolkit-config-invalid", ROCKY, {CONFIG: text}) == expected
 
 
 @pytest.mark.parametrize(
     ("version", "expected"), [("1.17.0", "warn"), ("1.17.1", "pass"), ("1.18.1", "warn"), ("1.18.2", "pass")]
 )
-def test_a_release_is_bad_until_the_one_that_mends_it(tmp_path, version, expected):
+def test_release_is_bad_until_the_fixed_one(tmp_path, version, expected):
     assert status(tmp_path, "toolkit-known-bad-version", ROCKY, change=toolkit(version)) == expected
 
 
 @pytest.mark.parametrize(("version", "expected"), [("1.17.0", True), ("1.17.1", False), ("1.17.2", False)])
-def test_a_cve_counts_until_the_release_that_fixed_it(tmp_path, version, expected):
+def test_cve_is_reported_until_the_fixed_release(tmp_path, version, expected):
     verdict = judged(tmp_path, "toolkit-cve", ROCKY, change=toolkit(version))
     assert any("CVE-2024-0135" in one.value for one in verdict.evidence) is expected
 
 
-def test_a_fault_with_an_engine_that_is_not_here_does_not_count(tmp_path):
+def test_release_fault_of_an_absent_engine_is_ignored(tmp_path):
     """1.18.2 to 1.19.0 put CRI-O's file where CRI-O doesn't look; one that is set up has it where it does."""
     assert status(tmp_path / "docker", "toolkit-known-bad-version", ROCKY, change=toolkit("1.19.0")) == "pass"
     found = status(tmp_path / "crio", "toolkit-known-bad-version", "healthy-crio", change=toolkit("1.19.0"))
@@ -123,12 +123,12 @@ def test_sources_of_apt(tmp_path, files, expected):
     ("path", "expected"),
     [("", "skip"), ("/usr/bin:/bin", "pass"), ("/opt/docker/bin", "warn"), ("/sbin:/usr/local/bin", "warn")],
 )
-def test_where_dockerd_looks_for_the_toolkit(tmp_path, path, expected):
+def test_toolkit_is_searched_in_the_path_of_dockerd(tmp_path, path, expected):
     files = {"/proc/1210/environ": f"PATH={path}\0"} if path else {}
     assert status(tmp_path, "toolkit-not-on-daemon-path", ROCKY, files) == expected
 
 
-def test_the_operators_toolkit_lies_beside_dockers_path_on_purpose(tmp_path):
+def test_operator_toolkit_outside_the_docker_path_is_skipped(tmp_path):
     def operator(spec):
         spec["executables"] = [
             path.replace("/usr/bin/nvidia", "/usr/local/nvidia/toolkit/nvidia")
@@ -147,7 +147,7 @@ def test_the_operators_toolkit_lies_beside_dockers_path_on_purpose(tmp_path):
         ("something else", "doesn't work with this driver"),
     ],
 )
-def test_what_the_container_program_says_is_explained(tmp_path, stderr, means):
+def test_error_of_nvidia_container_cli_is_explained(tmp_path, stderr, means):
     def told(spec):
         answer = {"code": 1, "stderr": f"nvidia-container-cli: {stderr}\n"}
         spec["recording"]["commands"]["/usr/bin/nvidia-container-cli info"] = answer
@@ -164,11 +164,11 @@ def without_runc(spec):
 
 
 @pytest.mark.parametrize("name", ["healthy-k3s", "healthy-rke2", "healthy-crio"])
-def test_distributions_bring_a_runc_that_is_not_on_the_path(tmp_path, name):
+def test_runc_of_a_distribution_outside_the_path_is_accepted(tmp_path, name):
     assert status(tmp_path, "toolkit-config-invalid", name, BARE_NAMES, without_runc) == "pass"
 
 
-def test_dockers_own_path_counts_where_a_low_level_runtime_is_looked_for(tmp_path):
+def test_low_level_runtime_is_searched_in_the_path_of_dockerd(tmp_path):
     def elsewhere(spec):
         without_runc(spec)
         spec["executables"].append("/opt/bin/runc")
@@ -188,7 +188,7 @@ def test_dockers_own_path_counts_where_a_low_level_runtime_is_looked_for(tmp_pat
         ("", "dnf install runc"),
     ],
 )
-def test_a_missing_low_level_runtime_is_mended_by_what_is_there(tmp_path, there, command):
+def test_missing_low_level_runtime_is_replaced_by_an_installed_one(tmp_path, there, command):
     def change(spec):
         without_runc(spec)
         spec["executables"] += [there] if there else []
@@ -199,24 +199,24 @@ def test_a_missing_low_level_runtime_is_mended_by_what_is_there(tmp_path, there,
 
 
 @pytest.mark.parametrize(("version", "expected"), [("1.16.2", "pass"), ("1.17.3", "fail")])
-def test_older_releases_take_a_containers_own_ldconfig(tmp_path, version, expected):
+def test_older_releases_accept_the_containers_ldconfig(tmp_path, version, expected):
     own = {CONFIG: '[nvidia-container-cli]\nldconfig = "/sbin/ldconfig"\n'}
     assert status(tmp_path, "toolkit-config-invalid", ROCKY, own, toolkit(version)) == expected
 
 
 @pytest.mark.parametrize("value", ["all", ""])
-def test_every_capability_may_be_asked_for_in_one_word(tmp_path, value):
+def test_all_capabilities_can_be_written_as_one_word(tmp_path, value):
     text = {CONFIG: f'supported-driver-capabilities = "{value}"\n'}
     assert status(tmp_path, "toolkit-config-invalid", ROCKY, text) == "pass"
 
 
 @pytest.mark.parametrize(("version", "expected"), [("1.17.8", "pass"), ("1.18.1", "note")])
-def test_the_mode_legacy_is_worth_a_word_where_there_is_another(tmp_path, version, expected):
+def test_legacy_mode_is_noted_if_another_mode_is_supported(tmp_path, version, expected):
     legacy = {CONFIG: '[nvidia-container-runtime]\nmode = "legacy"\n'}
     assert status(tmp_path, "runtime-mode", ROCKY, legacy, toolkit(version)) == expected
 
 
-def test_only_a_device_plugin_needs_a_toolkit_that_serves_it(tmp_path):
+def test_only_a_device_plugin_needs_a_toolkit_that_supports_it(tmp_path):
     def old(spec):
         toolkit("1.5.1")(spec)
         spec["files"].pop("/sys/fs/cgroup/cgroup.controllers", None)
@@ -236,7 +236,7 @@ def by_the_operator(spec):
     spec["recording"]["commands"][f"{OPERATORS}/nvidia-ctk --version"] = told
 
 
-def test_the_operators_toolkit_is_mended_in_its_own_way(tmp_path):
+def test_operator_toolkit_is_fixed_through_the_operator(tmp_path):
     files = {
         f"{OPERATORS}/.config/nvidia-container-runtime/config.toml": NO_CGROUPS[CONFIG]
         + '[nvidia-container-runtime]\nmode = "legacy"\n'
@@ -264,7 +264,7 @@ BY_CDI = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: all\n  cont
 STILL = "containerEdits:\n  env: [NVIDIA_VISIBLE_DEVICES=void]\n"
 
 
-def test_a_specification_that_stills_the_hook_is_in_no_conflict_with_it(tmp_path):
+def test_specification_that_disables_the_hook_does_not_conflict_with_it(tmp_path):
     for name, text, change, expected in (
         ("both", BY_CDI, alone, "warn"),
         ("still", BY_CDI + STILL, alone, "pass"),

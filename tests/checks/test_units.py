@@ -37,7 +37,7 @@ def judged(root: Path, identifier: str, spec: Any, unit: str, active: str = "fai
         ("peermem", INFINIBAND, MODULES, "modprobe nvidia-peermem"),
     ],
 )
-def test_the_fix_for_a_failed_unit_prints_its_log_first(
+def test_fix_for_a_failed_unit_prints_its_log_first(
     tmp_path: Path, identifier: str, name: str, unit: str, command: str
 ) -> None:
     verdict = judged(tmp_path, identifier, machine(name), unit)
@@ -49,7 +49,7 @@ def test_the_fix_for_a_failed_unit_prints_its_log_first(
     ]
 
 
-def test_a_module_that_no_unit_failed_to_load_is_loaded_at_once(tmp_path: Path) -> None:
+def test_module_without_a_failed_unit_is_loaded_at_once(tmp_path: Path) -> None:
     verdict = judged(tmp_path, "peermem", machine(INFINIBAND), MODULES, active="inactive")
     assert (verdict.status.value, verdict.fix) == ("warn", None)
     assert BY_ID["peermem"].remedy.other.command == "modprobe nvidia-peermem"
@@ -58,7 +58,7 @@ def test_a_module_that_no_unit_failed_to_load_is_loaded_at_once(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("active", "status"), [("failed", "fail"), ("activating", "fail"), ("inactive", "skip")]
 )
-def test_a_docker_that_failed_behind_its_socket_is_reported(tmp_path: Path, active: str, status: str) -> None:
+def test_docker_that_failed_behind_its_socket_is_reported(tmp_path: Path, active: str, status: str) -> None:
     spec: Any = machine(ROCKY)
     for path in [one for one in spec["files"] if one.startswith("/proc/1210/")]:
         del spec["files"][path]
