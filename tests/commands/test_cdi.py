@@ -47,7 +47,7 @@ def names(text):
 # --- generate -------------------------------------------------------------------------------------------
 
 
-def test_the_specification_goes_to_stdout_and_nothing_else_does(node):
+def test_specification_is_printed_alone_on_stdout(node):
     ran = generate(node)
     assert ran.code == 0, ran.err
     assert ran.out.startswith(MARKER)
@@ -63,7 +63,7 @@ def test_eight_gpus_take_less_than_a_second_of_processor_time(node):
     assert used < 1.0
 
 
-def test_a_file_is_written_in_one_step_and_only_if_it_changes(node, tmp_path):
+def test_file_is_written_atomically_and_only_if_it_changes(node, tmp_path):
     path = tmp_path / "new/cdi/nvidia.yaml"
     assert generate(node, "--output", str(path)).out.startswith(f"{path} created")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -76,7 +76,7 @@ def test_a_file_is_written_in_one_step_and_only_if_it_changes(node, tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_extension_says_the_format_and_is_added_where_it_is_missing(node, tmp_path):
+def test_extension_selects_the_format_and_is_added_if_missing(node, tmp_path):
     assert generate(node, "--output", str(tmp_path / "a.json")).code == 0
     assert generate(node, "--output", str(tmp_path / "b")).code == 0
     assert generate(node, "--output", str(tmp_path / "c"), "--format", "json").code == 0
@@ -84,7 +84,7 @@ def test_the_extension_says_the_format_and_is_added_where_it_is_missing(node, tm
     assert json.loads(a) == json.loads(c) == yaml.safe_load(b)
 
 
-def test_dash_o_is_still_how_to_print_the_result(node, tmp_path):
+def test_dash_o_selects_the_output_format(node, tmp_path):
     path = tmp_path / "nvidia.yaml"
     document = generate(node, "--output", str(path), "-o", "json").document
     assert (document["kind"], document["data"]["path"], document["data"]["action"]) == (
@@ -107,12 +107,12 @@ def test_dash_o_is_still_how_to_print_the_result(node, tmp_path):
         ("--output", "/nonexistent/a.yaml", "--format", "json"),
     ],
 )
-def test_what_can_not_be_meant_is_a_usage_error_with_a_hint(arguments):
+def test_contradicting_options_are_a_usage_error_with_a_hint(arguments):
     ran = gpunode("cdi", "generate", *arguments)
     assert (ran.code, ran.err.count("hint: ")) == (2, 1)
 
 
-def test_mig_devices_take_the_place_of_their_gpu(node):
+def test_mig_devices_replace_their_gpu(node):
     """The driver's table of capabilities is in /proc, which only a mount namespace of ours can have it in."""
     if not may_mount():
         pytest.skip("needs the right to mount")
@@ -141,14 +141,14 @@ def test_mig_devices_take_the_place_of_their_gpu(node):
     ]  # fmt: skip
 
 
-def test_a_lost_gpu_is_told_and_hides_no_other(node):
+def test_lost_gpu_is_reported_and_does_not_hide_the_others(node):
     node.write(machine(3).with_gpu(1, lost=True))
     ran = generate(node)
     assert (ran.code, names(ran.out)[:2]) == (0, ["0", "2"])
     assert re.search(r"(?m)^GPU 1 is left out: ", ran.err)
 
 
-def test_an_nvml_that_fails_leaves_the_old_file_alone(node, tmp_path):
+def test_failing_nvml_leaves_the_old_file_unchanged(node, tmp_path):
     path = tmp_path / "nvidia.yaml"
     generate(node, "--output", str(path))
     before = path.read_bytes()
@@ -162,7 +162,7 @@ def test_an_nvml_that_fails_leaves_the_old_file_alone(node, tmp_path):
 # --- what can be wrong with the place -------------------------------------------------------------------
 
 
-def test_a_directory_in_the_files_place_is_named(node, tmp_path):
+def test_directory_in_place_of_the_file_is_named(node, tmp_path):
     path = tmp_path / "nvidia.yaml"
     path.mkdir()
     ran = generate(node, "--output", str(path))
@@ -170,7 +170,7 @@ def test_a_directory_in_the_files_place_is_named(node, tmp_path):
     assert list(path.iterdir()) == []
 
 
-def test_a_link_is_written_through(node, tmp_path):
+def test_symlink_is_written_through(node, tmp_path):
     (tmp_path / "real").mkdir()
     link = tmp_path / "nvidia.yaml"
     link.symlink_to("real/target.yaml")
@@ -181,7 +181,7 @@ def test_a_link_is_written_through(node, tmp_path):
     assert (tmp_path / "real/target.yaml").read_text().startswith(MARKER)
 
 
-def test_a_read_only_file_system_is_named(node, tmp_path):
+def test_read_only_file_system_is_named(node, tmp_path):
     if not may_mount():
         pytest.skip("needs the right to mount")
     (tmp_path / "run").mkdir()
@@ -196,7 +196,7 @@ def test_a_read_only_file_system_is_named(node, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing_behind(number, node, tmp_path):
+def test_signal_leaves_no_files(number, node, tmp_path):
     node.write(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=600.0)))
     path = tmp_path / "cdi/nvidia.yaml"
     argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output", str(path))
@@ -235,7 +235,7 @@ def test_a_refresh_writes_the_standard_file_once(recorded):
     assert path.stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_our_file_goes_with_the_driver_and_nobody_elses(tmp_path):
+def test_refresh_without_a_driver_removes_only_our_own_file(tmp_path):
     spec = machine_spec("module-not-loaded")
     for text, expected in ((MARKER + "\n", "removed"), ("---\ncdiVersion: 0.5.0\n", "unchanged")):
         root = tmp_path / expected
@@ -245,13 +245,13 @@ def test_our_file_goes_with_the_driver_and_nobody_elses(tmp_path):
         assert (root / STANDARD).exists() == (expected == "unchanged")
 
 
-def test_without_a_driver_and_without_a_file_there_is_nothing_to_do(tmp_path):
+def test_refresh_without_driver_and_file_does_nothing(tmp_path):
     root = build_machine(machine_spec("module-not-loaded"), tmp_path)
     ran = refresh(root)
     assert (ran.code, actions(ran)) == (0, [])
 
 
-def test_a_second_file_of_the_same_devices_beside_ours_is_refused(recorded):
+def test_duplicate_file_for_the_same_devices_is_refused(recorded):
     assert refresh(recorded).code == 0
     path = recorded / STANDARD
     path.rename(path.with_name("other.yaml"))
@@ -262,7 +262,7 @@ def test_a_second_file_of_the_same_devices_beside_ours_is_refused(recorded):
     assert not path.exists()
 
 
-def test_an_old_file_in_etc_is_hidden_by_ours_and_named(recorded):
+def test_old_file_in_etc_is_hidden_and_named(recorded):
     assert refresh(recorded).code == 0
     old = recorded / "etc/cdi/nvidia.yaml"
     old.parent.mkdir(parents=True)
@@ -271,7 +271,7 @@ def test_an_old_file_in_etc_is_hidden_by_ours_and_named(recorded):
     assert "rm /etc/cdi/nvidia.yaml" in message
 
 
-def test_a_broken_other_file_stops_nothing(recorded):
+def test_broken_other_file_does_not_stop_the_refresh(recorded):
     place = recorded / "var/run/cdi"
     place.mkdir(parents=True)
     (place / "nvidia-broken.yaml").write_text("kind: [nvidia.com/gpu")
@@ -298,7 +298,7 @@ def test_units_are_refused_without_systemd_and_beside_nvidias(recorded, tmp_path
     assert "systemctl disable --now nvidia-cdi-refresh.path" in ran.document["errors"][0]["hint"]
 
 
-def test_units_come_and_go_and_a_strangers_file_stays(recorded):
+def test_units_are_installed_and_removed_but_foreign_files_stay(recorded):
     environment = {"GPUNODE_STATE_DIR": "/state"}
     argv = ("cdi", "refresh", "--root", str(recorded), "-o", "json")
     installed = gpunode(*argv, "--install", env=environment)
@@ -320,9 +320,7 @@ def test_units_come_and_go_and_a_strangers_file_stays(recorded):
         ("2.2.1", "0.7.0", {"fileMode": 0o666, "gid": 44}, [44]),
     ],
 )
-def test_a_drm_nodes_group_is_given_where_every_engine_knows_groups(
-    containerd, version, node, groups, tmp_path
-):
+def test_drm_node_group_is_added_if_every_engine_supports_groups(containerd, version, node, groups, tmp_path):
     spec = machine_spec("healthy-h100")
     gpu = spec["recording"]["nvml"]["inventory"]["gpus"][0]
     spec["files"][f"/sys/bus/pci/devices/{gpu['pci']}/drm/card0/dev"] = "226:0\n"
@@ -370,7 +368,7 @@ def doctor_status(root, identifier):
     return next(item["status"] for item in document["data"]["findings"] if item["id"] == identifier)
 
 
-def test_a_file_of_nvidia_ctk_without_zero_minors_is_current(recorded):
+def test_file_of_nvidia_ctk_without_zero_minors_is_current(recorded):
     text = as_nvidia_ctk_writes(recorded)
     assert "minor: 1\n" in text
     assert "minor: 0" not in text
@@ -381,7 +379,7 @@ def test_a_file_of_nvidia_ctk_without_zero_minors_is_current(recorded):
 
 
 @pytest.mark.parametrize("change", [{"major": 77}, {"library": "535.104.05"}, {"name": "GPU-gone"}])
-def test_a_refresh_replaces_every_file_that_the_doctor_calls_stale(recorded, change):
+def test_refresh_replaces_every_file_that_doctor_calls_stale(recorded, change):
     """Even one that NVIDIA's own service wrote: else the advice would never clear the finding."""
     text = as_nvidia_ctk_writes(recorded, **({"major": 77} if "major" in change else {}))
     if "library" in change:
@@ -424,7 +422,7 @@ def test_only_chosen_devices_are_described(recorded):
     assert (ran.code, "there is no such device" in ran.err) == (2, True)
 
 
-def test_hooks_are_of_the_program_and_the_names_that_are_given(with_hooks):
+def test_hooks_use_the_program_and_names_from_the_options(with_hooks):
     arguments = ("--nvidia-cdi-hook-path", "/opt/nvidia-cdi-hook", "--ldconfig-path", "/opt/ldconfig")
     hooks = specification(with_hooks, *arguments)["containerEdits"]["hooks"]
     assert {hook["path"] for hook in hooks} == {"/opt/nvidia-cdi-hook"}
@@ -461,7 +459,7 @@ def test_an_option_of_nvidia_ctk_without_counterpart_is_refused_with_the_reason(
     assert (ran.code, "has no counterpart" in ran.err, "hint: " in ran.err) == (2, True, True)
 
 
-def test_words_of_nvidia_ctk_that_mean_the_same_are_taken(docker_elsewhere):
+def test_synonymous_options_of_nvidia_ctk_are_accepted(docker_elsewhere):
     words = ("--cdi.enable", "--config-mode", "config-file")
     argv = ("configure-runtime", "--runtime", "docker", "--dry-run", "--root", str(docker_elsewhere))
     ran = gpunode(*argv, *words)
@@ -469,7 +467,7 @@ def test_words_of_nvidia_ctk_that_mean_the_same_are_taken(docker_elsewhere):
     assert specification(docker_elsewhere, "--mode", "nvml", "--feature-flag", "disable-ipc-discoverer")
 
 
-def test_specifications_are_listed_from_the_directories_that_are_given(recorded):
+def test_specifications_are_listed_from_the_directories_in_the_options(recorded):
     refresh(recorded)
     other = recorded / "opt/specs/nvidia.yaml"
     other.parent.mkdir(parents=True)
@@ -501,7 +499,7 @@ def configure_cdi(root, command="configure-runtime"):
     return gpunode(*argv, env=environment)
 
 
-def test_the_specification_goes_where_dockers_own_setting_says(docker_elsewhere):
+def test_specification_is_written_to_the_directory_docker_is_configured_for(docker_elsewhere):
     root = docker_elsewhere
     ran = configure_cdi(root)
     assert ran.code == 0, ran.err
@@ -524,7 +522,7 @@ def test_a_refresh_keeps_that_file_up_to_date_and_unconfigure_removes_it(docker_
     assert not path.exists() and not (root / STANDARD).exists()
 
 
-def test_a_strangers_file_in_that_directory_is_not_touched(docker_elsewhere):
+def test_foreign_file_in_that_directory_is_not_touched(docker_elsewhere):
     path = docker_elsewhere / ELSEWHERE[1:]
     path.parent.mkdir(parents=True)
     path.write_text("---\ncdiVersion: 0.5.0\n")
@@ -544,7 +542,7 @@ def states(root):
     return {(one["path"], one["name"]): one["state"] for one in data["devices"]}
 
 
-def test_the_later_directory_wins_and_two_in_one_directory_spoil_both(recorded):
+def test_later_directory_wins_and_duplicates_in_one_directory_conflict(recorded):
     refresh(recorded)
     ours, etc = "/" + STANDARD, "/etc/cdi/nvidia.yaml"
     (recorded / "etc/cdi").mkdir(parents=True)
@@ -555,7 +553,7 @@ def test_the_later_directory_wins_and_two_in_one_directory_spoil_both(recorded):
     assert set(states(recorded).values()) == {"conflict"}
 
 
-def test_what_a_device_needs_and_is_gone_makes_it_stale(recorded):
+def test_missing_device_file_makes_a_device_stale(recorded):
     refresh(recorded)
     text = (recorded / STANDARD).read_text()
     (recorded / STANDARD).write_text(text.replace('"/dev/nvidia7"', '"/dev/nvidia77"'))
@@ -566,7 +564,7 @@ def test_what_a_device_needs_and_is_gone_makes_it_stale(recorded):
     }  # fmt: skip
 
 
-def test_a_hook_program_that_is_gone_makes_every_device_stale_until_the_refresh(recorded):
+def test_missing_hook_program_makes_every_device_stale_until_the_refresh(recorded):
     refresh(recorded)
     hook = {"hookName": "createContainer", "path": "/usr/bin/gone-hook"}
     tree = yaml.safe_load((recorded / STANDARD).read_text())
@@ -577,7 +575,7 @@ def test_a_hook_program_that_is_gone_makes_every_device_stale_until_the_refresh(
     assert set(states(recorded).values()) == {"usable"}
 
 
-def test_a_file_that_an_engine_here_can_not_read_is_named(recorded):
+def test_file_that_an_installed_engine_cannot_read_is_named(recorded):
     refresh(recorded)
     text = (recorded / STANDARD).read_text()
     (recorded / STANDARD).write_text(text.replace('cdiVersion: "0.5.0"', 'cdiVersion: "0.7.0"'))
@@ -585,6 +583,6 @@ def test_a_file_that_an_engine_here_can_not_read_is_named(recorded):
     assert document["data"]["files"][0]["problem"] == "containerd 1.7.2 reads CDI up to 0.5.0, this is 0.7.0"
 
 
-def test_an_empty_node_is_told_what_to_do(tmp_path):
+def test_empty_node_gets_a_hint(tmp_path):
     ran = gpunode("cdi", "list", "--root", str(tmp_path))
     assert (ran.code, "gpunode cdi refresh" in ran.out) == (0, True)

@@ -24,7 +24,9 @@ from tests.cli import clean_environment, command, gpunode
         (("setup", "--plugin", ""), {"systemd", "daemonset"}),
     ],
 )
-def test_bash_offers_what_can_follow(tmp_path: Path, words: tuple[str, ...], offered: set[str]) -> None:
+def test_bash_completes_commands_and_values(
+    tmp_path: Path, words: tuple[str, ...], offered: set[str]
+) -> None:
     script = gpunode("completion", "bash")
     assert (script.code, script.err) == (0, "")
     program = tmp_path / "gpunode"
@@ -53,7 +55,7 @@ def test_each_shell_gets_its_script(shell: str) -> None:
     assert f"{VARIABLE}=complete_{shell}" in data["script"]
 
 
-def test_another_shell_is_a_usage_error() -> None:
+def test_unknown_shell_is_a_usage_error() -> None:
     ran = gpunode("completion", "ksh")
     assert (ran.code, ran.out) == (2, "")
     assert "is not one of 'bash', 'zsh', 'fish'" in ran.err

@@ -104,7 +104,7 @@ def test_dry_run_writes_nothing_and_shows_the_diff(root: Path, configure: Config
     assert again.exit_code == ExitCode.OK and data(again).changes[0].action == "unchanged"
 
 
-def test_default_and_cdi_only_when_asked(root: Path, configure: Configure) -> None:
+def test_default_runtime_and_cdi_change_only_on_request(root: Path, configure: Configure) -> None:
     (root / DOCKER).write_text('{"default-runtime": "crun", "runtimes": {"crun": {"path": "crun"}}}')
     configure("docker")
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
@@ -115,9 +115,7 @@ def test_default_and_cdi_only_when_asked(root: Path, configure: Configure) -> No
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "crun"
 
 
-def test_previous_default_comes_back_although_the_file_was_edited_since(
-    root: Path, configure: Configure
-) -> None:
+def test_previous_default_is_restored_after_an_edit_of_the_file(root: Path, configure: Configure) -> None:
     (root / CONTAINERD).write_text(
         f'version = 2\n[plugins."{P2}".containerd]\ndefault_runtime_name = "crun"\n'
         f'[plugins."{P2}".containerd.runtimes.crun]\nruntime_type = "io.containerd.runc.v2"\n'
@@ -133,7 +131,7 @@ def test_previous_default_comes_back_although_the_file_was_edited_since(
     assert tree["grpc"] == {"uid": 1}
 
 
-def test_options_come_from_the_default_runtime_but_not_from_kata(root: Path, configure: Configure) -> None:
+def test_options_are_copied_from_the_default_runtime_except_kata(root: Path, configure: Configure) -> None:
     (root / CONTAINERD).write_text(
         f'version = 2\n[plugins."{P2}".containerd]\ndefault_runtime_name = "kata"\n'
         f'[plugins."{P2}".containerd.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\n'
@@ -155,7 +153,7 @@ def test_old_containerd_keeps_its_builtin_runc(root: Path, configure: Configure)
     assert set(runtimes) == {"runc", "nvidia"}
 
 
-def test_containerd_1_edits_the_file_whose_table_counts(root: Path, configure: Configure) -> None:
+def test_containerd_1_edits_the_file_with_the_effective_table(root: Path, configure: Configure) -> None:
     (root / CONTAINERD).write_text(
         f'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n[plugins."{P2}"]\nx = 1\n'
     )
@@ -195,7 +193,7 @@ def test_import_that_covers_the_drop_in_is_not_repeated(root: Path, configure: C
     assert [change.path for change in data(result).changes] == ["/etc/containerd/conf.d/99-nvidia.toml"]
 
 
-def test_absent_file_takes_the_kubelets_cgroup_driver(root: Path, configure: Configure) -> None:
+def test_new_file_uses_the_kubelets_cgroup_driver(root: Path, configure: Configure) -> None:
     kubelet = root / "var/lib/kubelet/config.yaml"
     kubelet.parent.mkdir(parents=True)
     kubelet.write_text("kind: KubeletConfiguration\ncgroupDriver: systemd\n")
@@ -219,7 +217,9 @@ def test_file_without_version_but_with_plugins_keeps_version_1(root: Path, confi
     assert "sed -i.bak" in caught.value.hint
 
 
-def test_rollback_restores_and_then_has_nothing_left(root: Path, configure: Configure) -> None:
+def test_rollback_restores_the_file_and_a_second_one_has_nothing_to_do(
+    root: Path, configure: Configure
+) -> None:
     (root / DOCKER).write_text('{"debug":true}')
     configure("docker")
     host = Host(root, environ={})
@@ -230,7 +230,7 @@ def test_rollback_restores_and_then_has_nothing_left(root: Path, configure: Conf
         journal.roll_back(host, SilentProgress())
 
 
-def test_rollback_of_a_file_changed_since_is_refused(root: Path, configure: Configure) -> None:
+def test_rollback_of_a_file_changed_later_is_refused(root: Path, configure: Configure) -> None:
     configure("docker")
     (root / DOCKER).write_text("{}")
     with pytest.raises(ConfigError, match="changed after"):
@@ -238,7 +238,7 @@ def test_rollback_of_a_file_changed_since_is_refused(root: Path, configure: Conf
     assert (root / DOCKER).read_text() == "{}"
 
 
-def test_rollback_of_an_earlier_entry_takes_the_later_ones_back_too(root: Path, configure: Configure) -> None:
+def test_rollback_of_an_earlier_entry_includes_the_later_ones(root: Path, configure: Configure) -> None:
     (root / DOCKER).write_text('{"debug":true}')
     host = Host(root, environ={})
     entries = [data(configure("docker")).journal, data(configure("docker", set_as_default=True)).journal]
@@ -254,7 +254,7 @@ def test_rollback_of_an_earlier_entry_takes_the_later_ones_back_too(root: Path, 
     assert (root / DOCKER).read_text() == '{"debug":true}'
 
 
-def test_edit_between_two_entries_stops_the_way_back(root: Path, configure: Configure) -> None:
+def test_edit_between_two_entries_stops_the_rollback(root: Path, configure: Configure) -> None:
     first = data(configure("docker")).journal
     (root / DOCKER).write_text((root / DOCKER).read_text().replace("{", '{"debug": true,', 1))
     second = data(configure("docker", set_as_default=True)).journal
@@ -266,9 +266,7 @@ def test_edit_between_two_entries_stops_the_way_back(root: Path, configure: Conf
     assert "debug" in (root / DOCKER).read_text()
 
 
-def test_directories_that_were_made_go_again_unless_something_lies_in_them(
-    root: Path, configure: Configure
-) -> None:
+def test_created_directories_are_removed_unless_they_contain_files(root: Path, configure: Configure) -> None:
     set_release(root, "2.1.9")
     host = Host(root, environ={})
     directory = root / "etc/containerd/conf.d"
@@ -286,9 +284,7 @@ def test_directories_that_were_made_go_again_unless_something_lies_in_them(
     assert [path.name for path in directory.iterdir()] == ["mine.toml"]
 
 
-def test_cdi_switched_on_after_an_undone_run_is_nobody_elses_to_remove(
-    root: Path, configure: Configure
-) -> None:
+def test_cdi_enabled_by_an_undone_run_is_not_removed_as_ours(root: Path, configure: Configure) -> None:
     entry = data(configure("docker")).journal
     manifest = root / f"var/lib/gpunode/journal/{entry}/manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "switchedCdi": True}))
@@ -299,7 +295,7 @@ def test_cdi_switched_on_after_an_undone_run_is_nobody_elses_to_remove(
     assert json.loads((root / DOCKER).read_text()) == {"features": {"cdi": True}}
 
 
-def test_previous_default_outlives_many_other_changes(root: Path, configure: Configure) -> None:
+def test_previous_default_survives_many_other_changes(root: Path, configure: Configure) -> None:
     (root / DOCKER).write_text('{"default-runtime": "other", "runtimes": {"other": {"path": "/o"}}}')
     configure("docker", set_as_default=True)
     host = Host(root, environ={})
@@ -315,7 +311,7 @@ def test_previous_default_outlives_many_other_changes(root: Path, configure: Con
 # --- what is refused --------------------------------------------------------------------------------------
 
 
-def test_a_file_in_the_lock_directory_of_all_users_stops_no_run(root: Path) -> None:
+def test_foreign_file_in_a_shared_lock_directory_does_not_stop_a_run(root: Path) -> None:
     shared = root / "run/lock"
     shared.mkdir(parents=True)
     shared.chmod(0o1777)
@@ -328,7 +324,7 @@ def test_a_file_in_the_lock_directory_of_all_users_stops_no_run(root: Path) -> N
     assert (root / "run/gpunode").stat().st_mode & 0o7777 == 0o700
 
 
-def test_a_run_refuses_a_lock_directory_that_others_can_write(root: Path) -> None:
+def test_lock_directory_writable_by_others_is_refused(root: Path) -> None:
     (root / "run/gpunode").mkdir(parents=True)
     (root / "run/gpunode").chmod(0o777)
     ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker")
@@ -366,18 +362,18 @@ def refused(root: Path, configure: Configure, runtime: str, **options: object) -
         ("version = 3\n", "reads up to 2"),
     ],
 )
-def test_bad_containerd_files(root: Path, configure: Configure, text: str, said: str) -> None:
+def test_invalid_containerd_files_are_refused(root: Path, configure: Configure, text: str, said: str) -> None:
     (root / CONTAINERD).write_text(text)
     error = refused(root, configure, "containerd")
     assert said in error.message and error.exit_code == ExitCode.FAILED
 
 
-def test_file_that_is_not_utf8_has_its_place(root: Path, configure: Configure) -> None:
+def test_file_that_is_not_utf8_is_reported_with_its_position(root: Path, configure: Configure) -> None:
     (root / DOCKER).write_bytes(b'{\n"a": "\xff"}')
     assert "daemon.json:2:7: not UTF-8" in refused(root, configure, "docker").message
 
 
-def test_directory_where_a_file_belongs(root: Path, configure: Configure) -> None:
+def test_directory_in_place_of_a_file_is_refused(root: Path, configure: Configure) -> None:
     (root / DOCKER).mkdir()
     assert "/etc/docker/daemon.json" in refused(root, configure, "docker").message
 
@@ -414,12 +410,12 @@ def test_full_disk_and_read_only_file_system_lose_nothing(
         subprocess.run(["umount", mount], check=True)
 
 
-def test_unknown_runtime_names_the_known_ones(root: Path, configure: Configure) -> None:
+def test_unknown_runtime_error_lists_the_known_ones(root: Path, configure: Configure) -> None:
     error = refused(root, configure, "rkt")
     assert isinstance(error, UsageError) and "docker, containerd" in error.hint
 
 
-def test_auto_with_two_engines_asks_which_unless_the_kubelet_knows(root: Path, configure: Configure) -> None:
+def test_auto_with_two_engines_needs_the_kubelets_choice(root: Path, configure: Configure) -> None:
     error = refused(root, configure, "auto")
     assert isinstance(error, UsageError) and "docker, containerd" in error.message
     flags = root / "var/lib/kubelet/kubeadm-flags.env"
@@ -459,7 +455,7 @@ def test_contradicting_options_are_usage_errors(
 
 @pytest.mark.parametrize("runtime", ["docker", "containerd"])
 @pytest.mark.parametrize("name", ["runc", "crun", "io.containerd.runc.v2"])
-def test_the_name_of_the_engines_own_runtime_is_refused(
+def test_name_of_the_engines_builtin_runtime_is_refused(
     root: Path, configure: Configure, runtime: str, name: str
 ) -> None:
     before = snapshot(root)
@@ -471,13 +467,13 @@ def test_the_name_of_the_engines_own_runtime_is_refused(
     assert snapshot(root) == before
 
 
-def test_second_of_two_equal_keys_is_named_with_its_place(root: Path, configure: Configure) -> None:
+def test_second_of_two_equal_keys_is_named_with_its_position(root: Path, configure: Configure) -> None:
     (root / DOCKER).write_text('{\n  "debug": true,\n  "debug" : false\n}\n')
     with pytest.raises(ConfigError, match=r"daemon.json:3:3: duplicate key .*, first on line 2"):
         configure("docker")
 
 
-def test_dry_run_says_that_the_toolkit_is_missing(root: Path, configure: Configure) -> None:
+def test_dry_run_reports_the_missing_toolkit(root: Path, configure: Configure) -> None:
     (root / "usr/bin/nvidia-container-runtime").unlink()
     ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker", "--dry-run")
     assert ran.code == ExitCode.PRECONDITION

@@ -57,7 +57,7 @@ def test_the_demo_leaves_nothing_behind() -> None:
         assert [list((Path(shared) / name.lstrip("/")).iterdir()) for name in OWN] == [[], []]
 
 
-def test_the_transcript_reads_as_typed_and_says_what_is_simulated() -> None:
+def test_transcript_looks_typed_and_names_what_is_simulated() -> None:
     ran = gpunode("demo")
     lines = ran.out.splitlines()
     assert lines[0].startswith("$ export GPUNODE_ROOT=")

@@ -31,7 +31,7 @@ def lines(result):
     return [line for block in result.blocks for line in plain_lines(block)]
 
 
-def test_the_json_contract(tmp_path):
+def test_json_output_follows_the_contract(tmp_path):
     document = json.loads(json.dumps(report(recorded_host("driver-lib-mismatch", tmp_path)).envelope()))
     assert (document["kind"], document["status"], document["exitCode"]) == ("DoctorReport", "fail", 1)
     node = document["data"]["node"]
@@ -70,7 +70,7 @@ def test_only_runs_the_named_check(tmp_path):
     assert result.exit_code is ExitCode.OK
 
 
-def test_only_of_a_blocked_check_still_fails_with_its_cause(tmp_path):
+def test_only_with_a_blocked_check_still_fails_with_its_cause(tmp_path):
     result = report(recorded_host("pci-no-gpu", tmp_path), only=("nvml-hang",))
     assert [(one.id, one.blocked_by) for one in result.data["findings"]] == [
         ("pci-no-gpu", None),
@@ -79,7 +79,7 @@ def test_only_of_a_blocked_check_still_fails_with_its_cause(tmp_path):
     assert result.exit_code is ExitCode.FAILED
 
 
-def test_a_check_that_is_left_out_neither_fails_nor_blocks(tmp_path):
+def test_ignored_check_neither_fails_nor_blocks(tmp_path):
     result = report(recorded_host("docker-flag-file-conflict", tmp_path), skip=("docker-flag-file-conflict",))
     findings = {one.id: one for one in result.data["findings"]}
     assert findings["docker-flag-file-conflict"].summary == "skipped by --skip"
@@ -87,13 +87,13 @@ def test_a_check_that_is_left_out_neither_fails_nor_blocks(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["only", "skip"])
-def test_an_unknown_id_is_a_usage_error_that_names_the_nearest(option, tmp_path):
+def test_unknown_id_is_a_usage_error_with_the_nearest_id(option, tmp_path):
     with pytest.raises(UsageError) as raised:
         report(Host(tmp_path), **{option: ("nouveau-loded",)})
     assert "nouveau-loaded" in raised.value.hint
 
 
-def test_the_verdict_comes_first_and_the_first_command_last(tmp_path):
+def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     result = report(recorded_host("dkms-not-built", tmp_path))
     shown = lines(result)
     assert shown[0] == "1 error: no NVIDIA module was built for the running kernel 5.15.0-124-generic"
@@ -105,14 +105,14 @@ def test_the_verdict_comes_first_and_the_first_command_last(tmp_path):
     assert shown[-1] == "More: gpunode explain dkms-not-built"
 
 
-def test_one_failed_layer_is_one_problem_however_much_waits_for_it(tmp_path):
+def test_failed_layer_is_one_problem_however_many_checks_depend_on_it(tmp_path):
     result = report(recorded_host("nouveau-loaded", tmp_path))
     problems = [block for block in result.blocks if isinstance(block, Text) and block.style is Style.BAD]
     assert len(problems) == 2  # the verdict and the problem itself
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA driver")
-def test_a_machine_without_a_gpu_has_that_one_root_cause():
+def test_machine_without_a_gpu_has_one_root_cause():
     result = report(Host())
     findings = result.data["findings"]
     assert result.exit_code is ExitCode.FAILED
@@ -122,7 +122,7 @@ def test_a_machine_without_a_gpu_has_that_one_root_cause():
     assert all(one.blocked_by == "pci-no-gpu" or "not applicable" in one.summary for one in others)
 
 
-def test_a_machine_that_is_looked_at_is_not_changed(tmp_path):
+def test_examined_machine_is_not_changed(tmp_path):
     host = recorded_host("dev-nodes-missing", tmp_path)
 
     def state():
@@ -133,7 +133,7 @@ def test_a_machine_that_is_looked_at_is_not_changed(tmp_path):
     assert state() == before
 
 
-def test_a_node_that_could_not_be_read_is_not_called_ready(tmp_path):
+def test_unreadable_node_is_not_ready(tmp_path):
     class Closed(Host):
         def path(self, path, *, follow=True):
             if str(path).startswith("/etc/containerd"):
@@ -149,7 +149,7 @@ def test_a_node_that_could_not_be_read_is_not_called_ready(tmp_path):
     assert "/etc/containerd/config.toml" in reason
 
 
-def test_a_kind_of_node_that_no_check_knows_is_not_called_ready(tmp_path):
+def test_unknown_kind_of_node_is_not_ready(tmp_path):
     for name in ("etc", "proc", "sys"):
         (tmp_path / name).mkdir()
     (tmp_path / "etc/nv_tegra_release").write_text("# R36\n")
@@ -157,7 +157,7 @@ def test_a_kind_of_node_that_no_check_knows_is_not_called_ready(tmp_path):
     assert shown[0] == "No check ran: not applicable on this kind of node (tegra)"
 
 
-def test_a_command_says_what_it_restarts(tmp_path):
+def test_command_names_the_service_it_restarts(tmp_path):
     shown = lines(report(recorded_host("docker-not-restarted", tmp_path / "node")))
     assert "  Fix: systemctl reload docker" in shown
     assert not any("restarts" in line for line in shown)
@@ -166,7 +166,7 @@ def test_a_command_says_what_it_restarts(tmp_path):
     assert any(line.startswith("  Fix: systemctl restart docker") for line in shown), shown[-4:]
 
 
-def test_the_report_says_how_old_its_reference_tables_are(tmp_path, monkeypatch):
+def test_report_prints_the_age_of_its_reference_tables(tmp_path, monkeypatch):
     """Nothing is called up to date: what was published since isn't in a table."""
     host = recorded_host("healthy-h100", tmp_path)
     result = report(host)
@@ -186,12 +186,12 @@ def test_the_report_says_how_old_its_reference_tables_are(tmp_path, monkeypatch)
         ("healthy-jetson-orin", "Tegra"),
     ],
 )
-def test_the_second_line_says_what_kind_of_node_it_is(machine, kind, tmp_path):
+def test_second_line_names_the_kind_of_node(machine, kind, tmp_path):
     lines = plain_lines(report(recorded_host(machine, tmp_path)).blocks[1])
     assert f" · {kind} · " in f"{' '.join(lines)} · "
 
 
-def test_an_ignored_check_that_broke_hides_nothing(tmp_path, monkeypatch):
+def test_ignored_check_that_crashed_hides_no_finding(tmp_path, monkeypatch):
     def breaks(node):
         raise RuntimeError("out of order")
 
@@ -227,7 +227,7 @@ def test_no_command_is_wrapped(tmp_path):
         ),
     ],
 )
-def test_a_part_of_the_checks_calls_no_node_ready(options, told, tmp_path):
+def test_partial_run_does_not_call_the_node_ready(options, told, tmp_path):
     result = report(recorded_host("healthy-h100", tmp_path), **options)
     assert lines(result)[0] == told
     head = page(json.loads(json.dumps(result.envelope())))

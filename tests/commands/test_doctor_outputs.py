@@ -39,7 +39,7 @@ def root(tmp_path):
     return recorded_host("driver-lib-mismatch", tmp_path / "m").root
 
 
-def test_json_and_yaml_say_the_same_with_the_same_exit_code(root):
+def test_json_and_yaml_have_equal_content_and_exit_code(root):
     as_json = gpunode("--root", str(root), "doctor", "-o", "json")
     as_yaml = gpunode("--root", str(root), "doctor", "-o", "yaml")
     assert as_json.code == as_yaml.code == ExitCode.FAILED
@@ -55,7 +55,7 @@ def test_json_and_yaml_say_the_same_with_the_same_exit_code(root):
     assert "nvml-hang" in first["data"]["chains"]["driver-lib-mismatch"]
 
 
-def test_metrics_are_what_a_textfile_collector_takes(root):
+def test_metrics_are_accepted_by_a_textfile_collector(root):
     ran = gpunode("--root", str(root), "doctor", "-o", "prometheus")
     assert ran.code == ExitCode.FAILED and ran.out.endswith("\n")
     lines = ran.out.splitlines()
@@ -69,7 +69,7 @@ def test_metrics_are_what_a_textfile_collector_takes(root):
     assert "gpunode_doctor_ok 0" in lines
 
 
-def test_what_a_node_is_called_can_not_end_a_label(tmp_path):
+def test_node_name_cannot_end_a_metric_label(tmp_path):
     report = envelope(recorded_host("healthy-h100", tmp_path / "m"))
     report["data"]["node"]["kernel"] = 'a"} 1\nevil{x="\\'
     text = metrics(report)
@@ -77,7 +77,7 @@ def test_what_a_node_is_called_can_not_end_a_label(tmp_path):
     assert [one for one in text.splitlines() if one[0] != "#" and not SAMPLE.fullmatch(one)] == []
 
 
-def test_prometheus_own_parser_reads_what_was_meant(tmp_path):
+def test_prometheus_parser_reads_the_same_values(tmp_path):
     parser = pytest.importorskip("prometheus_client.parser")
     report = envelope(recorded_host("driver-lib-mismatch", tmp_path / "m"))
     odd = 'a"b\\c\nd\té ×'
@@ -103,7 +103,7 @@ def test_a_healthy_node_has_no_finding_metric(tmp_path):
 @pytest.mark.parametrize(
     ("name", "start"), [("n.html", "<!doctype html>"), ("n.prom", "# HELP"), ("n.json", "{")]
 )
-def test_a_file_is_written_in_one_step_in_the_form_of_its_ending(name, start, root, tmp_path):
+def test_file_is_written_atomically_in_the_format_of_its_extension(name, start, root, tmp_path):
     place = tmp_path / name
     ran = gpunode("--root", str(root), "doctor", "--output-file", str(place))
     assert (ran.code, ran.out) == (ExitCode.FAILED, "")
@@ -112,13 +112,13 @@ def test_a_file_is_written_in_one_step_in_the_form_of_its_ending(name, start, ro
     assert sorted(tmp_path.iterdir()) == [root, place]
 
 
-def test_a_file_that_can_not_be_written_is_refused_before_the_node_is_looked_at(root):
+def test_unwritable_file_is_refused_before_the_node_is_examined(root):
     for path in ("/nowhere/at/all.prom", "/dev/null/x", "/etc"):
         ran = gpunode("--root", str(root), "doctor", "--output-file", path)
         assert ran.code == ExitCode.USAGE and path in ran.err
 
 
-def test_a_failed_write_leaves_the_old_file(root, tmp_path):
+def test_failed_write_keeps_the_old_file(root, tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     place = tmp_path / "closed"
@@ -130,13 +130,13 @@ def test_a_failed_write_leaves_the_old_file(root, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["html", "prometheus"])
-def test_other_commands_refuse_the_forms_that_they_lack(form, root):
+def test_other_commands_refuse_formats_they_do_not_support(form, root):
     for words in (("gpus",), ("explain",), ("explain", "pci-no-gpu"), ("doctor", "--fix")):
         ran = gpunode("--root", str(root), *words, "-o", form)
         assert ran.code == ExitCode.USAGE and ran.out == ""
 
 
-def test_a_page_holds_its_report_and_nothing_that_loads(tmp_path):
+def test_page_contains_its_report_and_loads_nothing(tmp_path):
     report = envelope(recorded_host("driver-lib-mismatch", tmp_path / "m"))
     text = page(report)
     inside = re.search(r'<script type="application/json" id="report">(.*?)</script>', text, re.DOTALL)
@@ -158,7 +158,7 @@ def saved(tmp_path, name, label):
     return str(path)
 
 
-def test_nodes_are_grouped_by_what_they_have(tmp_path):
+def test_compared_nodes_are_grouped_by_their_findings(tmp_path):
     paths = [
         saved(tmp_path, "healthy-h100", "a1"),
         saved(tmp_path, "healthy-h100", "a2"),
@@ -176,7 +176,7 @@ def test_nodes_are_grouped_by_what_they_have(tmp_path):
     assert gpunode("doctor", "--compare", *paths, "--strict").code == ExitCode.FAILED
 
 
-def test_nodes_that_do_not_differ_say_so_and_what_all_have(tmp_path):
+def test_equal_nodes_are_reported_with_their_common_findings(tmp_path):
     paths = [saved(tmp_path, "driver-lib-mismatch", f"n{number}") for number in range(3)]
     result = doctor_compare.run(tuple(paths), strict=True)
     assert (result.status, result.exit_code, result.data["differences"]) == ("ok", ExitCode.OK, ())
@@ -185,7 +185,7 @@ def test_nodes_that_do_not_differ_say_so_and_what_all_have(tmp_path):
     assert lines[0] == "3 nodes, and they don't differ"
 
 
-def test_two_nodes_of_one_name_are_told_apart_by_their_files(tmp_path):
+def test_nodes_with_equal_names_are_distinguished_by_file(tmp_path):
     path = saved(tmp_path, "healthy-docker-rocky9", "same")
     other = tmp_path / "other.json"
     other.write_text(Path(path).read_text())
@@ -248,7 +248,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_report_is_an_error_that_names_it(name, tmp_path):
+def test_malformed_report_is_an_error_that_names_the_file(name, tmp_path):
     good = saved(tmp_path, "healthy-docker-rocky9", "good")
     bad = tmp_path / "bad.json"
     bad.write_bytes(MALFORMED[name].encode("utf-8", "surrogateescape"))
@@ -257,17 +257,17 @@ def test_a_malformed_report_is_an_error_that_names_it(name, tmp_path):
 
 
 @pytest.mark.parametrize("words", ["--only wsl2", "--skip wsl2", "--expect-gpus 0", "--deep"])
-def test_comparing_refuses_what_would_do_nothing(words, tmp_path):
+def test_compare_refuses_options_that_have_no_effect(words, tmp_path):
     ran = gpunode("doctor", "--compare", "a.json", "b.json", *words.split())
     assert ran.code == ExitCode.USAGE and f"{words.split()[0]} is for a diagnosis" in ran.err
 
 
-def test_comparing_is_not_disturbed_by_what_the_environment_says_to_every_doctor(tmp_path):
+def test_compare_ignores_environment_variables_of_doctor(tmp_path):
     paths = [saved(tmp_path, "healthy-docker-rocky9", name) for name in ("a", "b")]
     assert gpunode("doctor", "--compare", *paths, env={"GPUNODE_DOCTOR_EXPECT_GPUS": "0"}).code == 0
 
 
-def test_what_a_strangers_report_says_forges_no_row(tmp_path):
+def test_untrusted_report_forges_no_row(tmp_path):
     path = saved(tmp_path, "healthy-docker-rocky9", "good")
     report = json.loads(Path(path).read_text())
     report["data"]["node"] |= {"name": "x\n  580.1  99  all\x1b[2J\u202e", "kernel": "\r\n" + "k" * 5000}
@@ -282,7 +282,7 @@ def test_what_a_strangers_report_says_forges_no_row(tmp_path):
     assert "NaN" not in whole.out
 
 
-def test_yaml_that_grows_does_not(tmp_path):
+def test_yaml_aliases_do_not_expand_without_limit(tmp_path):
     good = saved(tmp_path, "healthy-docker-rocky9", "good")
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
@@ -292,7 +292,7 @@ def test_yaml_that_grows_does_not(tmp_path):
     assert ran.code == 0 and len(ran.out) < 10_000
 
 
-def test_comparing_needs_two_and_says_how_to_get_them(tmp_path):
+def test_compare_needs_two_reports_and_hints_how_to_get_them(tmp_path):
     with pytest.raises(UsageError, match="two nodes or more"):
         doctor_compare.run(("one.json",))
     ran = gpunode("doctor", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", "json")
@@ -303,7 +303,7 @@ def test_comparing_needs_two_and_says_how_to_get_them(tmp_path):
 # --- the units --------------------------------------------------------------------------------------------
 
 
-def test_the_service_writes_only_the_collectors_file():
+def test_service_may_write_only_the_collectors_file():
     text = (UNITS / "gpunode-doctor.service").read_text()
     start = next(line for line in text.splitlines() if line.startswith("ExecStart="))
     place = next(line for line in text.splitlines() if line.startswith("ReadWritePaths=")).partition("=")[2]
@@ -330,7 +330,7 @@ HIDING = {
 }
 
 
-def test_the_service_hides_nothing_that_is_judged():
+def test_service_sandbox_hides_nothing_that_checks_read():
     """What a sandbox hides looks as if it were missing: a false alarm every five minutes."""
     lines = (UNITS / "gpunode-doctor.service").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
@@ -341,7 +341,7 @@ def test_the_service_hides_nothing_that_is_judged():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze isn't installed")
-def test_systemd_understands_the_units(tmp_path):
+def test_systemd_accepts_the_units(tmp_path):
     for name in ("gpunode-doctor.service", "gpunode-doctor.timer"):
         text = (UNITS / name).read_text()
         (tmp_path / name).write_text(text.replace("/usr/local/bin/gpunode", sys.executable))

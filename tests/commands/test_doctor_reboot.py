@@ -82,7 +82,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("machine", BREAKS)
-def test_what_a_reboot_breaks_stands_there_with_its_command(text, machine):
+def test_problem_after_a_reboot_is_printed_with_its_command(text, machine):
     identifier, command = BREAKS[machine]
     page = text(machine)
     shown = section(page)
@@ -99,7 +99,7 @@ MENDS = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "driver-lib-mi
 
 
 @pytest.mark.parametrize("machine", MENDS)
-def test_what_a_reboot_mends_does_not_speak_against_it(text, machine):
+def test_fault_that_a_reboot_fixes_is_no_reason_against_it(text, machine):
     assert section(text(machine)) == [YES, "  A reboot fixes driver-lib-mismatch"]
 
 
@@ -109,7 +109,7 @@ def test_a_healthy_node_is_safe_to_reboot(text, machine):
 
 
 @pytest.mark.parametrize("machine", WITHOUT_SECTION)
-def test_where_nothing_of_it_applies_there_is_no_such_section(text, machine):
+def test_reboot_section_is_omitted_if_no_check_applies(text, machine):
     assert section(text(machine)) == []
 
 
@@ -118,16 +118,16 @@ def test_the_command_line_ends_with_it(ask):
     assert shown[:1] == [NO] and shown[1].startswith("  dkms-not-built: the next reboot breaks the GPUs")
 
 
-def test_what_one_command_brings_back_is_told_once(text):
+def test_command_that_restores_several_items_is_printed_once(text):
     assert len(section(text("cdi-lost-at-reboot"))) == 2  # the unit that writes the specification loads it
 
 
-def test_who_makes_it_again_is_found_in_a_script_that_a_unit_starts(text):
+def test_script_started_by_a_unit_is_recognized_as_restoring_files(text):
     assert section(text("cdi-written-by-own-unit")) == [YES]
     assert section(text("dev-char-made-at-boot")) == [YES]
 
 
-def test_the_json_says_the_same(ask):
+def test_json_has_the_same_reboot_verdict(ask):
     def told(machine, *arguments):
         return json.loads(ask(machine, "-o", "json", *arguments))["data"]["reboot"]
 
@@ -141,7 +141,7 @@ def test_every_page_has_the_section(ask):
     assert "Safe to reboot?" in page and "A reboot fixes driver-lib-mismatch." in page
 
 
-def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):
+def test_check_without_access_does_not_count_as_safe(tmp_path):
     class Closed(Host):
         def path(self, path: str | Path, *, follow: bool = True) -> Path:
             if str(path).startswith("/var/lib/dkms") or str(path).startswith("/lib/modules"):
@@ -153,7 +153,7 @@ def test_a_check_that_may_not_look_vouches_for_nothing(tmp_path):
     assert line.startswith("Safe to reboot? No problem found, but ")
 
 
-def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
+def test_fault_unrelated_to_the_next_boot_is_not_listed(text):
     assert section(text("nvidia-smi-missing")) == [YES]
 
 
@@ -164,7 +164,7 @@ def test_what_is_no_matter_of_the_next_boot_is_not_in_it(text):
         (FindingStatus.SKIP, "unreadable", "1 check had no result without root"),
     ],
 )
-def test_a_check_that_could_not_tell_is_no_reason_against_a_reboot(status, skipped, told, tmp_path):
+def test_undecided_check_is_no_reason_against_a_reboot(status, skipped, told, tmp_path):
     host = recorded_host("healthy-h100", tmp_path)
     data = doctor.run(host, SilentProgress()).data
     findings = tuple(

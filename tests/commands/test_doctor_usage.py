@@ -36,12 +36,12 @@ from tests.nobody import NOBODY, public_directory
         ),
     ],
 )
-def test_a_mistake_is_named_with_the_command_that_was_meant(argv, message, hint, tmp_path):
+def test_usage_error_suggests_the_intended_command(argv, message, hint, tmp_path):
     ran = gpunode("--root", str(tmp_path), "doctor", *argv)
     assert (ran.code, ran.out, ran.err) == (2, "", f"error: {message}\nhint: {hint}\n")
 
 
-def test_the_beginning_of_an_id_names_the_check_that_begins_so():
+def test_prefix_of_an_id_suggests_the_matching_check():
     with pytest.raises(UsageError) as raised:
         find_check("driver-lib-")
     assert raised.value.hint == "did you mean driver-lib-mismatch?"
@@ -59,7 +59,7 @@ def test_the_beginning_of_an_id_names_the_check_that_begins_so():
         (["--only", "pci-no-gpu,nonsense"], 2, "unknown check 'nonsense'"),
     ],
 )
-def test_what_makes_no_sense_together_is_refused(argv, code, message, tmp_path):
+def test_contradicting_options_are_refused(argv, code, message, tmp_path):
     ran = gpunode("--root", str(tmp_path), "doctor", *argv)
     assert (ran.code, ran.err.splitlines()[0]) == (code, f"error: {message}")
 
@@ -72,12 +72,12 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_several_ids_may_stand_behind_one_option(root):
+def test_several_ids_may_follow_one_option(root):
     ran = gpunode("--root", str(root), "doctor", "--only", "pci-no-gpu,nvml-hang", "-o", "json")
     assert [one["id"] for one in ran.document["data"]["findings"]] == ["pci-no-gpu", "nvml-hang"]
 
 
-def test_a_report_that_stdout_does_not_take_is_no_traceback(root):
+def test_failed_write_to_stdout_gives_no_traceback(root):
     argv = [sys.executable, "-m", "gpunode", "--root", str(root), "doctor"]
     with Path("/dev/full").open("w") as full:
         for more in ([], ["-o", "json"], ["-o", "json", "--only", "nonsense"]):
@@ -87,7 +87,7 @@ def test_a_report_that_stdout_does_not_take_is_no_traceback(root):
             assert "Traceback" not in ran.stderr
 
 
-def test_a_place_where_this_user_may_not_write_is_named_before_anything_is_looked_at():
+def test_unwritable_directory_is_named_before_the_node_is_examined():
     with public_directory() as place:
         closed = place / "closed"
         closed.mkdir(mode=0o700)
@@ -100,7 +100,7 @@ def test_a_place_where_this_user_may_not_write_is_named_before_anything_is_looke
             )
 
 
-def test_strict_counts_warnings_of_a_plan_too(tmp_path):
+def test_strict_includes_warnings_of_a_fix_plan(tmp_path):
     host = recorded_host("driver-cve", tmp_path)
     for strict, code in ((False, 0), (True, 1)):
         assert doctor.run_fix(host, SilentProgress(), strict=strict).exit_code == code

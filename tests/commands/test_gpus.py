@@ -17,7 +17,7 @@ def test_mig_is_off_only_on_gpus_that_support_it(name, states, tmp_path):
     assert {line.split()[-1] for line in ran.out.splitlines()[2:]} == states
 
 
-def test_a_node_without_gpus_gets_a_warning(tmp_path):
+def test_node_without_gpus_gets_a_warning(tmp_path):
     spec = machine("healthy-h100")
     spec["recording"]["nvml"]["inventory"]["gpus"] = []
     root = build_machine(spec, tmp_path / "node")

@@ -41,7 +41,7 @@ def config(node: Path) -> Path:
     return node / "etc/nvidia-container-runtime/config.toml"
 
 
-def test_entries_come_oldest_first_with_what_can_be_rolled_back(node: Path) -> None:
+def test_entries_are_listed_oldest_first_with_their_rollback_state(node: Path) -> None:
     listed = entries(node)
     assert [one["operation"] for one in listed] == ["toolkit-config"] * 2
     assert [(one["rollback"], one["reason"]) for one in listed] == [(True, "")] * 2
@@ -49,7 +49,7 @@ def test_entries_come_oldest_first_with_what_can_be_rolled_back(node: Path) -> N
     assert listed[0]["files"] == ["/etc/nvidia-container-runtime/config.toml"]
 
 
-def test_the_list_says_the_same_that_a_rollback_does(node: Path) -> None:
+def test_list_agrees_with_rollback(node: Path) -> None:
     config(node).write_text("# somebody else's\n")
     last = entries(node)[-1]
     assert not last["rollback"] and "changed" in last["reason"]
@@ -61,7 +61,7 @@ def test_the_list_says_the_same_that_a_rollback_does(node: Path) -> None:
     assert states == {"toolkit-config": ("rolled-back", False), "rollback": ("committed", False)}
 
 
-def test_show_gives_the_diff_of_the_last_change_with_its_facts(node: Path) -> None:
+def test_show_prints_the_diff_and_details_of_the_last_change(node: Path) -> None:
     data = journal(node, "show").document["data"]
     assert data["entry"]["id"] == entries(node)[-1]["id"]
     (file,) = data["files"]
@@ -70,14 +70,14 @@ def test_show_gives_the_diff_of_the_last_change_with_its_facts(node: Path) -> No
     assert data["details"]["settings"] == [f"{MODE}=legacy"]
 
 
-def test_show_knows_an_earlier_change_from_the_copy_that_the_later_one_made(node: Path) -> None:
+def test_show_restores_an_earlier_change_from_the_later_backup(node: Path) -> None:
     first = entries(node)[0]["id"]
     (file,) = journal(node, "show", first).document["data"]["files"]
     assert file["now"] == "changed"
     assert '-mode = "auto"' in file["diff"] and '+mode = "cdi"' in file["diff"]
 
 
-def test_show_says_when_what_was_written_is_not_known_any_more(node: Path) -> None:
+def test_show_reports_that_the_written_text_was_not_kept(node: Path) -> None:
     config(node).write_text("# somebody else's\n")
     (file,) = journal(node, "show").document["data"]["files"]
     assert (file["now"], file["diff"]) == ("changed", "")
@@ -87,7 +87,7 @@ def test_show_says_when_what_was_written_is_not_known_any_more(node: Path) -> No
     assert ran.code == 0 and "not kept" in ran.out
 
 
-def test_show_says_when_the_copy_is_damaged(node: Path) -> None:
+def test_show_reports_a_damaged_backup(node: Path) -> None:
     last = entries(node)[-1]["id"]
     (backup,) = (node / "var/lib/gpunode/journal" / last).glob("00-*")
     backup.write_text("rot")
@@ -95,19 +95,19 @@ def test_show_says_when_the_copy_is_damaged(node: Path) -> None:
     assert "is damaged" in file["problem"]
 
 
-def test_an_unknown_entry_is_usage(node: Path) -> None:
+def test_unknown_entry_is_a_usage_error(node: Path) -> None:
     ran = journal(node, "show", "20200101T000000Z-nothing")
     assert ran.code == 2
     assert ran.document["errors"][0]["hint"] == "list them: gpunode journal list"
 
 
-def test_an_empty_journal_is_no_error_to_list(tmp_path: Path) -> None:
+def test_empty_journal_lists_without_error(tmp_path: Path) -> None:
     ran = gpunode("journal", "list", "--root", str(tmp_path))
     assert ran.code == 0 and "nothing was changed yet" in ran.out
     assert gpunode("journal", "show", "--root", str(tmp_path)).code == 2
 
 
-def test_strange_directories_do_not_break_the_list(node: Path) -> None:
+def test_malformed_directories_do_not_break_the_list(node: Path) -> None:
     place = node / "var/lib/gpunode/journal"
     (place / "stray").write_text("a file")
     broken = ["", "{", "[]", '{"files": 5}', '{"files": [{"path": 1}]}', "\x00", '{"state": 5}']
@@ -122,7 +122,7 @@ def test_strange_directories_do_not_break_the_list(node: Path) -> None:
     assert gpunode("journal", "show", "--root", str(node)).code == 0
 
 
-def test_wrong_types_in_a_manifest_are_shown_without_a_crash(node: Path) -> None:
+def test_wrong_types_in_a_manifest_cause_no_crash(node: Path) -> None:
     last = entries(node)[-1]["id"]
     place = node / "var/lib/gpunode/journal" / last / "manifest.json"
     manifest = json.loads(place.read_text())
@@ -133,7 +133,7 @@ def test_wrong_types_in_a_manifest_are_shown_without_a_crash(node: Path) -> None
     assert gpunode("journal", "show", "--root", str(node)).code == 0
 
 
-def test_without_root_the_journal_is_closed_and_says_so() -> None:
+def test_reading_the_journal_without_root_is_refused_with_a_hint() -> None:
     with public_directory() as place:
         (place / "var/lib/gpunode/journal").mkdir(parents=True, mode=0o700)
         ran = gpunode("journal", "list", "--root", str(place), prefix=NOBODY)
@@ -141,7 +141,7 @@ def test_without_root_the_journal_is_closed_and_says_so() -> None:
     assert "only root may read the journal" in ran.err and "hint: run it again with sudo" in ran.err
 
 
-def test_engine_that_was_removed_stops_no_later_run(tmp_path: Path) -> None:
+def test_removed_engine_does_not_stop_a_later_run(tmp_path: Path) -> None:
     """A run was killed, and its engine is gone: its file comes back, and others can be changed."""
     config, state = tmp_path / "config.toml", tmp_path / "state"
     config.write_text("new")
@@ -161,7 +161,7 @@ def test_engine_that_was_removed_stops_no_later_run(tmp_path: Path) -> None:
     assert [one["state"] for one in listed["data"]["entries"]] == ["rolled-back", "committed"]
 
 
-def test_a_rollback_that_was_killed_after_its_last_write_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_rollback_killed_after_its_last_write_is_finished_by_the_next_run(tmp_path: Path) -> None:
     """Its files are restored, and the entry must not stay the last one that can be rolled back."""
     config, state = tmp_path / "config", tmp_path / "state"
     config.write_text("old")
@@ -178,7 +178,7 @@ def test_a_rollback_that_was_killed_after_its_last_write_is_finished_by_the_next
     assert config.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_ordinary_users_empty_journal_says_where_the_nodes_is() -> None:
+def test_empty_journal_of_an_ordinary_user_hints_at_the_nodes() -> None:
     with public_directory() as place:
         environ = clean_environment({"HOME": str(place)})
         argv = [*NOBODY, *command("journal", "list")]

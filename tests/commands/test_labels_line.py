@@ -50,7 +50,7 @@ def values(options: Seen) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("option", labels.options(), ids=lambda option: option.field)
-def test_every_spelling_of_an_option_is_read(options: list[Seen], option: Option) -> None:
+def test_every_spelling_of_an_option_is_parsed(options: list[Seen], option: Option) -> None:
     """Go's flag package takes one dash, and a boolean without a value."""
     many = option.takes_many
     value = "true" if option.kind == "boolean" else "a,b"
@@ -66,7 +66,7 @@ def test_every_spelling_of_an_option_is_read(options: list[Seen], option: Option
             assert values(options[-1]) == {option.field: "true"}
 
 
-def test_no_option_is_no_value(options: list[Seen]) -> None:
+def test_without_options_no_values_are_set(options: list[Seen]) -> None:
     assert run_app(app, ["labels"]) == 1
     assert (values(options[-1]), options[-1].dry_run) == ({}, False)
 
@@ -79,7 +79,7 @@ def test_no_option_is_no_value(options: list[Seen]) -> None:
     ],
     ids=["format", "file"],
 )
-def test_o_is_the_format_or_the_file_of_gpu_feature_discovery(
+def test_o_is_the_output_format_or_the_file_as_in_gpu_feature_discovery(
     options: list[Seen], words: list[str], fields: dict[str, Any]
 ) -> None:
     assert run_app(app, ["labels", *words]) == 1
@@ -100,7 +100,7 @@ def test_o_is_the_format_or_the_file_of_gpu_feature_discovery(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_a_usage_error(words: list[str], message: str) -> None:
+def test_invalid_option_is_a_usage_error(words: list[str], message: str) -> None:
     ran = gpunode(*words)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(message)
@@ -108,7 +108,7 @@ def test_a_mistake_is_a_usage_error(words: list[str], message: str) -> None:
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 @pytest.mark.parametrize("words", [["labels"], ["labels", "--vendor", "amd"], ["gpus"]], ids=" ".join)
-def test_a_caller_that_ignores_sigchld_is_no_reason_to_fail(words: list[str], tmp_path: Path) -> None:
+def test_caller_ignoring_sigchld_causes_no_failure(words: list[str], tmp_path: Path) -> None:
     node = stub_node(tmp_path, machine(1))
     ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
     script = f"{ignore}; os.execv(sys.argv[1], sys.argv[1:])"

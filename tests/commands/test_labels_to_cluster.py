@@ -34,7 +34,7 @@ def features(api: ApiServer) -> list[dict[str, Any]]:
 # --- the Node -------------------------------------------------------------------------------------------
 
 
-def test_labels_come_and_go_in_one_patch_each(api: ApiServer, run: Gpunode) -> None:
+def test_labels_are_added_and_removed_in_one_patch_each(api: ApiServer, run: Gpunode) -> None:
     api.node(NODE)["metadata"]["labels"] |= {
         "nvidia.com/mig.config": "all-balanced",
         "nvidia.com/gpu.present": "true",
@@ -72,7 +72,7 @@ def test_a_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
 
 
 @pytest.mark.parametrize("sink", ["node", "node-feature"])
-def test_the_kubelets_own_account_says_which_node_it_is(
+def test_node_name_is_read_from_the_kubelets_certificate(
     api: ApiServer, run: Gpunode, certificates: Path, tmp_path: Path, sink: str
 ) -> None:
     """As on EKS, where the node isn't called as the machine is."""
@@ -87,7 +87,7 @@ def test_the_kubelets_own_account_says_which_node_it_is(
     assert NODE in done.out
 
 
-def test_words_are_those_of_the_other_commands(api: ApiServer, run: Gpunode) -> None:
+def test_options_are_named_as_in_other_commands(api: ApiServer, run: Gpunode) -> None:
     argv = ("labels", "--simulate", "h100:8", "--to", "node", "--dry-run")
     done = run(*argv, "--node", "gpu-9", "--context", "test")
     assert (done.code, 'nodes "gpu-9" not found' in done.err) == (3, True)
@@ -95,13 +95,13 @@ def test_words_are_those_of_the_other_commands(api: ApiServer, run: Gpunode) -> 
     assert (done.code, "has no context 'other'" in done.err) == (3, True)
 
 
-def test_a_gpu_that_is_not_here_is_told(run: Gpunode) -> None:
+def test_excluded_gpu_that_does_not_exist_is_reported(run: Gpunode) -> None:
     done = run("labels", "--simulate", "h100:8", "--exclude", "99")
     assert (done.code, "warning: exclude: this node has no GPU 99\n" in done.err) == (0, True)
     assert "nvidia.com/gpu.count=8\n" in done.out
 
 
-def test_a_relative_path_is_told_as_it_must_be(run: Gpunode) -> None:
+def test_relative_output_path_is_refused_with_the_absolute_one(run: Gpunode) -> None:
     done = run("labels", "--output-file", "gfd")
     assert (done.code, done.err.splitlines()[-1]) == (
         2,
@@ -109,7 +109,7 @@ def test_a_relative_path_is_told_as_it_must_be(run: Gpunode) -> None:
     )
 
 
-def test_a_wrong_word_names_the_option_that_has_it(run: Gpunode) -> None:
+def test_invalid_value_names_its_option(run: Gpunode) -> None:
     done = run("labels", "--to", "nodes")
     assert done.code == 2
     assert done.err.splitlines() == [
@@ -118,7 +118,7 @@ def test_a_wrong_word_names_the_option_that_has_it(run: Gpunode) -> None:
     ]
 
 
-def test_what_somebody_else_said_is_in_the_plan(api: ApiServer, run: Gpunode) -> None:
+def test_labels_of_another_owner_are_shown_in_the_plan(api: ApiServer, run: Gpunode) -> None:
     argv = ("labels", "--simulate", "h100:8", "--to", "node", "--no-timestamp")
     api.node(NODE)["metadata"]["labels"]["nvidia.com/gpu.count"] = "4"
     done = run(*argv, "--dry-run")
@@ -133,7 +133,7 @@ def test_what_somebody_else_said_is_in_the_plan(api: ApiServer, run: Gpunode) ->
     assert "unchanged" in run(*argv).out
 
 
-def test_a_label_that_somebody_took_away_or_changed_is_back(api: ApiServer, run: Gpunode) -> None:
+def test_removed_or_changed_label_is_restored(api: ApiServer, run: Gpunode) -> None:
     run("labels", "--simulate", "h100:8", "--to", "node")
     before = ours(api)
     labels = api.node(NODE)["metadata"]["labels"]
@@ -144,7 +144,7 @@ def test_a_label_that_somebody_took_away_or_changed_is_back(api: ApiServer, run:
     assert ours(api) | {stamp: ""} == before | {stamp: ""}
 
 
-def test_what_nfd_keeps_is_left_to_it(api: ApiServer, run: Gpunode) -> None:
+def test_labels_managed_by_nfd_are_refused(api: ApiServer, run: Gpunode) -> None:
     node = api.node(NODE)
     node["metadata"]["annotations"] = {NFD: "cpu-model.id,nvidia.com/gpu.count,nvidia.com/gpu.product"}
     node["metadata"]["labels"]["nvidia.com/gpu.count"] = "8"
@@ -155,7 +155,7 @@ def test_what_nfd_keeps_is_left_to_it(api: ApiServer, run: Gpunode) -> None:
     assert api.changes() == []
 
 
-def test_a_node_that_changes_meanwhile_is_looked_at_again(api: ApiServer, run: Gpunode) -> None:
+def test_patch_is_retried_if_the_node_changed_meanwhile(api: ApiServer, run: Gpunode) -> None:
     def meanwhile() -> None:
         node = api.node(NODE)
         node["metadata"]["labels"]["pool"] = "b"
@@ -178,14 +178,14 @@ def test_a_node_that_changes_meanwhile_is_looked_at_again(api: ApiServer, run: G
     ],
     ids=lambda fault: f"{fault.method} {fault.kind}",
 )
-def test_a_server_that_goes_away_for_a_moment(api: ApiServer, run: Gpunode, fault: Fault) -> None:
+def test_interrupted_server_connection_is_retried(api: ApiServer, run: Gpunode, fault: Fault) -> None:
     api.faults.append(fault)
     done = run("labels", "--simulate", "h100:8", "--to", "node")
     assert done.code == 0, done.err
     assert ours(api)["nvidia.com/gpu.count"] == "8"
 
 
-def test_a_server_that_stays_away_has_no_half_label_set(api: ApiServer, run: Gpunode) -> None:
+def test_unavailable_server_leaves_no_partial_labels(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("PATCH", "/nodes/", "status", times=99))
     done = run("labels", "--simulate", "h100:8", "--to", "node")
     assert done.code == 1
@@ -193,7 +193,7 @@ def test_a_server_that_stays_away_has_no_half_label_set(api: ApiServer, run: Gpu
     assert ours(api) == {}
 
 
-def test_who_may_not_and_who_isnt_there(api: ApiServer, run: Gpunode) -> None:
+def test_missing_node_and_missing_rights_are_refused(api: ApiServer, run: Gpunode) -> None:
     assert run("labels", "--simulate", "h100:8", "--to", "node", NODE_NAME="gpu-2").code == 3
     api.users[ADMIN] = "reader"
     done = run("labels", "--simulate", "h100:8", "--to", "node")
@@ -209,7 +209,7 @@ def test_amd_labels_have_their_own_annotation(api: ApiServer, run: Gpunode, tmp_
     assert ours(api)["nvidia.com/gpu.count"] == "8"
 
 
-def test_by_way_of_a_kubectl_proxy(run: Gpunode) -> None:
+def test_labels_are_set_through_a_kubectl_proxy(run: Gpunode) -> None:
     """As the hint says where there is no other way."""
     plain = ApiServer(anonymous="admin")
     plain.add_node(NODE)
@@ -225,7 +225,7 @@ def test_by_way_of_a_kubectl_proxy(run: Gpunode) -> None:
 # --- NodeFeature ----------------------------------------------------------------------------------------
 
 
-def test_the_nodefeature_object(api: ApiServer, run: Gpunode) -> None:
+def test_nodefeature_object_is_written(api: ApiServer, run: Gpunode) -> None:
     argv = ("labels", "--use-node-feature-api", "--namespace", "nfd")
     assert run(*argv, "--simulate", "h100:8").code == 0
     (made,) = features(api)
@@ -244,7 +244,7 @@ def test_the_nodefeature_object(api: ApiServer, run: Gpunode) -> None:
     assert now["spec"]["features"]["attributes"] == {"x": {"elements": {}}}
 
 
-def test_it_goes_with_the_daemonset_of_our_pod(api: ApiServer, run: Gpunode) -> None:
+def test_nodefeature_is_owned_by_the_daemonset_of_our_pod(api: ApiServer, run: Gpunode) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "labels", "uid": "u-1", "controller": True}
     pod = {"metadata": {"name": "labels-x", "namespace": "nfd", "uid": "u-2", "ownerReferences": [owner]}}
     api.store.put("Pod", pod, "nfd")
@@ -259,7 +259,7 @@ def test_it_goes_with_the_daemonset_of_our_pod(api: ApiServer, run: Gpunode) -> 
     ]
 
 
-def test_owners_that_are_gone_are_replaced(api: ApiServer, run: Gpunode) -> None:
+def test_deleted_owners_are_replaced(api: ApiServer, run: Gpunode) -> None:
     """A DaemonSet that is installed anew has another uid: the old one's object is collected as garbage."""
     argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
     for uid in ("u-1", "u-9"):
@@ -277,7 +277,7 @@ def test_owners_that_are_gone_are_replaced(api: ApiServer, run: Gpunode) -> None
     assert "ownerReferences" not in features(api)[0]["metadata"]
 
 
-def test_a_pod_that_cant_be_found_is_only_told(api: ApiServer, run: Gpunode) -> None:
+def test_unknown_pod_only_gives_a_warning(api: ApiServer, run: Gpunode) -> None:
     argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
     done = run(*argv, "--pod-name", "gone")
     assert done.code == 0, done.err
@@ -285,7 +285,7 @@ def test_a_pod_that_cant_be_found_is_only_told(api: ApiServer, run: Gpunode) -> 
     assert "ownerReferences" not in features(api)[0]["metadata"]
 
 
-def test_a_cluster_without_nfd(api: ApiServer, run: Gpunode) -> None:
+def test_cluster_without_nfd_is_refused(api: ApiServer, run: Gpunode) -> None:
     api.without.add("NodeFeature")
     done = run("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
     assert done.code == 3
@@ -294,7 +294,9 @@ def test_a_cluster_without_nfd(api: ApiServer, run: Gpunode) -> None:
 
 @pytest.mark.parametrize("kind", ["cut", "cut-after", "status"])
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_a_lost_answer_is_asked_for_again(api: ApiServer, run: Gpunode, method: str, kind: str) -> None:
+def test_lost_response_is_checked_by_reading_again(
+    api: ApiServer, run: Gpunode, method: str, kind: str
+) -> None:
     argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate")
     if method == "PUT":
         assert run(*argv, "l40s:1").code == 0
@@ -335,7 +337,9 @@ def running(api: ApiServer, tmp_path: Path) -> Iterator[list[Running]]:
             one.process.wait(PATIENCE)
 
 
-def test_watch_keeps_them_and_leaves_them(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:
+def test_watch_keeps_labels_updated_and_leaves_them_on_exit(
+    api: ApiServer, tmp_path: Path, running: list[Running]
+) -> None:
     argv = ("labels", "--watch", "--to", "node", "--simulate", "h100:8", "--sleep-interval", "1s")
     running.append(Running(tmp_path, api, *argv))
     log = running[0].log.read_text
@@ -348,7 +352,7 @@ def test_watch_keeps_them_and_leaves_them(api: ApiServer, tmp_path: Path, runnin
     assert "action=updated" in log()
 
 
-def test_the_plugin_keeps_them_too(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:
+def test_plugin_keeps_labels_updated(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:
     with TemporaryDirectory(prefix="gp-") as short:  # a socket's path is short; its kubelet never comes
         argv = ("plugin", "serve", "--labels", "node", "--simulate", "h100:4", "--state-dir", str(tmp_path))
         running.append(Running(tmp_path, api, *argv, "--kubelet-socket", f"{short}/kubelet.sock"))

@@ -8,7 +8,7 @@ import yaml
 from tests.cli import gpunode
 
 
-def test_the_stream_holds_one_class_per_handler() -> None:
+def test_stream_has_one_class_per_handler() -> None:
     ran = gpunode("manifests", "runtime-class", "--also", "cdi,legacy")
     assert (ran.code, ran.err) == (0, "")
     objects = list(yaml.safe_load_all(ran.out))
@@ -28,17 +28,17 @@ def test_json_holds_the_same_objects() -> None:
 
 
 @pytest.mark.parametrize("name", ["Nvidia", "nv_idia", "-nvidia", "nvidia-", "", "a" * 64, "nvidia.cdi", "é"])
-def test_a_name_that_kubernetes_refuses_is_usage(name: str) -> None:
+def test_name_that_kubernetes_refuses_is_a_usage_error(name: str) -> None:
     ran = gpunode("manifests", "runtime-class", "--nvidia-runtime-name", name)
     assert (ran.code, ran.out) == (2, "")
     assert "can't be a RuntimeClass's handler" in ran.err
 
 
-def test_an_unknown_variant_is_usage() -> None:
+def test_unknown_variant_is_a_usage_error() -> None:
     ran = gpunode("manifests", "runtime-class", "--also", "cdi,csv")
     assert ran.code == 2 and "known: cdi, legacy" in ran.err
 
 
-def test_a_name_given_twice_is_printed_once() -> None:
+def test_duplicate_name_is_printed_once() -> None:
     ran = gpunode("manifests", "runtime-class", "--nvidia-runtime-name", "nvidia-cdi", "--also", "cdi")
     assert ran.out.count("kind: RuntimeClass") == 1

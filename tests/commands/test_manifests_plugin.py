@@ -60,7 +60,7 @@ def volumes(*argv: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("options", COMBINATIONS, ids=" ".join)
-def test_every_object_is_one_of_the_schema(options: tuple[str, ...]) -> None:
+def test_every_object_matches_the_schema(options: tuple[str, ...]) -> None:
     found = objects("all", *IMAGE, "--node", "gpu-1", "--taint", *options)
     for one in found:
         checked(one)
@@ -71,7 +71,7 @@ def test_every_object_is_one_of_the_schema(options: tuple[str, ...]) -> None:
     assert ("Pod" in kinds) == ("amd" not in options)
 
 
-def test_the_check_itself_can_fail() -> None:
+def test_schema_check_can_fail() -> None:
     found = objects("daemon-set", *IMAGE)[-1]
     for path, value in (("hostPid", True), ("hostPID", "yes"), ("containers", None)):
         wrong = json.loads(json.dumps(found))
@@ -80,7 +80,7 @@ def test_the_check_itself_can_fail() -> None:
             checked(wrong)
 
 
-def test_all_uses_of_the_api_server_are_of_the_schema() -> None:
+def test_all_api_requests_match_the_schema() -> None:
     uses = ("plugin", "labels", "node-feature", "mig", "advertise", "verify")
     found = objects("rbac", *(word for use in uses for word in ("--for", use)))
     for one in found:
@@ -91,7 +91,7 @@ def test_all_uses_of_the_api_server_are_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize("options", [(), COMBINATIONS[6], COMBINATIONS[9]], ids=" ".join)
-def test_kubectl_takes_the_stream(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_kubectl_accepts_the_stream(options: tuple[str, ...], tmp_path: Path) -> None:
     text = manifests("all", *IMAGE, "--node", "gpu-1", *options).out
     text += "---\n" + manifests("rbac", "--for", "verify", "--for", "mig").out
     want = ("create", "--dry-run=client", "--validate=false", "-o", "name", "-f", "-")
@@ -104,7 +104,7 @@ def test_kubectl_takes_the_stream(options: tuple[str, ...], tmp_path: Path) -> N
     assert "clusterrole.rbac.authorization.k8s.io/gpunode:mig-verify" in named
 
 
-def test_kubectl_reads_the_pods_as_they_are_meant(tmp_path: Path) -> None:
+def test_kubectl_decodes_the_pods_without_loss(tmp_path: Path) -> None:
     """`set env --local` decodes into Kubernetes' own types: what these don't have is gone afterwards."""
     for ran in (manifests("daemon-set", *IMAGE, *COMBINATIONS[6][:-4]), manifests("vector-add")):
         for text in ran.out.split("---\n"):
@@ -138,7 +138,7 @@ def missing(wanted: Any, found: Any, path: str = "") -> list[str]:
 # --- the least that it takes ----------------------------------------------------------------------------
 
 
-def test_the_plain_plugin_has_no_right_but_roots_own_files() -> None:
+def test_plain_plugin_has_no_privilege_beyond_root_files() -> None:
     found = security()
     assert found["capabilities"] == {"drop": ["ALL"]}
     assert found["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -154,7 +154,7 @@ def test_the_plain_plugin_has_no_right_but_roots_own_files() -> None:
     }
 
 
-def test_what_each_option_adds_and_nothing_else() -> None:
+def test_each_option_adds_only_what_it_needs() -> None:
     plain = volumes()
     assert security("--mig", "mixed")["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert security("--mig", "none") == security() == security("--cdi") == security("--metrics-port", "9400")
@@ -169,7 +169,7 @@ def test_what_each_option_adds_and_nothing_else() -> None:
     assert "NVIDIA_MIG_MONITOR_DEVICES" not in {one["name"] for one in pod()["containers"][0]["env"]}
 
 
-def test_keeping_labels_takes_a_token_and_the_rights_of_each_place_alone() -> None:
+def test_labels_add_a_token_and_only_the_rights_of_each_target() -> None:
     assert pod("--labels", "file")["automountServiceAccountToken"] is False
     assert volumes("--labels", "file").keys() - volumes().keys() == {"features"}
     found = {one["kind"]: one for one in objects("all", *IMAGE, "--labels", "node")}
@@ -186,20 +186,20 @@ def test_keeping_labels_takes_a_token_and_the_rights_of_each_place_alone() -> No
     assert "gpunode manifests rbac --for labels" in manifests("daemon-set", *IMAGE, "--labels", "node").err
 
 
-def test_the_drivers_root_is_read_only_and_sees_later_mounts() -> None:
+def test_driver_root_is_read_only_and_sees_later_mounts() -> None:
     mounts = {one["name"]: one for one in pod("--cdi")["containers"][0]["volumeMounts"]}
     assert mounts["driver-root"]["readOnly"] is True
     assert mounts["driver-root"]["mountPropagation"] == "HostToContainer"
 
 
-def test_amds_plugin_takes_no_runtime_and_tolerates_its_own_taint() -> None:
+def test_amd_plugin_has_no_runtime_class_and_tolerates_its_own_taint() -> None:
     spec = pod("--vendor", "amd")
     assert "runtimeClassName" not in spec and "env" not in spec["containers"][0]
     assert spec["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists"}]
     assert "--vendor=amd" in spec["containers"][0]["args"]
 
 
-def test_nodes_are_found_by_any_form_of_nfds_label_and_by_hand() -> None:
+def test_nodes_are_selected_by_any_nfd_label_or_a_manual_one() -> None:
     required = pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     keys = {term["matchExpressions"][0]["key"] for term in required["nodeSelectorTerms"]}
     assert keys == {
@@ -241,7 +241,7 @@ def test_an_account_that_may_create_pods_has_a_namespace_of_its_own() -> None:
     assert named[0]["kind"] == "ServiceAccount", "a namespace that is named exists already"
 
 
-def test_the_plugins_account_has_no_role_and_each_use_only_its_verbs() -> None:
+def test_plugin_account_has_no_role_and_each_use_only_its_verbs() -> None:
     assert [one["kind"] for one in objects("rbac")] == ["ServiceAccount"]
     found = {one["kind"]: one for one in objects("rbac", "--for", "advertise")}
     assert found["ClusterRole"]["rules"] == [
@@ -256,7 +256,7 @@ def test_the_plugins_account_has_no_role_and_each_use_only_its_verbs() -> None:
     assert "watch" not in pods["verbs"] and "deletecollection" not in pods["verbs"]
 
 
-def test_the_pod_fits_a_restricted_namespace() -> None:
+def test_pod_fits_a_restricted_namespace() -> None:
     """Pod Security Standards, level restricted, rule by rule."""
     spec = objects("vector-add", "--node", "gpu-1", "--namespace", "tests")[0]["spec"]
     container = spec["containers"][0]
@@ -280,7 +280,7 @@ def with_file(tmp_path: Path, text: str, *argv: str) -> list[dict[str, Any]]:
     return objects("daemon-set", *IMAGE, "--config-file", str(file), *argv)
 
 
-def test_a_config_files_text_goes_whole_into_the_config_map(tmp_path: Path) -> None:
+def test_config_file_is_copied_verbatim_into_the_config_map(tmp_path: Path) -> None:
     text = "# ours\nversion: v1\nflags:\n  migStrategy: mixed\n  plugin: {deviceListStrategy: [cdi-cri]}\n"
     configured, plugin = with_file(tmp_path, text)
     assert configured["data"] == {"config.yaml": text}
@@ -292,7 +292,7 @@ def test_a_config_files_text_goes_whole_into_the_config_map(tmp_path: Path) -> N
     assert not [one for one in container["args"] if "mig-strategy" in one or "device-list" in one]
 
 
-def test_device_specs_and_others_mps_daemons_get_what_they_need(tmp_path: Path) -> None:
+def test_device_specs_and_external_mps_daemons_get_their_mounts(tmp_path: Path) -> None:
     plugin = with_file(tmp_path, "flags: {plugin: {passDeviceSpecs: true}}\n")[-1]
     assert plugin["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privileged"] is True
     text = "flags: {mpsRoot: /run/mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
@@ -301,13 +301,13 @@ def test_device_specs_and_others_mps_daemons_get_what_they_need(tmp_path: Path) 
     assert {"name": "mps", "mountPath": "/run/mps"} in spec["containers"][0]["volumeMounts"]
 
 
-def test_labels_that_a_file_asks_for_bring_the_token(tmp_path: Path) -> None:
+def test_labels_in_a_config_file_add_the_token(tmp_path: Path) -> None:
     spec = with_file(tmp_path, "flags: {gpunode: {labels: [node]}}\n")[-1]["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is True
     assert not [one for one in spec["containers"][0]["args"] if "labels" in one]
 
 
-def test_a_wrong_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_invalid_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "plugin.yaml"
     file.write_text("version: v1\nflags:\n  migStrategie: mixed\n")
     ran = manifests("daemon-set", *IMAGE, "--config-file", str(file))
@@ -335,13 +335,13 @@ def test_a_wrong_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_a_cluster_would_refuse_is_usage(argv: tuple[str, ...], said: str) -> None:
+def test_values_that_a_cluster_refuses_are_usage_errors(argv: tuple[str, ...], said: str) -> None:
     ran = manifests(*argv)
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err and ran.err.splitlines()[-1].startswith("hint: ")
 
 
-def test_an_image_that_no_registry_has_is_never_fetched_by_its_bare_name() -> None:
+def test_image_without_registry_is_never_pulled() -> None:
     ran = manifests("daemon-set")
     plugin = list(yaml.safe_load_all(ran.out))[-1]["spec"]["template"]["spec"]["containers"][0]
     assert plugin["image"].startswith("gpunode:") and plugin["imagePullPolicy"] == "Never"
@@ -366,12 +366,12 @@ def test_an_image_that_no_registry_has_is_never_fetched_by_its_bare_name() -> No
         ("gpunode:1 --privileged", False),
     ],
 )
-def test_an_image_is_one_that_a_kubelet_can_read(image: str, good: bool) -> None:
+def test_invalid_image_name_is_refused(image: str, good: bool) -> None:
     ran = gpunode("manifests", "daemon-set", "--image", image)
     assert (ran.code, "can't be an image's name" in ran.err) == ((0, False) if good else (2, True))
 
 
-def test_a_taint_is_only_printed_when_asked_for() -> None:
+def test_taint_is_printed_only_on_request() -> None:
     def node(*argv: str) -> dict[str, Any]:
         return next(one for one in objects("all", *IMAGE, "--node", "gpu-1", *argv) if one["kind"] == "Node")
 

@@ -57,7 +57,7 @@ def test_list_draws_the_slots_and_names_the_devices(node):
     ]
 
 
-def test_four_slots_free_ones_and_an_instance_that_nobody_can_use(node):
+def test_unusable_instance_is_listed_in_its_four_slots(node):
     empty = mig_machine("a30", enabled=True).with_gpu(0, gpu_instances=(StubGpuInstance(3, 0, 1),))
     node.write(empty)
     shown = lines(gpunode("mig", "list", env=node.env).out)
@@ -66,7 +66,7 @@ def test_four_slots_free_ones_and_an_instance_that_nobody_can_use(node):
     assert shown[5].endswith("no compute instance: unusable")
 
 
-def test_what_another_process_cut_is_listed(node):
+def test_instance_created_by_another_process_is_listed(node):
     with MigSession(Host(environ={**os.environ, **node.env})) as session:
         session.set_mode(gpu_uuid(2), True)
         gi, _ = session.create_gpu_instance(gpu_uuid(2), 5)
@@ -105,7 +105,7 @@ def test_every_line_fits_a_terminal(words, node):
     assert [line for line in shown if len(line) > 80] == []
 
 
-def test_profiles_say_what_fits_and_what_is_left(node):
+def test_profiles_list_what_fits_and_what_is_free(node):
     ran = gpunode("mig", "list", "--profiles", env=node.env)
     assert ran.code == 0, ran.err
     words = [line.split() for line in lines(ran.out)]
@@ -121,19 +121,19 @@ def test_profiles_say_what_fits_and_what_is_left(node):
     ("told", "mode"),
     [({"mig_next": 1}, "MIG off, on after a reset"), ({}, "MIG off")],
 )
-def test_a_pending_mode_is_told(node, told, mode):
+def test_pending_mode_is_printed(node, told, mode):
     node.write(mig_machine("a100-40gb").with_gpu(0, told=told))
     shown = gpunode("mig", "list", env=node.env).out
     assert f" {mode} GPU-" in " ".join(shown.split())
 
 
-def test_gpus_without_mig_are_listed_as_such(node):
+def test_gpus_without_mig_are_marked(node):
     node.write(machine(1, name="NVIDIA L40S", cc="8.9"))
     ran = gpunode("mig", "list", env=node.env)
     assert (ran.code, "NVIDIA L40S  no MIG" in ran.out) == (0, True)
 
 
-def test_without_rights_the_exit_code_is_that_of_a_precondition(node):
+def test_missing_rights_give_the_exit_code_of_a_precondition(node):
     node.write(
         with_mig(mig_machine("h100"), 0, mixed_layout(0)).with_faults(Fault("nvmlDeviceGetGpuInstances", 4))
     )
@@ -151,7 +151,7 @@ def test_with_mig_off_no_rights_are_needed_to_list(node):
     assert gpunode("mig", "list", "--profiles", env=node.env).code == 3
 
 
-def test_a_lost_gpu_is_named_and_the_others_are_listed(node):
+def test_lost_gpu_is_named_and_the_others_are_listed(node):
     node.write(mig_machine("h100", "h100").with_gpu(0, lost=True))
     ran = gpunode("mig", "list", env=node.env)
     assert (ran.code, f"MIG off  {gpu_uuid(1)}" in ran.out) == (1, True)
@@ -160,7 +160,7 @@ def test_a_lost_gpu_is_named_and_the_others_are_listed(node):
     assert (ran.code, ran.out) == (1, ""), "half a configuration is none"
 
 
-def test_export_prints_mig_parteds_form(node):
+def test_export_prints_the_mig_parted_format(node):
     ran = gpunode("mig", "export", "-l", "today", env=node.env)
     assert ran.code == 0, ran.err
     assert yaml.safe_load(ran.out) == {
@@ -187,7 +187,7 @@ def test_export_prints_mig_parteds_form(node):
     )
 
 
-def test_export_tells_what_a_configuration_cannot_say(node):
+def test_export_warns_about_what_a_configuration_cannot_express(node):
     empty = mig_machine("a30", enabled=True).with_gpu(0, gpu_instances=(StubGpuInstance(3, 0, 1),))
     node.write(empty)
     ran = gpunode("mig", "export", env=node.env)
@@ -203,13 +203,13 @@ def test_export_tells_what_a_configuration_cannot_say(node):
         (("-l", ""), "'' can't be a configuration's label"),
     ],
 )
-def test_export_refuses_what_it_cannot_mean(node, words, message):
+def test_export_refuses_contradicting_options(node, words, message):
     ran = gpunode("mig", "export", *words, env=node.env)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
 
 
-def test_a_driver_that_is_not_loaded_is_told(node):
+def test_unloaded_driver_is_reported(node):
     node.write(mig_machine("h100").with_faults(Fault("nvmlInitWithFlags", 9)))
     ran = gpunode("mig", "list", "-o", "json", env=node.env)
     assert (ran.code, ran.document["errors"][0]["code"]) == (1, "mig")
@@ -225,7 +225,7 @@ def test_reading_changes_nothing(node):
 # --- recorded machines --------------------------------------------------------------------------------------
 
 
-def test_a_recorded_machine_is_listed_as_it_was(node, tmp_path):
+def test_recorded_machine_is_listed_as_recorded(node, tmp_path):
     seen = gpunode("mig", "list", "-o", "json", env=node.env).document["data"]
     root = tmp_path / "recorded"
     (root / ".gpunode").mkdir(parents=True)
@@ -243,7 +243,7 @@ def test_a_recorded_machine_is_listed_as_it_was(node, tmp_path):
         ({"mig": {"gpus": 3}}, "nvml.mig.gpus must be a list"),
     ],
 )
-def test_a_bad_recording_is_told(tmp_path, recorded, message):
+def test_invalid_recording_is_reported(tmp_path, recorded, message):
     (tmp_path / ".gpunode").mkdir()
     (tmp_path / ".gpunode/recording.json").write_text(json.dumps({"nvml": recorded}))
     ran = gpunode("--root", str(tmp_path), "mig", "list")

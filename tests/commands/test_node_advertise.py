@@ -32,7 +32,7 @@ def amounts(api: ApiServer, resource: str = "nvidia.com/gpu") -> tuple[str | Non
     return status["capacity"].get(resource), status["allocatable"].get(resource)
 
 
-def test_it_is_written_to_the_status_and_read_back_until_allocatable(api: ApiServer, run: Gpunode) -> None:
+def test_resource_is_written_and_read_back_until_allocatable(api: ApiServer, run: Gpunode) -> None:
     done = run(*GPU, "--count", "8", "-o", "json")
     assert done.code == 0, done.err
     assert amounts(api) == ("8", "8")
@@ -70,7 +70,7 @@ def test_a_dry_run_sends_nothing(api: ApiServer, run: Gpunode) -> None:
     assert api.changes() == []
 
 
-def test_a_kubelet_that_does_not_look_is_told(api: ApiServer, run: Gpunode) -> None:
+def test_kubelet_that_does_not_update_the_status_is_reported(api: ApiServer, run: Gpunode) -> None:
     api.kubelet = None
     done = run(*GPU, "--count", "8", "--wait", "0", "-o", "json")
     assert done.code == 1
@@ -81,7 +81,7 @@ def test_a_kubelet_that_does_not_look_is_told(api: ApiServer, run: Gpunode) -> N
     assert done.document["data"]["undo"].endswith("--resource nvidia.com/gpu --remove")
 
 
-def test_it_waits_for_the_kubelet(api: ApiServer, run: Gpunode) -> None:
+def test_advertise_waits_for_the_kubelet(api: ApiServer, run: Gpunode) -> None:
     api.kubelet = 2
     assert run(*GPU, "--count", "8", "--wait", "20").code == 0
     assert amounts(api) == ("8", "8")
@@ -109,7 +109,7 @@ def test_a_terminal_shows_what_takes_longer_than_a_second(
     assert "querying" not in seen and ("waiting" in seen) == terminal
 
 
-def test_a_plugin_that_overwrites_it_is_told(api: ApiServer, run: Gpunode) -> None:
+def test_plugin_that_overwrites_the_count_is_reported(api: ApiServer, run: Gpunode) -> None:
     api.kubelet, api.plugin = None, {"nvidia.com/gpu": "2"}
 
     def kubelet_looks() -> None:
@@ -123,7 +123,9 @@ def test_a_plugin_that_overwrites_it_is_told(api: ApiServer, run: Gpunode) -> No
 
 
 @pytest.mark.parametrize("words", [("--count", "8"), ("--remove",)])
-def test_what_a_plugin_serves_is_left_alone(api: ApiServer, run: Gpunode, words: tuple[str, ...]) -> None:
+def test_resource_served_by_a_plugin_is_refused_without_force(
+    api: ApiServer, run: Gpunode, words: tuple[str, ...]
+) -> None:
     api.add_node("gpu-1", capacity={"nvidia.com/gpu": "4"})
     done = run(*GPU, *words, "-o", "json")
     assert done.code == 3
@@ -134,14 +136,14 @@ def test_what_a_plugin_serves_is_left_alone(api: ApiServer, run: Gpunode, words:
     assert run(*GPU, *words, "--force").code == 0
 
 
-def test_who_wrote_it_must_be_known(api: ApiServer, run: Gpunode) -> None:
+def test_resource_with_an_unknown_writer_is_refused(api: ApiServer, run: Gpunode) -> None:
     node = api.add_node("gpu-1", capacity={"nvidia.com/gpu": "4"})
     del node["metadata"]["managedFields"]
     done = run(*GPU, "--count", "8")
     assert (done.code, "who set it isn't recorded" in done.err) == (3, True)
 
 
-def test_a_plugin_that_is_gone_leaves_a_zero_that_may_be_replaced(api: ApiServer, run: Gpunode) -> None:
+def test_zero_left_by_a_removed_plugin_may_be_replaced(api: ApiServer, run: Gpunode) -> None:
     api.add_node("gpu-1", capacity={"nvidia.com/gpu": "0"})
     done = run(*GPU, "--count", "8", "-o", "json")
     assert (done.code, amounts(api)) == (0, ("8", "8"))
@@ -149,7 +151,7 @@ def test_a_plugin_that_is_gone_leaves_a_zero_that_may_be_replaced(api: ApiServer
     assert (back.code, amounts(api)) == (0, ("0", "0")), back.err
 
 
-def test_a_thousand_that_the_server_writes_as_1k(api: ApiServer, run: Gpunode) -> None:
+def test_count_that_the_server_writes_as_1k_is_parsed(api: ApiServer, run: Gpunode) -> None:
     more = ("node", "advertise", "--resource", "example.com/memory", "--count")
     done = run(*more, "80000", "-o", "json")
     assert (done.code, amounts(api, "example.com/memory")) == (0, ("80k", "80k")), done.err
@@ -159,7 +161,7 @@ def test_a_thousand_that_the_server_writes_as_1k(api: ApiServer, run: Gpunode) -
     assert less.document["data"]["undo"].endswith("--count 80000")
 
 
-def test_a_server_that_goes_away_after_it_was_written_leaves_the_undo(api: ApiServer, run: Gpunode) -> None:
+def test_server_lost_after_the_write_leaves_an_undo_command(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("GET", "/nodes/", "cut", 99, after=1))
     done = run(*GPU, "--count", "8", "-o", "json")
     assert done.code == 1
@@ -171,7 +173,7 @@ def test_a_server_that_goes_away_after_it_was_written_leaves_the_undo(api: ApiSe
 
 
 @pytest.mark.parametrize("before", [None, "2"])
-def test_ctrl_c_while_the_kubelet_is_waited_for_takes_it_back(
+def test_ctrl_c_while_waiting_for_the_kubelet_rolls_back(
     api: ApiServer, tmp_path: Path, before: str | None
 ) -> None:
     api.kubelet = None
@@ -193,7 +195,7 @@ def test_ctrl_c_while_the_kubelet_is_waited_for_takes_it_back(
     assert amounts(api, "example.com/gpu")[0] == before
 
 
-def test_another_count_that_comes_in_between_is_not_overwritten(api: ApiServer, run: Gpunode) -> None:
+def test_count_written_concurrently_is_not_overwritten(api: ApiServer, run: Gpunode) -> None:
     def plugin_registers() -> None:
         node = api.node("gpu-1")
         before = json.loads(json.dumps(node))
@@ -218,7 +220,7 @@ def test_another_count_that_comes_in_between_is_not_overwritten(api: ApiServer, 
         (["--resource", "nvidia.com/gpu"], "is another machine"),
     ],
 )
-def test_what_can_not_be_meant_is_refused(api: ApiServer, run: Gpunode, words: list[str], says: str) -> None:
+def test_contradicting_options_are_refused(api: ApiServer, run: Gpunode, words: list[str], says: str) -> None:
     done = run("node", "advertise", *words, "--node", "gpu-9")
     assert done.code == 2
     assert says in done.err
@@ -236,7 +238,7 @@ def test_auto_counts_the_whole_gpus_of_this_machine(api: ApiServer, run: Gpunode
     assert (none.code, "no whole GPU" in none.err) == (3, True)
 
 
-def test_the_kubelets_checkpoint_tells_what_a_plugin_serves(tmp_path: Path) -> None:
+def test_kubelet_checkpoint_shows_what_a_plugin_serves(tmp_path: Path) -> None:
     path = tmp_path / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"Data": {"RegisteredDevices": {"nvidia.com/gpu": ["GPU-1"]}}}))

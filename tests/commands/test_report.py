@@ -54,14 +54,14 @@ SOME = [name for name in names() if not options(name)][::8]
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted({*HEALTHY, *SOME}))
-def test_a_bundle_is_judged_as_the_machine_itself(name, tmp_path):
+def test_bundle_gives_the_findings_of_the_machine(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
     bundle_of(host, tmp_path / "b.tar.gz")
     with bundle.unpacked(tmp_path / "b.tar.gz") as root:
         assert findings(Host(root, environ={})) == findings(host)
 
 
-def test_without_names_and_uuids_the_findings_stay(tmp_path):
+def test_findings_are_equal_without_names_and_uuids(tmp_path):
     host = recorded_host("driver-lib-mismatch", tmp_path / "machine")
     bundle_of(host, tmp_path / "b.tar.gz", redact=("all",))
     with bundle.unpacked(tmp_path / "b.tar.gz") as root:
@@ -92,7 +92,7 @@ def named_machine(root):
     return Host(build_machine(spec, root), environ={})
 
 
-def test_no_secret_leaves_and_names_only_unless_they_are_taken_out(tmp_path):
+def test_secrets_are_removed_and_names_only_on_request(tmp_path):
     host = named_machine(tmp_path / "machine")
     bundle_of(host, tmp_path / "plain.tar.gz")
     whole = "".join(texts(tmp_path / "plain.tar.gz").values())
@@ -110,7 +110,7 @@ def test_no_secret_leaves_and_names_only_unless_they_are_taken_out(tmp_path):
     assert all(gpu["uuid"].startswith("GPU-00000000-") for gpu in recorded)
 
 
-def test_of_strangers_processes_only_the_name_is_kept(tmp_path):
+def test_only_the_name_of_foreign_processes_is_recorded(tmp_path):
     spec = machine("healthy-docker-rocky9")
     spec["files"] |= {"/proc/4242/cmdline": "/opt/payroll\0--report\0salaries\0", "/proc/4242/stat": ""}
     dockerd = next(
@@ -123,7 +123,7 @@ def test_of_strangers_processes_only_the_name_is_kept(tmp_path):
     assert "dear" not in "".join(found.values())
 
 
-def test_the_file_is_ours_alone_and_replaces_no_target_of_a_link(tmp_path):
+def test_file_is_private_and_replaces_no_symlink_target(tmp_path):
     host = recorded_host("healthy-docker-rocky9", tmp_path / "m")
     other = tmp_path / "other"
     other.write_text("untouched")
@@ -137,7 +137,7 @@ def test_the_file_is_ours_alone_and_replaces_no_target_of_a_link(tmp_path):
     assert len(tops) == 1 and tops.pop().startswith("gpunode-report-")
 
 
-def test_the_name_of_the_file_is_safe_whatever_the_node_calls_itself(tmp_path, monkeypatch):
+def test_file_name_is_safe_for_any_host_name(tmp_path, monkeypatch):
     spec = machine("healthy-docker-rocky9")
     spec["files"]["/proc/sys/kernel/hostname"] = "../../etc/$(reboot)\n"
     monkeypatch.chdir(tmp_path)
@@ -147,12 +147,12 @@ def test_the_name_of_the_file_is_safe_whatever_the_node_calls_itself(tmp_path, m
 
 
 @pytest.mark.parametrize("chosen", [{"redact": ("everything",)}, {"path": "/"}, {"path": "/nowhere/at/all"}])
-def test_what_can_not_be_meant_is_refused_before_work(chosen, tmp_path):
+def test_contradicting_options_are_refused_before_work(chosen, tmp_path):
     with pytest.raises(UsageError):
         report.run(Host(tmp_path / "missing", environ={}), SilentProgress(), **chosen)
 
 
-def test_what_may_not_be_read_is_no_missing_fact_in_the_bundle(tmp_path):
+def test_unreadable_file_stays_unreadable_in_the_bundle(tmp_path):
     spec = machine("healthy-h100")
     spec["recording"]["unreadable"] = {"/etc/docker/daemon.json": "can't read it: Permission denied"}
     host = Host(build_machine(spec, tmp_path / "m"), environ={})
@@ -210,7 +210,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_bundle_is_refused_by_name_and_writes_nothing_elsewhere(name, tmp_path, monkeypatch):
+def test_hostile_bundle_is_refused_by_name_and_writes_nothing_elsewhere(name, tmp_path, monkeypatch):
     place = tmp_path / "work"
     place.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(place))
@@ -221,7 +221,7 @@ def test_a_hostile_bundle_is_refused_by_name_and_writes_nothing_elsewhere(name, 
     assert list(place.iterdir()) == []
 
 
-def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+def test_decompression_bomb_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "MOST_BYTES", 8 << 20)
     path = tmp_path / "bomb.tar.gz"
     entry = tarfile.TarInfo("t/machine/zeros")
@@ -288,7 +288,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("before", [header(b"5", "t/machine/etc"), b""], ids=["later", "first"])
 @pytest.mark.parametrize("name", HEADERS)
-def test_headers_that_no_tar_writes_are_refused_at_once(name, before, tmp_path):
+def test_invalid_tar_headers_are_refused_at_once(name, before, tmp_path):
     path = tmp_path / "odd.tar.gz"
     path.write_bytes(gzip.compress(before + HEADERS[name] + bytes(1024), 1))
     started = time.monotonic()
@@ -297,14 +297,14 @@ def test_headers_that_no_tar_writes_are_refused_at_once(name, before, tmp_path):
     assert time.monotonic() - started < 10
 
 
-def test_a_bundle_that_takes_too_long_is_refused(tmp_path, monkeypatch):
+def test_bundle_that_takes_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "MOST_SECONDS", 0.0)
     path = archive(tmp_path / "slow.tar.gz", FINE)
     with pytest.raises(ConfigError, match=r"slow\.tar\.gz .* takes more than 0 s"), bundle.unpacked(path):
         pass
 
 
-def test_headers_that_are_long_to_read_end_with_the_time_limit(tmp_path, monkeypatch):
+def test_slow_headers_end_with_the_time_limit(tmp_path, monkeypatch):
     """A kilobyte for each second that tarfile alone would take."""
     monkeypatch.setattr(bundle, "MOST_SECONDS", 1.0)
     records = b"1 " * 2000 + b"="
@@ -316,7 +316,7 @@ def test_headers_that_are_long_to_read_end_with_the_time_limit(tmp_path, monkeyp
     assert time.monotonic() - started < 10
 
 
-def test_directories_that_cost_a_bundle_nothing_are_limited(tmp_path, monkeypatch):
+def test_number_of_empty_directories_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "MOST_DIRECTORIES", 100)
     files = [(f"t/machine/{number}/a/b/c/d/e", b"") for number in range(30)]
     links = {f"/{number}/a/b/c/d/e": "/x" for number in range(30)}
@@ -328,7 +328,7 @@ def test_directories_that_cost_a_bundle_nothing_are_limited(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_bundle_that_another_tar_packed_again_is_read(form, tmp_path):
+def test_bundle_repacked_by_another_tar_is_read(form, tmp_path):
     names = ("etc/hostname", "long/" * 30 + "name", "n" * 120 if form != tarfile.USTAR_FORMAT else "n")
     with tarfile.open(tmp_path / "b.tar.gz", "w:gz", format=form) as out:
         for name in names:
@@ -341,7 +341,7 @@ def test_a_bundle_that_another_tar_packed_again_is_read(form, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40, -20])
-def test_a_truncated_bundle_is_an_error_and_no_traceback(cut, tmp_path):
+def test_truncated_bundle_is_an_error_without_traceback(cut, tmp_path):
     host = recorded_host("healthy-docker-rocky9", tmp_path / "m")
     bundle_of(host, tmp_path / "b.tar.gz")
     path = tmp_path / "cut.tar.gz"
@@ -350,7 +350,7 @@ def test_a_truncated_bundle_is_an_error_and_no_traceback(cut, tmp_path):
         pass
 
 
-def test_odd_modes_and_times_are_not_taken_over(tmp_path):
+def test_file_modes_and_times_of_a_bundle_are_ignored(tmp_path):
     entry = tarfile.TarInfo()
     entry.mode, entry.mtime, entry.size = 0o6777, 1 << 60, 0
     path = archive(tmp_path / "odd.tar.gz", FINE, ("t/machine/bin/su", entry))
@@ -362,7 +362,7 @@ def test_odd_modes_and_times_are_not_taken_over(tmp_path):
 # --- through the command line ----------------------------------------------------------------------------
 
 
-def test_report_then_doctor_on_another_machine(tmp_path):
+def test_report_is_diagnosed_on_another_machine(tmp_path):
     host = recorded_host("driver-lib-mismatch", tmp_path / "m")
     path = tmp_path / "b.tar.gz"
     made = gpunode("--root", str(host.root), "report", "--output-file", str(path), "-o", "json")
@@ -379,7 +379,7 @@ def cuts(document):
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 @pytest.mark.parametrize("hidden", [(), ("--redact", "all")], ids=["plain", "redacted"])
-def test_a_bundle_knows_how_the_gpus_are_cut(hidden, tmp_path):
+def test_bundle_contains_the_mig_layout(hidden, tmp_path):
     node = stub_node(tmp_path, with_mig(mig_machine("h100", "a30"), 0, mixed_layout(0)))
     path = str(tmp_path / "b.tar.gz")
     made = gpunode("report", "--output-file", path, *hidden, "-o", "json", env=node.env)
@@ -402,7 +402,7 @@ def test_a_bundle_knows_how_the_gpus_are_cut(hidden, tmp_path):
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
-def test_layouts_that_nvml_does_not_tell_are_left_out_by_name(tmp_path):
+def test_mig_layout_that_nvml_cannot_read_is_left_out_by_name(tmp_path):
     fault = Fault("nvmlGpuInstanceGetComputeInstances", abort=True)
     node = stub_node(tmp_path, with_mig(mig_machine("h100"), 0, mixed_layout(0)).with_faults(fault))
     path = str(tmp_path / "b.tar.gz")
@@ -414,7 +414,7 @@ def test_layouts_that_nvml_does_not_tell_are_left_out_by_name(tmp_path):
     assert "nothing was recorded of this machine's MIG" in looked.err
 
 
-def test_a_bundle_is_only_looked_at(tmp_path):
+def test_bundle_is_only_read(tmp_path):
     host = recorded_host("healthy-docker-rocky9", tmp_path / "m")
     bundle_of(host, tmp_path / "b.tar.gz")
     refused = gpunode("--root", str(tmp_path / "b.tar.gz"), "configure-runtime", "--runtime", "docker")
@@ -422,21 +422,21 @@ def test_a_bundle_is_only_looked_at(tmp_path):
     assert "can only be looked at" in refused.err
 
 
-def test_a_recording_that_is_nested_too_deep_is_no_bug_of_ours(tmp_path):
+def test_deeply_nested_recording_is_not_reported_as_our_bug(tmp_path):
     path = archive(tmp_path / "b.tar.gz", FINE, ("t/machine/.gpunode/recording.json", b"[" * 200_000))
     ran = gpunode("doctor", "--root", str(path))
     assert ran.code == ExitCode.FAILED
     assert "recording.json is nested too deep" in ran.err and "bug" not in ran.err
 
 
-def test_what_is_no_bundle_is_named(tmp_path):
+def test_file_that_is_no_bundle_is_named(tmp_path):
     (tmp_path / "x.tar.gz").write_bytes(b"not a bundle")
     ran = gpunode("doctor", "--root", str(tmp_path / "x.tar.gz"), "-o", "json")
     assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
     assert "x.tar.gz is not a support bundle" in ran.err
 
 
-def test_a_directory_that_takes_no_bundle_is_told_before_any_work(tmp_path, monkeypatch):
+def test_unwritable_directory_is_reported_before_any_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
     with pytest.raises(PreconditionError) as raised:

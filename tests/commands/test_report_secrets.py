@@ -312,7 +312,7 @@ def bundle_texts(path: Path) -> Iterator[tuple[str, str]]:
                 yield member.name, stream.read().decode("utf-8", "replace")
 
 
-def test_no_planted_secret_is_in_a_bundle_or_in_the_doctors_output(tmp_path: Path) -> None:
+def test_no_planted_secret_is_in_a_bundle_or_in_the_doctor_output(tmp_path: Path) -> None:
     plants = Plants()
     root = planted(tmp_path / "m", plants)
     assert len(plants.secrets) >= 250
@@ -329,7 +329,7 @@ def test_no_planted_secret_is_in_a_bundle_or_in_the_doctors_output(tmp_path: Pat
         assert plants.left_in(ran.out + ran.err) == []
 
 
-def test_every_planted_line_is_redacted_by_itself() -> None:
+def test_every_planted_line_is_redacted_on_its_own() -> None:
     plants = Plants()
     wrong = [
         without_secrets(text)
@@ -340,7 +340,7 @@ def test_every_planted_line_is_redacted_by_itself() -> None:
     assert wrong == []
 
 
-def test_what_a_diagnosis_needs_stays_in_the_bundle(tmp_path: Path) -> None:
+def test_facts_needed_for_a_diagnosis_stay_in_the_bundle(tmp_path: Path) -> None:
     root = planted(tmp_path / "m", Plants())
     path = tmp_path / "b.tar.gz"
     assert gpunode("--root", str(root), "report", "--output-file", str(path)).code == 0

@@ -28,7 +28,7 @@ def files(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_fresh_node_is_configured_and_its_gpus_compute(tmp_path: Path) -> None:
+def test_fresh_node_is_configured_and_its_gpus_compute(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("fresh-node-with-driver", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "-o", "json")
@@ -41,7 +41,7 @@ def test_a_fresh_node_is_configured_and_its_gpus_compute(tmp_path: Path) -> None
     assert len(devices) == 8
 
 
-def test_under_a_root_it_does_not_claim_a_proof(tmp_path: Path) -> None:
+def test_setup_under_another_root_claims_no_proof(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("fresh-node-with-driver", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "docker")
@@ -53,7 +53,7 @@ def test_under_a_root_it_does_not_claim_a_proof(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "machine", ["pci-no-gpu", "driver-lib-mismatch", "toolkit-missing", "nouveau-loaded"]
 )
-def test_what_configuring_cant_mend_stops_it_before_anything_is_written(tmp_path: Path, machine: str) -> None:
+def test_fault_that_setup_cannot_fix_stops_it_before_any_write(tmp_path: Path, machine: str) -> None:
     root = tmp_path / "node"
     recorded_host(machine, root)
     before = files(root)
@@ -65,7 +65,7 @@ def test_what_configuring_cant_mend_stops_it_before_anything_is_written(tmp_path
     assert files(root) == before
 
 
-def test_it_says_where_it_stopped_and_what_to_do_first(tmp_path: Path) -> None:
+def test_output_says_where_setup_stopped_and_what_to_do_first(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("driver-lib-mismatch", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "containerd")
@@ -75,7 +75,7 @@ def test_it_says_where_it_stopped_and_what_to_do_first(tmp_path: Path) -> None:
     assert "error: gpunode doctor failed" in ran.err
 
 
-def test_a_stopped_kubelet_does_not_stop_containers(tmp_path: Path) -> None:
+def test_stopped_kubelet_does_not_stop_setup_for_containers(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("kubelet-not-running", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "-o", "json")
@@ -85,7 +85,7 @@ def test_a_stopped_kubelet_does_not_stop_containers(tmp_path: Path) -> None:
     assert "not needed for containers" in table.out
 
 
-def test_a_later_stage_keeps_the_report_of_the_earlier_ones(tmp_path: Path) -> None:
+def test_later_stage_keeps_the_reports_of_earlier_ones(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("fresh-node-with-driver", root)
     (root / "etc/docker").mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def test_a_later_stage_keeps_the_report_of_the_earlier_ones(tmp_path: Path) -> N
     assert "directory" in ran.document["errors"][0]["message"]
 
 
-def test_a_fault_of_the_other_engine_does_not_stop_it(tmp_path: Path) -> None:
+def test_fault_of_another_engine_does_not_stop_setup(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("containerd-config-not-toml", root)
     docker = gpunode("--root", str(root), "setup", "--runtime", "docker")
@@ -106,7 +106,7 @@ def test_a_fault_of_the_other_engine_does_not_stop_it(tmp_path: Path) -> None:
     assert gpunode("--root", str(root), "setup", "--runtime", "containerd").code == 1
 
 
-def test_a_daemon_that_has_not_read_its_file_is_reloaded_here(tmp_path: Path) -> None:
+def test_daemon_with_unread_changes_is_reloaded(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("docker-not-restarted", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "docker")
@@ -115,7 +115,7 @@ def test_a_daemon_that_has_not_read_its_file_is_reloaded_here(tmp_path: Path) ->
     assert "(gpunode configure-runtime)" in ran.out.splitlines()[1]
 
 
-def test_with_cdi_a_node_without_the_toolkit_is_set_up(tmp_path: Path) -> None:
+def test_node_without_the_toolkit_is_set_up_with_cdi(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("toolkit-missing", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "--cdi")
@@ -127,7 +127,7 @@ def test_with_cdi_a_node_without_the_toolkit_is_set_up(tmp_path: Path) -> None:
     assert 'kind: "nvidia.com/gpu"' in (Host(root).read_text("/var/run/cdi/nvidia.yaml") or "")
 
 
-def test_a_stale_specification_is_written_anew_only_with_cdi(tmp_path: Path) -> None:
+def test_stale_specification_is_rewritten_only_with_cdi(tmp_path: Path) -> None:
     root = tmp_path / "node"
     host = recorded_host("cdi-spec-stale", root)
     host.make_dirs("/var/run/cdi")
@@ -139,9 +139,7 @@ def test_a_stale_specification_is_written_anew_only_with_cdi(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("engine", "code"), [("podman", 3), ("crio", 3), ("k3s", 1), ("auto", 1)])
-def test_a_broken_file_of_an_engine_stops_only_whoever_uses_it(
-    tmp_path: Path, engine: str, code: int
-) -> None:
+def test_broken_engine_file_stops_setup_only_for_that_engine(tmp_path: Path, engine: str, code: int) -> None:
     """3: the doctor let it pass, and the engine asked for isn't on that node."""
     root = tmp_path / "node"
     recorded_host("containerd-config-not-toml", root)
@@ -152,7 +150,7 @@ def interrupted(*_: object, **__: object) -> Result:
     raise KeyboardInterrupt
 
 
-def test_an_interrupted_set_up_says_what_it_changed_and_how_to_undo_it(
+def test_interrupted_setup_names_its_changes_and_the_undo_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = recorded_host("fresh-node-with-driver", tmp_path / "node")
@@ -173,7 +171,9 @@ def test_an_interrupted_set_up_says_what_it_changed_and_how_to_undo_it(
     assert Text("$ gpunode verify", Style.COMMAND) in printed
 
 
-def test_an_interrupt_before_any_change_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_any_change_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = recorded_host("fresh-node-with-driver", tmp_path / "node")
     monkeypatch.setattr(configure_runtime, "run", interrupted)
     result = setup.set_up_containers(host, Request(("containerd",), configures=True), SilentProgress())

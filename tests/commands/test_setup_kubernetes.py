@@ -48,7 +48,7 @@ def entries(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "var/lib/gpunode/journal").glob("*"))
 
 
-def test_a_dry_run_shows_every_step_and_changes_nothing(tmp_path: Path) -> None:
+def test_dry_run_shows_every_step_and_changes_nothing(tmp_path: Path) -> None:
     root = node(tmp_path)
     before = files(root)
     dry = setup(root, "--dry-run", "-o", "json")
@@ -72,7 +72,7 @@ def test_a_dry_run_shows_every_step_and_changes_nothing(tmp_path: Path) -> None:
     assert files(root) == before
 
 
-def test_what_the_dry_run_shows_is_what_is_done(tmp_path: Path) -> None:
+def test_run_makes_the_changes_that_the_dry_run_showed(tmp_path: Path) -> None:
     root = node(tmp_path)
     shown = {
         change["path"]: change["diff"]
@@ -94,7 +94,7 @@ def test_what_the_dry_run_shows_is_what_is_done(tmp_path: Path) -> None:
     assert "runtimes.nvidia]" in (root / CONTAINERD).read_text()
 
 
-def test_a_second_run_finds_it_right_and_writes_nothing(tmp_path: Path) -> None:
+def test_second_run_is_unchanged_and_writes_nothing(tmp_path: Path) -> None:
     root = node(tmp_path)
     assert setup(root).code == 0
     before, journal = files(root), entries(root)
@@ -116,7 +116,7 @@ def test_each_step_is_undone_by_the_journal(tmp_path: Path) -> None:
     assert (root / CONTAINERD).read_bytes() == before
 
 
-def test_a_unit_that_somebody_else_wrote_stays(tmp_path: Path) -> None:
+def test_foreign_unit_is_kept(tmp_path: Path) -> None:
     root = node(tmp_path)
     unit(root).parent.mkdir(parents=True, exist_ok=True)
     unit(root).write_text("[Service]\nExecStart=/opt/mine plugin serve\n")
@@ -126,7 +126,7 @@ def test_a_unit_that_somebody_else_wrote_stays(tmp_path: Path) -> None:
     assert step(done, "plugin")["result"]["changes"][0]["action"] == "unchanged"
 
 
-def test_a_unit_of_ours_from_another_release_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_own_unit_of_another_release_is_updated(tmp_path: Path) -> None:
     root = node(tmp_path)
     assert setup(root).code == 0
     wanted = unit(root).read_text()
@@ -140,7 +140,7 @@ def test_a_unit_of_ours_from_another_release_is_brought_up_to_date(tmp_path: Pat
 
 
 @pytest.mark.parametrize("machine", ["driver-lib-mismatch", "nouveau-loaded", "kubelet-not-running"])
-def test_a_fault_that_no_step_mends_stops_it_before_anything_is_written(tmp_path: Path, machine: str) -> None:
+def test_fault_that_no_step_fixes_stops_setup_before_any_write(tmp_path: Path, machine: str) -> None:
     root = node(tmp_path, machine)
     before = files(root)
     ran = setup(root, "-o", "json")
@@ -159,19 +159,19 @@ def test_a_fault_that_no_step_mends_stops_it_before_anything_is_written(tmp_path
 
 
 @pytest.mark.parametrize("machine", ["k3s-runtime-missing", "rke2-nvidia-not-detected", "crio-not-restarted"])
-def test_an_engine_that_only_wants_a_restart_gets_it_on_the_way(tmp_path: Path, machine: str) -> None:
+def test_engine_that_needs_a_restart_is_restarted_by_the_runtime_step(tmp_path: Path, machine: str) -> None:
     """As on a k3s node whose toolkit came after k3s: the step runtime restarts it."""
     ran = setup(node(tmp_path, machine), "--dry-run", "-o", "json")
     assert (states(ran)["doctor"], states(ran)["runtime"]) == ("planned", "planned"), ran.err
     assert step(ran, "runtime")["result"]["restart"]["verb"] == "restart"
 
 
-def test_an_engine_that_cannot_start_is_no_matter_of_a_restart(tmp_path: Path) -> None:
+def test_engine_that_cannot_start_is_not_fixed_by_a_restart(tmp_path: Path) -> None:
     ran = setup(node(tmp_path, "crio-not-running"), "--dry-run", "-o", "json")
     assert states(ran)["doctor"] == "failed"
 
 
-def test_the_toolkit_is_a_step_and_its_absence_no_fault_of_the_doctors(tmp_path: Path) -> None:
+def test_missing_toolkit_is_a_step_and_no_fault_of_the_doctor_step(tmp_path: Path) -> None:
     """Packages are only installed on the node itself, so under another root that step is where it stops."""
     root = node(tmp_path, "toolkit-missing")
     before = files(root)
@@ -189,7 +189,7 @@ def test_the_toolkit_is_a_step_and_its_absence_no_fault_of_the_doctors(tmp_path:
     assert files(root) == before
 
 
-def test_by_cdi_it_needs_no_toolkit_and_the_plugin_gives_cdi_devices(tmp_path: Path) -> None:
+def test_with_cdi_no_toolkit_is_needed_and_the_plugin_uses_cdi_devices(tmp_path: Path) -> None:
     root = node(tmp_path, "toolkit-missing")
     done = setup(root, "--cdi", "-o", "json")
     assert done.code == 0, done.err
@@ -199,7 +199,7 @@ def test_by_cdi_it_needs_no_toolkit_and_the_plugin_gives_cdi_devices(tmp_path: P
     assert " plugin serve --device-list-strategy=cdi-" in unit(root).read_text()
 
 
-def test_a_plugin_that_serves_already_is_left_as_it_is(tmp_path: Path) -> None:
+def test_plugin_that_already_serves_gpus_is_kept(tmp_path: Path) -> None:
     root = node(tmp_path, "plugins-two-and-static-cpus")
     ran = setup(root, "--dry-run", "-o", "json")
     plugin = step(ran, "plugin")
@@ -208,7 +208,7 @@ def test_a_plugin_that_serves_already_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["systemd", "daemonset"])
-def test_a_plugin_that_runs_and_serves_nothing_is_in_the_way(tmp_path: Path, way: str) -> None:
+def test_running_plugin_without_gpus_makes_the_plugin_step_fail(tmp_path: Path, way: str) -> None:
     root = node(tmp_path, "plugin-cannot-see-nvml")
     ran = setup(root, "--plugin", way, "--dry-run", "-o", "json")
     plugin = step(ran, "plugin")
@@ -216,7 +216,7 @@ def test_a_plugin_that_runs_and_serves_nothing_is_in_the_way(tmp_path: Path, way
     assert "has offered no GPU to the kubelet" in plugin["why"]
 
 
-def test_a_daemon_set_needs_an_api_server(tmp_path: Path) -> None:
+def test_daemon_set_needs_an_api_server(tmp_path: Path) -> None:
     root = node(tmp_path)
     ran = setup(
         root, "--plugin", "daemonset", "--image", "registry.test/gpunode:1", "--dry-run", "-o", "json"
@@ -240,7 +240,7 @@ def test_a_daemon_set_needs_an_api_server(tmp_path: Path) -> None:
         ("fresh-node-with-driver", ("--plugin", "helm"), 2, "helm"),
     ],
 )
-def test_what_it_refuses_before_the_first_step(
+def test_invalid_options_are_refused_before_the_first_step(
     tmp_path: Path, machine: str, options: tuple[str, ...], code: int, says: str
 ) -> None:
     root = node(tmp_path, machine)
@@ -251,13 +251,13 @@ def test_what_it_refuses_before_the_first_step(
 
 
 @pytest.mark.parametrize(("option", "value"), [("--kubeconfig", "/tmp/none"), ("--plugin", "daemonset")])
-def test_options_of_the_cluster_go_with_kubernetes(option: str, value: str) -> None:
+def test_cluster_options_need_the_kubernetes_option(option: str, value: str) -> None:
     ran = gpunode("setup", option, value)
     assert ran.code == 2
     assert f"{option} goes with --kubernetes" in ran.err
 
 
-def test_a_dry_run_for_containers_shows_the_configuration_alone(tmp_path: Path) -> None:
+def test_dry_run_for_containers_shows_only_the_configuration(tmp_path: Path) -> None:
     root = node(tmp_path)
     before = files(root)
     ran = gpunode("--root", str(root), "setup", "--dry-run")

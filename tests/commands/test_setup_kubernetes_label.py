@@ -47,9 +47,7 @@ def change(path: Path, monkeypatch: pytest.MonkeyPatch) -> SetLabel:
     return call
 
 
-def test_a_new_label_is_one_patch_and_its_undo_removes_it(
-    api: ApiServer, change: SetLabel, path: Path
-) -> None:
+def test_new_label_is_one_patch_and_its_undo_removes_it(api: ApiServer, change: SetLabel, path: Path) -> None:
     data = change("nvidia.com/gpu.present", "true")
     assert labels(api) == {"pool": "a", "nvidia.com/gpu.present": "true"}
     (sent,) = api.changes()
@@ -61,9 +59,7 @@ def test_a_new_label_is_one_patch_and_its_undo_removes_it(
     assert data.undo == f"kubectl {options} label node gpu-1 nvidia.com/gpu.present-"
 
 
-def test_the_undo_of_a_replaced_label_has_what_was_there_right_before(
-    api: ApiServer, change: SetLabel
-) -> None:
+def test_undo_of_a_replaced_label_restores_the_last_value(api: ApiServer, change: SetLabel) -> None:
     def other() -> None:
         node = api.node(NODE)
         node["metadata"]["labels"]["pool"] = "theirs"
@@ -76,7 +72,7 @@ def test_the_undo_of_a_replaced_label_has_what_was_there_right_before(
     assert data.undo.endswith(" label node gpu-1 --overwrite pool=theirs")
 
 
-def test_a_dry_run_has_exactly_the_patch_and_sends_nothing(api: ApiServer, change: SetLabel) -> None:
+def test_dry_run_shows_the_exact_patch_and_sends_nothing(api: ApiServer, change: SetLabel) -> None:
     dry = change("a.b/c", "1", dry_run=True)
     assert (api.changes(), labels(api)) == ([], {"pool": "a"})
     assert dry.patch[-1]["path"] == "/metadata/labels/a.b~1c"
@@ -84,18 +80,18 @@ def test_a_dry_run_has_exactly_the_patch_and_sends_nothing(api: ApiServer, chang
     assert api.changes()[0].body == list(dry.patch)
 
 
-def test_what_is_so_already_is_not_sent(api: ApiServer, change: SetLabel) -> None:
+def test_unchanged_label_is_not_sent(api: ApiServer, change: SetLabel) -> None:
     data = change("pool", "a")
     assert (data.patch, data.changes, data.undo, api.changes()) == ((), (), "", [])
 
 
-def test_a_node_without_any_label_gets_its_map(api: ApiServer, change: SetLabel) -> None:
+def test_node_without_any_label_gets_a_label_map(api: ApiServer, change: SetLabel) -> None:
     del api.node(NODE)["metadata"]["labels"]
     change("x", "1")
     assert labels(api) == {"x": "1"}
 
 
-def test_a_heartbeat_in_between_is_looked_at_again(api: ApiServer, change: SetLabel) -> None:
+def test_patch_is_retried_after_a_concurrent_heartbeat(api: ApiServer, change: SetLabel) -> None:
     def heartbeat() -> None:
         api.store.put("Node", api.node(NODE))
 
@@ -105,7 +101,7 @@ def test_a_heartbeat_in_between_is_looked_at_again(api: ApiServer, change: SetLa
     assert len(api.changes()) == 2
 
 
-def test_a_kubelet_may_label_its_own_node_and_no_other(api: ApiServer, change: SetLabel, path: Path) -> None:
+def test_kubelet_may_label_only_its_own_node(api: ApiServer, change: SetLabel, path: Path) -> None:
     api.users["kubelet-token"] = "system:node:gpu-1"
     api.add_node("gpu-2")
     path.write_text(kubeconfig(api, "kubelet-token"))
@@ -126,7 +122,9 @@ def test_a_kubelet_may_label_its_own_node_and_no_other(api: ApiServer, change: S
         (("--kubeconfig", "/a:/b c", "--context", "c"), "KUBECONFIG='/a:/b c' kubectl --context c get nodes"),
     ],
 )
-def test_kubectl_is_led_to_the_same_cluster(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+def test_kubectl_undo_command_addresses_the_same_cluster(
+    tmp_path: Path, words: tuple[str, ...], line: str
+) -> None:
     own = tmp_path / KUBELETS_OWN[0].lstrip("/")
     own.parent.mkdir(parents=True)
     own.write_text("{}")

@@ -44,7 +44,7 @@ def kept(api: ApiServer) -> set[str]:
     return {f"{kind}/{one['metadata']['name']}" for kind in kinds for one in api.store.list(kind)}
 
 
-def test_what_is_missing_is_made_and_found_again(api: ApiServer, cluster: Cluster) -> None:
+def test_missing_objects_are_created_and_unchanged_in_a_second_run(api: ApiServer, cluster: Cluster) -> None:
     done = make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert kept(api) == {"ServiceAccount/gpunode-device-plugin", "DaemonSet/gpunode-device-plugin"}
     assert [one.action for one in done.data.changes] == ["created", "created"]
@@ -58,34 +58,36 @@ def test_what_is_missing_is_made_and_found_again(api: ApiServer, cluster: Cluste
     assert len(api.changes()) == sent
 
 
-def test_a_dry_run_shows_the_objects_and_sends_nothing(api: ApiServer, cluster: Cluster) -> None:
+def test_dry_run_shows_the_objects_and_sends_nothing(api: ApiServer, cluster: Cluster) -> None:
     done = make_objects(Host(), cluster, plugin(), QUIET, dry_run=True)
     assert api.changes() == []
     assert "kind: DaemonSet" in [getattr(block, "text", "") for block in done.blocks]
 
 
 @pytest.mark.parametrize("kind", ["status", "cut"])
-def test_a_failure_midway_takes_back_what_was_made(api: ApiServer, cluster: Cluster, kind: str) -> None:
+def test_failure_in_the_middle_deletes_the_created_objects(
+    api: ApiServer, cluster: Cluster, kind: str
+) -> None:
     api.faults.append(Fault("POST", "daemonsets", kind, 99, 403, "Forbidden"))
     with pytest.raises(ClusterError):
         make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert kept(api) == set()
 
 
-def test_an_answer_that_is_lost_counts_if_the_object_is_there(api: ApiServer, cluster: Cluster) -> None:
+def test_lost_response_counts_as_success_if_the_object_exists(api: ApiServer, cluster: Cluster) -> None:
     api.faults.append(Fault("POST", "daemonsets", "cut-after"))
     make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert "DaemonSet/gpunode-device-plugin" in kept(api)
 
 
-def test_what_cannot_be_taken_back_is_named(api: ApiServer, cluster: Cluster) -> None:
+def test_objects_that_cannot_be_deleted_are_named(api: ApiServer, cluster: Cluster) -> None:
     api.faults += [Fault("POST", "daemonsets", "status", 9), Fault("DELETE", "", "status", 99)]
     with pytest.raises(ClusterError) as caught:
         make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
     assert "ServiceAccount kube-system/gpunode-device-plugin" in caught.value.hint
 
 
-def test_what_settles_badly_is_taken_back(api: ApiServer, cluster: Cluster) -> None:
+def test_objects_are_deleted_if_they_do_not_become_ready(api: ApiServer, cluster: Cluster) -> None:
     def settle() -> None:
         raise DaemonError("no pod came")
 
@@ -94,7 +96,7 @@ def test_what_settles_badly_is_taken_back(api: ApiServer, cluster: Cluster) -> N
     assert kept(api) == set()
 
 
-def test_ctrl_c_takes_it_back(api: ApiServer, cluster: Cluster) -> None:
+def test_ctrl_c_deletes_the_created_objects(api: ApiServer, cluster: Cluster) -> None:
     def settle() -> None:
         raise KeyboardInterrupt
 
@@ -104,7 +106,7 @@ def test_ctrl_c_takes_it_back(api: ApiServer, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("step", ["settle", "create"])
-def test_a_second_ctrl_c_while_objects_are_deleted_stops_nothing(
+def test_second_ctrl_c_does_not_stop_the_deletion(
     api: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     delete, create = Cluster.delete, Cluster.create
@@ -128,7 +130,7 @@ def test_a_second_ctrl_c_while_objects_are_deleted_stops_nothing(
     assert kept(api) == set()
 
 
-def test_objects_that_stay_after_ctrl_c_are_named_with_the_command(api: ApiServer, cluster: Cluster) -> None:
+def test_objects_left_after_ctrl_c_are_named_with_the_command(api: ApiServer, cluster: Cluster) -> None:
     def settle() -> None:
         api.faults.append(Fault("DELETE", "serviceaccounts", "status", 99))
         raise KeyboardInterrupt
@@ -140,7 +142,7 @@ def test_objects_that_stay_after_ctrl_c_are_named_with_the_command(api: ApiServe
     )
 
 
-def test_an_object_that_differs_is_left_alone(api: ApiServer, cluster: Cluster) -> None:
+def test_existing_object_that_differs_is_kept(api: ApiServer, cluster: Cluster) -> None:
     api.store.put("RuntimeClass", {"metadata": {"name": "nvidia"}, "handler": "nvidia-legacy"})
     found = look(Host(), cluster, (runtime_class("nvidia"),), QUIET)
     with pytest.raises(ClusterError, match="RuntimeClass nvidia is in the cluster and differs at /handler"):
@@ -162,5 +164,5 @@ def test_an_object_that_differs_is_left_alone(api: ApiServer, cluster: Cluster) 
         ({"a": {"b": 1}}, {"a": "text"}, ["/a"]),
     ],
 )
-def test_differences_are_those_that_matter(wanted: Any, found: Any, at: list[str]) -> None:
+def test_only_relevant_differences_are_reported(wanted: Any, found: Any, at: list[str]) -> None:
     assert differences(wanted, found) == at

@@ -57,7 +57,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_what_is_right_or_left_to_others_is_not_run(host: Host) -> None:
+def test_steps_that_are_done_or_left_to_others_do_not_run(host: Host) -> None:
     way = Way()
     steps = (
         way.step("a", State("is there", right=True)),
@@ -89,7 +89,7 @@ FAILURES: list[tuple[Callable[[], Result], str, ExitCode]] = [
 
 
 @pytest.mark.parametrize(("run", "state", "code"), FAILURES)
-def test_the_first_failure_stops_it(
+def test_first_failure_stops_the_walk(
     host: Host, run: Callable[[], Result], state: str, code: ExitCode
 ) -> None:
     way = Way()
@@ -101,7 +101,7 @@ def test_the_first_failure_stops_it(
     assert walked.stopped_at is walked.steps[1]
 
 
-def test_a_step_that_cannot_look_has_failed(host: Host) -> None:
+def test_step_that_cannot_look_has_failed(host: Host) -> None:
     way = Way()
     walked = walk(host, (way.step("a", PreconditionError("no way", hint="go")), way.step("b")), dry_run=False)
     assert way.called == []
@@ -111,7 +111,7 @@ def test_a_step_that_cannot_look_has_failed(host: Host) -> None:
     )
 
 
-def test_a_dry_run_only_plans_and_shows_what_comes_behind_a_failure(host: Host) -> None:
+def test_dry_run_plans_every_step_even_after_a_failure(host: Host) -> None:
     way = Way()
     steps = (way.step("a"), way.step("b", plan=raising(GpunodeError("bad"))), way.step("c"))
     walked = walk(host, steps, dry_run=True)
@@ -120,7 +120,7 @@ def test_a_dry_run_only_plans_and_shows_what_comes_behind_a_failure(host: Host) 
     assert walked.stopped_at is walked.steps[1]
 
 
-def test_ctrl_c_between_two_steps_says_what_is_left_changed(host: Host, tmp_path: Path) -> None:
+def test_ctrl_c_between_two_steps_names_the_remaining_changes(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
 
     def change() -> Result:
@@ -159,7 +159,7 @@ LABEL = Result(
 )
 
 
-def test_ctrl_c_names_what_earlier_steps_changed_in_the_cluster_and_its_undo(host: Host) -> None:
+def test_ctrl_c_names_cluster_changes_of_earlier_steps_and_their_undo(host: Host) -> None:
     way = Way()
     steps = (
         way.step("a", run=lambda: OBJECTS),
@@ -173,12 +173,12 @@ def test_ctrl_c_names_what_earlier_steps_changed_in_the_cluster_and_its_undo(hos
     assert error.hint == "undo it with: kubectl label node n1 gpu- && kubectl delete runtimeclass nvidia"
 
 
-def test_a_bug_is_no_failing_step(host: Host) -> None:
+def test_bug_in_a_step_is_not_a_failed_step(host: Host) -> None:
     with pytest.raises(ZeroDivisionError):
         walk(host, (Way().step("a", run=raising(ZeroDivisionError())),), dry_run=False)
 
 
-def test_a_plugin_that_registers_anew_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_that_registers_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a restart of k3s, which is kubelet and engine at once."""
     plugin = ("nvidia-device-plugin (process 9)",)
     silent, serves = Serving(plugin, (), False), Serving(plugin, (("nvidia.com/gpu", 2),), False)

@@ -30,7 +30,7 @@ def node(tmp_path: Path) -> Path:
     return recorded_host("healthy-h100", tmp_path / "node").root
 
 
-def test_a_healthy_node_agrees_with_its_files(node: Path) -> None:
+def test_healthy_node_agrees_with_its_files(node: Path) -> None:
     found = engines(node)
     assert list(found) == ["containerd", "docker"]  # the kubelet's comes first
     for one in found.values():
@@ -68,9 +68,7 @@ def test_reading_changes_nothing(node: Path) -> None:
         ("docker-not-restarted", "docker", "systemctl reload docker.service"),
     ],
 )
-def test_a_daemon_that_has_not_read_its_file_drifts(
-    tmp_path: Path, machine: str, name: str, fix: str
-) -> None:
+def test_daemon_with_unread_changes_has_drift(tmp_path: Path, machine: str, name: str, fix: str) -> None:
     root = recorded_host(machine, tmp_path / "node").root
     (drift,) = engines(root)[name]["drift"]
     assert (drift["kind"], drift["subject"], drift["fix"]) == ("not-active", "nvidia", fix)
@@ -78,7 +76,7 @@ def test_a_daemon_that_has_not_read_its_file_drifts(
     assert f"  do: {fix}\n" in ran.out and "no, 1 difference" in ran.out
 
 
-def test_a_broken_file_is_named_and_what_runs_is_still_told(tmp_path: Path) -> None:
+def test_broken_file_is_named_and_the_running_configuration_still_shown(tmp_path: Path) -> None:
     root = recorded_host("containerd-config-not-toml", tmp_path / "node").root
     found = engines(root)["containerd"]
     assert found["problem"].startswith("/etc/containerd/config.toml:2:9: ") and found["readable"]
@@ -86,7 +84,7 @@ def test_a_broken_file_is_named_and_what_runs_is_still_told(tmp_path: Path) -> N
     assert found["drift"] == []
 
 
-def test_a_stopped_daemon_says_why_it_tells_nothing(tmp_path: Path) -> None:
+def test_stopped_daemon_is_listed_with_the_reason(tmp_path: Path) -> None:
     root = recorded_host("containerd-not-running", tmp_path / "node").root
     found = engines(root)["containerd"]
     assert found["running"] is False and "refused" in found["silence"]
@@ -94,7 +92,7 @@ def test_a_stopped_daemon_says_why_it_tells_nothing(tmp_path: Path) -> None:
     assert (found["drift"], found["activeDefault"], found["configuredDefault"]) == ([], "", "runc")
 
 
-def test_a_users_rootless_docker_is_listed_with_its_user(tmp_path: Path) -> None:
+def test_rootless_docker_is_listed_with_its_user(tmp_path: Path) -> None:
     root = recorded_host("docker-rootless", tmp_path / "node").root
     ran = gpunode("status", "runtime", "--root", str(root), "-o", "json")
     users = [one["user"] for one in ran.document["data"]["engines"] if one["name"] == "docker"]
@@ -108,7 +106,7 @@ def write(root: Path, path: str, text: str) -> Path:
     return place
 
 
-def test_a_generated_copy_is_known_by_its_writer_and_its_old_values(node: Path) -> None:
+def test_generated_copy_is_recognized_by_its_writer_and_shadowed_values(node: Path) -> None:
     later = MAIN.replace("pause:3.9", "pause:3.10")
     write(node, "/etc/containerd/config.toml", f'imports = ["/etc/containerd/conf.d/*.toml"]\n{later}')
     write(node, DROP_IN, COPY)
@@ -121,7 +119,7 @@ def test_a_generated_copy_is_known_by_its_writer_and_its_old_values(node: Path) 
     assert engines(node)["containerd"]["files"][1]["writer"] == "gpu-operator"
 
 
-def test_what_gpunode_wrote_is_told_by_the_journal_until_somebody_edits_it(node: Path) -> None:
+def test_file_written_by_gpunode_is_known_from_the_journal_until_edited(node: Path) -> None:
     program = "/usr/bin/nvidia-container-runtime"
     argv = ("configure-runtime", "--runtime", "docker", "--nvidia-runtime-name", "gpu")
     ran = gpunode(*argv, "--nvidia-runtime-path", program, "--root", str(node))
@@ -152,7 +150,7 @@ def test_without_the_journal_the_writer_of_a_file_is_not_guessed() -> None:
         assert writers == {"unknown"}
 
 
-def test_a_packages_untouched_file_is_the_packages(node: Path) -> None:
+def test_unmodified_package_file_has_its_package_as_writer(node: Path) -> None:
     text = (node / "etc/containerd/config.toml").read_bytes()
     sum_ = hashlib.md5(text, usedforsecurity=False).hexdigest()
     conffiles = f"Package: containerd\nConffiles:\n /etc/containerd/config.toml {sum_}\nDescription: x\n"
@@ -162,7 +160,7 @@ def test_a_packages_untouched_file_is_the_packages(node: Path) -> None:
     assert engines(node)["containerd"]["files"][0]["writer"] == "administrator"
 
 
-def test_a_program_that_is_not_there_is_marked(node: Path) -> None:
+def test_missing_runtime_program_is_marked(node: Path) -> None:
     (node / "usr/bin/nvidia-container-runtime").unlink()
     handlers = engines(node)["containerd"]["handlers"]
     assert {one["name"]: one["programExists"] for one in handlers} == {"runc": None, "nvidia": False}
@@ -173,14 +171,14 @@ def test_a_program_that_is_not_there_is_marked(node: Path) -> None:
     "text",
     ['{"runtimes": [], "features": 5}', '{"runtimes": {"nvidia": 5}, "default-runtime": {}}', "[1", "\x00"],
 )
-def test_strange_files_are_no_crash(node: Path, text: str) -> None:
+def test_malformed_files_cause_no_crash(node: Path, text: str) -> None:
     write(node, "/etc/docker/daemon.json", text)
     write(node, "/etc/containerd/config.toml", "version = 2\nplugins = 5\nimports = 3\n")
     ran = gpunode("status", "runtime", "--root", str(node))
     assert ran.code == 0 and "bug in gpunode" not in ran.err
 
 
-def test_a_node_without_engines_is_a_precondition(tmp_path: Path) -> None:
+def test_node_without_engines_is_a_precondition_failure(tmp_path: Path) -> None:
     ran = gpunode("status", "runtime", "--root", str(tmp_path))
     assert ran.code == 3
     assert "no container engine" in ran.err

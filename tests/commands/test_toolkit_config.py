@@ -41,7 +41,7 @@ def settings(ran: Ran) -> dict[str, Any]:
     return {one["key"]: one for one in ran.document["data"]["settings"]}
 
 
-def test_get_tells_every_key_and_where_it_comes_from(file: Path, run: Run) -> None:
+def test_get_prints_every_key_with_its_source(file: Path, run: Run) -> None:
     ran = run("get", "-o", "json")
     assert (ran.code, ran.document["kind"]) == (0, "ToolkitConfig")
     found = settings(ran)
@@ -56,12 +56,12 @@ def test_get_of_one_key_prints_the_bare_value(file: Path, run: Run) -> None:
     assert run("get", "nvidia-container-cli.no-cgroups").out == "false\n"
 
 
-def test_get_of_a_table_shows_what_is_below(file: Path, run: Run) -> None:
+def test_get_of_a_table_prints_its_keys(file: Path, run: Run) -> None:
     found = settings(run("get", "nvidia-container-runtime.modes.cdi", "-o", "json"))
     assert [name.rpartition(".")[2] for name in found] == ["spec-dirs", "default-kind", "annotation-prefixes"]
 
 
-def test_get_without_a_file_shows_the_toolkits_defaults(tmp_path: Path, run: Run) -> None:
+def test_get_without_a_file_prints_the_toolkits_defaults(tmp_path: Path, run: Run) -> None:
     ran = run("get", "-o", "json")
     assert ran.code == 0 and ran.document["data"]["exists"] is False
     assert settings(ran)[MODE]["value"] == "auto"
@@ -77,7 +77,7 @@ def test_defaults_follow_the_distribution(tmp_path: Path, run: Run) -> None:
     assert found["nvidia-container-cli.ldconfig"]["value"] == "@/sbin/ldconfig.real"
 
 
-def test_get_names_what_the_toolkit_does_not_take(file: Path, run: Run) -> None:
+def test_get_names_settings_that_the_toolkit_does_not_accept(file: Path, run: Run) -> None:
     file.write_text('nvidia-container-runtime.mode = "cdy"\n[nvidia-container-cli]\nno-cgroup = true\n')
     ran = run("get")
     assert ran.code == 1
@@ -123,7 +123,7 @@ def test_rollback_of_a_created_file_removes_it(tmp_path: Path, run: Run) -> None
     assert not path.exists()
 
 
-def test_rollback_leaves_alone_what_somebody_else_changed(file: Path, run: Run, tmp_path: Path) -> None:
+def test_rollback_keeps_a_file_changed_by_another_user(file: Path, run: Run, tmp_path: Path) -> None:
     assert run("set", f"{MODE}=cdi").code == 0
     file.write_text(file.read_text() + "# mine\n")
     ran = gpunode("rollback", "--root", str(tmp_path))
@@ -151,7 +151,7 @@ def test_rollback_leaves_alone_what_somebody_else_changed(file: Path, run: Run, 
         ("nvidia-container-cli.environment=X", "not NAME=VALUE", "config get"),
     ],
 )
-def test_what_the_toolkit_would_not_take_is_refused_with_a_hint(
+def test_setting_that_the_toolkit_refuses_is_refused_with_a_hint(
     file: Path, setting: str, message: str, hint: str
 ) -> None:
     host = Host(file.parents[2])
@@ -161,35 +161,35 @@ def test_what_the_toolkit_would_not_take_is_refused_with_a_hint(
     assert file.read_text() == PACKAGED
 
 
-def test_a_refused_value_is_a_usage_error_on_stderr(file: Path, run: Run) -> None:
+def test_refused_value_is_a_usage_error_on_stderr(file: Path, run: Run) -> None:
     ran = run("set", f"{MODE}=foo")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"error: {MODE}: allowed values are auto") and "\nhint: " in ran.err
 
 
-def test_the_containers_ldconfig_is_taken_where_the_feature_allows_it(file: Path, run: Run) -> None:
+def test_ldconfig_of_the_container_is_accepted_if_the_feature_allows_it(file: Path, run: Run) -> None:
     ran = run("set", "features.allow-ldconfig-from-container=true", "nvidia-container-cli.ldconfig=/sbin/l")
     assert ran.code == 0
 
 
-def test_a_key_given_twice_is_usage(file: Path, run: Run) -> None:
+def test_duplicate_key_is_a_usage_error(file: Path, run: Run) -> None:
     ran = run("set", f"{MODE}=cdi", f"{MODE}=auto")
     assert ran.code == 2 and "given twice" in ran.err
 
 
-def test_no_cgroups_comes_with_a_warning_about_everybody_else(file: Path, run: Run) -> None:
+def test_no_cgroups_prints_a_warning_about_other_containers(file: Path, run: Run) -> None:
     ran = run("set", "nvidia-container-cli.no-cgroups=true")
     assert ran.code == 0 and "Unknown Error" in ran.err
 
 
-def test_unset_gives_the_default_back_and_needs_a_known_key(file: Path, run: Run) -> None:
+def test_unset_restores_the_default_and_needs_a_known_key(file: Path, run: Run) -> None:
     assert run("unset", MODE).code == 0
     assert 'mode = "auto"' not in file.read_text()
     assert run("unset", MODE).out.endswith(" unchanged\n")
     assert run("unset", "nvidia-container-runtime.mood").code == 2
 
 
-def test_a_broken_file_is_named_with_its_line_and_left_alone(file: Path, run: Run) -> None:
+def test_broken_file_is_named_with_its_line_and_not_changed(file: Path, run: Run) -> None:
     file.write_text("mode = \n")
     for argv in (("get",), ("set", f"{MODE}=cdi")):
         ran = run(*argv)
@@ -197,7 +197,7 @@ def test_a_broken_file_is_named_with_its_line_and_left_alone(file: Path, run: Ru
     assert file.read_text() == "mode = \n"
 
 
-def test_wrong_types_in_the_file_are_told_without_a_crash(file: Path, run: Run) -> None:
+def test_wrong_types_in_the_file_are_reported_without_a_crash(file: Path, run: Run) -> None:
     file.write_text('nvidia-container-runtime = 5\nnvidia-container-cli = {no-cgroups = "yes"}\n')
     ran = run("get")
     assert ran.code == 1 and "it must be a bool, not a string" in ran.err
@@ -205,7 +205,7 @@ def test_wrong_types_in_the_file_are_told_without_a_crash(file: Path, run: Run) 
     assert refused.code == 1 and "but the toolkit expects a table" in refused.err
 
 
-def test_the_file_is_the_one_that_the_toolkits_programs_would_read(tmp_path: Path) -> None:
+def test_file_is_the_one_that_the_toolkits_programs_read(tmp_path: Path) -> None:
     own = tmp_path / "home/nvidia-container-runtime/config.toml"
     own.parent.mkdir(parents=True)
     own.write_text('[nvidia-container-runtime]\nmode = "legacy"\n')
@@ -234,7 +234,7 @@ def test_without_root_the_diff_is_shown_and_nothing_is_written() -> None:
         assert path.read_text() == PACKAGED
 
 
-def test_a_users_own_file_is_changed_without_root() -> None:
+def test_own_file_of_a_user_is_changed_without_root() -> None:
     with public_directory() as home:
         place = home / ".config/nvidia-container-runtime/config.toml"
         place.parent.mkdir(parents=True)

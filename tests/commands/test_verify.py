@@ -35,7 +35,7 @@ def test_gpus_lists_mig_devices_under_their_gpu(make_node):
     assert "1g.10gb+me" in lines[at + 3]
 
 
-def test_gpus_tells_a_lost_gpu_and_still_lists_the_others(make_node):
+def test_gpus_reports_a_lost_gpu_and_lists_the_others(make_node):
     ran = gpunode("gpus", "-o", "json", env=make_node(machine(8).with_gpu(5, lost=True)).env)
     document = ran.document
     assert (ran.code, document["kind"], document["status"], document["exitCode"]) == (
@@ -58,7 +58,7 @@ def test_gpus_tells_a_lost_gpu_and_still_lists_the_others(make_node):
         (Fault("nvmlInitWithFlags", abort=True), "all", "SIGABRT"),
     ],
 )
-def test_gpus_without_nvml_says_why_and_whom_to_ask(make_node, fault, libraries, says):
+def test_gpus_without_nvml_prints_the_reason_and_a_hint(make_node, fault, libraries, says):
     ran = gpunode("gpus", env=make_node(machine(1).with_faults(fault), libraries).env)
     assert (ran.code, ran.out) == (1, "")
     assert says in ran.err
@@ -79,13 +79,13 @@ def test_verify_proves_every_gpu_and_mig_device(make_node):
     assert all(one["milliseconds"] > 0 for one in devices(ran))
 
 
-def test_verify_takes_sixteen_gpus(make_node):
+def test_verify_supports_sixteen_gpus(make_node):
     ran = gpunode("verify", "-o", "json", env=make_node(machine(16)).env, timeout=120)
     assert (ran.code, [one["status"] for one in devices(ran)]) == (0, ["ok"] * 16)
 
 
 @pytest.mark.full
-def test_each_failure_is_told_apart_and_stops_no_other(make_node):
+def test_failures_have_distinct_messages_and_do_not_stop_other_devices(make_node):
     scenario = machine(6).with_gpu(1, wrong=True)
     node = make_node(
         scenario.with_faults(
@@ -106,45 +106,45 @@ def test_each_failure_is_told_apart_and_stops_no_other(make_node):
     assert "5 of 6 devices failed (GPU 1, 2, 3, 4, 5)" in ran.document["errors"][0]["message"]
 
 
-def test_a_lost_gpu_fails_and_the_others_are_proven(make_node):
+def test_lost_gpu_fails_and_the_others_are_proven(make_node):
     ran = gpunode("verify", "-o", "json", env=make_node(machine(3).with_gpu(0, lost=True)).env)
     assert (ran.code, [one["status"] for one in devices(ran)]) == (1, ["fail", "ok", "ok"])
     assert "lost" in devices(ran)[0]["message"]
 
 
-def test_a_mig_gpu_without_devices_is_skipped_with_what_to_do(make_node):
+def test_mig_gpu_without_devices_is_skipped_with_a_hint(make_node):
     ran = gpunode("verify", "-o", "json", env=make_node(with_mig(machine(2), 1, ())).env)
     assert (ran.code, [one["status"] for one in devices(ran)]) == (0, ["ok", "skip"])
     assert "nvidia-smi mig" in devices(ran)[1]["message"]
 
 
-def test_without_nvml_cuda_is_asked(make_node):
+def test_without_nvml_the_devices_are_listed_by_cuda(make_node):
     ran = gpunode("verify", "-o", "json", env=make_node(machine(2), "cuda").env)
     assert (ran.code, [one["uuid"] for one in devices(ran)]) == (0, [gpu_uuid(0), gpu_uuid(1)])
     assert "libnvidia-ml.so.1" in ran.document["messages"][0]
 
 
-def test_a_missing_libcuda_is_told_with_a_hint(make_node):
+def test_missing_libcuda_is_reported_with_a_hint(make_node):
     ran = gpunode("verify", env=make_node(machine(1), "nvml").env)
     assert ran.code == 1
     assert "libcuda.so.1 can't be loaded" in ran.err
     assert "hint: find out why: gpunode doctor" in ran.err
 
 
-def test_a_fabric_that_is_not_up_names_the_fabric_manager(make_node):
+def test_inactive_fabric_names_the_fabric_manager(make_node):
     ran = gpunode("verify", env=make_node(machine(8).with_faults(Fault("cuInit", 802))).env)
     assert ran.code == 1
     assert "CUDA_ERROR_SYSTEM_NOT_READY (802)" in ran.err
     assert "hint: systemctl status nvidia-fabricmanager" in ran.err
 
 
-def test_no_gpu_at_all_is_a_failure(make_node):
+def test_missing_gpu_is_a_failure(make_node):
     ran = gpunode("verify", env=make_node(machine(0)).env)
     assert ran.code == 1
     assert "CUDA_ERROR_NO_DEVICE" in ran.err
 
 
-def test_a_file_in_the_current_directory_is_not_run(make_node, tmp_path, monkeypatch):
+def test_file_in_the_current_directory_is_not_run(make_node, tmp_path, monkeypatch):
     (tmp_path / "array.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
     node = make_node(machine(1))
@@ -152,7 +152,7 @@ def test_a_file_in_the_current_directory_is_not_run(make_node, tmp_path, monkeyp
     assert answer.exit_code == 0
 
 
-def test_an_image_on_the_host_is_a_usage_error():
+def test_image_option_on_the_host_is_a_usage_error():
     ran = gpunode("verify", "--image", "cuda")
     assert (ran.code, "an image needs a container engine" in ran.err) == (2, True)
 
@@ -163,7 +163,7 @@ def recorded(tmp_path, nvml):
     return tmp_path
 
 
-def test_a_recorded_node_is_computed_on_the_cpu_and_says_so(tmp_path):
+def test_recorded_node_is_simulated_on_the_cpu_and_marked(tmp_path):
     gpus = tuple(Gpu(i, gpu_uuid(i), "NVIDIA H100", f"0000:{i:02x}:00.0") for i in range(8))
     root = recorded(tmp_path, {"inventory": plain(Inventory("570.86.15", "12.8", gpus, simulated=True))})
     ran = gpunode("verify", "-o", "json", "--root", str(root))
@@ -172,14 +172,14 @@ def test_a_recorded_node_is_computed_on_the_cpu_and_says_so(tmp_path):
     assert ran.document["messages"] == ["simulated: computed on the CPU"]
 
 
-def test_a_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
+def test_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
     root = recorded(tmp_path, {"error": {"code": 18, "message": "versions differ"}})
     ran = gpunode("verify", "--root", str(root))
     assert ran.code == 1
     assert "versions differ (NVML 18)" in ran.err
 
 
-def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
+def test_vectoradd_of_an_image_passes_only_with_its_success_message(monkeypatch):
     """The container engines are tested where they run; here the outcome alone matters, so it is given."""
     passed = ContainerOutcome(
         0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, Way(CdiReading("docker"), "nvidia")
@@ -197,7 +197,7 @@ def test_an_images_own_vectoradd_is_believed_only_with_its_words(monkeypatch):
         assert (int(result.exit_code), result.data.image) == (code, "cuda-sample")
 
 
-def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, monkeypatch):
+def test_device_names_of_the_host_are_passed_into_the_container(make_node, monkeypatch):
     """The container engines are tested where they run; here a host process stands in for the container."""
     node = make_node(with_mig(machine(1), 0, mixed_layout(0)))
     requests = []
@@ -219,14 +219,14 @@ def test_in_a_container_the_hosts_devices_are_named_to_the_program(make_node, mo
     assert (int(result.exit_code), result.data.on, requests[0].engine) == (0, "containerd", "containerd")
 
 
-def test_one_uuid_for_two_gpus_is_no_proof_of_both(make_node):
+def test_duplicate_uuid_does_not_prove_two_gpus(make_node):
     ran = gpunode("verify", "-o", "json", env=make_node(machine(2).with_gpu(1, uuid=gpu_uuid(0))).env)
     assert (ran.code, [one["status"] for one in devices(ran)]) == (1, ["ok", "fail"])
     assert "same UUID as for GPU 0" in devices(ran)[1]["message"]
 
 
 @pytest.mark.parametrize(("shown", "named"), [(1, "GPU 1"), (0, "gave it no NVIDIA driver")])
-def test_a_container_that_gets_less_than_the_host_has_fails_and_says_what(
+def test_container_with_fewer_devices_than_the_host_fails_and_names_them(
     make_node, monkeypatch, tmp_path, shown, named
 ):
     """The engines are tested where they run; a host process with fewer GPUs stands in for the container."""

@@ -55,7 +55,7 @@ def told(ran: Ran) -> dict[str, str]:
 # --- it works -------------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_passes_proves_the_node_and_is_removed(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_pod_that_passes_proves_the_node_and_is_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     ran = verify(run)
     assert ran.code == 0, ran.err
     assert gpu_node.store.list("Pod") == []
@@ -68,7 +68,7 @@ def test_a_pod_that_passes_proves_the_node_and_is_removed(gpu_node: ApiServer, r
     assert pod["name"].startswith("gpunode-vector-add-")
 
 
-def test_what_is_created_is_bound_to_this_node_and_ends_by_itself(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_pod_is_bound_to_this_node_and_has_a_deadline(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.node("gpu-1")["metadata"]["labels"]["kubernetes.io/hostname"] = "host-1"
     ran = verify(
         run, "--namespace", "tests", "--timeout", "60", "--image", "registry.example.com/vectoradd:1"
@@ -87,7 +87,7 @@ def test_what_is_created_is_bound_to_this_node_and_ends_by_itself(gpu_node: ApiS
     assert all("/namespaces/tests/" in one.path for one in gpu_node.asked if "pods" in one.path)
 
 
-def test_people_see_the_log_and_the_verdict(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_log_and_verdict_are_printed(gpu_node: ApiServer, run: Gpunode) -> None:
     ran = run("verify", "--on", "kubernetes")
     assert ran.code == 0, ran.err
     assert "  Test PASSED\n" in ran.out
@@ -95,7 +95,9 @@ def test_people_see_the_log_and_the_verdict(gpu_node: ApiServer, run: Gpunode) -
     assert ran.err == ""
 
 
-def test_a_mig_profile_and_a_node_without_the_class(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_mig_profile_is_requested_on_a_node_without_the_runtime_class(
+    gpu_node: ApiServer, run: Gpunode
+) -> None:
     gpu_node.store.delete("RuntimeClass", "nvidia")
     ran = verify(run, "--resource", "nvidia.com/mig-1g.10gb")
     assert ran.code == 0, ran.err
@@ -105,7 +107,7 @@ def test_a_mig_profile_and_a_node_without_the_class(gpu_node: ApiServer, run: Gp
     assert spec["tolerations"][0]["key"] == "nvidia.com/mig-1g.10gb"
 
 
-def test_a_gpu_by_a_resource_claim_is_told(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_gpu_from_a_resource_claim_is_reported(gpu_node: ApiServer, run: Gpunode) -> None:
     """DRAExtendedResource: the node advertises nothing, and the scheduler makes a claim of the request."""
     for part in ("capacity", "allocatable"):
         del gpu_node.node("gpu-1")["status"][part][GPU]
@@ -122,7 +124,7 @@ def test_a_gpu_by_a_resource_claim_is_told(gpu_node: ApiServer, run: Gpunode) ->
 @pytest.mark.parametrize(
     ("life", "code", "said", "hint"), [one[1:] for one in (PENDING[0], PENDING[6])], ids=["gpus", "image"]
 )
-def test_why_it_waits_is_told_and_the_pod_removed(
+def test_pending_pod_is_explained_and_removed(
     gpu_node: ApiServer, run: Gpunode, life: dict[str, Any], code: str, said: str, hint: str
 ) -> None:
     gpu_node.pod_life = [life]
@@ -137,7 +139,7 @@ def test_why_it_waits_is_told_and_the_pod_removed(
 
 
 @pytest.mark.full
-def test_a_node_without_the_resource_names_what_it_has(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_node_without_the_resource_lists_the_resources_it_has(gpu_node: ApiServer, run: Gpunode) -> None:
     for part in ("capacity", "allocatable"):
         resources = gpu_node.node("gpu-1")["status"][part]
         del resources[GPU]
@@ -152,7 +154,7 @@ TAIL = "no new claims to deallocate, preemption: 0/1 nodes are available: 1 Pree
 
 
 @pytest.mark.full
-def test_a_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
+def test_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
     gpu_node: ApiServer, run: Gpunode
 ) -> None:
     """Kubernetes 1.36: "untolerated taint(s)"."""
@@ -171,7 +173,7 @@ def test_a_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
 
 
 @pytest.mark.full
-def test_gpus_that_are_all_unhealthy_are_named(gpu_node: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_unhealthy_gpus_are_named_if_all_are(gpu_node: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     gpu_node.kubelet = None  # what it says of the node stays
     node = gpu_node.node("gpu-1")
     node["status"]["allocatable"][GPU] = "0"
@@ -207,7 +209,7 @@ def event(reason: str, message: str) -> Callable[[ApiServer], Fault]:
 
 
 @pytest.mark.full
-def test_what_only_an_event_tells(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_cause_found_only_in_an_event_is_reported(gpu_node: ApiServer, run: Gpunode) -> None:
     reason, message, code, hint = EVENTS[0]
     gpu_node.pod_life = [waiting("ContainerCreating")]
     gpu_node.faults.append(event(reason, message)(gpu_node))
@@ -217,7 +219,7 @@ def test_what_only_an_event_tells(gpu_node: ApiServer, run: Gpunode) -> None:
 
 
 @pytest.mark.full
-def test_the_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [waiting("ImagePullBackOff", 'Back-off pulling image "x"')]
     gpu_node.faults.append(event("Failed", "Failed to pull image: 401 Unauthorized")(gpu_node))
     error = told(verify(run, "--timeout", "3"))
@@ -225,7 +227,7 @@ def test_the_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, ru
 
 
 @pytest.mark.full
-def test_a_pod_that_never_ends_is_given_up_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_pod_that_never_ends_times_out_and_is_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [RUNNING]
     ran = verify(run, "--timeout", "3")
     assert (ran.code, told(ran)["code"]) == (1, "pod-hangs")
@@ -236,7 +238,7 @@ def test_a_pod_that_never_ends_is_given_up_and_removed(gpu_node: ApiServer, run:
 
 
 @pytest.mark.parametrize(("life", "log", "code", "said", "hint"), [FAILED[0], FAILED[5], FAILED[-1]])
-def test_a_pod_that_fails_says_why(
+def test_failed_pod_is_explained(
     gpu_node: ApiServer, run: Gpunode, life: dict[str, Any], log: str, code: str, said: str, hint: str
 ) -> None:
     gpu_node.pod_life = [RUNNING, life]
@@ -250,7 +252,7 @@ def test_a_pod_that_fails_says_why(
     assert gpu_node.store.list("Pod") == []
 
 
-def test_a_pod_that_somebody_else_deletes_is_told(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_pod_deleted_by_another_user_is_reported(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [RUNNING]
 
     def gone() -> None:
@@ -304,7 +306,7 @@ def test_control_characters_of_a_pod_never_reach_the_terminal(gpu_node: ApiServe
         ),
     ],
 )
-def test_what_admission_refuses(
+def test_admission_refusal_is_explained(
     gpu_node: ApiServer, run: Gpunode, message: str, code: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fixtures.api_objects import Refused
@@ -320,7 +322,7 @@ def test_what_admission_refuses(
     assert not [one for one in gpu_node.asked if one.method == "DELETE"]
 
 
-def test_a_webhook_that_does_not_answer_is_named(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_webhook_that_does_not_respond_is_named(gpu_node: ApiServer, run: Gpunode) -> None:
     from fixtures.api_objects import Refused
 
     message = 'Internal error occurred: failed calling webhook "pods.example.com": connection refused'
@@ -334,13 +336,13 @@ def test_a_webhook_that_does_not_answer_is_named(gpu_node: ApiServer, run: Gpuno
     assert "the webhook pods.example.com doesn't answer" in told(ran)["hint"]
 
 
-def test_a_namespace_that_isnt_there(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_missing_namespace_is_refused(gpu_node: ApiServer, run: Gpunode) -> None:
     ran = verify(run, "--namespace", "elsewhere")
     assert (ran.code, told(ran)["code"]) == (3, "pending-namespace")
     assert told(ran)["hint"].startswith("kubectl create namespace elsewhere")
 
 
-def test_a_class_that_isnt_there_is_refused_before_anything_is_made(
+def test_missing_runtime_class_is_refused_before_any_object_is_created(
     gpu_node: ApiServer, run: Gpunode
 ) -> None:
     ran = verify(run, "--runtime-class", "nvidia-cdi")
@@ -349,7 +351,7 @@ def test_a_class_that_isnt_there_is_refused_before_anything_is_made(
     assert gpu_node.changes() == []
 
 
-def test_an_unknown_node_is_refused_before_anything_is_made(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_unknown_node_is_refused_before_any_object_is_created(gpu_node: ApiServer, run: Gpunode) -> None:
     ran = verify(run, "--node", "gpu-2")
     assert ran.code == 3 and "gpu-2" in told(ran)["message"]
     assert gpu_node.changes() == []
@@ -366,7 +368,7 @@ def test_an_unknown_node_is_refused_before_anything_is_made(gpu_node: ApiServer,
         (("--timeout", "0"), "invalid value for '--timeout': 0 is not between 1s and 24h"),
     ],
 )
-def test_what_cant_be_meant_is_usage(
+def test_contradicting_options_are_a_usage_error(
     gpu_node: ApiServer, run: Gpunode, argv: tuple[str, ...], said: str
 ) -> None:
     ran = run("verify", "--on", "kubernetes", *argv)
@@ -375,7 +377,7 @@ def test_what_cant_be_meant_is_usage(
     assert gpu_node.asked == []
 
 
-def test_a_pods_options_without_a_pod_are_usage(run: Gpunode) -> None:
+def test_pod_options_without_a_pod_are_a_usage_error(run: Gpunode) -> None:
     ran = run("verify", "--namespace", "x")
     assert ran.code == 2 and "gpunode verify --on kubernetes" in ran.err
 
@@ -383,7 +385,7 @@ def test_a_pods_options_without_a_pod_are_usage(run: Gpunode) -> None:
 # --- the API server fails -------------------------------------------------------------------------------
 
 
-def test_an_api_server_that_is_away_for_a_moment_costs_nothing(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_api_server_unavailable_for_a_moment_is_retried(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.faults += [
         Fault("GET", "/pods/gpunode", "cut", 2),
         Fault("GET", "/pods/gpunode", "status", 1),
@@ -402,7 +404,7 @@ def test_an_api_server_that_is_away_for_a_moment_costs_nothing(gpu_node: ApiServ
     [(0.5, ()), (60.0, ("--timeout", "3"))],
     ids=["for-too-long", "past-the-timeout"],
 )
-def test_an_api_server_that_stays_away_is_told_with_the_way_to_clean_up(
+def test_unavailable_api_server_is_reported_with_the_cleanup_command(
     gpu_node: ApiServer,
     run: Gpunode,
     monkeypatch: pytest.MonkeyPatch,
@@ -418,9 +420,7 @@ def test_an_api_server_that_stays_away_is_told_with_the_way_to_clean_up(
     gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
 
 
-def test_a_pod_whose_creation_was_never_answered_is_found_and_removed(
-    gpu_node: ApiServer, run: Gpunode
-) -> None:
+def test_pod_whose_create_response_was_lost_is_found_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.faults.append(Fault("POST", "/pods", "cut-after"))
     ran = verify(run)
     assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
@@ -428,7 +428,7 @@ def test_a_pod_whose_creation_was_never_answered_is_found_and_removed(
     assert gpu_node.store.list("Pod") == []
 
 
-def test_a_token_that_expires_on_the_way(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_token_expiring_during_the_run_is_reported(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [RUNNING]
 
     def expire() -> None:
@@ -442,9 +442,7 @@ def test_a_token_that_expires_on_the_way(gpu_node: ApiServer, run: Gpunode) -> N
     gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
 
 
-def test_a_pod_that_cant_be_removed_is_named_and_the_proof_still_counts(
-    gpu_node: ApiServer, run: Gpunode
-) -> None:
+def test_pod_that_cannot_be_removed_is_named_and_the_proof_counts(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.faults.append(Fault("DELETE", "/pods/", "status", 999, 403, "Forbidden"))
     ran = verify(run)
     (pod,) = gpu_node.store.list("Pod")
@@ -454,7 +452,7 @@ def test_a_pod_that_cant_be_removed_is_named_and_the_proof_still_counts(
     gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
 
 
-def test_events_that_may_not_be_read_are_no_obstacle(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_missing_right_to_list_events_does_not_stop_verify(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.faults.append(Fault("GET", "/events", "status", 999, 403, "Forbidden"))
     ran = verify(run)
     assert ran.code == 0 and "may not list events" in ran.err
@@ -480,14 +478,16 @@ def struck(api: ApiServer, home: Path, number: signal.Signals) -> tuple[int, str
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
-def test_a_signal_ends_it_and_the_pod(gpu_node: ApiServer, tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_ends_verify_and_removes_the_pod(
+    gpu_node: ApiServer, tmp_path: Path, number: signal.Signals
+) -> None:
     code, err = struck(gpu_node, tmp_path, number)
     assert code == 130, err
     assert gpu_node.store.list("Pod") == []
 
 
 @pytest.mark.skipif(not Path("/etc/machine-id").is_file(), reason="this machine has no machine-id")
-def test_the_pod_of_a_run_that_was_killed_just_now_is_removed_by_the_next(
+def test_pod_of_a_run_killed_just_now_is_removed_by_the_next(
     gpu_node: ApiServer, run: Gpunode, tmp_path: Path
 ) -> None:
     assert struck(gpu_node, tmp_path, signal.SIGKILL)[0] == -signal.SIGKILL
@@ -497,7 +497,7 @@ def test_the_pod_of_a_run_that_was_killed_just_now_is_removed_by_the_next(
     assert gpu_node.store.list("Pod") == []
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(gpu_node: ApiServer, run: Gpunode) -> None:
     def left(name: str, when: str, host: str, **labels: str) -> None:
         marks = {"app.kubernetes.io/managed-by": "gpunode", "app.kubernetes.io/name": "gpunode-vector-add"}
         spec = {"nodeSelector": {"kubernetes.io/hostname": host}, "activeDeadlineSeconds": 330}
@@ -519,7 +519,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(gpu_node: ApiServer, run:
         gpu_node.store.delete("Pod", name, "default")
 
 
-def test_the_rights_that_are_printed_for_it_are_those_that_it_uses(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_printed_rbac_rules_are_those_that_verify_uses(gpu_node: ApiServer, run: Gpunode) -> None:
     """`gpunode manifests rbac --for verify`: a verb too few would stop it, one too many is a risk."""
     assert verify(run).code == 0
     used = set()
