@@ -24,7 +24,7 @@ CONFIG = {
 }
 
 
-def test_handlers_and_default_come_from_the_verbose_status():
+def test_handlers_and_default_are_read_from_the_verbose_status():
     status = parse_status(json.dumps(CONFIG), (), {"RuntimeReady": True})
     assert status.handlers == ("runc", "nvidia")
     assert status.default_handler == "runc"
@@ -34,14 +34,14 @@ def test_handlers_and_default_come_from_the_verbose_status():
     assert not status.systemd_cgroup("absent")
 
 
-def test_named_handlers_join_those_of_the_configuration_without_the_empty_default():
+def test_named_handlers_are_merged_without_the_empty_default():
     assert parse_status(json.dumps(CONFIG), ("", "nvidia", "kata"), {}).handlers == ("runc", "nvidia", "kata")
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"containerd": 3}', '{"containerd": {"runtimes": []}}']
 )
-def test_a_configuration_of_another_shape_gives_no_handlers(text):
+def test_malformed_configuration_gives_no_handlers(text):
     status = parse_status(text, (), {})
     assert (status.handlers, status.default_handler) == ((), "")
 
@@ -53,7 +53,7 @@ def on_recorded(tmp_path, answers):
     return Cri(Host(root=tmp_path), "/run/c.sock")
 
 
-def test_a_recorded_machine_answers_from_its_recording(tmp_path):
+def test_recorded_machine_responds_from_its_recording(tmp_path):
     seen = {"handlers": ["runc", "nvidia"], "defaultHandler": "nvidia", "config": {"a": 1}}
     with on_recorded(tmp_path, {"version": ["containerd", "1.7.2"], "status": seen}) as cri:
         assert cri.version() == ("containerd", "1.7.2")
@@ -62,33 +62,33 @@ def test_a_recorded_machine_answers_from_its_recording(tmp_path):
 
 
 @pytest.mark.parametrize("answers", [{}, {"status": {}}, {"version": ["containerd", "1"]}])
-def test_a_recording_without_an_answer_counts_as_a_daemon_that_is_down(tmp_path, answers):
+def test_recording_without_a_response_is_a_stopped_daemon(tmp_path, answers):
     with on_recorded(tmp_path, answers) as cri, pytest.raises(DaemonError) as caught:
         cri.status()
     assert caught.value.code == "refused"
 
 
 @pytest.mark.parametrize("status", ["text", {"handlers": "nvidia"}, {"defaultHandler": 3}, {"config": []}])
-def test_a_recorded_status_of_wrong_types_is_refused(tmp_path, status):
+def test_recorded_status_with_wrong_types_is_refused(tmp_path, status):
     with on_recorded(tmp_path, {"status": status}) as cri, pytest.raises(ConfigError, match="must be a"):
         cri.status()
 
 
-def test_an_absent_socket_is_told_before_grpc_is_asked(tmp_path):
+def test_missing_socket_is_reported_before_grpc_is_used(tmp_path):
     with Cri(Host(), str(tmp_path / "none.sock")) as cri, pytest.raises(DaemonError) as caught:
         cri.version()
     assert caught.value.code == "absent"
     assert "systemctl start containerd" in caught.value.hint
 
 
-def test_a_file_where_the_socket_belongs_is_no_socket(tmp_path):
+def test_file_in_place_of_the_socket_is_not_a_socket(tmp_path):
     (tmp_path / "c.sock").touch()
     with Cri(Host(), str(tmp_path / "c.sock")) as cri, pytest.raises(DaemonError) as caught:
         cri.version()
     assert caught.value.code == "not-a-socket"
 
 
-def test_a_listener_that_never_answers_times_out(tmp_path):
+def test_listener_that_never_responds_times_out(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "c.sock"))
         listener.listen()
@@ -97,7 +97,7 @@ def test_a_listener_that_never_answers_times_out(tmp_path):
     assert caught.value.code in ("timeout", "refused")
 
 
-def test_something_that_speaks_no_http2_is_refused(tmp_path):
+def test_peer_without_http2_is_refused(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "c.sock"))
         listener.listen()
@@ -134,7 +134,7 @@ def handler(answer):
     )
 
 
-def test_a_malformed_message_is_an_error_of_the_daemon(server):
+def test_malformed_message_is_a_daemon_error(server):
     running, path = server
     methods = {"Status": handler(lambda request, context: b"\xff\xff\xff")}
     running.add_generic_rpc_handlers(
@@ -146,7 +146,7 @@ def test_a_malformed_message_is_an_error_of_the_daemon(server):
     assert caught.value.code == "daemon"
 
 
-def test_an_error_of_the_daemon_keeps_its_words(server):
+def test_daemon_error_keeps_its_message(server):
     running, path = server
 
     def refuse(request, context):
@@ -161,11 +161,11 @@ def test_an_error_of_the_daemon_keeps_its_words(server):
         cri.status()
 
 
-def test_a_log_is_split_by_stream_and_partial_lines_are_joined():
+def test_log_is_split_by_stream_and_partial_lines_are_joined():
     text = "t stdout P one \nt stderr F oops\nt stdout F two\nnonsense\nt other F x\nt stdout F \n"
     assert cri_pods.read_log(text) == ("one two\n\n", "oops\n")
 
 
-def test_only_a_newline_ends_a_line_of_the_log():
+def test_only_a_newline_ends_a_log_line():
     text = "t stdout F 50%\rdone\x0b\u2028 Test PASSED\n"
     assert cri_pods.read_log(text) == ("50%\rdone\x0b\u2028 Test PASSED\n", "")

@@ -46,18 +46,18 @@ def test_running_configuration_is_a_tree(api: CrioApi) -> None:
         (b"\x00\x00\x12\x04\x00", "broken"),
     ],
 )
-def test_odd_answer_is_an_error_with_a_code(tmp_path: Path, raw: bytes, code: str) -> None:
+def test_malformed_response_is_an_error_with_a_code(tmp_path: Path, raw: bytes, code: str) -> None:
     with answering(tmp_path, raw) as (docker, _), pytest.raises(DaemonError) as caught:
         CrioApi(Host(), docker.socket, timeout=30.0).config()
     assert caught.value.code == code and caught.value.hint
 
 
-def test_info_that_is_no_object_is_malformed(tmp_path: Path) -> None:
+def test_info_that_is_not_an_object_is_malformed(tmp_path: Path) -> None:
     with answering(tmp_path, reply(b"[]")) as (docker, _), pytest.raises(DaemonError, match="no JSON object"):
         CrioApi(Host(), docker.socket, timeout=30.0).info()
 
 
-def test_absent_socket_says_how_to_start_it(tmp_path: Path) -> None:
+def test_missing_socket_hints_how_to_start_the_daemon(tmp_path: Path) -> None:
     with pytest.raises(DaemonError) as caught:
         CrioApi(Host(), str(tmp_path / "none")).config()
     assert (caught.value.code, caught.value.hint) == ("absent", "start CRI-O: systemctl start crio")

@@ -68,14 +68,14 @@ def test_info_is_the_object_that_the_daemon_sends(tmp_path):
     assert asked[0].startswith(b"GET /info HTTP/1.1\r\n")
 
 
-def test_an_api_version_is_never_named(tmp_path):
+def test_requests_name_no_api_version(tmp_path):
     with answering(tmp_path, reply(b'{"Version": "29.0.0"}')) as (api, asked):
         api.version()
     assert b" /version " in asked[0]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'"text"', b"{", b"\xff\xfe", b"[" * 100_000])
-def test_an_answer_that_is_no_object_is_malformed(tmp_path, body):
+def test_response_that_is_not_an_object_is_malformed(tmp_path, body):
     with answering(tmp_path, reply(body)) as (api, _), pytest.raises(DaemonError) as caught:
         api.info()
     assert caught.value.code == "malformed"
@@ -86,14 +86,14 @@ def test_an_answer_that_is_no_object_is_malformed(tmp_path, body):
     ("status", "code"),
     [("404 Not Found", "not-found"), ("409 Conflict", "conflict"), ("500 Internal Server Error", "daemon")],
 )
-def test_an_error_status_carries_the_daemons_own_message(tmp_path, status, code):
+def test_error_status_carries_the_daemons_own_message(tmp_path, status, code):
     body = json.dumps({"message": "it went wrong"}).encode()
     with answering(tmp_path, reply(body, status)) as (api, _), pytest.raises(DaemonError) as caught:
         api.info()
     assert (caught.value.code, caught.value.message) == (code, "it went wrong")
 
 
-def test_an_error_status_without_a_message_still_says_something(tmp_path):
+def test_error_status_without_a_message_has_a_fallback_text(tmp_path):
     with (
         answering(tmp_path, reply(b'{"message": 7}', "500 X")) as (api, _),
         pytest.raises(DaemonError) as caught,
@@ -105,20 +105,20 @@ def test_an_error_status_without_a_message_still_says_something(tmp_path):
 @pytest.mark.parametrize(
     "raw", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{"]
 )
-def test_something_that_is_no_docker_is_reported_and_not_raised_through(tmp_path, raw):
+def test_peer_that_is_not_docker_is_reported(tmp_path, raw):
     with answering(tmp_path, raw) as (api, _), pytest.raises(DaemonError) as caught:
         api.info()
     assert caught.value.code == "broken"
 
 
-def test_a_daemon_that_says_nothing_times_out(tmp_path):
+def test_daemon_that_sends_nothing_times_out(tmp_path):
     with answering(tmp_path, b"", close=False) as (api, _), pytest.raises(DaemonError) as caught:
         api.info()
     assert caught.value.code == "timeout"
     assert "journalctl" in caught.value.hint
 
 
-def test_an_absent_socket_says_how_to_start_docker(tmp_path):
+def test_missing_socket_hints_how_to_start_docker(tmp_path):
     api = DockerApi(Host(), str(tmp_path / "none.sock"))
     with pytest.raises(DaemonError) as caught:
         api.info()
@@ -127,7 +127,7 @@ def test_an_absent_socket_says_how_to_start_docker(tmp_path):
     assert not api.ping()
 
 
-def test_a_socket_with_nobody_behind_it_is_refused(tmp_path):
+def test_socket_without_a_listener_is_refused(tmp_path):
     path = tmp_path / "dead.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -136,27 +136,27 @@ def test_a_socket_with_nobody_behind_it_is_refused(tmp_path):
     assert caught.value.code == "refused"
 
 
-def test_a_failed_load_is_found_in_a_stream_of_status_200(tmp_path):
+def test_failed_load_is_found_in_a_stream_of_status_200(tmp_path):
     body = b'{"stream":"Loading"}\nnot json\n{"errorDetail":{},"error":"no space left on device"}\n'
     with answering(tmp_path, reply(body)) as (api, _), pytest.raises(DaemonError, match="no space left"):
         api.load_image(b"tar")
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "409 Conflict", "204 No Content", "304 Not Modified"])
-def test_removing_what_is_gone_is_fine(tmp_path, status):
+def test_removing_a_missing_container_succeeds(tmp_path, status):
     with answering(tmp_path, reply(b"", status)) as (api, asked):
         api.remove_container("gpunode-x")
     assert asked[0].startswith(b"DELETE /containers/gpunode-x?force=1&v=1 ")
 
 
-def test_a_removal_that_fails_is_told(tmp_path):
+def test_failed_removal_is_reported(tmp_path):
     with answering(tmp_path, reply(b'{"message":"busy"}', "500 X")) as (api, _):
         with pytest.raises(DaemonError, match="busy"):
             api.remove_image("a:b")
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"StatusCode": "0"}', b'{"StatusCode": null}'])
-def test_an_exit_status_of_another_type_is_malformed(tmp_path, body):
+def test_exit_status_of_another_type_is_malformed(tmp_path, body):
     with answering(tmp_path, reply(body)) as (api, _), pytest.raises(DaemonError) as caught:
         api.wait_container("x", 1.0)
     assert caught.value.code == "malformed"
@@ -168,7 +168,7 @@ def recorded(tmp_path: Path, recording: dict[str, object]) -> DockerApi:
     return DockerApi(Host(root=tmp_path), "/run/docker.sock")
 
 
-def test_a_recorded_machine_answers_from_its_recording(tmp_path):
+def test_recorded_machine_responds_from_its_recording(tmp_path):
     answers = {"info": {"DefaultRuntime": "runc"}, "version": {"Version": "24.0.7"}}
     api = recorded(tmp_path, {"daemons": {"/run/docker.sock": answers}})
     assert api.info()["DefaultRuntime"] == "runc"
@@ -176,7 +176,7 @@ def test_a_recorded_machine_answers_from_its_recording(tmp_path):
 
 
 @pytest.mark.parametrize("answers", [{}, {"version": {}}])
-def test_a_recording_without_an_answer_counts_as_a_daemon_that_is_down(tmp_path, answers):
+def test_recording_without_a_response_is_a_stopped_daemon(tmp_path, answers):
     api = recorded(
         tmp_path, {"daemons": {"/run/docker.sock": answers}, "sockets": {"/run/docker.sock": "denied"}}
     )
@@ -191,7 +191,7 @@ def frame(stream: int, data: bytes) -> bytes:
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary())))
-def test_streams_come_apart_as_they_were_put_together(frames):
+def test_multiplexed_streams_are_split_as_joined(frames):
     raw = b"".join(frame(stream, data) for stream, data in frames)
     assert split_streams(raw) == tuple(
         b"".join(data for stream, data in frames if stream == wanted) for wanted in (1, 2)
@@ -199,7 +199,7 @@ def test_streams_come_apart_as_they_were_put_together(frames):
 
 
 @given(st.binary())
-def test_a_stream_of_any_bytes_is_taken_apart_without_an_error(raw):
+def test_any_bytes_are_split_without_an_error(raw):
     out, err = split_streams(raw)
     assert len(out) + len(err) <= len(raw)
 
@@ -207,7 +207,7 @@ def test_a_stream_of_any_bytes_is_taken_apart_without_an_error(raw):
 @pytest.mark.parametrize(
     "body", [b"", b"null", b"{}", b"[7, null]", b'[{"Id": 7}]', b'[{"Id": "a", "Labels": []}]']
 )
-def test_a_list_of_another_shape_names_nothing(tmp_path, body):
+def test_malformed_list_gives_no_names(tmp_path, body):
     with answering(tmp_path, reply(body)) as (api, _):
         assert api.labelled_containers({"a": "b"}) == {}
     (tmp_path / "d.sock").unlink()
@@ -215,7 +215,7 @@ def test_a_list_of_another_shape_names_nothing(tmp_path, body):
         assert api.image_names("x") == ()
 
 
-def test_containers_and_images_are_asked_for_by_filters(tmp_path):
+def test_containers_and_images_are_queried_with_filters(tmp_path):
     body = b'[{"Id": "a", "Labels": {"x": "y"}, "RepoTags": ["n:2", "n:1", 7]}, {"RepoTags": null}]'
     with answering(tmp_path, reply(body)) as (api, asked):
         assert api.labelled_containers({"x": "y"}) == {"a": {"x": "y"}}
@@ -228,7 +228,7 @@ def test_containers_and_images_are_asked_for_by_filters(tmp_path):
     assert asked[0].startswith(b"GET /images/json?filters=%7B%22reference%22%3A%20%5B%22n%22%5D%7D ")
 
 
-def test_an_answer_that_comes_before_the_body_was_read_is_heard(tmp_path: Path) -> None:
+def test_response_before_the_body_was_read_is_received(tmp_path: Path) -> None:
     path = str(tmp_path / "d.sock")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -75,7 +75,7 @@ def response(size: int) -> pb.StatusResponse:
 
 
 @pytest.mark.parametrize("size", [0, 20_000, 6_000_000])  # one frame, several, more than gRPC's own limit
-def test_the_status_is_read(serve: Serve, size: int) -> None:
+def test_status_is_read(serve: Serve, size: int) -> None:
     path = serve(lambda request, context: response(size).SerializeToString())
     with Cri(Host(), path, PLENTY) as cri:
         answer = cri.status()
@@ -84,7 +84,7 @@ def test_the_status_is_read(serve: Serve, size: int) -> None:
     assert answer.conditions == {"RuntimeReady": True, "NetworkReady": False}
 
 
-def test_a_response_beyond_the_limit_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_beyond_the_limit_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_client, "MAX_RESPONSE_BYTES", 10_000)
     path = serve(lambda request, context: response(20_000).SerializeToString())
     with pytest.raises(CallError) as caught:
@@ -92,19 +92,19 @@ def test_a_response_beyond_the_limit_is_refused(serve: Serve, monkeypatch: pytes
     assert caught.value.code == "RESOURCE_EXHAUSTED"
 
 
-def test_the_version_is_the_running_daemons(serve: Serve) -> None:
+def test_version_is_that_of_the_running_daemon(serve: Serve) -> None:
     answer = pb.VersionResponse(version="0.1.0", runtime_name="containerd", runtime_version="v2.1.9")
     assert running_version(Host(), serve(lambda request, context: answer.SerializeToString()), PLENTY) == (
         "v2.1.9"
     )
 
 
-def test_no_version_is_given_where_the_call_fails(serve: Serve, tmp_path: Path) -> None:
+def test_failed_call_gives_no_version(serve: Serve, tmp_path: Path) -> None:
     assert running_version(Host(), str(tmp_path / "none"), PLENTY) == ""
     assert running_version(Host(), serve(lambda request, context: b"\xff\xff\xff"), PLENTY) == ""
 
 
-def test_a_daemon_without_its_cri_plugin_is_reported(serve: Serve) -> None:
+def test_daemon_without_its_cri_plugin_is_reported(serve: Serve) -> None:
     def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown service {SERVICE}")
         raise AssertionError
@@ -115,7 +115,7 @@ def test_a_daemon_without_its_cri_plugin_is_reported(serve: Serve) -> None:
     assert caught.value.code == "cri-disabled"
 
 
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_server_that_never_responds_times_out(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
@@ -128,7 +128,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
     assert caught.value.code == "UNAVAILABLE"
 
 
-def test_the_images_own_settings_are_in_the_verbose_status(serve: Serve) -> None:
+def test_verbose_image_status_contains_the_image_configuration(serve: Serve) -> None:
     asked: list[pb.ImageStatusRequest] = []
     info = {"imageSpec": {"config": {"Env": ["A=1"]}}}
     answer = pb.ImageStatusResponse(image=pb.Image(id="i"), info={"info": json.dumps(info)})
@@ -159,7 +159,7 @@ def test_only_running_containers_are_listed(serve: Serve) -> None:
     assert asked == [b"\x0a\x04\x12\x02\x08\x01", b""]
 
 
-def test_a_host_that_is_not_live_contacts_no_socket(serve: Serve, tmp_path: Path) -> None:
+def test_host_that_is_not_live_contacts_no_socket(serve: Serve, tmp_path: Path) -> None:
     path = serve(lambda request, context: b"")
     with pytest.raises(DaemonError) as caught:
         status(path, host=Host(tmp_path))
@@ -167,7 +167,7 @@ def test_a_host_that_is_not_live_contacts_no_socket(serve: Serve, tmp_path: Path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root acts for another user")
-def test_a_socket_that_another_user_owns_is_refused(serve: Serve, tmp_path: Path) -> None:
+def test_socket_owned_by_another_user_is_refused(serve: Serve, tmp_path: Path) -> None:
     path = serve(lambda request, context: b"")
     for_user = replace(Host(), behalf=65534)
     temporary = Path(tempfile.gettempdir())
@@ -242,7 +242,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, li
         "too short", "another stream", "headers in parts", "too large a frame", "HTTP/1.1",
     ],
 )  # fmt: skip
-def test_an_answer_that_breaks_off_or_is_no_grpc_is_an_error(
+def test_truncated_or_invalid_grpc_response_is_an_error(
     scripted: tuple[str, list[bytes]], said: bytes
 ) -> None:
     path, script = scripted
@@ -262,7 +262,9 @@ FRAMES = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(said=st.binary(max_size=64) | st.lists(FRAMES, max_size=8).map(b"".join))
-def test_nonsense_is_an_error_or_an_empty_message(scripted: tuple[str, list[bytes]], said: bytes) -> None:
+def test_random_frames_are_an_error_or_an_empty_message(
+    scripted: tuple[str, list[bytes]], said: bytes
+) -> None:
     path, script = scripted
     script[0] = said
     with suppress(CallError):
@@ -271,7 +273,7 @@ def test_nonsense_is_an_error_or_an_empty_message(scripted: tuple[str, list[byte
 
 @settings(deadline=None)
 @given(answer=st.binary(max_size=60))
-def test_a_message_of_any_bytes_is_a_status_or_an_error(answer: bytes) -> None:
+def test_any_bytes_are_a_status_or_an_error(answer: bytes) -> None:
     class Channel:
         def unary_unary(self, method: str) -> Any:
             return lambda request, timeout: answer
@@ -288,7 +290,7 @@ def test_a_message_of_any_bytes_is_a_status_or_an_error(answer: bytes) -> None:
         assert answered.SerializeToString() == expected.SerializeToString()
 
 
-def test_an_answer_that_drips_is_given_up_in_time(tmp_path: Path) -> None:
+def test_slowly_dripping_response_times_out(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     over = threading.Event()
     with socket.socket(socket.AF_UNIX) as server:
@@ -316,7 +318,7 @@ def test_an_answer_that_drips_is_given_up_in_time(tmp_path: Path) -> None:
     assert 0.3 <= took < 30.0  # to its end the answer would take twenty minutes
 
 
-def test_children_are_started_while_a_channel_is_open(serve: Serve) -> None:
+def test_children_can_start_while_a_channel_is_open(serve: Serve) -> None:
     """gRPC has threads of its own by then; neither fork(2), as for another user, nor vfork(2) may hang."""
     path = serve(lambda request, context: b"")
     program = (

@@ -89,7 +89,9 @@ def chunked(parts: list[bytes], extension: bytes = b"", trailer: bytes = b"") ->
     ],
     ids=["status", "headers", "body", "to the end", "chunks", "trailers", "100 Continue"],
 )
-def test_a_server_that_drips_gets_one_deadline_for_all(directory: Path, start: bytes, drop: bytes) -> None:
+def test_dripping_server_gets_one_deadline_for_the_response(
+    directory: Path, start: bytes, drop: bytes
+) -> None:
     sent: list[bytes] = []
 
     def drip(connection: socket.socket) -> None:
@@ -107,7 +109,7 @@ def test_a_server_that_drips_gets_one_deadline_for_all(directory: Path, start: b
     assert len(sent) < 1000
 
 
-def test_a_server_that_does_not_read_gets_the_same_deadline(directory: Path) -> None:
+def test_server_that_does_not_read_gets_the_same_deadline(directory: Path) -> None:
     release = threading.Event()
 
     def hold(_: socket.socket) -> None:
@@ -135,7 +137,7 @@ def test_a_server_that_does_not_read_gets_the_same_deadline(directory: Path) -> 
     ],
     ids=["100", "100 with headers", "headers", "status", "to the end", "chunks", "trailers", "length"],
 )
-def test_an_endless_response_ends_at_a_size(
+def test_endless_response_ends_at_a_size_limit(
     directory: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, piece: bytes
 ) -> None:
     monkeypatch.setattr(http, "MAX_BODY_BYTES", 1 << 20)
@@ -153,7 +155,7 @@ def test_an_endless_response_ends_at_a_size(
     assert total[0] < 4 << 20
 
 
-def test_status_runtime_reports_a_socket_that_says_100_continue_for_ever(tmp_path: Path) -> None:
+def test_status_runtime_reports_a_socket_that_sends_100_continue_forever(tmp_path: Path) -> None:
     def flood(connection: socket.socket) -> None:
         while True:
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
@@ -175,14 +177,14 @@ def test_chunks_are_joined(directory: Path, extension: bytes, trailer: bytes) ->
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_body_ends_at_its_length_or_with_its_connection(directory: Path, announced: bool) -> None:
+def test_body_ends_at_its_length_or_with_the_connection(directory: Path, announced: bool) -> None:
     length = b"Content-Length: 3\r\n" if announced else b""
     response = fetched(directory, HEAD + length + b"\r\nabc")
     assert response is not None and (response.status, response.body) == (200, b"abc")
 
 
 @given(parts=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=4), data=st.data())
-def test_an_incomplete_response_is_refused(directory: Path, parts: list[bytes], data: st.DataObject) -> None:
+def test_incomplete_response_is_refused(directory: Path, parts: list[bytes], data: st.DataObject) -> None:
     body = b"".join(parts)
     announced = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     for raw, end in ((chunked(parts), len(b"0\r\n\r\n")), (announced, 0)):
@@ -205,18 +207,18 @@ def test_an_incomplete_response_is_refused(directory: Path, parts: list[bytes], 
 @example(HEAD + b"Content-Length: -1\r\n\r\nabc")
 @example(HEAD + b"Content-Length: 99999999999999999999\r\n\r\n")
 @example(b"HTTP/1.1 204 X\r\n\r\nmore")
-def test_no_response_is_more_than_what_was_sent(directory: Path, raw: bytes) -> None:
+def test_response_is_never_larger_than_the_received_bytes(directory: Path, raw: bytes) -> None:
     response = fetched(directory, raw)
     assert response is None or (100 <= response.status <= 999 and len(response.body) <= len(raw))
 
 
-def test_an_interim_response_is_skipped(directory: Path) -> None:
+def test_interim_response_is_skipped(directory: Path) -> None:
     raw = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"Content-Length: 2\r\n\r\nOK"
     response = fetched(directory, raw)
     assert response is not None and response.body == b"OK"
 
 
-def test_names_of_headers_are_in_lower_case(directory: Path) -> None:
+def test_header_names_are_lower_case(directory: Path) -> None:
     response = fetched(directory, HEAD + b"SERVER: Docker/28.5.1 (linux)\r\nContent-Length: 0\r\n\r\n")
     assert response is not None and response.headers["server"] == "Docker/28.5.1 (linux)"
 
@@ -230,7 +232,7 @@ def test_some_responses_have_no_body(directory: Path, status: int) -> None:
 @pytest.mark.parametrize(
     "path", ["/a b", "/a\r\nX: y", "/é", "/\x7f"], ids=["space", "line", "not ASCII", "control"]
 )
-def test_a_path_cannot_add_to_the_request(directory: Path, path: str) -> None:
+def test_path_cannot_inject_into_the_request(directory: Path, path: str) -> None:
     with serving(directory / "s", lambda connection: None) as at, pytest.raises(DaemonError) as caught:
         UnixHttp(Host(), at, {}, "").request("GET", path, timeout=5.0)
     assert caught.value.code == "broken"

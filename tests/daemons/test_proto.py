@@ -14,7 +14,7 @@ PAIRS = list(zip(PROTOS, MODULES, strict=True))
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="needs grpcio-tools==1.76.0")
 @pytest.mark.parametrize("proto", PROTOS)
-def test_regenerating_changes_nothing(tmp_path, proto):
+def test_regenerating_the_protos_changes_nothing(tmp_path, proto):
     for made in generate(REPOSITORY, tmp_path, proto):
         assert made.read_text() == (REPOSITORY / made.relative_to(tmp_path)).read_text()
 
@@ -38,7 +38,7 @@ def test_generated_messages_have_the_protos_fields_and_numbers(proto, module):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_generated_code_runs_with_the_oldest_protobuf_that_is_allowed(module):
+def test_generated_code_runs_with_the_oldest_supported_protobuf(module):
     text = (REPOSITORY / f"{module.replace('.', '/')}.py").read_text()
     assert "# Protobuf Python Version: 6.31.1" in text
     assert 'protobuf>=6.31.1,<8"' in (REPOSITORY / "pyproject.toml").read_text()
