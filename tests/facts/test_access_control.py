@@ -31,7 +31,7 @@ def denials(tmp_path, *lines, log=()):
     return access_control.selinux_denials(Host(tmp_path), tuple(KernelLine(0.0, text) for text in log))
 
 
-def test_a_containers_denial_has_its_time_and_its_file(tmp_path):
+def test_denial_of_a_container_has_its_time_and_file(tmp_path):
     (found,) = denials(tmp_path, avc())
     assert (found.source, found.when, found.subject) == (access_control.AUDIT_LOG, 1768086000.0, CONTAINER)
 
@@ -45,23 +45,23 @@ def test_a_containers_denial_has_its_time_and_its_file(tmp_path):
         {"comm": "nvidia-smi", "name": "config.json", "tcontext": "system_u:object_r:admin_home_t:s0"},
     ],
 )
-def test_what_keeps_no_container_from_a_gpu_is_left_out(tmp_path, change):
+def test_denials_unrelated_to_gpus_in_containers_are_left_out(tmp_path, change):
     assert denials(tmp_path, avc(**change)) == ()
 
 
-def test_a_library_counts_by_its_path(tmp_path):
+def test_library_is_recognized_by_its_path(tmp_path):
     library = avc(tcontext="system_u:object_r:default_t:s0").replace(
         'name="nvidiactl"', 'path="/opt/libnvidia-ml.so.1"'
     )
     assert len(denials(tmp_path, library)) == 1
 
 
-def test_the_kernels_log_counts_where_no_auditd_runs(tmp_path):
+def test_kernel_log_is_read_if_auditd_does_not_run(tmp_path):
     (found,) = denials(tmp_path, log=(avc().replace("type=AVC msg=", "audit: type=1400 "),))
     assert (found.source, found.when) == ("dmesg", 1768086000.0)
 
 
-def test_garbage_is_no_denial(tmp_path):
+def test_garbage_is_not_a_denial(tmp_path):
     assert denials(tmp_path, "avc: denied", "avc:  denied  { } for", "\0\xff{", avc()[:90]) == ()
 
 
@@ -79,7 +79,7 @@ def test_booleans_are_on_off_or_unknown(tmp_path):
     assert not access_control.selinux_enforcing(host)
 
 
-def test_only_containers_profiles_count_for_apparmor():
+def test_only_container_profiles_are_read_for_apparmor():
     text = 'audit: type=1400 audit(1.2:3): apparmor="DENIED" operation="open" profile="{}" name="{}" pid=1'
     lines = [
         KernelLine(0.0, text.format(profile, name))
@@ -98,7 +98,7 @@ def test_only_containers_profiles_count_for_apparmor():
     ("text", "unprivileged"),
     [("0 0 4294967295", False), ("0 100000 65536", True), ("", None), ("garbage", None)],
 )
-def test_an_unprivileged_container_maps_root_elsewhere(tmp_path, text, unprivileged):
+def test_unprivileged_container_maps_root_to_another_user(tmp_path, text, unprivileged):
     (tmp_path / "proc/1").mkdir(parents=True)
     (tmp_path / "proc/1/uid_map").write_text(text)
     assert system.unprivileged(Host(tmp_path)) is unprivileged

@@ -29,11 +29,11 @@ def host(root: Path, files) -> Host:
         "var/spool/cron/crontabs/root",
     ],
 )
-def test_a_command_is_found_where_a_node_starts_its_own_things(tmp_path, path):
+def test_command_is_found_in_cron_units_and_scripts(tmp_path, path):
     assert started(host(tmp_path, {path: f"@reboot {GENERATE}\n"}), COMMANDS) == f"/{path}"
 
 
-def test_a_script_is_followed_once(tmp_path):
+def test_script_is_followed_once(tmp_path):
     files = {
         "etc/systemd/system/gpu.service": "[Service]\nExecStart=-/usr/local/bin/one\n",
         "usr/local/bin/one": "#!/bin/sh\n/usr/local/bin/two\n",
@@ -44,18 +44,18 @@ def test_a_script_is_followed_once(tmp_path):
     assert started(host(tmp_path / "flat", files), COMMANDS) == "/etc/systemd/system/gpu.service"
 
 
-def test_a_unit_that_systemd_is_asked_about_is_left_out(tmp_path):
+def test_unit_that_is_queried_from_systemd_is_left_out(tmp_path):
     node = host(tmp_path, {"etc/systemd/system/nvidia-cdi-refresh.service": f"ExecStart={GENERATE}\n"})
     assert started(node, COMMANDS, besides=("nvidia-cdi-refresh.service",)) == ""
 
 
-def test_rules_are_searched_only_where_they_count(tmp_path):
+def test_udev_rules_are_searched_only_in_rules_directories(tmp_path):
     node = host(tmp_path, {"etc/udev/rules.d/71-gpu.rules": f'RUN+="{GENERATE}"\n'})
     assert started(node, COMMANDS) == ""
     assert started(node, COMMANDS, rules=True) == "/etc/udev/rules.d/71-gpu.rules"
 
 
-def test_who_may_not_look_does_not_say_that_nobody_does_it(tmp_path):
+def test_unreadable_directory_does_not_count_as_searched(tmp_path):
     class Closed(Host):
         def path(self, path, *, follow=True):
             if str(path).endswith("/gpu"):
@@ -83,6 +83,6 @@ def test_unified_memory_is_loaded_by(tmp_path, path, text):
 @pytest.mark.parametrize(
     "text", ["# nvidia_uvm\n", "options nvidia_uvm uvm_disable_hmm=1\n", "blacklist nvidia-uvm\n", "nvidia\n"]
 )
-def test_a_line_that_only_speaks_of_it_loads_nothing(tmp_path, text):
+def test_comment_about_the_module_does_not_load_it(tmp_path, text):
     files = {"etc/modprobe.d/nvidia.conf": text, "etc/modules-load.d/nvidia.conf": "# nvidia_uvm\nnvidia\n"}
     assert loaded(host(tmp_path, files), "nvidia-uvm") == ""

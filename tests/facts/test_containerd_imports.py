@@ -32,7 +32,7 @@ MAIN = "/etc/containerd/config.toml"
         ("conf.d/[*", "/etc/containerd/conf.d/[x", False),
     ],
 )
-def test_an_import_covers_what_containerd_would_read(
+def test_import_pattern_covers_the_files_containerd_reads(
     pattern: str, path: str, read: bool, tmp_path: Path
 ) -> None:
     assert covers(MAIN, pattern, path) is read
@@ -45,12 +45,12 @@ def test_an_import_covers_what_containerd_would_read(
 @pytest.mark.parametrize(
     ("release", "beside"), [((1, 6, 20), False), ((1, 6, 29), True), ((1, 7, 15), False), ((2, 1, 9), True)]
 )
-def test_a_relative_glob_was_not_always_relative_to_the_file(release: tuple[int, ...], beside: bool) -> None:
+def test_relative_glob_depends_on_the_release(release: tuple[int, ...], beside: bool) -> None:
     assert covers(MAIN, "conf.d/*.toml", "/etc/containerd/conf.d/99.toml", release) is beside
     assert covers(MAIN, "conf.d/99.toml", "/etc/containerd/conf.d/99.toml", release)
 
 
-def test_a_missing_import_is_kept_with_who_wants_it(tmp_path: Path) -> None:
+def test_missing_import_is_listed_with_its_importer(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('version = 3\nimports = ["b.toml"]\n')
     (tmp_path / "b.toml").write_text('imports = ["gone.toml", "none/*.toml"]\n')
     found = load_config(Host(tmp_path, environ={}), "/a.toml").missing_imports
@@ -59,7 +59,7 @@ def test_a_missing_import_is_kept_with_who_wants_it(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_far_too_large_is_refused_before_it_is_parsed() -> None:
+def test_oversized_file_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(ConfigError, match="too large for an engine's configuration") as caught:
         parse_toml("#" * (LARGEST + 1), "/etc/containerd/config.toml")
     assert caught.value.hint == "inspect the file: head -c 500 /etc/containerd/config.toml"
@@ -92,11 +92,11 @@ version = 9
         (("absent",), 0),
     ],
 )
-def test_the_line_of_a_key(path: tuple[str, ...], line: int) -> None:
+def test_line_of_a_key(path: tuple[str, ...], line: int) -> None:
     assert line_of_key(TEXT, path) == line
     assert line_of_key(TEXT.replace("\n", "\r\n"), path) == line
 
 
-def test_the_line_of_a_text_is_no_comments() -> None:
+def test_line_of_a_text_skips_comments() -> None:
     assert line_of_text("# 'a'\nimports = [\n  'a',\n]\n", "a") == 3
     assert line_of_text("", "a") == 0

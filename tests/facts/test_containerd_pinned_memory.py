@@ -36,14 +36,14 @@ def config(tmp_path, files, release):
         ((2, 1, 0), []),
     ],
 )
-def test_an_older_containerd_takes_a_plugins_table_from_the_last_file(tmp_path, release, names):
+def test_older_containerd_uses_a_plugin_table_only_from_the_last_file(tmp_path, release, names):
     files = {"config.toml": MAIN, "conf.d/99-nvidia.toml": DROP_IN}
     lost = lost_settings(config(tmp_path, files, release))
     assert [one.name for one in lost] == names
     assert "hunter2" not in "".join(map(str, lost))
 
 
-def test_a_third_file_may_bring_a_setting_back(tmp_path):
+def test_third_file_can_restore_a_setting(tmp_path):
     again = f'version = 2\n[{CRI}]\n  sandbox_image = "pause:3.9"\n'
     files = {"config.toml": MAIN, "conf.d/50-nvidia.toml": DROP_IN, "conf.d/99-again.toml": again}
     lost = lost_settings(config(tmp_path, files, (1, 7, 2)))
@@ -51,12 +51,12 @@ def test_a_third_file_may_bring_a_setting_back(tmp_path):
     assert "containerd.runtimes.nvidia.runtime_type" in [one.name for one in lost]
 
 
-def test_a_file_without_the_cris_table_takes_nothing(tmp_path):
+def test_file_without_the_cri_table_drops_nothing(tmp_path):
     files = {"config.toml": MAIN, "conf.d/10-metrics.toml": "[metrics]\n  address = ':1338'\n"}
     assert lost_settings(config(tmp_path, files, (1, 6, 20))) == ()
 
 
-def test_the_daemon_spells_keys_its_own_way():
+def test_keys_of_the_running_daemon_are_mapped_from_camel_case():
     running = {"sandboxImage": "pause", "enableCDI": True, "cni": {"binDir": "/opt/cni/bin"}}
     assert in_force(running, ("sandbox_image",)) == "pause"
     assert in_force(running, ("enable_cdi",)) is True
@@ -75,7 +75,7 @@ def test_the_daemon_spells_keys_its_own_way():
         ({"sandboxImage": "pause"}, False),
     ],
 )
-def test_what_the_daemon_tells_by_name_is_lost_if_it_is_not_among_them(running, lost):
+def test_setting_is_lost_if_the_running_daemon_does_not_list_it(running, lost):
     one = Lost(("registry", "mirrors", "docker.io", "endpoint"), ["a"], "config.toml", "99.toml")
     assert is_lost(running, one) == lost
 
@@ -111,7 +111,7 @@ STAT = "2600 (x) S 1 2600 2600 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 6000 0 0\n"
         ("/usr/bin/python3\0--enable-nri-plugin\0", "ENABLE_NRI_PLUGIN=true\0", False),
     ],
 )
-def test_who_injects_by_nri(tmp_path, cmdline, environ, injects):
+def test_nri_plugin_that_injects_devices_is_recognized(tmp_path, cmdline, environ, injects):
     files = {"/proc/2600/cmdline": cmdline, "/proc/2600/stat": STAT, "/proc/2600/environ": environ}
     host = host_with(tmp_path, files)
     assert (nri_plugin(host, running(host)) is not None) == injects

@@ -35,11 +35,11 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_nothing_is_found_where_nothing_is(node: Node) -> None:
+def test_empty_node_has_no_crio_and_no_podman(node: Node) -> None:
     assert find_crio(node.host) is None and find_podman(node.host) is None
 
 
-def test_running_daemon_says_where_its_files_are(node: Node) -> None:
+def test_paths_are_read_from_the_running_daemon(node: Node) -> None:
     node.process(7, *ARGV)
     found = find_crio(node.host)
     assert found is not None and found.process is not None
@@ -47,7 +47,7 @@ def test_running_daemon_says_where_its_files_are(node: Node) -> None:
     assert drop_in_directory(found) == "/srv/drop-ins"
 
 
-def test_its_environment_counts_where_no_flag_is_given(node: Node) -> None:
+def test_environment_variables_apply_without_a_flag(node: Node) -> None:
     node.process(7, "crio", "-c", "/srv/flag.conf")
     node.file("/proc/7/environ", "A=1\0CONTAINER_CONFIG=/srv/env.conf\0CONTAINER_CONFIG_DIR=/srv/env.d\0")
     found = find_crio(node.host)
@@ -55,7 +55,7 @@ def test_its_environment_counts_where_no_flag_is_given(node: Node) -> None:
     assert (found.config_path, drop_in_directory(found)) == ("/srv/flag.conf", "/srv/env.d")
 
 
-def test_a_stopped_ones_variables_are_those_of_its_unit(node: Node) -> None:
+def test_variables_of_a_stopped_daemon_come_from_its_unit(node: Node) -> None:
     lines = "Environment=CONTAINER_CONFIG=/srv/c.conf CONTAINER_LISTEN=/run/d.sock\nExecStart=/usr/bin/crio\n"
     node.file("/etc/systemd/system/crio.service", f"[Service]\n{lines}")
     node.file("/usr/bin/crio", "x", 0o755)
@@ -64,7 +64,7 @@ def test_a_stopped_ones_variables_are_those_of_its_unit(node: Node) -> None:
     assert (found.config_path, found.socket) == ("/srv/c.conf", "/run/d.sock")
 
 
-def test_a_drop_in_that_leads_nowhere_is_refused_as_crio_does(node: Node) -> None:
+def test_dangling_drop_in_is_refused_as_by_crio(node: Node) -> None:
     node.file("/etc/crio/crio.conf.d/10-crio.conf", "")
     (node.root / "etc/crio/crio.conf.d/50-gone.conf").symlink_to("/srv/gone.conf")
     with pytest.raises(ConfigError, match=r"50-gone.conf is a link to /srv/gone.conf, which doesn't exist"):
@@ -72,7 +72,7 @@ def test_a_drop_in_that_leads_nowhere_is_refused_as_crio_does(node: Node) -> Non
 
 
 @pytest.mark.parametrize("unit", ["crio.service", "cri-o.service"])
-def test_stopped_one_is_found_by_its_unit(node: Node, unit: str) -> None:
+def test_stopped_daemon_is_found_by_its_unit(node: Node, unit: str) -> None:
     node.file(f"/etc/systemd/system/{unit}", "[Service]\nExecStart=/usr/bin/crio -d /srv/d $CRIO_OPTIONS\n")
     node.file("/usr/bin/crio", "x", 0o755)
     found = find_crio(node.host)
@@ -84,7 +84,7 @@ def test_stopped_one_is_found_by_its_unit(node: Node, unit: str) -> None:
     )
 
 
-def test_socket_is_what_the_last_file_says(node: Node) -> None:
+def test_socket_is_taken_from_the_last_file(node: Node) -> None:
     node.file("/usr/bin/crio", "x", 0o755)
     node.file("/etc/crio/crio.conf", '[crio.api]\nlisten = "/run/a.sock"\n')
     node.file("/etc/crio/crio.conf.d/10", '[crio.api]\nlisten = "unix:///run/b.sock"\n')
@@ -95,7 +95,7 @@ def test_socket_is_what_the_last_file_says(node: Node) -> None:
     assert found is not None and found.socket == "/var/run/crio/crio.sock"
 
 
-def test_handlers_line_is_found_under_a_header_and_as_a_key(node: Node) -> None:
+def test_line_of_a_handler_is_found_as_header_and_as_key(node: Node) -> None:
     text = '# runtime_path = "x"\n[crio.runtime.runtimes.nvidia]\n\n"runtime_path" = "/x"\n'
     node.file("/etc/crio/crio.conf", text)
     (file,) = load_crio(node.host, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d").files
@@ -113,7 +113,7 @@ def test_handlers_line_is_found_under_a_header_and_as_a_key(node: Node) -> None:
         "crio.runtime.runtimes.nvidia.runtime_path = 1",
     ],
 )
-def test_wrong_types_are_refused_with_their_place(node: Node, text: str) -> None:
+def test_wrong_types_are_refused_with_their_position(node: Node, text: str) -> None:
     node.file("/etc/crio/crio.conf", text)
     with pytest.raises(ConfigError, match=r"^/etc/crio/crio.conf:1: \w+ is not a"):
         load_crio(node.host, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
@@ -151,7 +151,7 @@ FILE_NAMES = st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(main=RUNTIMES, drop_ins=st.dictionaries(FILE_NAMES, RUNTIMES, max_size=5))
-def test_files_add_up_as_they_do_for_crio(main: dict[str, Any], drop_ins: dict[str, dict[str, Any]]) -> None:
+def test_files_are_merged_as_in_crio(main: dict[str, Any], drop_ins: dict[str, dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for place, runtime in {
@@ -167,7 +167,7 @@ def test_files_add_up_as_they_do_for_crio(main: dict[str, Any], drop_ins: dict[s
     assert ours.setting("runtime", "pids_limit") == theirs.get("pids_limit")
 
 
-def test_only_nvidias_hooks_are_meant(node: Node) -> None:
+def test_only_nvidia_hooks_are_listed(node: Node) -> None:
     place = "/etc/containers/oci/hooks.d"
     node.file(
         f"{place}/a.json", '{"version": "1.0.0", "hook": {"path": "/usr/bin/nvidia-container-toolkit"}}'
@@ -180,7 +180,7 @@ def test_only_nvidias_hooks_are_meant(node: Node) -> None:
     assert [hook.path for hook in found] == [f"{place}/a.json", f"{place}/b.json"]
 
 
-def test_podmans_last_file_counts(node: Node) -> None:
+def test_last_podman_file_has_priority(node: Node) -> None:
     node.file("/usr/share/containers/containers.conf", '[engine]\nruntime = "crun"\nhooks_dir = ["/h", 1]\n')
     node.file("/etc/containers/containers.conf", '[engine.runtimes]\nnvidia = ["/a"]\n')
     node.file("/etc/containers/containers.conf.d/1.conf", '[engine.runtimes]\nnvidia = ["/b"]\n')
@@ -193,13 +193,13 @@ def test_podmans_last_file_counts(node: Node) -> None:
 @pytest.mark.parametrize(
     "text", ["engine = 1", "engine.runtime = 1", "engine.runtimes = []", "engine.runtimes.a = 'x'"]
 )
-def test_podmans_wrong_types_are_refused(node: Node, text: str) -> None:
+def test_wrong_types_in_podman_files_are_refused(node: Node, text: str) -> None:
     node.file("/etc/containers/containers.conf", text)
     with pytest.raises(ConfigError, match=r"/etc/containers/containers\.conf: .*\[engine\]"):
         load_podman(node.host)
 
 
-def test_a_directory_that_may_only_be_listed_asks_for_root() -> None:
+def test_unreadable_directory_hints_at_root() -> None:
     with public_directory() as place:
         drop_ins = place / "etc/crio/crio.conf.d"
         drop_ins.mkdir(parents=True)

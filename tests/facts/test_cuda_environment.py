@@ -25,11 +25,11 @@ def found(files, tmp_path, environ=None):
         ("/etc/systemd/system.conf.d/x.conf", '[Manager]\nDefaultEnvironment="CUDA_PROFILE=1"\n', 2),
     ],
 )
-def test_the_file_and_the_line_are_told(path, text, line, tmp_path):
+def test_file_and_line_are_reported(path, text, line, tmp_path):
     assert found({path: text}, tmp_path) == [("CUDA_PROFILE", "1", path, line)]
 
 
-def test_a_units_variables_are_told(tmp_path):
+def test_variables_of_a_unit_are_reported(tmp_path):
     unit = "[Service]\nEnvironment=CUDA_VISIBLE_DEVICES=0,1\nExecStart=/usr/bin/dockerd\n"
     files = {"/usr/lib/systemd/system/docker.service": unit}
     assert found(files, tmp_path) == [("CUDA_VISIBLE_DEVICES", "0,1", "docker.service", None)]
@@ -45,7 +45,7 @@ def test_a_units_variables_are_told(tmp_path):
         ("k0s", "k0sworker.service"),
     ],
 )
-def test_a_distributions_units_are_asked_as_well(program, unit, tmp_path):
+def test_units_of_distributions_are_read_as_well(program, unit, tmp_path):
     text = "[Service]\nEnvironmentFile=-/etc/default/%N\nExecStart=/usr/local/bin/x\n"
     files = {f"/etc/systemd/system/{unit}": text}
     files[f"/etc/default/{unit.removesuffix('.service')}"] = "CUDA_PROFILE=1\n"
@@ -67,15 +67,15 @@ def test_a_distributions_units_are_asked_as_well(program, unit, tmp_path):
         "\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace"),
     ],
 )
-def test_what_changes_nothing_is_no_finding(text, tmp_path):
+def test_variables_without_effect_are_not_reported(text, tmp_path):
     assert found({"/etc/environment": text}, tmp_path) == []
 
 
-def test_an_unbalanced_quote_is_passed_over(tmp_path):
+def test_unbalanced_quote_is_skipped(tmp_path):
     text = '[Manager]\nDefaultEnvironment="CUDA_PROFILE=1\n'
     assert found({"/etc/systemd/system.conf": text}, tmp_path) == []
 
 
-def test_whoever_calls_gpunode_may_choose_gpus_for_himself(tmp_path):
+def test_caller_may_set_cuda_visible_devices(tmp_path):
     environ = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_INJECTION64_PATH": "/x.so"}
     assert [one[0] for one in found({}, tmp_path, environ)] == ["CUDA_INJECTION64_PATH"]

@@ -57,7 +57,7 @@ def test_releases_are_two_numbers(text, found):
         ((10, 2), "418.39", False),
     ],
 )
-def test_within_a_major_release_any_driver_of_it_will_do(wanted, driver, runs):
+def test_any_driver_of_the_same_major_release_suffices(wanted, driver, runs):
     assert sure(release(wanted)).runs_on(driver) is runs
 
 
@@ -65,7 +65,7 @@ def test_within_a_major_release_any_driver_of_it_will_do(wanted, driver, runs):
     ("wanted", "offered", "answer"),
     [((99, 0), (13, 0), False), ((99, 1), (99, 0), None), ((99, 0), None, None), ((7, 5), (13, 0), True)],
 )
-def test_of_a_release_that_no_table_knows_little_is_sure(wanted, offered, answer):
+def test_release_missing_in_the_table_is_unknown(wanted, offered, answer):
     assert release(wanted) is None
     assert runs(wanted, "580.65.06", offered)[0] is answer
 
@@ -83,7 +83,7 @@ def test_of_a_release_that_no_table_knows_little_is_sure(wanted, offered, answer
         ("1.2", None),
     ],
 )
-def test_the_driver_tells_its_cuda_by_the_table(driver, cuda):
+def test_newest_cuda_of_a_driver_is_in_the_table(driver, cuda):
     assert newest_of(driver) == cuda
 
 
@@ -99,7 +99,7 @@ def test_the_driver_tells_its_cuda_by_the_table(driver, cuda):
         ((12, 8), "", "unknown"),
     ],
 )
-def test_gpus_that_a_release_makes_code_for(wanted, capability, answer):
+def test_gpus_that_a_release_generates_code_for(wanted, capability, answer):
     assert makes_code_for(wanted, capability) == answer
     assert (first_for("12.0"), last_for("7.0"), last_for("9.0")) == ("12.8", "12.9", "")
 
@@ -118,7 +118,7 @@ def test_brands_follow_from_names(name, brands):
     assert brands_of(name) == brands
 
 
-def test_samples_are_known_by_name_and_tag():
+def test_sample_images_are_recognized_by_name_and_tag():
     assert sample_cuda("nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda10.2") == "10.2"
     assert sample_cuda("docker.io/nvidia/samples:vectoradd-cuda11.2.1") == "11.2"
     assert sample_cuda("nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda11.7.1-ubi8") == "11.7"
@@ -127,7 +127,7 @@ def test_samples_are_known_by_name_and_tag():
     assert sample_cuda("") == ""
 
 
-def test_an_image_may_switch_its_requirements_off():
+def test_image_can_disable_its_requirements():
     named = {"NVIDIA_REQUIRE_CUDA": "cuda>=12.4", "NVIDIA_REQUIRE_JETPACK": "csv-mounts=all"}
     assert Image("Docker", named).requirements == {"NVIDIA_REQUIRE_CUDA": "cuda>=12.4"}
     assert Image("Docker", named | {"NVIDIA_DISABLE_REQUIRE": "true"}).requirements == {}
@@ -141,7 +141,7 @@ def node(root, name="healthy-h100", **recorded):
     return Node(Host(build_machine(spec, root), environ={}), Questions(image="a:1"))
 
 
-def test_each_engine_is_asked_and_the_first_that_holds_it_answers(tmp_path):
+def test_engines_are_queried_in_order_until_one_has_the_image(tmp_path):
     here = {"/run/containerd/containerd.sock": {"images": {"a:1": {"Env": ["CUDA_VERSION=12.8.1", "odd"]}}}}
     search = node(tmp_path, daemons=here).image
     assert (search.held_not, search.silent) == (("Docker",), ())
@@ -151,7 +151,7 @@ def test_each_engine_is_asked_and_the_first_that_holds_it_answers(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{}, {"a:1": None}, {"b:1": {}}])
-def test_an_answer_that_is_none_is_no_image(wrong, tmp_path):
+def test_malformed_response_is_no_image(wrong, tmp_path):
     here = {
         "/run/docker.sock": {"images": wrong},
         "/run/containerd/containerd.sock": {"images": wrong},
@@ -161,7 +161,7 @@ def test_an_answer_that_is_none_is_no_image(wrong, tmp_path):
     assert search.held_not == ("Docker", "containerd")
 
 
-def test_an_engine_that_does_not_answer_is_named(tmp_path, monkeypatch):
+def test_engine_that_does_not_respond_is_named(tmp_path, monkeypatch):
     def hangs(*_):
         raise DaemonError("no answer within 3 s", code="timeout")
 
@@ -184,18 +184,18 @@ def test_an_engine_that_does_not_answer_is_named(tmp_path, monkeypatch):
         (Completed((), 0, '[{"Config": 3}]', ""), {}),
     ],
 )
-def test_podman_answers_by_its_command(done, found, monkeypatch):
+def test_podman_is_queried_by_its_command(done, found, monkeypatch):
     monkeypatch.setattr(Host, "run", lambda *_, **__: done)
     assert images._of_podman(Host(), "a:1") == found
 
 
-def test_podman_that_hangs_says_nothing(monkeypatch):
+def test_hanging_podman_is_an_error(monkeypatch):
     monkeypatch.setattr(Host, "run", lambda *_, **__: Completed((), 124, "", "", timed_out=True))
     with pytest.raises(DaemonError):
         images._of_podman(Host(), "a:1")
 
 
-def test_a_node_has_a_driver_and_its_cuda(tmp_path):
+def test_node_has_a_driver_and_its_cuda(tmp_path):
     spec = machine("healthy-h100")
     spec["recording"]["nvml"]["inventory"]["cudaVersion"] = "12.9"
     found = Node(Host(build_machine(spec, tmp_path), environ={}))
@@ -213,12 +213,12 @@ def test_a_node_has_a_driver_and_its_cuda(tmp_path):
         ("arch>=10.0", {False}),
     ],
 )
-def test_requirements_are_judged_for_every_gpu(text, answers, tmp_path):
+def test_requirements_are_evaluated_for_every_gpu(text, answers, tmp_path):
     judged = judge_requirements(node(tmp_path), {"NVIDIA_REQUIRE_CUDA": text})
     assert len(judged) == 8
     assert {one.holds for one in judged} == answers
 
 
-def test_an_expression_that_the_runtime_refuses_is_told(tmp_path):
+def test_expression_that_the_runtime_refuses_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="not a condition"):
         judge_requirements(node(tmp_path), {"NVIDIA_REQUIRE_CUDA": "gpu>=3"})

@@ -58,7 +58,7 @@ def node(tmp_path: Path) -> Node:
         ("nothing", ()),
     ],
 )
-def test_versions_as_distributions_write_them(output: str, version: tuple[int, ...]) -> None:
+def test_version_formats_of_distributions_are_parsed(output: str, version: tuple[int, ...]) -> None:
     assert parse_version(output) == version
 
 
@@ -84,14 +84,14 @@ def test_drop_in_of_the_same_name_in_etc_hides_the_packages(node: Node) -> None:
     assert unit is not None and unit.argv == ("/etc/two",)
 
 
-def test_masked_and_missing_units_are_none(node: Node) -> None:
+def test_masked_and_missing_units_are_not_read(node: Node) -> None:
     assert read_unit(node.host, "docker.service") is None
     (node.root / "etc/systemd/system").mkdir(parents=True)
     (node.root / "etc/systemd/system/docker.service").symlink_to("/dev/null")
     assert read_unit(node.host, "docker.service") is None
 
 
-def test_running_process_is_believed_before_its_unit(node: Node) -> None:
+def test_running_process_takes_precedence_over_its_unit(node: Node) -> None:
     node.file("/usr/lib/systemd/system/docker.service", DOCKER_UNIT)
     argv = ("/usr/sbin/dockerd", "--config-file=/srv/d.json", "-H", "unix:///srv/d.sock")
     node.process(7, *argv, cgroup="/system.slice/docker.service")
@@ -100,7 +100,7 @@ def test_running_process_is_believed_before_its_unit(node: Node) -> None:
     assert (found.config_path, found.socket, found.unit) == ("/srv/d.json", "/srv/d.sock", "docker.service")
 
 
-def test_private_daemon_is_not_the_systems(node: Node) -> None:
+def test_private_daemon_is_not_the_system_daemon(node: Node) -> None:
     node.file("/usr/lib/systemd/system/docker.service", DOCKER_UNIT)
     node.process(7, "dockerd", "--config-file", "/tmp/d.json", cgroup="/system.slice/ci-runner.service")
     found = find_docker(node.host)
@@ -114,19 +114,19 @@ def test_private_daemon_is_not_the_systems(node: Node) -> None:
     assert named is not None and named.process is not None and named.unit is None
 
 
-def test_hosts_of_the_file_give_the_socket(node: Node) -> None:
+def test_socket_is_read_from_hosts_in_the_file(node: Node) -> None:
     node.file("/usr/sbin/dockerd", "x", 0o755)
     node.file("/etc/docker/daemon.json", '{"hosts": ["tcp://0.0.0.0:1", "unix:///x.sock"]}')
     found = find_docker(node.host)
     assert found is not None and found.socket == "/x.sock"
 
 
-def test_no_engine_is_none(node: Node) -> None:
+def test_node_without_engines_has_none(node: Node) -> None:
     assert find_docker(node.host) is None
     assert find_containerd(node.host) is None
 
 
-def test_containerd_of_dockerd_is_never_meant_and_k3s_is_named(node: Node) -> None:
+def test_containerd_of_dockerd_is_ignored_and_that_of_k3s_is_named(node: Node) -> None:
     node.file("/usr/bin/containerd", "x", 0o755)
     node.process(5, "containerd", "--config", "/var/run/docker/containerd/containerd.toml")
     found = find_containerd(node.host)
@@ -139,7 +139,7 @@ def test_containerd_of_dockerd_is_never_meant_and_k3s_is_named(node: Node) -> No
     assert "managed by k3s" in found.config_source
 
 
-def test_containerd_socket_from_its_file(node: Node) -> None:
+def test_containerd_socket_is_read_from_its_file(node: Node) -> None:
     node.file("/usr/bin/containerd", "x", 0o755)
     node.file("/etc/containerd/config.toml", 'version = 2\n[grpc]\naddress = "/srv/c.sock"\n')
     found = find_containerd(node.host)
@@ -156,7 +156,9 @@ def test_containerd_socket_from_its_file(node: Node) -> None:
         ("dockerd --log-opt a=b --config-file /x", {"log-opts": {}, "log-driver": "x"}, ("log-opts",)),
     ],
 )
-def test_flags_against_file(argv: str, config: dict[str, object], conflicts: tuple[str, ...]) -> None:
+def test_flags_conflict_with_the_file(
+    argv: str, config: dict[str, object], conflicts: tuple[str, ...]
+) -> None:
     assert flag_conflicts(tuple(argv.split()), config) == conflicts
 
 
@@ -165,7 +167,7 @@ def test_json_error_has_file_line_and_column() -> None:
         parse_daemon_json('{\n"a" 1}', "/d.json")
 
 
-def test_imports_replace_plugin_tables_before_2_and_merge_from_2_on(node: Node) -> None:
+def test_imports_replace_plugin_tables_before_2_and_merge_since(node: Node) -> None:
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     runtime = f"[{cri}.containerd.runtimes"
     node.file(
@@ -187,7 +189,7 @@ def test_imports_replace_plugin_tables_before_2_and_merge_from_2_on(node: Node) 
 @pytest.mark.parametrize(
     ("text", "version", "plugin"), [("", 1, "cri"), ("version = 4", 4, "io.containerd.cri.v1.runtime")]
 )
-def test_version_decides_the_plugin(node: Node, text: str, version: int, plugin: str) -> None:
+def test_version_determines_the_plugin(node: Node, text: str, version: int, plugin: str) -> None:
     node.file("/c.toml", text)
     config = load_config(node.host, "/c.toml")
     assert (config.version, config.plugin) == (version, plugin)

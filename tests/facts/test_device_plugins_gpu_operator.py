@@ -7,7 +7,7 @@ PODS = "var/log/pods"
 VALIDATOR = "gpu-operator_nvidia-operator-validator-h8k2d_3b6e"
 
 
-def test_a_node_without_the_operator_has_nothing_of_it(tmp_path):
+def test_node_without_the_operator_has_none_of_its_parts(tmp_path):
     (tmp_path / PODS / "kube-system_coredns-x_1").mkdir(parents=True)
     (tmp_path / VALIDATIONS[1:]).mkdir(parents=True)
     (tmp_path / VALIDATIONS[1:] / "driver-ready").touch()
@@ -15,7 +15,7 @@ def test_a_node_without_the_operator_has_nothing_of_it(tmp_path):
     assert (found.pods, found.validators, found.ready) == ((), (), ())
 
 
-def test_the_first_stage_without_a_mark_is_the_missing_one(tmp_path):
+def test_first_stage_without_its_marker_is_the_missing_one(tmp_path):
     (tmp_path / PODS / VALIDATOR).mkdir(parents=True)
     place = tmp_path / VALIDATIONS[1:]
     place.mkdir(parents=True)
@@ -26,7 +26,7 @@ def test_the_first_stage_without_a_mark_is_the_missing_one(tmp_path):
         assert find_operator(host).missing == missing
 
 
-def test_a_stages_newest_log_counts(tmp_path):
+def test_newest_log_of_a_stage_is_read(tmp_path):
     logs = tmp_path / PODS / VALIDATOR / "toolkit-validation"
     logs.mkdir(parents=True)
     for number in ("2", "10"):

@@ -26,7 +26,7 @@ AS_GPU, AS_UVM, AS_CAPS = {"nvidia": 1}, {"nvidia-uvm": 1}, {"nvidia-caps": 1}
         ({}, Opened()),
     ],
 )
-def test_a_device_is_known_by_its_number(tmp_path: Path, majors: dict[str, int], wanted: Opened) -> None:
+def test_device_is_recognized_by_its_number(tmp_path: Path, majors: dict[str, int], wanted: Opened) -> None:
     fake = tmp_path / "nvidia0"
     fake.touch()
     with open("/dev/null"), open("/dev/zero"), fake.open():
@@ -35,7 +35,7 @@ def test_a_device_is_known_by_its_number(tmp_path: Path, majors: dict[str, int],
     assert (bool(found), found.control) == (bool(wanted), wanted.control)
 
 
-def test_of_a_recorded_machine_the_name_counts(tmp_path: Path) -> None:
+def test_recorded_device_is_recognized_by_its_name(tmp_path: Path) -> None:
     place = tmp_path / "proc/7/fd"
     place.mkdir(parents=True)
     files = ("nvidia3 (deleted)", "nvidia-caps/nvidia-cap31", "nvidiactl", "null", "nvidia-modeset")
@@ -47,7 +47,7 @@ def test_of_a_recorded_machine_the_name_counts(tmp_path: Path) -> None:
     assert CONTROL_MINOR not in wanted.gpus
 
 
-def test_nobody_uses_a_driver_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unloaded_driver_has_no_users_and_no_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever containers with made-up device files run on this machine."""
     node = Node(Host())
     monkeypatch.setattr(Node, "majors", {"mem": 1})
@@ -55,7 +55,7 @@ def test_nobody_uses_a_driver_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch
     assert gpu_users(node) == GpuUsers()
 
 
-def test_our_own_process_uses_the_driver_whose_number_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_process_is_listed_as_a_user_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(Host())
     monkeypatch.setattr(Node, "majors", AS_GPU)
     monkeypatch.setattr(Node, "gpu_containers", ())

@@ -29,11 +29,11 @@ memory.available: 1%
         ("", {}),
     ],
 )  # fmt: skip
-def test_limits_of_a_file(text, found):
+def test_limits_are_read_from_a_file(text, found):
     assert parse_eviction_hard(text) == found
 
 
-def test_the_flag_wins():
+def test_flag_takes_precedence():
     kubelet = Process(1, ("kubelet", "--eviction-hard=imagefs.available<5%,nodefs.available<5%"), 0.0)
     assert limits([YAML], kubelet) == {"imagefs.available": "5%", "nodefs.available": "5%"}
     assert limits([YAML], Process(1, ("kubelet",), 0.0)) == parse_eviction_hard(YAML)
@@ -48,5 +48,5 @@ def test_the_flag_wins():
         ("", None), ("-1Gi", None), ("1e400", None), ("٣%", None), ("9" * 40, None),
     ],
 )  # fmt: skip
-def test_amounts(limit, number):
+def test_quantities_are_parsed(limit, number):
     assert amount(limit, 1000) == number

@@ -50,7 +50,7 @@ def test_k3s_runs_as_server_or_agent(node: Node, service: str) -> None:
     assert found.log == "/var/lib/rancher/k3s/agent/containerd/containerd.log"
 
 
-def test_rke2_has_both_units_and_the_one_that_runs_is_meant(node: Node) -> None:
+def test_running_unit_is_chosen_if_rke2_has_both(node: Node) -> None:
     unit(node, "rke2-server.service", "/usr/local/bin/rke2 server")
     unit(node, "rke2-agent.service", "/usr/local/bin/rke2 agent")
     rancher(node, 7, RKE2, "/system.slice/rke2-agent.service")
@@ -59,7 +59,7 @@ def test_rke2_has_both_units_and_the_one_that_runs_is_meant(node: Node) -> None:
     assert find_distribution(node.host, "k3s") is None
 
 
-def test_a_stopped_rke2_is_the_unit_that_is_enabled(node: Node) -> None:
+def test_enabled_unit_is_chosen_if_rke2_is_stopped(node: Node) -> None:
     unit(node, "rke2-server.service", "/usr/local/bin/rke2 server")
     unit(node, "rke2-agent.service", "/usr/local/bin/rke2 agent")
     wants = node.root / "etc/systemd/system/multi-user.target.wants"
@@ -94,7 +94,7 @@ def test_a_stopped_rke2_is_the_unit_that_is_enabled(node: Node) -> None:
     ],
     ids=["flag", "short flag", "environment", "environment file", "settings", "settings directory"],
 )
-def test_a_stopped_k3s_keeps_its_data_where_it_is_told_to(
+def test_stopped_k3s_has_the_configured_data_directory(
     node: Node, command: str, settings: tuple[str, ...], files: dict[str, str]
 ) -> None:
     unit(node, "k3s.service", command, *settings)
@@ -104,7 +104,7 @@ def test_a_stopped_k3s_keeps_its_data_where_it_is_told_to(
     assert found is not None and found.config_path == "/data/k3s/agent/etc/containerd/config.toml"
 
 
-def test_a_data_directory_of_ones_own_is_known_by_socket_and_service(node: Node) -> None:
+def test_custom_data_directory_is_found_by_socket_and_service(node: Node) -> None:
     unit(node, "rke2-server.service", "/usr/local/bin/rke2 server")
     rancher(node, 7, "/data/agent/etc/containerd/config.toml")
     (process,) = running(node.host)
@@ -124,7 +124,7 @@ def test_a_data_directory_of_ones_own_is_known_by_socket_and_service(node: Node)
         ("k0scontroller.service", "/usr/local/bin/k0s controller"),
     ],
 )
-def test_a_stopped_distribution_without_a_containerd_of_its_own_is_none(
+def test_stopped_distribution_without_its_own_containerd_is_ignored(
     node: Node, service: str, command: str
 ) -> None:
     unit(node, service, command)
@@ -132,7 +132,7 @@ def test_a_stopped_distribution_without_a_containerd_of_its_own_is_none(
 
 
 @pytest.mark.parametrize("flag", ["--enable-worker", "--single", "--single=true"])
-def test_a_k0s_controller_with_pods_has_a_containerd(node: Node, flag: str) -> None:
+def test_k0s_controller_with_pods_has_a_containerd(node: Node, flag: str) -> None:
     unit(node, "k0scontroller.service", f"/usr/local/bin/k0s controller {flag} --data-dir=/srv/k0s")
     node.file("/srv/k0s/bin/containerd", "x", 0o755)
     found = find_distribution(node.host, "k0s")
@@ -140,7 +140,7 @@ def test_a_k0s_controller_with_pods_has_a_containerd(node: Node, flag: str) -> N
     assert (found.config_path, found.binary) == ("/etc/k0s/containerd.toml", "/srv/k0s/bin/containerd")
 
 
-def test_microk8s_is_known_under_its_name_that_outlives_a_refresh(node: Node) -> None:
+def test_microk8s_paths_survive_a_snap_refresh(node: Node) -> None:
     unit(node, "snap.microk8s.daemon-containerd.service", "/usr/bin/snap run microk8s.daemon-containerd")
     node.file("/var/snap/microk8s/7229/args/containerd.toml", "version = 2\n")
     (node.root / "var/snap/microk8s/current").symlink_to("7229")
@@ -154,7 +154,7 @@ def test_microk8s_is_known_under_its_name_that_outlives_a_refresh(node: Node) ->
     assert sources(node.host, found) == ("/var/snap/microk8s/current/args/containerd-template.toml",)
 
 
-def test_the_systems_containerd_and_k3s_are_two(node: Node) -> None:
+def test_system_containerd_and_k3s_are_separate(node: Node) -> None:
     unit(node, "k3s.service", "/usr/local/bin/k3s server")
     unit(node, "containerd.service", "/usr/bin/containerd")
     rancher(node, 7, K3S, "/system.slice/k3s.service")
@@ -166,7 +166,7 @@ def test_the_systems_containerd_and_k3s_are_two(node: Node) -> None:
     assert distribution_at(node.host, "/run/containerd/containerd.sock") is None
 
 
-def test_the_only_containerd_is_the_distributions_running_or_not(node: Node) -> None:
+def test_only_containerd_is_the_distributions_even_if_stopped(node: Node) -> None:
     unit(node, "k3s.service", "/usr/local/bin/k3s server")
     stopped = find_containerd(node.host)
     assert stopped is not None and (stopped.manager, stopped.process) == ("k3s", None)
@@ -184,13 +184,13 @@ def test_the_only_containerd_is_the_distributions_running_or_not(node: Node) -> 
         ("", False),
     ],
 )
-def test_k0s_manages_a_file_whose_first_line_says_so(node: Node, text: str, managed: bool) -> None:
+def test_k0s_manages_a_file_with_its_first_line(node: Node, text: str, managed: bool) -> None:
     assert k0s_manages(node.host, "/etc/k0s/containerd.toml")
     node.file("/etc/k0s/containerd.toml", text)
     assert k0s_manages(node.host, "/etc/k0s/containerd.toml") is managed
 
 
-def test_another_version_than_containerds_own_is_not_believed(node: Node) -> None:
+def test_version_of_another_program_is_not_used(node: Node) -> None:
     """k3s's containerd is a program with many names, and under others it tells k3s's version."""
     unit(node, "k3s.service", "/usr/local/bin/k3s server")
     binary = "/var/lib/rancher/k3s/data/current/bin/containerd"

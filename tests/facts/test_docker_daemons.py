@@ -50,7 +50,7 @@ def run_snap(root: Path) -> None:
     process(root, 40, *argv)
 
 
-def test_the_snap_is_found_by_its_unit_and_its_file_by_the_name_that_outlives_a_refresh(snap: Path) -> None:
+def test_snap_paths_survive_a_snap_refresh(snap: Path) -> None:
     run_snap(snap)
     found = find_docker(Host(snap))
     assert found is not None and found.process is not None
@@ -59,7 +59,7 @@ def test_the_snap_is_found_by_its_unit_and_its_file_by_the_name_that_outlives_a_
     assert found.binary is None  # outside its confinement it can't be run
 
 
-def test_a_running_snap_is_meant_where_the_packages_docker_is_off(snap: Path) -> None:
+def test_running_snap_is_chosen_if_the_package_docker_is_disabled(snap: Path) -> None:
     file(snap, "/usr/lib/systemd/system/docker.service", "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
     file(snap, "/usr/bin/dockerd", "x", 0o755)
     stopped = find_docker(Host(snap))
@@ -71,7 +71,7 @@ def test_a_running_snap_is_meant_where_the_packages_docker_is_off(snap: Path) ->
     assert named is not None and (named.manager, named.unit) == ("", "docker.service")
 
 
-def test_a_running_system_docker_is_meant_before_the_snaps(snap: Path) -> None:
+def test_running_system_docker_is_chosen_before_the_snap(snap: Path) -> None:
     run_snap(snap)
     process(snap, 41, "/usr/bin/dockerd", "-H", "fd://")
     found = find_docker(Host(snap))
@@ -89,22 +89,22 @@ def test_a_running_system_docker_is_meant_before_the_snaps(snap: Path) -> None:
         ("dockerd --debug", {}),
     ],
 )
-def test_features_given_as_flags(argv: str, features: dict[str, bool]) -> None:
+def test_features_in_flags(argv: str, features: dict[str, bool]) -> None:
     assert flag_features(tuple(argv.split())) == features
 
 
-def test_runtimes_and_default_given_as_flags() -> None:
+def test_runtimes_and_default_in_flags() -> None:
     argv = ("dockerd", "--add-runtime", "a=/x", "--add-runtime=b=/y", "--default-runtime", "a")
     assert (flag_runtimes(argv), flag_default(argv)) == (("a", "b"), "a")
 
 
-def test_members_of_an_object_collide_with_flags_unless_it_is_one_setting() -> None:
+def test_object_members_conflict_with_flags_unless_they_are_one_setting() -> None:
     argv = ("dockerd", "--http-proxy", "http://p", "--feature", "cdi")
     assert flag_conflicts(argv, {"proxies": {"http-proxy": "x"}}) == ("http-proxy",)
     assert flag_conflicts(argv, {"features": {"http-proxy": True}}) == ("features",)
 
 
-def test_the_place_of_a_flag_is_named_down_to_the_environment_file(tmp_path: Path) -> None:
+def test_source_of_a_flag_is_named_down_to_the_environment_file(tmp_path: Path) -> None:
     unit = "[Service]\nEnvironmentFile=-/etc/sysconfig/docker\nExecStart=/usr/bin/dockerd $OPTIONS\n"
     file(tmp_path, "/usr/lib/systemd/system/docker.service", unit)
     file(
@@ -138,11 +138,11 @@ def test_the_place_of_a_flag_is_named_down_to_the_environment_file(tmp_path: Pat
         ({"cdi-spec-dirs": []}, ("cdi-spec-dirs",)),
     ],
 )
-def test_what_dockerd_20_refuses(tree: dict[str, object], keys: tuple[str, ...]) -> None:
+def test_keys_that_dockerd_20_refuses(tree: dict[str, object], keys: tuple[str, ...]) -> None:
     assert refused_by_20(tree)[0] == keys
 
 
-def test_a_users_places_follow_from_the_running_dockerds_environment(tmp_path: Path) -> None:
+def test_user_paths_follow_the_environment_of_the_running_dockerd(tmp_path: Path) -> None:
     uid = os.geteuid() + 77
     file(tmp_path, "/etc/passwd", f"root:x:0:0::/root:/bin/sh\nalice:x:{uid}:1::/home/alice:/bin/sh\n")
     host = Host(tmp_path, environ={"HOME": "/elsewhere", "XDG_CONFIG_HOME": "/mine"})
@@ -171,7 +171,7 @@ def test_a_users_places_follow_from_the_running_dockerds_environment(tmp_path: P
         ("", '{"hosts": ["tcp://0.0.0.0:2376", "fd://"]}', True),
     ],
 )
-def test_a_dockerd_on_tcp_alone_is_not_asked_at_another_ones_socket(
+def test_dockerd_on_tcp_only_is_not_queried_at_another_socket(
     tmp_path: Path, arguments: str, content: str, expected: bool
 ) -> None:
     file(tmp_path, "/etc/docker/daemon.json", content)

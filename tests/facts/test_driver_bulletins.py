@@ -32,16 +32,16 @@ def toolkit_ids(tmp_path, version, config="", programs=()):
         ("", []),
     ],
 )
-def test_a_driver_is_compared_with_its_own_branch(version, fixes):
+def test_driver_is_compared_with_its_own_branch(version, fixes):
     assert [fixed for _, fixed in driver_bulletins(version)] == fixes
 
 
-def test_the_newest_toolkit_of_the_table_has_no_hole(tmp_path):
+def test_newest_toolkit_in_the_table_has_no_vulnerability(tmp_path):
     newest = max(tuple(map(int, row["fixed"].split("."))) for row in table("toolkit_cves").rows)
     assert toolkit_ids(tmp_path, newest) == []
 
 
-def test_what_the_nodes_setup_closes_does_not_count(tmp_path):
+def test_vulnerability_closed_by_the_configuration_is_not_reported(tmp_path):
     only = ["CVE-2026-24260", "CVE-2025-23267"]
     assert toolkit_ids(tmp_path / "as-is", (1, 17, 7)) == [
         "CVE-2026-24260",
@@ -54,7 +54,7 @@ def test_what_the_nodes_setup_closes_does_not_count(tmp_path):
     assert toolkit_ids(tmp_path / "crun", (1, 17, 7), crun, ("/usr/bin/crun",)) == only
 
 
-def test_a_way_that_is_not_taken_has_no_hole(tmp_path):
+def test_vulnerability_of_an_unused_mode_is_not_reported(tmp_path):
     by_cdi = '[nvidia-container-runtime]\nmode = "cdi"\n'
     legacy = toolkit_ids(tmp_path / "legacy", (1, 17, 3))
     assert "CVE-2025-23359" in legacy and "CVE-2025-23266" not in legacy

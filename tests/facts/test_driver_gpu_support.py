@@ -39,16 +39,16 @@ def gpu(device_id, driver=None):
         ("0x2b85", "", True, None),
     ],
 )
-def test_a_gpu_without_an_owner_and_the_driver_that_should_take_it(device_id, version, opened, reason):
+def test_gpu_without_an_owner_is_matched_with_its_driver(device_id, version, opened, reason):
     found = [one.reason for one in unsuited((gpu(device_id),), version, opened)]
     assert found == ([reason] if reason else [])
 
 
-def test_a_gpu_that_a_driver_has_taken_is_supported_whatever_the_table_says():
+def test_gpu_bound_to_a_driver_is_supported_whatever_the_table_says():
     assert list(unsuited((gpu("0x1db6", "nvidia"), gpu("0x1db6", "vfio-pci")), "595.71.05", True)) == []
 
 
-def test_the_table_has_no_gap_that_turns_an_id_around():
+def test_table_has_no_gap_that_changes_the_verdict_of_an_id():
     rows = table("gpu_branches").rows
     for row in rows:
         assert int(row["first"], 16) <= int(row["last"], 16)
@@ -57,7 +57,7 @@ def test_the_table_has_no_gap_that_turns_an_id_around():
     assert sure(supports("0x20b2")).name == "Ampere" and sure(supports("0x2684")).name == "Ada"
 
 
-def test_a_branch_newer_than_the_last_bulletin_has_not_ended():
+def test_branch_newer_than_the_last_bulletin_is_not_end_of_life():
     assert branch("580.159.03") == 580 and branch("") == 0
     assert ended(580) is None and ended(9999) is None
     assert 580 in sure(ended(570)).branches

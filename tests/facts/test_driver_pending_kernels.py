@@ -26,13 +26,13 @@ def put(root, path, text):
         ("", None),
     ],
 )
-def test_only_an_installed_newer_kernel_waits(tmp_path, packages, waits):
+def test_only_an_installed_newer_kernel_is_pending(tmp_path, packages, waits):
     put(tmp_path, "run/reboot-required.pkgs", packages)
     kernels = (Kernel(RUNNING, True), Kernel(NEWER, True))
     assert kernel_waiting(Host(tmp_path), kernels, RUNNING) == waits
 
 
-def test_grub_says_which_entry_was_chosen(tmp_path):
+def test_grub_environment_names_the_chosen_entry(tmp_path):
     assert chosen_kernel(Host(tmp_path)) == ""
     put(
         tmp_path,
@@ -52,13 +52,13 @@ def test_grub_says_which_entry_was_chosen(tmp_path):
         ("6.4.0-150600.9-default", "6.4.0-150600.23.25-default"),
     ],
 )
-def test_kernels_in_the_order_of_their_releases(older, newer):
+def test_kernels_are_sorted_by_release(older, newer):
     kernels = (Kernel(older, True), Kernel(newer, True))
     assert [one.release for one in newer_kernels(kernels, older)] == [newer]
     assert newer_kernels(kernels, newer) == ()
 
 
-def test_oracles_own_kernel_is_no_newer_one_of_red_hats():
+def test_oracle_kernel_is_not_a_newer_red_hat_kernel():
     kernels = (Kernel("5.14.0-427.el9.x86_64", True), Kernel("5.15.0-206.153.7.el9uek.x86_64", False))
     assert newer_kernels(kernels, "5.14.0-427.el9.x86_64") == ()
 
@@ -87,7 +87,7 @@ SOURCE = "/var/lib/dkms/nvidia/580.95.05/build/nvidia/nv-mmap.c:512:5: error: to
         ),
     ],
 )
-def test_only_the_compilers_word_on_the_sources_counts(tmp_path, head, line, found):
+def test_only_compiler_errors_in_the_sources_are_a_failed_build(tmp_path, head, line, found):
     put(tmp_path, LOG, f"{head}\ndate\nmake[1]: Entering directory '/usr/src'\n{line}\nmake: *** Error 2\n")
     failed = failed_build(Host(tmp_path), RUNNING)
     assert (failed is not None) == found
@@ -95,7 +95,7 @@ def test_only_the_compilers_word_on_the_sources_counts(tmp_path, head, line, fou
         assert (failed.text, failed.version, failed.realtime) == (line, "580.95.05", False)
 
 
-def test_a_recording_has_the_time_of_its_own_machine(tmp_path):
+def test_recording_has_the_time_of_its_machine(tmp_path):
     assert clock(Host(tmp_path)) == 0.0
     put(tmp_path, "proc/stat", "btime 1000\n")
     put(tmp_path, "proc/uptime", "20.50 1.00\n")

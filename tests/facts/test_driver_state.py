@@ -26,7 +26,7 @@ def lines(*texts):
 @pytest.mark.parametrize(
     "place", ["RIP: 0010:_nv042643rm+0x1c/0x50 [nvidia]", "pc : uvm_va_block+0x4/0x8 [nvidia_uvm]"]
 )
-def test_a_crash_inside_the_driver_is_known_by_the_place_of_its_instruction(place):
+def test_driver_crash_is_recognized_by_the_instruction_address(place):
     log = lines(
         "eth0: link up", "BUG: unable to handle page fault", "Oops: 0000 [#1] SMP", place, "Call Trace:"
     )
@@ -48,11 +48,11 @@ def test_a_crash_inside_the_driver_is_known_by_the_place_of_its_instruction(plac
     ],
     ids=["another module's", "no crash", "a warning", "too far away", "nothing"],
 )
-def test_what_is_no_crash_of_the_driver(log):
+def test_log_without_a_driver_crash_gives_none(log):
     assert crash(lines(*log)) == ()
 
 
-def test_firmware_is_searched_where_the_kernel_does(tmp_path):
+def test_firmware_is_searched_in_the_kernels_paths(tmp_path):
     at = "usr/local/firmware/nvidia/580.159.03/gsp_ga10x.bin"
     parameter = "sys/module/firmware_class/parameters/path"
     custom = host(tmp_path / "custom", {at: "x", parameter: "/usr/local/firmware\n"})
@@ -67,7 +67,7 @@ def test_firmware_is_searched_where_the_kernel_does(tmp_path):
     assert firmware(usual, "580.126.09", "6.8.0") == ()
 
 
-def test_nouveaus_firmware_is_no_drivers_version(tmp_path):
+def test_nouveau_firmware_has_no_driver_version(tmp_path):
     files = {
         "lib/firmware/nvidia/ga102/gsp/booter.bin": "",
         "lib/firmware/nvidia/535.309.01/gsp_ga10x.bin": "",
@@ -75,7 +75,7 @@ def test_nouveaus_firmware_is_no_drivers_version(tmp_path):
     assert firmware_versions(host(tmp_path, files)) == ("535.309.01",)
 
 
-def test_only_what_was_switched_off_is_unusual(tmp_path):
+def test_only_disabled_parameters_are_reported(tmp_path):
     usual = host(
         tmp_path / "a", {"proc/driver/nvidia/params": "ModifyDeviceFiles: 1\nEnableGpuFirmware: 18\n"}
     )
@@ -93,7 +93,7 @@ make: *** [Makefile:82: modules] Error 2
 """
 
 
-def test_the_compilers_first_error_is_why_a_build_failed(tmp_path):
+def test_first_compiler_error_is_the_reason_of_a_failed_build(tmp_path):
     node = host(tmp_path, {"var/lib/dkms/nvidia/580.159.03/build/make.log": LOG})
     found = sure(failed_build(node, "6.14.0-15-generic"))
     assert (found.line, found.version, found.realtime) == (4, "580.159.03", False)
@@ -101,7 +101,7 @@ def test_the_compilers_first_error_is_why_a_build_failed(tmp_path):
     assert failed_build(node, "6.14.0-15") is None, "another kernel's log tells nothing of this one"
 
 
-def test_a_log_without_an_error_of_the_compiler_is_no_reason(tmp_path):
+def test_build_log_without_a_compiler_error_gives_no_reason(tmp_path):
     text = LOG.replace("error: ", "warning: ")
     node = host(tmp_path, {"var/lib/dkms/nvidia/580.159.03/build/make.log": text})
     assert failed_build(node, "6.14.0-15-generic") is None

@@ -26,7 +26,7 @@ def daemon(name: str, path: str, version: tuple[int, ...], *argv: str) -> Daemon
     return Daemon(name, None, version, path, "", "", None, (name, *argv))
 
 
-def test_the_last_file_that_has_a_handler_is_the_one_that_is_named(tmp_path: Path) -> None:
+def test_last_file_with_a_handler_is_named(tmp_path: Path) -> None:
     runtime = f'[plugins."{P2}".containerd.runtimes.{{}}.options]\nBinaryName = "{{}}"\n'
     main = (
         'version = 2\nimports = ["conf.d/*.toml"]\n'
@@ -56,7 +56,7 @@ def test_the_last_file_that_has_a_handler_is_the_one_that_is_named(tmp_path: Pat
         ((2, 1, 9), "enable_cdi = 5", True),
     ],
 )
-def test_containerds_cdi_depends_on_its_release(
+def test_cdi_in_containerd_depends_on_its_release(
     tmp_path: Path, version: tuple[int, ...], text: str, cdi: bool | None
 ) -> None:
     host = write(tmp_path, CONTAINERD, f'version = 2\n[plugins."{P2}"]\n{text}\n')
@@ -74,13 +74,13 @@ def test_containerds_cdi_depends_on_its_release(
         ((29, 0), '{"features": {"cdi": false}}', (), False),
     ],
 )
-def test_dockers_cdi_depends_on_its_release(
+def test_cdi_in_docker_depends_on_its_release(
     tmp_path: Path, version: tuple[int, ...], text: str, argv: tuple[str, ...], cdi: bool | None
 ) -> None:
     assert configured(write(tmp_path, DOCKER, text), daemon("docker", DOCKER, version, *argv)).cdi is cdi
 
 
-def test_what_dockerd_is_told_by_flags_counts_as_configured(tmp_path: Path) -> None:
+def test_dockerd_flags_count_as_configured(tmp_path: Path) -> None:
     host = write(tmp_path, DOCKER, '{"runtimes": {"a": {"path": "/a"}}}')
     flags = ("--add-runtime", "nvidia=/usr/bin/n", "--add-runtime=b=/b", "--default-runtime=nvidia")
     found = configured(host, daemon("docker", DOCKER, (28,), *flags))
@@ -92,7 +92,7 @@ def test_what_dockerd_is_told_by_flags_counts_as_configured(tmp_path: Path) -> N
     assert found.default == "nvidia"
 
 
-def test_what_crio_is_told_by_flags_counts_as_configured(tmp_path: Path) -> None:
+def test_crio_flags_count_as_configured(tmp_path: Path) -> None:
     host = write(tmp_path, "/etc/crio/crio.conf", '[crio.runtime]\ndefault_runtime = "crun"\n')
     flags = ("--runtimes", "nvidia:/usr/bin/n:/run/n,b:/b", "--default-runtime", "nvidia")
     found = configured(host, daemon("crio", "/etc/crio/crio.conf", (1, 32), *flags))
@@ -111,7 +111,7 @@ def test_what_crio_is_told_by_flags_counts_as_configured(tmp_path: Path) -> None
         ("podman", "/etc/containers/containers.conf", "engine = 5"),
     ],
 )
-def test_a_file_that_cannot_be_understood_is_named_and_nothing_is_claimed(
+def test_unreadable_file_is_named_and_gives_no_settings(
     tmp_path: Path, name: str, path: str, text: str
 ) -> None:
     found = configured(write(tmp_path, path, text), daemon(name, path, (9, 9)))
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_understood_is_named_and_nothing_is_claimed(
 
 
 @pytest.mark.parametrize("name", ["containerd", "docker", "crio", "podman"])
-def test_no_file_is_no_problem(tmp_path: Path, name: str) -> None:
+def test_missing_file_is_not_a_problem(tmp_path: Path, name: str) -> None:
     path = {"containerd": CONTAINERD, "docker": DOCKER}.get(name, "/etc/x.conf")
     found = configured(Host(tmp_path, environ={}), daemon(name, path, (9, 9)))
     assert [(one.path, one.role, one.text) for one in found.files] == [(path, "main", None)]

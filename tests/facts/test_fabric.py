@@ -26,7 +26,7 @@ REFUSED = (
 TOPOLOGY = "[ERROR] [tid 7] detected number of NVSwitches don't match with any supported system topology"
 
 
-def test_the_log_counts_from_the_last_start():
+def test_log_is_read_from_the_last_start():
     old = "\n".join((START, TOPOLOGY, "[ERROR] detected NVSwitch fatal error 12028 on fid 0"))
     assert parse_log(f"{old}\n{START}\n[INFO] fine\n") == ()
     found = parse_log(f"{old}\n{START}\n[ERROR] [tid 7] detected NVSwitch non-fatal error 20034 on fid 0\n")
@@ -34,7 +34,7 @@ def test_the_log_counts_from_the_last_start():
     assert found[0].text == "detected NVSwitch non-fatal error 20034 on fid 0"
 
 
-def test_a_refused_driver_is_told_with_both_versions():
+def test_refused_driver_is_reported_with_both_versions():
     (found,) = parse_log(f"{START}\n{REFUSED}\n")
     assert found.kind == "version"
     assert versions_in(found.text) == ("580.126.09", "580.159.03")
@@ -63,7 +63,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path):
         ("nvidia-fabricmanager", "garbled", None),
     ],
 )
-def test_the_package_tells_the_version(name, version, found):
+def test_version_is_read_from_the_package(name, version, found):
     packages = Packages("dpkg", {name: Package(name, version)})
     assert package_version(packages) == found
 
@@ -87,7 +87,7 @@ def switches(root):
     return [one.address for one in read_switches(host, read_gpus(host))]
 
 
-def test_switches_are_bridges_of_nvidias_own(tmp_path):
+def test_nvswitches_are_bridges_of_nvidia(tmp_path):
     device(tmp_path, "0000:18:00.0", device="0x2330", **GPU)
     device(tmp_path, "0000:07:00.0", driver="nvidia-nvswitch", **SWITCH)
     device(tmp_path, "0000:08:00.0", driver="vfio-pci", **SWITCH)
@@ -95,7 +95,7 @@ def test_switches_are_bridges_of_nvidias_own(tmp_path):
     assert switches(tmp_path) == ["0000:07:00.0"]
 
 
-def test_switches_without_a_gpu_are_somebody_elses(tmp_path):
+def test_nvswitches_without_a_gpu_are_ignored(tmp_path):
     device(tmp_path, "0000:07:00.0", driver="nvidia-nvswitch", **SWITCH)
     assert switches(tmp_path) == []
 
@@ -104,7 +104,7 @@ def test_switches_without_a_gpu_are_somebody_elses(tmp_path):
     ("gpu", "vpd", "found"),
     [("0x2901", b"..SW_MNG..", ["mlx5_0"]), ("0x2901", b"ConnectX-7", []), ("0x2330", b"..SW_MNG..", [])],
 )
-def test_blackwells_switches_are_found_by_their_management_cards(tmp_path, gpu, vpd, found):
+def test_blackwell_nvswitches_are_found_by_their_management_cards(tmp_path, gpu, vpd, found):
     device(tmp_path, "0000:18:00.0", device=gpu, **GPU)
     card = tmp_path / "sys/class/infiniband/mlx5_0/device"
     card.mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_blackwells_switches_are_found_by_their_management_cards(tmp_path, gpu, 
     assert switches(tmp_path) == found
 
 
-def test_what_a_blackwell_fabric_manager_stands_on(tmp_path):
+def test_requirements_of_a_blackwell_fabric_manager(tmp_path):
     host = Host(tmp_path)
     assert [need for _, _, need in lacking(host)] == ["nvlsm", "infiniband-diags", "ib_umad"]
     for path in ("opt/nvidia/nvlsm/sbin/nvlsm", "usr/sbin/ibstat", "sys/module/ib_umad/initstate"):

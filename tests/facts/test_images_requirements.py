@@ -33,7 +33,7 @@ def judged(text, **facts):
         ({}, None),
     ],
 )
-def test_an_image_of_nvidia(facts, answer):
+def test_image_of_nvidia(facts, answer):
     assert judged(IMAGE, **facts) is answer
 
 
@@ -66,7 +66,7 @@ def test_conditions(text, answer):
     ["cuda", "cuda>=", ">=12", "cuda=>12", "cuda==12", "cuda>=12.x", "brand>tesla", "colour=red", "cuda>=.",
      "cuda>=" + "9" * 5000, "cuda>=12 " * 5000, "cuda>=٣", "cuda>=1=2"],
 )  # fmt: skip
-def test_what_the_runtime_refuses_is_refused(text):
+def test_expression_that_the_runtime_refuses_is_refused(text):
     with pytest.raises(ValueError, match=r"not a condition|not a version|only be compared|too long"):
         parse(text)
 
@@ -86,12 +86,12 @@ FACTS = st.fixed_dictionaries(
 
 
 @given(GROUPS)
-def test_what_is_written_is_read_back(groups):
+def test_printed_conditions_parse_to_themselves(groups):
     assert parse(" ".join(",".join(map(str, group)) for group in groups)) == groups
 
 
 @given(COMPARED, VERSION)
-def test_a_condition_and_its_opposite_exclude_each_other(condition, version):
+def test_condition_and_its_opposite_exclude_each_other(condition, version):
     opposite = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[condition.operator]
     facts = {condition.name: (version,)}
     other = Condition(condition.name, opposite, condition.value)
@@ -99,7 +99,7 @@ def test_a_condition_and_its_opposite_exclude_each_other(condition, version):
 
 
 @given(GROUPS, FACTS, st.sets(st.sampled_from(["cuda", "driver", "arch", "brand"])))
-def test_not_knowing_a_property_never_turns_the_answer_around(groups, facts, unknown):
+def test_unknown_property_never_inverts_the_result(groups, facts, unknown):
     told = {name: (value,) for name, value in facts.items()}
     full = satisfied(groups, told)
     assert full is not None
@@ -107,7 +107,7 @@ def test_not_knowing_a_property_never_turns_the_answer_around(groups, facts, unk
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read_or_refused(text):
+def test_any_text_is_parsed_or_refused(text):
     """And what is read means the same when it is read again."""
     try:
         found = numbers(text)

@@ -14,7 +14,7 @@ nonsense
 """
 
 
-def test_both_forms_are_read_and_what_a_process_wrote_is_not(tmp_path: Path) -> None:
+def test_both_formats_are_read_and_messages_of_processes_are_not(tmp_path: Path) -> None:
     (tmp_path / ".gpunode").mkdir()
     (tmp_path / ".gpunode/kernel.log").write_text(LOG)
     lines = read_kernel_log(Host(tmp_path))
@@ -26,5 +26,5 @@ def test_both_forms_are_read_and_what_a_process_wrote_is_not(tmp_path: Path) -> 
     assert (line, match[1], match[2]) == (lines[0], "0000:3b:00", "79")
 
 
-def test_no_log_is_no_line(tmp_path: Path) -> None:
+def test_missing_log_has_no_lines(tmp_path: Path) -> None:
     assert read_kernel_log(Host(tmp_path)) == ()

@@ -27,7 +27,7 @@ def test_number_and_address_are_read():
     ]
 
 
-def test_who_has_fallen_off_the_bus():
+def test_gpus_that_fell_off_the_bus_are_listed():
     assert {one.address for one in fallen_off(log(*LINES))} == {"0000:3b:00.0"}
     assert len(fallen_off(log(*LINES))) == 2
 
@@ -43,7 +43,7 @@ def test_who_has_fallen_off_the_bus():
         "",
     ],
 )
-def test_what_is_no_such_line_is_passed_over(text):
+def test_other_lines_are_skipped(text):
     assert xid_lines(log(text)) == () and fallen_off(log(text)) == ()
 
 
@@ -56,5 +56,5 @@ def test_what_is_no_such_line_is_passed_over(text):
         ("3b:00", "0000:3b:00.0"),
     ],
 )
-def test_an_address_is_spelt_as_sysfs_spells_it(text, address):
+def test_address_is_formatted_as_in_sysfs(text, address):
     assert address_of(text) == address

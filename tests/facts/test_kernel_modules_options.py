@@ -21,7 +21,7 @@ def test_lines_are_joined_counted_and_unknown_ones_left_out():
     ]
 
 
-def test_a_file_hides_those_of_its_name_in_later_directories_and_names_give_the_order(tmp_path):
+def test_file_hides_later_directories_and_names_give_the_order(tmp_path):
     found = machine(
         tmp_path,
         {
@@ -36,7 +36,7 @@ def test_a_file_hides_those_of_its_name_in_later_directories_and_names_give_the_
     assert found.refused("nouveau") == ()
 
 
-def test_the_command_line_comes_last_and_blacklists_too(tmp_path):
+def test_command_line_is_read_last_and_can_blacklist(tmp_path):
     line = "ro modprobe.blacklist=nouveau,nova-core rd.driver.blacklist=foo "
     line += 'nvidia.NVreg_A="1 2" iommu=pt -- x.y=z'
     found = machine(
@@ -48,7 +48,7 @@ def test_the_command_line_comes_last_and_blacklists_too(tmp_path):
     assert found.argument("iommu") == "pt" and found.argument("ro") == "" and found.argument("x.y") is None
 
 
-def test_every_way_to_keep_a_module_out(tmp_path):
+def test_every_method_to_block_a_module_is_recognized(tmp_path):
     for number, line in enumerate(
         (
             "blacklist nouveau",
@@ -72,12 +72,12 @@ def test_every_way_to_keep_a_module_out(tmp_path):
         assert not found.refused("nouveau"), line
 
 
-def test_nothing_there_is_nothing_said(tmp_path):
+def test_empty_node_has_no_options(tmp_path):
     found = machine(tmp_path, {})
     assert found.directives == () and found.arguments == () and not found.refused("nouveau")
     assert kernel_arguments("") == ()
 
 
-def test_a_directory_of_that_name_is_passed_over(tmp_path):
+def test_directory_named_like_a_file_is_skipped(tmp_path):
     (tmp_path / "etc/modprobe.d/a.conf").mkdir(parents=True)
     assert machine(tmp_path, {"etc/modprobe.d/b.conf": "blacklist nouveau\n"}).refused("nouveau")

@@ -23,7 +23,7 @@ def node(root, **files):
     return Node(Host(build_machine(spec, root), environ={}))
 
 
-def test_nobody_makes_the_layout_again(tmp_path):
+def test_layout_is_not_restored_without_a_boot_unit(tmp_path):
     assert keeper(node(tmp_path)) == ""
 
 
@@ -49,11 +49,11 @@ CUT = "#!/bin/sh\nnvidia-smi mig -cgi 9,9 -C\n"
         ),
     ],
 )
-def test_a_nodes_own_script_counts(path, files, tmp_path):
+def test_script_of_the_node_restores_the_layout(path, files, tmp_path):
     assert keeper(node(tmp_path, **files)) == path
 
 
-def test_a_script_that_does_something_else_does_not(tmp_path):
+def test_script_without_mig_commands_restores_nothing(tmp_path):
     files = {
         "/etc/systemd/system/app.service": "ExecStart=/opt/app/run\n",
         "/opt/app/run": "#!/bin/sh\nexec python serve.py\n",
@@ -61,12 +61,12 @@ def test_a_script_that_does_something_else_does_not(tmp_path):
     assert keeper(node(tmp_path, **files)) == ""
 
 
-def test_a_large_program_is_not_read(tmp_path):
+def test_large_program_is_not_read(tmp_path):
     files = {"/etc/systemd/system/app.service": "ExecStart=/opt/app\n", "/opt/app": CUT + "x" * (300 << 10)}
     assert keeper(node(tmp_path, **files)) == ""
 
 
-def test_the_operators_manager_counts(tmp_path):
+def test_operator_mig_manager_restores_the_layout(tmp_path):
     files = {
         "/proc/77/cmdline": "/usr/bin/nvidia-mig-manager\0",
         "/proc/77/stat": "77 (nvidia-mig-mana) S 1 77 77 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 30 0 6000 0 0\n",
@@ -74,7 +74,7 @@ def test_the_operators_manager_counts(tmp_path):
     assert keeper(node(tmp_path, **files)).endswith("nvidia-mig-manager")
 
 
-def test_without_an_answer_of_systemd_nothing_is_claimed(tmp_path):
+def test_without_systemd_data_the_layout_is_not_reported_as_lost(tmp_path):
     node(tmp_path)
     place = tmp_path / RECORDING
     recording = json.loads(place.read_text())
@@ -95,7 +95,7 @@ def test_without_an_answer_of_systemd_nothing_is_claimed(tmp_path):
         ("garbled", None),
     ],
 )
-def test_drivers_that_miscount(version, fixed):
+def test_driver_releases_that_miscount_instances(version, fixed):
     assert known_fault(version) == fixed
 
 
@@ -110,7 +110,7 @@ def test_drivers_that_miscount(version, fixed):
         ((), {}, "sharing:\n  timeSlicing: {}\nother:\n  mps: 1\n", "", False),
     ],
 )
-def test_what_a_plugin_was_told(argv, environment, text, strategy, mps, tmp_path):
+def test_settings_of_a_plugin_are_read_from_all_sources(argv, environment, text, strategy, mps, tmp_path):
     (tmp_path / "plugin.yaml").write_text(text)
     process = Process(7, ("nvidia-device-plugin", *argv), 0.0)
     plugin = PluginProcess(process, "", environment | {"CONFIG_FILE": "/plugin.yaml"})

@@ -25,26 +25,26 @@ def test_every_section_becomes_what_the_host_reads(tmp_path):
 
 @pytest.mark.parametrize("path", ["/../out", "/etc/../../out", "relative", ""])
 @pytest.mark.parametrize("section", ["files", "links"])
-def test_a_path_that_leaves_the_root_is_refused(section, path, tmp_path):
+def test_path_outside_the_root_is_refused(section, path, tmp_path):
     with pytest.raises(ConfigError):
         build_machine({section: {path: "x"}}, tmp_path / "root")
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_is_written_through_a_link_of_the_same_machine(tmp_path):
+def test_symlink_of_the_machine_is_not_written_through(tmp_path):
     with pytest.raises(ConfigError):
         build_machine({"links": {"/etc": str(tmp_path), "/etc/x": "y"}}, tmp_path / "root")
     assert not (tmp_path / "x").is_symlink()
 
 
-def test_a_directory_that_holds_something_is_refused(tmp_path):
+def test_non_empty_directory_is_refused(tmp_path):
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(ConfigError):
         build_machine({"files": {"/mine": ""}}, tmp_path)
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_an_overlay_changes_its_base_and_nothing_else():
+def test_overlay_changes_a_copy_of_its_base():
     base = machine("healthy-h100")
     changed = overlay(base, {"set": {"files": {"/etc/new": "1"}}, "remove": ["/sys/module/nvidia_uvm"]})
     assert base == machine("healthy-h100")
@@ -52,12 +52,12 @@ def test_an_overlay_changes_its_base_and_nothing_else():
     assert set(base["files"]) - set(changed["files"]) == {"/sys/module/nvidia_uvm/initstate"}
 
 
-def test_removing_what_is_not_there_is_a_mistake_in_the_fixture():
+def test_removing_a_missing_path_is_an_error():
     with pytest.raises(KeyError):
         overlay(machine("healthy-h100"), {"remove": ["/no/such/path"]})
 
 
-def test_merging_goes_key_by_key_and_appends_lists():
+def test_merge_works_by_key_and_appends_lists():
     assert merged({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 3}, "d": [2]}) == {
         "a": {"b": 3, "c": 2},
         "d": [1, 2],

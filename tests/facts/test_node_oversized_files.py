@@ -50,9 +50,7 @@ def oversized(root: Path, path: str, size: int) -> Path:
 
 @pytest.mark.parametrize("size", [1_500_000, 30_000_000], ids=["1.5 MB", "30 MB"])
 @pytest.mark.parametrize("path", list(FILES))
-def test_the_doctor_names_the_file_and_reads_no_more_than_the_limit(
-    tmp_path: Path, path: str, size: int
-) -> None:
+def test_doctor_names_the_file_and_reads_only_up_to_the_limit(tmp_path: Path, path: str, size: int) -> None:
     root = oversized(tmp_path / "m", path, size)
     if path != "/etc/docker/daemon.json" or size > READ_BYTES:
         with pytest.raises(ConfigError, match=r"larger than (64 KiB|16 MiB)") as caught:
@@ -73,7 +71,7 @@ def test_the_doctor_names_the_file_and_reads_no_more_than_the_limit(
 
 @pytest.mark.parametrize("name", ["healthy-h100", "healthy-crio", "healthy-suse-kubelet", "healthy-k3s"])
 @pytest.mark.full
-def test_any_file_that_is_too_large_is_one_finding_that_names_it(tmp_path: Path, name: str) -> None:
+def test_any_oversized_file_is_one_finding_with_its_name(tmp_path: Path, name: str) -> None:
     """Checks that need the file are skipped, whichever of the machine's files it is."""
     root = build_machine(machine(name), tmp_path / "m")
     for file in (one for one in sorted(root.rglob("*")) if one.is_file() and not one.is_symlink()):
@@ -92,7 +90,7 @@ def test_any_file_that_is_too_large_is_one_finding_that_names_it(tmp_path: Path,
         assert all("can't" not in fix.command for one in bad for fix in one.fix), (path, bad)
 
 
-def test_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_stop_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a file that grows, or that has no size, as in /proc."""
     (tmp_path / "f").write_bytes(b"x" * (SMALL_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than 64 KiB"):
@@ -105,7 +103,7 @@ def test_no_more_than_the_limit_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     assert Host().read_bytes(str(tmp_path / "f"), LARGE_BYTES) == b"x" * (SMALL_BYTES + 1)
 
 
-def test_lines_of_apt_settings_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apt_settings_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f'A::B{number} "v";\n' for number in range(2000))
     lines = [one.line for one in parse_apt_conf(text, "x")]
     assert lines == list(range(1, 2001))

@@ -20,14 +20,14 @@ Version: 535.1
 """
 
 
-def test_upstream_is_what_the_driver_calls_itself():
+def test_upstream_version_has_no_epoch_and_revision():
     assert upstream("3:550.90.07-1.el9") == "550.90.07"
     assert upstream("550.54.14-0ubuntu0.22.04.1") == "550.54.14"
     assert upstream("1.17.8-1") == "1.17.8"
     assert upstream("") == ""
 
 
-def test_dpkg_tells_what_is_installed_and_held(tmp_path):
+def test_dpkg_lists_installed_and_held_packages(tmp_path):
     place = tmp_path / "var/lib/dpkg"
     place.mkdir(parents=True)
     (place / "status").write_text(STATUS)
@@ -48,7 +48,7 @@ class Rpm(Host):
         return Completed(tuple(argv), 0, text, "")
 
 
-def test_rpm_tells_when_each_was_installed(tmp_path):
+def test_rpm_lists_the_installation_times(tmp_path):
     found = read_packages(Rpm(tmp_path, environ={}))
     assert found.manager == "rpm"
     assert found.installed["kernel-devel"].version == "5.14.0-2.el9"
@@ -57,5 +57,5 @@ def test_rpm_tells_when_each_was_installed(tmp_path):
     assert "broken" not in found.installed
 
 
-def test_no_database_is_no_knowledge(tmp_path):
+def test_missing_database_gives_no_manager(tmp_path):
     assert read_packages(Host(tmp_path, environ={})).manager == ""

@@ -36,7 +36,7 @@ def test_lines_with_and_without_options(sources):
     )
 
 
-def test_stanzas_with_several_suites_and_one_that_is_off(sources):
+def test_stanza_with_several_suites_and_a_disabled_one(sources):
     text = (
         "Types: deb\nURIs: https://a.example.com/\nSuites: one two\nSigned-By:\n /k.gpg\n\n"
         "Enabled: no\nTypes: deb\nURIs: https://b.example.com\nSuites: /\n\n"
@@ -50,5 +50,5 @@ def test_stanzas_with_several_suites_and_one_that_is_off(sources):
     ]
 
 
-def test_a_node_without_apt_has_none(tmp_path):
+def test_node_without_apt_has_no_sources(tmp_path):
     assert read_sources(Host(tmp_path, environ={})) == ()

@@ -37,7 +37,7 @@ ON = 'APT::Periodic::Update-Package-Lists "1";\nAPT::Periodic::Unattended-Upgrad
 UU = ("usr/bin/unattended-upgrade",)
 
 
-def test_apt_settings_of_both_forms():
+def test_both_apt_syntaxes_are_parsed():
     found = [(one.name, one.value, one.line) for one in parse_apt_conf(UBUNTU, "x")]
     assert found == [
         ("unattended-upgrade::allowed-origins", "${distro_id}:${distro_codename}-security", 4),
@@ -47,11 +47,11 @@ def test_apt_settings_of_both_forms():
     ]
 
 
-def test_garbage_in_apts_configuration_ends():
+def test_parsing_of_invalid_apt_settings_ends():
     assert next(parse_apt_conf('}}}{{{ "a" ; ; } "b', "x")).value == "a"
 
 
-def test_unattended_upgrades_and_what_they_leave_alone(tmp_path):
+def test_unattended_upgrades_and_their_excluded_packages(tmp_path):
     files = {"etc/apt/apt.conf.d/20auto-upgrades": ON, "etc/apt/apt.conf.d/50unattended-upgrades": UBUNTU}
     found = sure(automatic_upgrades(node(tmp_path, files, UU), "debian"))
     assert (found.tool, found.line) == ("unattended-upgrades", 2)
@@ -59,7 +59,7 @@ def test_unattended_upgrades_and_what_they_leave_alone(tmp_path):
     assert not found.leaves("linux-image-generic")
 
 
-def test_nobody_upgrades_where_it_is_off_or_not_installed(tmp_path):
+def test_disabled_or_missing_upgrades_are_not_reported(tmp_path):
     off = {"etc/apt/apt.conf.d/20auto": ON, "etc/apt/apt.conf.d/99off": 'APT::Periodic::Enable "0";'}
     assert automatic_upgrades(node(tmp_path / "a", off, UU), "debian") is None
     assert automatic_upgrades(node(tmp_path / "b", {"etc/apt/apt.conf.d/20auto": ON}), "debian") is None
@@ -67,7 +67,7 @@ def test_nobody_upgrades_where_it_is_off_or_not_installed(tmp_path):
     assert automatic_upgrades(node(tmp_path / "c", ignored, UU), "debian") is None
 
 
-def test_a_pin_on_a_version_holds_and_a_pin_on_a_repository_does_not(tmp_path):
+def test_version_pin_holds_a_package_and_a_repository_pin_does_not(tmp_path):
     text = "Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n\n"
     text += "Package: libnvidia-* nvidia-open\nPin: version 580.*\nPin-Priority: 1000\n"
     host = node(
@@ -99,7 +99,7 @@ def test_dnf_automatic(tmp_path):
     assert automatic_upgrades(node(tmp_path / "f", asks, (), timer), "rhel") is None
 
 
-def test_susess_online_update_and_locks(tmp_path):
+def test_suse_online_update_and_locks(tmp_path):
     job = {"etc/cron.daily/opensuse.org-online_update": "#!/bin/sh\n"}
     assert not sure(automatic_upgrades(node(tmp_path / "a", job), "suse")).leaves("nvidia-compute-G06")
     locked = job | {"etc/zypp/locks": "type: package\nmatch_type: glob\nsolvable_name: *nvidia*\n"}

@@ -19,7 +19,7 @@ DNF = """2026-08-30T03:12:44+0000 SUBDEBUG Upgrade: nvidia-driver-cuda-libs-3:58
 """
 
 
-def test_apt_names_package_version_line_and_who():
+def test_apt_history_names_package_version_line_and_command():
     found = [(one.package, one.version, one.line) for one in apt_changes(APT)]
     assert found == [
         ("linux-image-6.8.0-88-generic", "6.8.0-88.90", 4),
@@ -28,7 +28,7 @@ def test_apt_names_package_version_line_and_who():
     ]
 
 
-def test_each_managers_log_names_what_brought_a_version(tmp_path):
+def test_log_of_each_manager_names_the_change_that_installed_a_version(tmp_path):
     for name, text in (("apt/history.log", APT), ("zypp/history", ZYPP), ("dnf.rpm.log", DNF)):
         root = tmp_path / name.replace("/", "-")
         place = root / "var/log" / name
@@ -41,12 +41,12 @@ def test_each_managers_log_names_what_brought_a_version(tmp_path):
     assert [one.version for one in dnf_changes(DNF)] == ["3:580.173.02-1.el9"]
 
 
-def test_without_a_log_rpms_own_date_tells(tmp_path):
+def test_without_a_log_the_rpm_install_time_is_used(tmp_path):
     installed = {"nvidia-driver": Package("nvidia-driver", "3:580.173.02-1.el9", installed_at=1756523564.0)}
     found = brought(Host(tmp_path, environ={}), "580.173.02", lambda: Packages("rpm", installed))
     assert str(found) == "2025-08-30 03:12 UTC nvidia-driver 3:580.173.02-1.el9"
 
 
-def test_garbage_in_a_log_is_nothing():
+def test_invalid_log_gives_no_changes():
     for parse in (apt_changes, zypp_changes, dnf_changes):
         assert list(parse("|||\n|install|\nUpgrade: \nInstall: (\n SUBDEBUG Upgrade: x\n")) == []

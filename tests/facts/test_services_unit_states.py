@@ -40,7 +40,7 @@ UnitFileState=
 """
 
 
-def test_units_are_known_by_all_their_names():
+def test_units_are_found_under_all_their_names():
     states = parse_unit_states(SAID)
     assert sorted(states) == ["chrony.service", "chronyd.service", "docker.service", "nvlsm.service"]
     assert states["docker.service"].runs and states["docker.service"].at_boot
@@ -51,11 +51,11 @@ def test_units_are_known_by_all_their_names():
 
 
 @pytest.mark.parametrize("text", ["", "\n\n\n", "garbage", "=\n=", "Id=\n", "Failed to connect to bus"])
-def test_what_is_no_answer_tells_nothing(text):
+def test_invalid_response_gives_no_states(text):
     assert parse_unit_states(text) == {}
 
 
-def test_a_recorded_machine_needs_no_more_than_the_units_it_recorded(tmp_path):
+def test_recorded_machine_needs_only_the_recorded_units(tmp_path):
     recording = tmp_path / RECORDING
     recording.parent.mkdir()
     commands = {f"{' '.join(COMMAND)} docker.service chrony.service nvlsm.service": {"stdout": SAID}}
@@ -79,7 +79,7 @@ class Hanging(Host):
         return Completed(tuple(argv), -9, "", "", timed_out=True)
 
 
-def test_a_systemd_that_hangs_is_waited_for_once():
+def test_hanging_systemd_is_waited_for_once():
     node = Node(Hanging())
     with pytest.raises(Stuck) as raised:
         _ = node.units

@@ -14,13 +14,13 @@ def host(tmp_path):
     return Host(tmp_path, environ={})
 
 
-def test_members_of_a_group_and_who_of_them_is_no_administrator(host):
+def test_group_members_that_are_no_administrators_are_listed(host):
     assert members(host, "docker") == ("anna", "bert")
     assert members(host, "empty") == members(host, "nobody") == members(host, "odd") == ()
     assert without_administrators(host, ("anna", "bert", "root")) == ("bert",)
 
 
-def test_a_node_without_the_file_has_no_members(tmp_path):
+def test_node_without_the_file_has_no_members(tmp_path):
     assert members(Host(tmp_path, environ={}), "docker") == ()
 
 
@@ -36,7 +36,7 @@ def test_a_node_without_the_file_has_no_members(tmp_path):
         (("dockerd",), "{", (), False),
     ],
 )
-def test_where_docker_listens_and_whom_it_lets_in(host, argv, config, found, verified):
+def test_docker_addresses_and_client_verification_are_read(host, argv, config, found, verified):
     host.path("/etc/docker").mkdir()
     host.path("/etc/docker/daemon.json").write_text(config)
     assert addresses(host, argv, "/etc/docker/daemon.json") == found

@@ -22,7 +22,7 @@ def process(root, pid, *argv, nspid=None, uid=0):
     (place / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nNSpid:\t{nspid or pid}\n")
 
 
-def test_the_kubelet_of_a_kind_cluster_is_not_the_nodes(tmp_path):
+def test_kubelet_of_a_kind_cluster_is_not_the_nodes(tmp_path):
     process(tmp_path, 900, "/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml", nspid="900\t214")
     process(tmp_path, 901, "dockerd", nspid="901\t1")
     process(tmp_path, 902, "/usr/bin/dockerd", "-H", "fd://")
@@ -31,7 +31,7 @@ def test_the_kubelet_of_a_kind_cluster_is_not_the_nodes(tmp_path):
     assert find_kubelet(host, running(host)) is None
 
 
-def test_a_rootless_docker_is_not_the_systems(tmp_path):
+def test_rootless_docker_is_not_the_system_docker(tmp_path):
     process(tmp_path, 903, "dockerd", uid=1000)
     host = Host(tmp_path, environ={})
     assert find_docker(host) is None
@@ -55,7 +55,7 @@ def test_a_rootless_docker_is_not_the_systems(tmp_path):
         (("/usr/bin/kubelet",), "/run/containerd/containerd.sock"),
     ],
 )
-def test_a_distributions_kubelet_is_found_with_its_own_engine(argv, endpoint, tmp_path):
+def test_kubelet_of_a_distribution_is_found_with_its_engine(argv, endpoint, tmp_path):
     process(tmp_path, 700, *argv)
     host = Host(tmp_path, environ={})
     kubelet = find_kubelet(host, running(host))
@@ -73,7 +73,7 @@ def test_a_distributions_kubelet_is_found_with_its_own_engine(argv, endpoint, tm
         ('  "containerRuntimeEndpoint": "unix:///run/x.sock",\n', "unix:///run/x.sock"),
     ],
 )
-def test_a_setting_is_read_however_it_is_quoted_and_empty_is_unset(text, value):
+def test_setting_is_read_with_any_quotes_and_empty_is_unset(text, value):
     assert setting(text, "containerRuntimeEndpoint") == value
 
 
@@ -84,21 +84,21 @@ def test_lxc_and_pods_are_containers(mark, tmp_path):
     assert node_class(Host(tmp_path, environ={})) == CONTAINER
 
 
-def test_a_pipe_where_a_file_belongs_is_refused_at_once(tmp_path):
+def test_pipe_in_place_of_a_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="not a regular file") as raised:
         Host(tmp_path, environ={}).read_text("/pipe")
     assert "ls -lL /pipe" in raised.value.hint
 
 
-def test_a_file_that_would_fill_the_memory_is_refused(tmp_path):
+def test_file_that_would_fill_the_memory_is_refused(tmp_path):
     with (tmp_path / "huge").open("wb") as stream:
         stream.truncate(1 << 30)
     with pytest.raises(ConfigError, match="larger than 16 MiB"):
         Host(tmp_path, environ={}).read_text("/huge")
 
 
-def test_pipes_in_etc_dont_stop_the_distribution_from_being_read(tmp_path):
+def test_pipes_in_etc_do_not_stop_the_distribution_from_being_read(tmp_path):
     etc = tmp_path / "etc"
     etc.mkdir()
     os.mkfifo(etc / "redhat-release")
@@ -111,13 +111,13 @@ def test_pipes_in_etc_dont_stop_the_distribution_from_being_read(tmp_path):
     assert (found.id, found.version, found.family) == ("rocky", "9.4", "rhel")
 
 
-def test_symlinks_in_a_circle_lead_to_nothing(tmp_path):
+def test_symlink_loop_has_no_target(tmp_path):
     (tmp_path / "loop").symlink_to("/loop")
     host = Host(tmp_path, environ={})
     assert not (host.is_file("/loop") or host.is_dir("/loop/below") or host.exists("/loop"))
 
 
-def test_of_other_programs_nothing_but_the_command_line_is_read(tmp_path, monkeypatch):
+def test_only_the_command_line_of_other_programs_is_read(tmp_path, monkeypatch):
     process(tmp_path, 41, "/usr/bin/dockerd", "-H", "fd://")
     process(tmp_path, 42, "/usr/bin/sleep", "9")
     process(tmp_path, 43)

@@ -36,19 +36,19 @@ def host_with(root: Path, text: str | bytes) -> Host:
         ("", ("", "", "", "other")),
     ],
 )
-def test_what_a_distribution_says_of_itself(text, expected, tmp_path):
+def test_distribution_is_read_from_os_release(text, expected, tmp_path):
     found = read_distribution(host_with(tmp_path, text.encode("utf-8", "surrogateescape")))
     identifier, version, name, family = expected
     assert (found.id, found.version, found.family) == (identifier, version, family)
     assert found.name == ("Debian GNU/Linux trixie/sid" if name is None else name)
 
 
-def test_a_version_comes_from_this_root_and_no_other(tmp_path):
+def test_version_is_read_only_from_this_root(tmp_path):
     """Debian's testing has no VERSION_ID, and the machine that looks may be another release."""
     assert read_distribution(host_with(tmp_path, "ID=debian\n")).version == ""
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_pipe_is_not_waited_for(tmp_path):
     (tmp_path / "etc").mkdir()
     os.mkfifo(tmp_path / "etc/os-release")
     assert read_distribution(Host(tmp_path, environ={})) == Distribution("", "", "", "other")

@@ -77,7 +77,7 @@ def test_kind_of_node(files, expected, tmp_path):
 
 
 @pytest.mark.parametrize(("data", "state"), [("BgAAAAE=", True), ("BgAAAAA=", False), ("AQ==", None)])
-def test_secure_boot_is_the_byte_after_the_attributes(data, state, tmp_path):
+def test_secure_boot_state_is_the_byte_after_the_attributes(data, state, tmp_path):
     path = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
     assert secure_boot(host(tmp_path, binary={path: data})) is state
 
@@ -107,7 +107,7 @@ def test_only_nvidia_display_functions_are_gpus(tmp_path):
         ("updates/nvidia-uvm.ko: updates/nvidia.ko", False),
     ],
 )
-def test_modules_dep_is_searched_for_the_module_itself(line, found):
+def test_modules_dep_entry_matches_the_whole_module_name(line, found):
     assert lists_module(f"kernel/fs/ext4.ko:\n{line}\n") is found
 
 
@@ -134,7 +134,7 @@ def test_only_a_newer_kernel_of_the_same_flavour_boots_next(running, other, newe
     assert bool(found) is newer, flavour(other)
 
 
-def test_dpkg_names_driver_packages_and_not_libraries(tmp_path):
+def test_dpkg_lists_driver_packages_without_libraries(tmp_path):
     status = "Package: {}\nStatus: {}\n"
     blocks = [
         status.format("nvidia-dkms-550", "install ok installed"),
@@ -146,7 +146,7 @@ def test_dpkg_names_driver_packages_and_not_libraries(tmp_path):
     assert driver_packages(read_packages(machine)) == ("nvidia-dkms-550",)
 
 
-def test_majors_come_from_the_character_half(tmp_path):
+def test_majors_are_read_from_the_character_devices(tmp_path):
     majors = character_majors(
         "Character devices:\n195 nvidia-frontend\n511 nvidia-uvm\n\nBlock devices:\n 8 nvidia-uvm\n"
     )
@@ -156,7 +156,7 @@ def test_majors_come_from_the_character_half(tmp_path):
     assert expected_major("/dev/nvidia-caps/nvidia-cap1", majors) is None
 
 
-def test_a_library_on_disk_that_the_linker_does_not_know_is_not_linked(tmp_path):
+def test_library_on_disk_missing_in_the_linker_cache_is_not_linked(tmp_path):
     files = {"/opt/nvidia/lib64/libcuda.so.550.54.14": "x"}
     machine = host(tmp_path, files=files, links={"/opt/nvidia/lib64/libcuda.so.1": "libcuda.so.550.54.14"})
     library = find_library(machine, "libcuda.so.1")
@@ -165,7 +165,7 @@ def test_a_library_on_disk_that_the_linker_does_not_know_is_not_linked(tmp_path)
 
 
 @pytest.mark.parametrize("directory", [*PLATFORM, *IN_DRIVER_ROOT])
-def test_a_library_where_a_platform_keeps_it_needs_no_ldconfig(directory, tmp_path):
+def test_library_in_a_platform_directory_needs_no_ldconfig(directory, tmp_path):
     machine = host(
         tmp_path,
         files={f"{directory}/libcuda.so.580.159.03": "x", "/opt/nvidia/lib64/libcuda.so.1": "x"},
@@ -178,7 +178,7 @@ def test_a_library_where_a_platform_keeps_it_needs_no_ldconfig(directory, tmp_pa
     assert library.root == (DRIVER_ROOT if directory in IN_DRIVER_ROOT else "")
 
 
-def test_a_cache_entry_whose_file_is_gone_does_not_count(tmp_path):
+def test_cache_entry_of_a_missing_file_is_ignored(tmp_path):
     machine = host(tmp_path, libraries={"libcuda.so.1": "/usr/lib/gone/libcuda.so.1"})
     assert find_library(machine, "libcuda.so.1") is None
 
@@ -193,7 +193,7 @@ def test_a_cache_entry_whose_file_is_gone_does_not_count(tmp_path):
         ({"nvidia-ctk": ""}, ()),
     ],
 )
-def test_the_toolkits_version_is_the_first_credible_answer(answers, version, tmp_path):
+def test_toolkit_version_is_the_first_plausible_output(answers, version, tmp_path):
     commands = {f"/usr/bin/{name} --version": {"stdout": text} for name, text in answers.items()}
     programs = [f"/usr/bin/{name}" for name in answers]
     assert (
@@ -202,12 +202,12 @@ def test_the_toolkits_version_is_the_first_credible_answer(answers, version, tmp
     )
 
 
-def test_an_empty_program_file_is_no_toolkit(tmp_path):
+def test_empty_program_file_is_not_a_toolkit(tmp_path):
     machine = host(tmp_path, files={"/usr/bin/nvidia-container-runtime": ""})
     assert find_toolkit(machine).programs == {}
 
 
-def test_a_cdi_spec_is_read_with_the_edits_of_its_devices():
+def test_cdi_spec_is_read_with_the_edits_of_its_devices():
     spec = parse_spec(
         '{"kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": {"deviceNodes": '
         '[{"path": "/dev/x", "hostPath": "/dev/nvidia0", "major": 195, "minor": true}, 7]}}, null], '
@@ -219,7 +219,7 @@ def test_a_cdi_spec_is_read_with_the_edits_of_its_devices():
     assert (spec.names, spec.mounts, spec.hooks) == (("0",), ("/a",), ())
 
 
-def test_other_vendors_and_their_broken_files_are_left_alone():
+def test_broken_files_of_other_vendors_are_ignored():
     assert parse_spec("kind: vendor.com/device\n", "/etc/cdi/other.yaml") is None
     assert parse_spec("a: [", "/etc/cdi/other.yaml") is None
     broken = parse_spec("a: [", "/etc/cdi/nvidia.yaml")
@@ -263,10 +263,10 @@ KUBELET = Process(9, ("/usr/bin/kubelet", "--container-runtime-endpoint=unix:///
         ),
     ],
 )
-def test_the_kubelets_engine(processes, files, engine, tmp_path):
+def test_engine_of_the_kubelet(processes, files, engine, tmp_path):
     kubelet = find_kubelet(host(tmp_path, files=files), processes)
     assert kubelet is not None and kubelet.engine == engine
 
 
-def test_no_kubelet_anywhere(tmp_path):
+def test_node_without_a_kubelet(tmp_path):
     assert find_kubelet(host(tmp_path), ()) is None

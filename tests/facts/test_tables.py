@@ -14,7 +14,7 @@ FILES = sorted(Path(tables.__file__).parent.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_table_says_where_it_is_from_and_when(path):
+def test_table_has_source_and_date(path):
     tree = json.loads(path.read_text())
     assert set(tree) == {"source", "date", "about", "rows"}
     assert tree["source"] and all(source.startswith("https://") for source in tree["source"])
@@ -23,16 +23,16 @@ def test_a_table_says_where_it_is_from_and_when(path):
     assert table(path.stem).rows == tuple(tree["rows"])
 
 
-def test_all_of_them_are_listed_and_read_once():
+def test_all_tables_are_listed_and_read_once():
     assert [one.name for one in all_tables()] == [path.stem for path in FILES]
     assert all(table(one.name) is one for one in all_tables())
 
 
-def test_a_check_names_only_tables_that_exist():
+def test_checks_name_only_existing_tables():
     assert {check.table for check in ALL_CHECKS if check.table} <= {path.stem for path in FILES}
 
 
-def test_the_age_is_in_whole_days():
+def test_age_is_in_whole_days():
     one = Table("x", ("https://example.com",), "2026-08-12", "About.", ())
     midnight = 1786492800  # 2026-08-12T00:00:00Z
     assert [one.age_days(midnight + seconds) for seconds in (0, 86399, 86400, -5)] == [0, 0, 1, 0]

@@ -21,7 +21,7 @@ PLACE = "/usr/share/containers/oci/hooks.d"
         ("", False),
     ],
 )
-def test_hooks_of_both_formats_and_what_is_none(tmp_path, text, program):
+def test_hooks_of_both_formats_are_read_and_others_skipped(tmp_path, text, program):
     host = Host(tmp_path, environ={})
     host.path(PLACE).mkdir(parents=True)
     host.path(f"{PLACE}/one.json").write_text(text)

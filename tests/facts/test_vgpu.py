@@ -38,26 +38,26 @@ OTHER = b"\x01\x04\x00\x00"
 HOST_DRIVER = b"\x00\x16" + b"550.90.05\0" + b"r550_00\0\0\0"
 
 
-def test_the_hosts_driver_stands_behind_other_records() -> None:
+def test_host_driver_is_found_behind_other_records() -> None:
     assert parse_config_space(config_space(MSI, vgpu(OTHER, HOST_DRIVER))) == VirtualGpu(
         "550.90.05", "r550_00"
     )
 
 
-def test_what_is_no_vgpu() -> None:
+def test_device_without_vgpu_data_is_not_a_vgpu() -> None:
     assert parse_config_space(config_space(MSI)) is None
     assert parse_config_space(config_space(b"\x09\x08hello")) is None
     assert parse_config_space(config_space(vgpu(HOST_DRIVER), status=0)) is None
     assert parse_config_space(config_space(vgpu(HOST_DRIVER))[:64]) is None
 
 
-def test_a_vgpu_that_tells_nothing_of_its_host() -> None:
+def test_vgpu_without_host_records_has_unknown_host() -> None:
     for records in ((), (OTHER,), (HOST_DRIVER[:12],), (b"\x01\x00",)):
         assert parse_config_space(config_space(vgpu(*records))) == VirtualGpu()
 
 
 @given(st.binary(min_size=200, max_size=4096))
-def test_no_bytes_are_too_strange(data: bytes) -> None:
+def test_any_bytes_are_parsed_without_an_error(data: bytes) -> None:
     found = parse_config_space(b"\0" * 6 + b"\x10" + data)
     assert found is None or data.count(b"VF"), "only a device that says VF is one"
 
@@ -71,13 +71,13 @@ def machine(root: Path, **devices: tuple[str, bytes]) -> Host:
     return Host(root, {})
 
 
-def test_the_vgpus_of_a_machine(tmp_path: Path) -> None:
+def test_vgpus_of_a_machine_are_listed(tmp_path: Path) -> None:
     whole = config_space(vgpu(HOST_DRIVER))
     host = machine(tmp_path, a=("0x10de", config_space(MSI)), b=("0x8086", b""), c=("0x10de", whole))
     assert read_vgpus(host) == (VirtualGpu("550.90.05", "r550_00"),)
 
 
-def test_who_may_not_read_it_all_does_not_say_that_there_is_none(tmp_path: Path) -> None:
+def test_unreadable_config_space_is_unknown_instead_of_no_vgpu(tmp_path: Path) -> None:
     assert read_vgpus(machine(tmp_path / "a", a=("0x10de", config_space(MSI)[:64]))) is None
     assert read_vgpus(Host(tmp_path / "b", {})) is None
     assert read_vgpus(machine(tmp_path / "c", a=("0x8086", b""))) == ()

@@ -24,7 +24,7 @@ MAJORS = {"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 508, "pts": 136}
         ("", ""),
     ],
 )
-def test_a_control_group_names_the_container(text, found, tmp_path):
+def test_cgroup_names_the_container(text, found, tmp_path):
     place = tmp_path / "proc/77"
     place.mkdir(parents=True)
     (place / "cgroup").write_text(text)
@@ -44,11 +44,11 @@ def test_a_control_group_names_the_container(text, found, tmp_path):
         (("char-pts rwm", "/dev/char/1:3 rwm", "/dev/char/195:1 rw"), False),
     ],
 )
-def test_what_systemd_allows(allow, allowed):
+def test_device_policy_of_systemd(allow, allowed):
     assert DeviceRule("strict", allow).allows(195, 0, MAJORS) is allowed
 
 
-def test_a_unit_without_rules_may_open_everything():
+def test_unit_without_rules_may_open_everything():
     assert DeviceRule("auto", ()).allows(195, 0, MAJORS)
     assert not DeviceRule("closed", ()).allows(195, 0, MAJORS)
 
@@ -72,7 +72,7 @@ def test_devices_list_of_cgroup_v1():
     )
 
 
-def test_containers_get_the_names_of_their_pods():
+def test_containers_have_the_names_of_their_pods():
     sandbox = pb.PodSandbox(
         id="s1", metadata=pb.PodSandboxMetadata(name="train-0", namespace="ml"), runtime_handler="nvidia"
     )
@@ -92,7 +92,7 @@ def test_containers_get_the_names_of_their_pods():
     )
 
 
-def test_device_plugins_are_known_by_their_programs(tmp_path):
+def test_device_plugins_are_recognized_by_their_programs(tmp_path):
     ran = [
         ("/usr/bin/nvidia-device-plugin", "--pass-device-specs"),
         ("/usr/bin/python3", "/usr/bin/gpunode", "plugin", "serve"),

@@ -67,7 +67,7 @@ def tree(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def test_a_copy_of_the_section_is_recognised_and_agrees_at_first() -> None:
+def test_copy_of_the_section_is_recognized_and_agrees_at_first() -> None:
     found = generated_copy(tree(COPY), tree(MAIN), P2)
     assert found is not None
     assert (found.shadowed, found.lost) == ((), ())
@@ -75,7 +75,7 @@ def test_a_copy_of_the_section_is_recognised_and_agrees_at_first() -> None:
     assert (found.default, found.cdi) == ("", False)
 
 
-def test_a_later_change_of_the_main_file_is_named_as_shadowed() -> None:
+def test_later_change_of_the_main_file_is_reported_as_shadowed() -> None:
     later = MAIN.replace("pause:3.9", "pause:3.10") + 'conf_dir = "/etc/cni/net.d"\n'
     found = generated_copy(tree(COPY), tree(later), P2)
     assert found is not None
@@ -83,7 +83,7 @@ def test_a_later_change_of_the_main_file_is_named_as_shadowed() -> None:
     assert found.lost == (("cni", "conf_dir"),)
 
 
-def test_what_nvidia_ctk_was_asked_for_is_no_drift() -> None:
+def test_change_requested_from_nvidia_ctk_is_not_drift() -> None:
     asked = COPY.replace('default_runtime_name = "runc"', 'default_runtime_name = "nvidia"').replace(
         "    sandbox_image", "    enable_cdi = true\n    sandbox_image"
     )
@@ -92,14 +92,14 @@ def test_what_nvidia_ctk_was_asked_for_is_no_drift() -> None:
     assert (found.shadowed, found.lost, found.default, found.cdi) == ((), (), "nvidia", True)
 
 
-def test_a_switch_for_cdi_that_was_copied_off_is_drift() -> None:
+def test_disabled_cdi_in_a_copy_is_drift() -> None:
     copied = COPY.replace("    sandbox_image", "    enable_cdi = false\n    sandbox_image")
     main = MAIN.replace("sandbox_image", "enable_cdi = true\nsandbox_image", 1)
     found = generated_copy(tree(copied), tree(main), P2)
     assert found is not None and found.shadowed == (("enable_cdi",),)
 
 
-def test_a_copy_of_the_daemons_dump_is_recognised_beside_an_empty_main_file() -> None:
+def test_copy_of_the_daemon_dump_is_recognized_with_an_empty_main_file() -> None:
     found = generated_copy(tree(COPY), {"version": 2}, P2)
     assert found is not None and (found.shadowed, found.lost) == ((), ())
 
@@ -115,11 +115,11 @@ def test_a_copy_of_the_daemons_dump_is_recognised_beside_an_empty_main_file() ->
     ],
     ids=["minimal", "empty", "gvisor", "two-plugins", "own-registry"],
 )
-def test_other_drop_ins_are_no_copies(text: str) -> None:
+def test_other_drop_ins_are_not_copies(text: str) -> None:
     assert generated_copy(tree(text), tree(MAIN), P2) is None
 
 
-def test_wrong_types_are_no_copies() -> None:
+def test_wrong_types_are_not_copies() -> None:
     broken: list[dict[str, Any]] = [
         {"plugins": 1},
         {"plugins": {P2: []}},
@@ -130,7 +130,7 @@ def test_wrong_types_are_no_copies() -> None:
     assert [one is not None for one in found] == [True, True, False]
 
 
-def test_nvidia_ctk_is_known_by_its_form() -> None:
+def test_nvidia_ctk_is_recognized_by_its_format() -> None:
     assert as_go_toml(COPY)
     assert nvidia_writer(COPY, tree(COPY)) == NVIDIA_CTK
     assert nvidia_writer(OURS, tree(OURS)) == ""
@@ -141,7 +141,7 @@ def test_nvidia_ctk_is_known_by_its_form() -> None:
     assert as_go_toml(gvisor) and nvidia_writer(gvisor, tree(gvisor)) == ""
 
 
-def test_crio_and_docker_files_of_nvidia_ctk_are_known() -> None:
+def test_crio_and_docker_files_of_nvidia_ctk_are_recognized() -> None:
     crio = """
 [crio]
 
@@ -160,7 +160,7 @@ def test_crio_and_docker_files_of_nvidia_ctk_are_known() -> None:
     assert nvidia_writer('{"runtimes": {}', docker) == ""
 
 
-def test_the_operator_is_known_by_where_its_programs_lie() -> None:
+def test_operator_is_recognized_by_the_path_of_its_programs() -> None:
     text = COPY.replace("/usr/bin/", "/usr/local/nvidia/toolkit/")
     assert nvidia_writer(text, tree(text)) == GPU_OPERATOR
 
@@ -176,5 +176,5 @@ def test_the_operator_is_known_by_where_its_programs_lie() -> None:
     ],
     ids=["empty", "no-empty-lines", "unsorted", "no-indent", "no-header-on-the-way"],
 )
-def test_another_form_is_not_go_tomls(text: str) -> None:
+def test_other_formatting_is_not_go_toml(text: str) -> None:
     assert not as_go_toml(text)
