@@ -39,7 +39,7 @@ def pairs(root: Path) -> dict[tuple[int, int], Pair]:
     return {(index[p.first], index[p.second]): p for p in read_topology(inventory, nodes).pairs}
 
 
-def test_eight_mi300x_are_told_in_full(tmp_path: Path) -> None:
+def test_eight_mi300x_are_described_in_full(tmp_path: Path) -> None:
     machine = amd_machine(tmp_path, "mi300x")
     found = gpus(tmp_path)
     assert [gpu.uuid for gpu in found] == [machine.address(index) for index in range(8)]
@@ -58,7 +58,7 @@ def test_eight_mi300x_are_told_in_full(tmp_path: Path) -> None:
     assert {(pair.level, pair.nvlinks) for pair in pairs(tmp_path).values()} == {(40, 1), (50, 1)}
 
 
-def test_sixty_four_partitions_find_their_gpus_and_spare_ones_are_passed_over(tmp_path: Path) -> None:
+def test_sixty_four_partitions_are_assigned_and_spare_ones_skipped(tmp_path: Path) -> None:
     amd_machine(tmp_path, "mi300x-cpx")
     found = gpus(tmp_path)
     assert [len(gpu.mig) for gpu in found] == [8] * 8
@@ -70,7 +70,7 @@ def test_sixty_four_partitions_find_their_gpus_and_spare_ones_are_passed_over(tm
     assert {(pair.level, pair.nvlinks) for pair in pairs(tmp_path).values()} == {(40, 1), (50, 1)}
 
 
-def test_a_kernel_that_writes_partitions_with_a_dot_is_read_as_well(tmp_path: Path) -> None:
+def test_partition_name_with_a_dot_is_read(tmp_path: Path) -> None:
     AmdMachine(tmp_path, [MI300X_CPX], [0])
     platform = tmp_path / "sys/devices/platform"
     for name in sorted(platform.glob("amdgpu_xcp_*")):
@@ -86,7 +86,7 @@ def test_two_hives_of_four_are_linked_within_and_not_between(tmp_path: Path) -> 
     assert found[0, 4].level == 50
 
 
-def test_a_pair_without_a_link_record_is_the_farthest(tmp_path: Path) -> None:
+def test_pair_without_a_link_record_is_the_farthest(tmp_path: Path) -> None:
     machine = AmdMachine(tmp_path, [MI210] * 3, [0, 0, 0])
     machine.remove(f"{KFD}/nodes/{machine.first_node(0)}/io_links/{machine.first_node(2)}")
     found = pairs(tmp_path)
@@ -95,14 +95,14 @@ def test_a_pair_without_a_link_record_is_the_farthest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("board", [MI300X, MI300X_CPX], ids=["whole", "divided"])
-def test_an_unknown_numa_node_costs_nothing(tmp_path: Path, board) -> None:
+def test_unknown_numa_node_is_accepted(tmp_path: Path, board) -> None:
     AmdMachine(tmp_path, [board] * 2, [-1, -1])
     found = gpus(tmp_path)
     assert [gpu.numa for gpu in found] == [None, None]
     assert [len(gpu.mig) for gpu in found] == [board.partitions if board.partitions > 1 else 0] * 2
 
 
-def test_a_desktop_card_and_its_processor_graphics_have_names(tmp_path: Path) -> None:
+def test_desktop_card_and_integrated_graphics_have_names(tmp_path: Path) -> None:
     amd_machine(tmp_path, "desktop")
     assert [(gpu.name, gpu.compute_capability, gpu.partition_type) for gpu in gpus(tmp_path)] == [
         ("AMD Radeon RX 7900 XTX", "gfx1100", ""),
@@ -121,7 +121,7 @@ class Closed(Host):
         return super().listdir(path)
 
 
-def test_a_gpu_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+def test_unreadable_gpu_does_not_hide_the_others(tmp_path: Path) -> None:
     machine = amd_machine(tmp_path, "mi300x")
     Closed.closed = machine.at(2)
     host = Closed(tmp_path, {})
@@ -132,13 +132,13 @@ def test_a_gpu_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     assert read_condition(host, found[3]).error == ""
 
 
-def test_a_gpu_that_kfd_does_not_know_says_so(tmp_path: Path) -> None:
+def test_gpu_missing_in_kfd_has_an_error(tmp_path: Path) -> None:
     machine = amd_machine(tmp_path, "mi300x")
     machine.remove(f"{KFD}/nodes/{machine.first_node(6)}")
     assert [bool(gpu.error) for gpu in gpus(tmp_path)] == [False] * 6 + [True, False]
 
 
-def test_a_missing_driver_and_a_missing_compute_side_are_told_apart(tmp_path: Path) -> None:
+def test_missing_driver_and_missing_kfd_have_distinct_messages(tmp_path: Path) -> None:
     machine = amd_machine(tmp_path, "mi210", loaded=False)
     host = Host(tmp_path, {})
     assert "not loaded" in missing(host)
@@ -160,13 +160,13 @@ def test_uncorrectable_errors_of_all_blocks_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("parameter", "want"), [("-1", "none"), ("1", "none"), ("0", None)])
-def test_the_driver_recovers_by_itself_unless_it_was_told_not_to(tmp_path: Path, parameter, want) -> None:
+def test_recovery_action_follows_the_driver_parameter(tmp_path: Path, parameter, want) -> None:
     machine = AmdMachine(tmp_path, [MI210], [0])
     machine.write("/sys/module/amdgpu/parameters/gpu_recovery", f"{parameter}\n")
     assert read_condition(Host(tmp_path, {}), gpus(tmp_path)[0]).recovery_action == want
 
 
-def test_a_sleeping_gpu_is_not_woken(tmp_path: Path) -> None:
+def test_suspended_gpu_is_not_woken(tmp_path: Path) -> None:
     machine = amd_machine(tmp_path, "desktop")
     machine.write(f"{machine.at(0)}/power/runtime_status", "suspended\n")
     first, second = (read_condition(Host(tmp_path, {}), gpu) for gpu in gpus(tmp_path))
@@ -178,7 +178,7 @@ def changes() -> Sequence[str]:
 
 
 @pytest.mark.parametrize("change", changes())
-def test_a_change_shows_in_the_trace(tmp_path: Path, change: str) -> None:
+def test_change_is_visible_in_the_trace(tmp_path: Path, change: str) -> None:
     machine = amd_machine(tmp_path, "mi300x")
     host = Host(tmp_path, {})
     before = trace(host)
@@ -195,7 +195,7 @@ def test_a_change_shows_in_the_trace(tmp_path: Path, change: str) -> None:
 
 
 @given(st.text())
-def test_no_text_breaks_the_parsers(text: str) -> None:
+def test_any_text_is_parsed_without_an_error(text: str) -> None:
     assert all(isinstance(value, int) for value in parse_properties(text).values())
     assert uncorrectable(text) is None or "ue" in text
     assert all(len(key) == 2 for key in parse_ids(text))
@@ -208,7 +208,7 @@ def files(root: Path) -> list[Path]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_damaged_file_costs_another_gpu(tmp_path_factory: pytest.TempPathFactory, data) -> None:
+def test_damaged_file_affects_only_its_gpu(tmp_path_factory: pytest.TempPathFactory, data) -> None:
     root = tmp_path_factory.mktemp("amd")
     AmdMachine(root, [MI300X, MI210], [0, 1])
     victim = data.draw(st.sampled_from(files(root)))
@@ -222,5 +222,5 @@ def test_no_damaged_file_costs_another_gpu(tmp_path_factory: pytest.TempPathFact
 
 
 @given(number=st.integers(0, 1 << 40), name=st.from_regex(r"[a-z_]{1,20}", fullmatch=True))
-def test_what_kfd_writes_is_read(number: int, name: str) -> None:
+def test_kfd_properties_are_parsed(number: int, name: str) -> None:
     assert parse_properties(f"{name} {number}\n") == {name: number}

@@ -30,25 +30,25 @@ def test_outcomes_keep_the_order_of_the_jobs():
     assert found == [[n, 0, False] for n in range(5)]
 
 
-def test_more_jobs_than_run_at_once_all_run():
+def test_all_jobs_run_beyond_the_parallel_limit():
     assert outcomes("[lambda: b'x'] * (2 * AT_ONCE + 1)") == [[1, 0, False]] * 33
 
 
-def test_more_output_than_a_pipe_holds_comes_through():
+def test_output_larger_than_a_pipe_is_complete():
     assert outcomes("[lambda: b'x' * 1000000]") == [[1_000_000, 0, False]]
 
 
-def test_a_hang_is_killed_at_its_limit_and_stops_no_other():
+def test_hanging_job_is_killed_at_its_limit_and_stops_no_other():
     assert outcomes("[hang, lambda: b'ok', hang]", timeout=3) == [[0, -9, True], [2, 0, False], [0, -9, True]]
 
 
-def test_a_crash_and_an_exception_are_told_apart():
+def test_crash_and_exception_have_distinct_outcomes():
     assert outcomes("[crash, broken, lambda: b'ok']") == [[0, -11, False], [0, 70, False], [2, 0, False]]
 
 
-def test_no_jobs_are_no_outcomes():
+def test_no_jobs_give_no_outcomes():
     assert outcomes("[]") == []
 
 
-def test_what_a_library_prints_is_kept_out_of_the_answer():
+def test_output_printed_by_a_library_is_not_in_the_result():
     assert outcomes("[lambda: os.write(1, b'hello') and b'ok']") == [[2, 0, False]]

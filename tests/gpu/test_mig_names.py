@@ -29,12 +29,12 @@ A100_40, A100_80, H100_NVL, B200 = 40536 * MIB, 81920 * MIB, 95830 * MIB, 183359
         (1, 1, 22528, B200, None, "1g.23gb"),
     ],
 )
-def test_a_profile_is_named_as_nvidia_names_it(slices, compute, mib, gpu_memory, profile, name):
+def test_profile_names_follow_nvidias_scheme(slices, compute, mib, gpu_memory, profile, name):
     assert profile_name(slices, compute, mib, gpu_memory, profile) == name
 
 
 @given(st.integers(1, 300_000), st.integers(1, 300_000))
-def test_a_name_never_claims_more_memory_than_the_gpu_has_in_whole_gib(mib, gpu_mib):
+def test_name_never_claims_more_memory_than_the_gpu_has_in_whole_gib(mib, gpu_mib):
     part = min(mib, gpu_mib)
     claimed = int(profile_name(1, 1, part, gpu_mib * MIB, 0).removeprefix("1g.").removesuffix("gb"))
     assert 0 <= claimed <= -(-gpu_mib // 1024)

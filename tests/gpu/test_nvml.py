@@ -56,7 +56,7 @@ class Watcher:
         assert self.child.returncode == 0
 
 
-def test_an_xid_is_reported_once_with_its_gpu(make_node):
+def test_xid_is_reported_once_with_its_gpu(make_node):
     scenario = machine(2)
     node = make_node(scenario)
     with Watcher(node.env, gpu_uuid(0), gpu_uuid(1)) as watcher:
@@ -67,7 +67,7 @@ def test_an_xid_is_reported_once_with_its_gpu(make_node):
         assert watcher.wait(0.05) is None
 
 
-def test_ecc_events_and_mig_instances_are_told(make_node):
+def test_ecc_events_and_mig_instances_are_reported(make_node):
     scenario = with_mig(machine(1), 0, mixed_layout(0))
     node = make_node(scenario)
     with Watcher(node.env, mig_uuid(0, 0), mig_uuid(0, 1)) as watcher:
@@ -85,14 +85,14 @@ def test_ecc_events_and_mig_instances_are_told(make_node):
         assert watcher.wait(0.05) is None, "one GPU is watched once, however many MIG devices are named"
 
 
-def test_gpus_that_cannot_be_watched_are_told_apart(make_node):
+def test_gpus_that_cannot_be_watched_are_reported_by_reason(make_node):
     node = make_node(machine(3).with_gpu(0, events=0).with_gpu(1, lost=True))
     with Watcher(node.env, *(gpu_uuid(i) for i in range(3))) as watcher:
         assert watcher.unsupported == [gpu_uuid(0)]
         assert watcher.failed == [gpu_uuid(1)]
 
 
-def test_a_gpu_lost_while_watched_is_an_error_and_its_last_xid_still_names_it(make_node):
+def test_gpu_lost_while_watched_is_an_error_and_its_last_xid_is_named(make_node):
     scenario = machine(2)
     node = make_node(scenario)
     with Watcher(node.env, gpu_uuid(0), gpu_uuid(1)) as watcher:
@@ -117,7 +117,7 @@ with Nvml.open() as nvml:
 """
 
 
-def test_numa_nodes_come_from_sysfs_and_a_lost_gpu_is_remembered(make_node, tmp_path):
+def test_numa_nodes_come_from_sysfs_and_a_lost_gpu_keeps_its_identity(make_node, tmp_path):
     scenario = machine(3)
     node = make_node(scenario)
     for number, text in ((0, "1\n"), (1, "-1\n"), (2, "none\n")):
@@ -134,7 +134,7 @@ def test_numa_nodes_come_from_sysfs_and_a_lost_gpu_is_remembered(make_node, tmp_
     assert [gpu["error"] for gpu in after["gpus"]].count("") == 2
 
 
-def test_the_topology_is_told(make_node):
+def test_common_ancestor_is_read(make_node):
     node = make_node(replace(machine(3), ancestors={(0, 1): 10}))
     script = (
         "import json\nfrom gpunode.gpu.nvml import Nvml\nwith Nvml.open() as n:\n"

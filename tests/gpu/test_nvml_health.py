@@ -25,7 +25,7 @@ def conditions(make_node, scenario, **how):
     return probe(host_of(make_node(scenario)), condition=True, **how).conditions
 
 
-def test_a_gpu_tells_all_of_its_condition(make_node):
+def test_all_conditions_of_a_gpu_are_read(make_node):
     scenario = with_nvswitch(machine(1).with_gpu(0, told=TOLD, fabric=(3, 0, 0x5A), used=3 << 30))
     (one,) = conditions(make_node, scenario)
     assert (one.index, one.uuid, one.error, one.error_code) == (0, gpu_uuid(0), "", None)
@@ -56,7 +56,7 @@ def test_a_gpu_tells_all_of_its_condition(make_node):
     assert (one.processes, one.licence, one.cc_enabled) == ((), Licence(), None)
 
 
-def test_an_old_gpu_tells_little_and_nothing_is_made_up(make_node):
+def test_old_gpu_has_few_conditions_and_no_invented_values(make_node):
     scenario = machine(1, cc="6.0").with_gpu(0, ecc=None, remap=None, recovery=None, told={"links": 0})
     (one,) = conditions(make_node, scenario)
     told = plain(one)
@@ -66,7 +66,7 @@ def test_an_old_gpu_tells_little_and_nothing_is_made_up(make_node):
     assert one.nvlinks == () and one.processes == ()
 
 
-def test_what_is_wrong_is_told(make_node):
+def test_every_problem_is_read(make_node):
     bad = {"inforom_valid": 0, "retired_single": 60, "retired_double": 3, "ecc_mode_next": 0, "mig_next": 1}
     bad |= {"channel_repair": 1, "slowdowns": 0x44, "virtualization": 2, "licensed": 0}
     bad |= {"confidential": 1, "confidential_ready": 0}
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_told(make_node):
     assert (one.cc_enabled, one.cc_ready) == (True, False)
 
 
-def test_many_gpus_that_are_held_back_are_looked_at_again_together(make_node):
+def test_many_throttled_gpus_are_sampled_again_together(make_node):
     scenario = machine(8)
     for index in range(8):
         scenario = scenario.with_gpu(index, told={"slowdowns": 0x20 if index % 2 else 0x1})
@@ -92,14 +92,14 @@ def test_many_gpus_that_are_held_back_are_looked_at_again_together(make_node):
     assert [one.slowdowns for one in answer.conditions] == [(), ("sw-thermal",)] * 4
 
 
-def test_a_gpu_that_is_held_back_and_then_lost_keeps_what_it_told(make_node):
+def test_gpu_lost_after_throttling_keeps_the_values_read(make_node):
     scenario = machine(1).with_gpu(0, told=TOLD | {"slowdowns": 0x20})
     scenario = scenario.with_faults(Fault("nvmlDeviceGetDisplayActive", 15))
     (one,) = conditions(make_node, scenario)
     assert (one.temperature, one.error_code, one.slowdowns) == (41, 15, ())
 
 
-def test_processes_of_both_kinds(make_node):
+def test_processes_of_both_kinds_are_listed(make_node):
     import dataclasses
 
     scenario = dataclasses.replace(machine(1), processes=(Process(0, 7), Process(0, 9, graphics=True)))
@@ -107,13 +107,13 @@ def test_processes_of_both_kinds(make_node):
     assert one.processes == (GpuProcess(7, False, 1 << 20), GpuProcess(9, True, 1 << 20))
 
 
-def test_a_lost_gpu_has_its_code_and_hides_no_other(make_node):
+def test_lost_gpu_has_its_code_and_does_not_hide_the_others(make_node):
     first, second = conditions(make_node, machine(2).with_gpu(0, lost=True))
     assert (first.error_code, first.persistence) == (15, None)
     assert (second.error_code, second.compute_mode) == (None, "default")
 
 
-def test_a_gpu_that_is_lost_meanwhile_ends_its_own_questions(make_node):
+def test_gpu_lost_during_the_read_gets_no_more_queries(make_node):
     scenario = machine(2).with_faults(Fault("nvmlDeviceGetPersistenceMode", 16, gpu_uuid(0)))
     first, second = conditions(make_node, scenario)
     assert (first.error_code, second.error_code) == (16, None)
@@ -121,13 +121,13 @@ def test_a_gpu_that_is_lost_meanwhile_ends_its_own_questions(make_node):
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 13, 21, 25, 27, 29, 999])
-def test_any_other_answer_costs_its_own_item(make_node, code):
+def test_other_error_drops_only_its_own_value(make_node, code):
     scenario = machine(1).with_gpu(0, told=TOLD).with_faults(Fault("nvmlDeviceGetPersistenceMode", code))
     (one,) = conditions(make_node, scenario)
     assert (one.persistence, one.error_code, one.temperature) == (None, None, 41)
 
 
-def test_a_hang_over_a_condition_leaves_the_inventory(make_node):
+def test_hanging_condition_query_keeps_the_inventory(make_node):
     scenario = machine(2).with_faults(Fault("nvmlDeviceValidateInforom", uuid=gpu_uuid(1), hang=30))
     answer = probe(host_of(make_node(scenario)), 2.0, condition=True)
     assert answer.inventory is not None and len(answer.inventory.gpus) == 2
@@ -138,7 +138,7 @@ def test_a_hang_over_a_condition_leaves_the_inventory(make_node):
     assert not answer.timed_out
 
 
-def test_a_crash_over_a_condition_leaves_the_inventory(make_node):
+def test_crash_in_a_condition_query_keeps_the_inventory(make_node):
     scenario = machine(1).with_faults(Fault("nvmlDeviceValidateInforom", abort=True))
     answer = probe(host_of(make_node(scenario)), condition=True)
     assert answer.inventory is not None and answer.conditions == ()
@@ -146,7 +146,7 @@ def test_a_crash_over_a_condition_leaves_the_inventory(make_node):
     assert answer.untold == f"{crash}: the condition of GPU 0"
 
 
-def test_nobody_else_is_kept_waiting(make_node):
+def test_probe_without_conditions_does_not_query_them(make_node):
     scenario = machine(1).with_faults(Fault("nvmlDeviceValidateInforom", hang=30))
     answer = probe(host_of(make_node(scenario)), 3.0)
     assert (answer.inventory is not None, answer.conditions, answer.untold) == (True, (), "")
@@ -155,7 +155,7 @@ def test_nobody_else_is_kept_waiting(make_node):
 INVENTORY = Inventory("1", gpus=(Gpu(1, "GPU-1", "x", "0000:01:00.0"), Gpu(0, "GPU-0", "x", "0000:00:00.0")))
 
 
-def test_what_was_said_is_read_back():
+def test_encoded_conditions_are_decoded_unchanged():
     one = Condition(
         1,
         "GPU-1",
@@ -172,7 +172,7 @@ def test_what_was_said_is_read_back():
 
 
 @pytest.mark.parametrize("value", ["x", -1.5, [], {}, None, ["x", 1], [{}]])
-def test_an_item_of_a_wrong_type_counts_as_untold(value):
+def test_value_of_a_wrong_type_is_unknown(value):
     keys = {key: value for key in plain(Condition()) if key not in ("reading", "fabric", "licence")}
     (one,) = conditions_from_json({"0": {**keys, "reading": {"eccVolatile": value}}}, INVENTORY)
     assert (one.index, one.uuid, one.mig_mode, one.temperature) == (0, "GPU-0", None, None)
@@ -180,7 +180,7 @@ def test_an_item_of_a_wrong_type_counts_as_untold(value):
 
 
 @pytest.mark.parametrize("value", [3, ["x"], {"x": {}}, {"0": 3}, {"0": {"reading": 3}}])
-def test_a_malformed_recording_says_so(value, tmp_path):
+def test_malformed_recording_is_an_error(value, tmp_path):
     (tmp_path / RECORDING).parent.mkdir()
     import json
 

@@ -27,13 +27,13 @@ def libraries(tmp_path_factory):
         pytest.skip(f"Debian's libnvidia-ml1 and libcuda1 can't be fetched: {error}")
 
 
-def test_the_real_nvml_says_that_no_driver_is_loaded(libraries):
+def test_real_nvml_reports_that_no_driver_is_loaded(libraries):
     answer = probe(Host(environ={**os.environ, **libraries}))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, DRIVER_NOT_LOADED, False)
     assert "not loaded" in answer.message
 
 
-def test_the_plugins_child_says_so_too_and_ends(libraries):
+def test_plugin_child_reports_the_unloaded_driver_and_ends(libraries):
     child = start(Host(environ={**os.environ, **libraries}), "gpunode.gpu.nvml_watcher", {})
     try:
         assert json.loads(child.read_line(20) or "")["error"]["code"] == DRIVER_NOT_LOADED
@@ -42,7 +42,7 @@ def test_the_plugins_child_says_so_too_and_ends(libraries):
         assert child.end() == 0
 
 
-def test_the_packages_libraries_are_found_with_the_names_that_programs_ask_for(libraries):
+def test_package_libraries_are_found_with_their_link_names(libraries):
     """Debian's directory behind its alternatives, with the links as the packages have them."""
     directory = Path(libraries["LD_LIBRARY_PATH"])
     root = next(parent for parent in directory.parents if parent.name == "unpacked")
@@ -53,13 +53,13 @@ def test_the_packages_libraries_are_found_with_the_names_that_programs_ask_for(l
     assert "libnvidia-ml.so.1" in names["libnvidia-ml"]
 
 
-def test_gpus_passes_the_real_error_on(libraries):
+def test_gpus_prints_the_real_error(libraries):
     ran = gpunode("gpus", env=libraries)
     assert ran.code == 1
     assert "(NVML 9)" in ran.err
 
 
-def test_the_real_libcuda_without_a_driver_is_a_told_failure(libraries):
+def test_real_libcuda_without_a_driver_is_a_reported_failure(libraries):
     ran = gpunode("verify", "-o", "json", env=libraries)
     assert ran.code == 1
     message = ran.document["errors"][0]["message"]

@@ -115,7 +115,7 @@ def test_inventory_topology_and_readings_come_first(start: Start) -> None:
     assert (second.fabric_state, second.busy_percent, second.memory_used_bytes) == (None, None, None)
 
 
-def test_a_fabric_that_failed_is_named(start: Start) -> None:
+def test_failed_fabric_is_named(start: Start) -> None:
     watcher = start(machine(2).with_gpu(0, fabric=(3, 999, 0)).with_gpu(1, fabric=(3, 0, 1 << 4)))
     told = readings_from(watcher.hear(lambda document: "readings" in document)["readings"])
     assert [reading.fabric_error for reading in told] == [
@@ -124,13 +124,13 @@ def test_a_fabric_that_failed_is_named(start: Start) -> None:
     ]
 
 
-def test_use_is_told_where_it_is_asked_for(start: Start) -> None:
+def test_utilization_is_reported_on_request(start: Start) -> None:
     watcher = start(machine(1).with_gpu(0, busy=40, used=5 << 30), use=True)
     (reading,) = readings_from(watcher.hear(lambda document: "readings" in document)["readings"])
     assert (reading.busy_percent, reading.memory_used_bytes) == (40, 5 << 30)
 
 
-def test_only_what_changed_is_told(start: Start) -> None:
+def test_only_changes_are_reported(start: Start) -> None:
     watcher = start(machine(4))
     watcher.inventory()
     watcher.inventory()  # once more, so that what came back whole is seen twice
@@ -141,7 +141,7 @@ def test_only_what_changed_is_told(start: Start) -> None:
     assert len(watcher.said) - before <= 2, watcher.said  # and no inventory again
 
 
-def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
+def test_events_are_reported_at_once_with_a_new_reading(start: Start) -> None:
     scenario = with_mig(machine(2), 1, mixed_layout(1))
     watcher = start(scenario, poll=60, rediscover=60)
     watcher.watching(2)
@@ -161,7 +161,7 @@ def test_events_come_at_once_with_a_fresh_reading(start: Start) -> None:
     assert watcher.hear(lambda document: "event" in document)["event"]["kind"] == "ecc-double"
 
 
-def test_a_storm_of_events_is_told_whole(start: Start) -> None:
+def test_every_event_of_a_storm_is_reported(start: Start) -> None:
     watcher = start(machine(2))
     watcher.watching(2)
     watcher.node.write(replace(machine(2), events=tuple(Event(gpu_uuid(1), data=i) for i in range(1000))))
@@ -169,7 +169,7 @@ def test_a_storm_of_events_is_told_whole(start: Start) -> None:
     assert heard == list(range(1000))
 
 
-def test_a_lost_gpu_costs_itself_only_and_is_watched_again_when_it_is_back(start: Start) -> None:
+def test_lost_gpu_affects_only_itself_and_is_watched_again_after_recovery(start: Start) -> None:
     watcher = start(machine(3))
     watcher.watching(3)
     watcher.node.write(machine(3).with_gpu(1, lost=True))
@@ -182,7 +182,7 @@ def test_a_lost_gpu_costs_itself_only_and_is_watched_again_when_it_is_back(start
     watcher.watching(3)
 
 
-def test_a_link_that_dies_is_told_though_nothing_else_changes(start: Start) -> None:
+def test_dead_link_is_reported_even_if_nothing_else_changes(start: Start) -> None:
     whole = with_nvswitch(machine(2))
     watcher = start(whole, rediscover=0.05)
     watcher.hear(lambda document: "inventory" in document)
@@ -199,7 +199,7 @@ def _has_switch_links(count: int, document: dict[str, Any]) -> bool:
     return from_plain(Topology, document["topology"]).switch_links.get(gpu_uuid(1)) == count
 
 
-def test_gpus_and_mig_devices_come_and_go(start: Start) -> None:
+def test_gpus_and_mig_devices_appear_and_disappear(start: Start) -> None:
     watcher = start(machine(1))
     watcher.inventory()
     watcher.node.write(machine(3))
@@ -210,7 +210,7 @@ def test_gpus_and_mig_devices_come_and_go(start: Start) -> None:
     assert [device.uuid for device in cut.gpus[2].mig] == [device.uuid for device in mixed_layout(2)[:2]]
 
 
-def test_a_line_on_stdin_makes_it_look_and_its_end_ends_it(start: Start) -> None:
+def test_line_on_stdin_triggers_a_poll_and_end_of_file_ends_it(start: Start) -> None:
     watcher = start(machine(1), poll=60, rediscover=60)
     watcher.inventory()
     watcher.inventory()
@@ -221,19 +221,19 @@ def test_a_line_on_stdin_makes_it_look_and_its_end_ends_it(start: Start) -> None
 
 
 @pytest.mark.parametrize("code", [9, 18])
-def test_a_failure_that_nvml_names_is_told_and_ends_it(start: Start, code: int) -> None:
+def test_nvml_error_is_reported_and_ends_the_process(start: Start, code: int) -> None:
     watcher = start(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))
     assert watcher.hear(lambda document: "error" in document)["error"]["code"] == code
     assert watcher.child.read_line(PATIENCE) == ""
     assert watcher.child.end() == 0
 
 
-def test_a_missing_library_is_told(start: Start) -> None:
+def test_missing_library_is_reported(start: Start) -> None:
     watcher = start(machine(1), library="/nowhere/libnvidia-ml.so.1")
     assert "/nowhere" in watcher.hear(lambda document: "error" in document)["error"]["message"]
 
 
-def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path: Path) -> None:
+def test_library_path_from_the_options_is_used(start: Start, tmp_path: Path) -> None:
     node = stub_node(tmp_path, machine(2), libraries="nvml")
     path = node.libraries / "libnvidia-ml.so.1"
     bare = StubNode(node.scenario_path, Path("/nowhere"))
@@ -246,7 +246,7 @@ def test_a_library_given_by_path_is_the_one_that_is_used(start: Start, tmp_path:
         child.end()
 
 
-def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_path: Path) -> None:
+def test_library_replaced_on_disk_is_opened_by_a_new_process(tmp_path: Path) -> None:
     node = stub_node(tmp_path, machine(1), libraries="nvml")
     path = tmp_path / "libnvidia-ml.so.1"
     shutil.copy(node.libraries / path.name, path)
@@ -266,14 +266,14 @@ def test_a_library_that_is_replaced_on_disk_is_opened_by_a_fresh_process(tmp_pat
         child.end()
 
 
-def test_a_gpu_that_was_given_up_is_not_asked(start: Start) -> None:
+def test_excluded_gpu_is_not_queried(start: Start) -> None:
     hangs = Fault("nvmlDeviceGetHandleByIndex", uuid=gpu_uuid(1), hang=60.0)
     watcher = start(machine(3).with_faults(hangs), without=[("gpu", 1)])
     seen = watcher.inventory()
     assert [bool(gpu.error) for gpu in seen.gpus] == [False, True, False]
 
 
-def test_links_and_events_that_were_given_up_are_not_asked_for(start: Start) -> None:
+def test_excluded_links_and_events_are_not_queried(start: Start) -> None:
     links = Fault("nvmlDeviceGetNvLinkState", uuid=gpu_uuid(1), hang=60.0)
     events = Fault("nvmlDeviceRegisterEvents", uuid=gpu_uuid(2), hang=60.0)
     scenario = with_nvswitch(machine(4)).with_faults(links, events)
@@ -285,7 +285,7 @@ def test_links_and_events_that_were_given_up_are_not_asked_for(start: Start) -> 
     watcher.watching(3)
 
 
-def test_the_note_names_the_question_that_crashed_nvml(start: Start) -> None:
+def test_note_names_the_query_that_crashed_nvml(start: Start) -> None:
     watcher = start(machine(2).with_faults(Fault("nvmlDeviceGetName", uuid=gpu_uuid(1), abort=True)))
     while watcher.child.read_line(PATIENCE):
         pass

@@ -37,7 +37,7 @@ def pair(topology: Topology, a: int, b: int) -> Pair:
     return next(one for one in topology.pairs if (one.first, one.second) == (low, high))
 
 
-def test_of_links_in_both_directions_the_smaller_number_counts(read) -> None:
+def test_smaller_link_count_of_both_directions_is_used(read) -> None:
     base = machine(3)
     pci = {gpu.index: gpu.pci for gpu in base.gpus}
     links = {(0, link): pci[1] for link in range(4)} | {(1, link): pci[0] for link in range(2)}
@@ -47,19 +47,19 @@ def test_of_links_in_both_directions_the_smaller_number_counts(read) -> None:
     assert found.switch_links == {}
 
 
-def test_links_to_switches_are_counted_for_each_gpu(read) -> None:
+def test_switch_links_are_counted_for_each_gpu(read) -> None:
     found = read(with_nvswitch(machine(4)))
     assert found.switch_links == {gpu_uuid(index): 18 for index in range(4)}
     assert {one.nvlinks for one in found.pairs} == {0}
 
 
-def test_a_driver_that_names_no_kind_of_device_is_believed_by_the_address(read) -> None:
+def test_device_kind_falls_back_to_the_address(read) -> None:
     faults = Fault("nvmlDeviceGetNvLinkRemoteDeviceType", code=NOT_SUPPORTED)
     found = read(with_nvswitch(machine(2)).with_faults(faults))
     assert found.switch_links == {gpu_uuid(index): 18 for index in range(2)}
 
 
-def test_a_lost_gpu_has_no_pairs_and_is_no_switch(read) -> None:
+def test_lost_gpu_has_no_pairs_and_is_not_a_switch(read) -> None:
     base = machine(3)
     pci = {gpu.index: gpu.pci for gpu in base.gpus}
     links = {(0, 0): pci[2], (0, 1): pci[1], (1, 0): pci[0]}
@@ -73,13 +73,13 @@ def test_a_lost_gpu_has_no_pairs_and_is_no_switch(read) -> None:
     assert found.switch_links == {}
 
 
-def test_a_gpu_whose_links_fail_keeps_its_ancestors(read) -> None:
+def test_gpu_with_failing_links_keeps_its_ancestors(read) -> None:
     fault = Fault("nvmlDeviceGetNvLinkState", code=UNKNOWN, uuid=gpu_uuid(0))
     found = read(replace(with_nvswitch(machine(2)), ancestors={(0, 1): 30}).with_faults(fault))
     assert pair(found, 0, 1).level == 30
     assert found.switch_links == {gpu_uuid(1): 18}
 
 
-def test_what_was_read_survives_json() -> None:
+def test_topology_survives_json() -> None:
     topology = Topology((Pair("GPU-a", "GPU-b", None, 2), Pair("GPU-a", "GPU-c", 10)), {"GPU-a": 18})
     assert from_plain(Topology, json.loads(json.dumps(plain(topology)))) == topology

@@ -22,7 +22,7 @@ from tests.waiting import eventually, has_ended
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 16])
-def test_every_gpu_is_listed_with_what_nvml_says_of_it(make_node, count):
+def test_every_gpu_is_listed_with_its_nvml_values(make_node, count):
     answer = probe(host_of(make_node(machine(count))))
     assert answer.inventory is not None, answer.message
     gpus = answer.inventory.gpus
@@ -34,7 +34,7 @@ def test_every_gpu_is_listed_with_what_nvml_says_of_it(make_node, count):
     assert answer.inventory.driver_version == "535.104.05"
 
 
-def test_a_pci_address_is_spelt_as_sysfs_spells_it(make_node):
+def test_pci_address_is_formatted_as_in_sysfs(make_node):
     scenario = machine(2).with_gpu(0, pci="00000000:AB:00.0").with_gpu(1, pci="00010000:3B:00.0")
     answer = probe(host_of(make_node(scenario)))
     assert answer.inventory is not None
@@ -71,7 +71,7 @@ def test_without_root_a_mig_device_is_named_by_its_attributes(make_node):
     assert [mig.profile for mig in answer.inventory.gpus[0].mig][:2] == ["3g.40gb", "2g.20gb"]
 
 
-def test_a_lost_gpu_is_listed_with_its_error_and_hides_no_other(make_node):
+def test_lost_gpu_is_listed_with_its_error_and_does_not_hide_the_others(make_node):
     answer = probe(host_of(make_node(machine(8).with_gpu(3, lost=True))))
     assert answer.inventory is not None, answer.message
     broken = [gpu for gpu in answer.inventory.gpus if gpu.error]
@@ -81,7 +81,7 @@ def test_a_lost_gpu_is_listed_with_its_error_and_hides_no_other(make_node):
     assert sum(bool(gpu.uuid) for gpu in answer.inventory.gpus) == 7
 
 
-def test_a_gpu_that_fails_half_way_keeps_what_could_be_read(make_node):
+def test_gpu_that_fails_half_way_keeps_the_values_read(make_node):
     scenario = machine(2).with_faults(Fault("nvmlDeviceGetMinorNumber", 999, gpu_uuid(1)))
     answer = probe(host_of(make_node(scenario)))
     assert answer.inventory is not None
@@ -90,7 +90,7 @@ def test_a_gpu_that_fails_half_way_keeps_what_could_be_read(make_node):
     assert "999" in gpu.error
 
 
-def test_an_unsupported_question_is_no_failure(make_node):
+def test_unsupported_query_is_not_an_error(make_node):
     scenario = machine(1).with_faults(Fault("nvmlDeviceGetMemoryInfo", 3))
     answer = probe(host_of(make_node(scenario)))
     assert answer.inventory is not None
@@ -98,19 +98,19 @@ def test_an_unsupported_question_is_no_failure(make_node):
 
 
 @pytest.mark.parametrize("code", [9, 18, 999])
-def test_nvmls_own_code_comes_through(make_node, code):
+def test_nvml_error_code_is_passed_on(make_node, code):
     answer = probe(host_of(make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", code)))))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, code, False)
     assert answer.message
 
 
-def test_a_missing_library_is_code_12(make_node):
+def test_missing_library_has_error_code_12(make_node):
     answer = probe(host_of(make_node(machine(1), "cuda")))
     assert (answer.inventory, answer.code) == (None, 12)
     assert "libnvidia-ml.so.1" in answer.message
 
 
-def test_a_hang_is_a_timeout_after_the_given_seconds(make_node):
+def test_hang_times_out_after_the_configured_seconds(make_node):
     node = make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=60)))
     answer = probe(host_of(node), timeout=1.0)
     assert (answer.inventory, answer.code, answer.timed_out) == (None, None, True)
@@ -118,14 +118,14 @@ def test_a_hang_is_a_timeout_after_the_given_seconds(make_node):
     assert "1 s" in answer.message
 
 
-def test_a_crash_names_the_signal(make_node):
+def test_crash_names_the_signal(make_node):
     answer = probe(host_of(make_node(machine(1).with_faults(Fault("nvmlDeviceGetUUID", abort=True)))))
     assert (answer.inventory, answer.code, answer.timed_out) == (None, None, False)
     assert answer.message.endswith("(SIGABRT) (nvmlDeviceGetUUID of GPU 0)")
 
 
 @pytest.mark.parametrize("junk", ["print('junk')", "print('[]')", "print('{\"inventory\": 3}')"])
-def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
+def test_invalid_output_of_the_child_is_reported(tmp_path, junk):
     (tmp_path / "sitecustomize.py").write_text(
         f"import os, sys\n{junk}\nsys.stdout.flush()\nsys.stderr.write('odd\\n')\nos._exit(0)\n"
     )
@@ -145,7 +145,7 @@ def test_output_that_is_no_answer_is_told_apart(tmp_path, junk):
     ],
     ids=["hang", "later", "crash"],
 )
-def test_a_hang_or_crash_names_the_question_and_leaves_no_child(
+def test_hang_or_crash_names_the_query_and_leaves_no_child(
     make_node, fault, seconds, timed_out, words, condition
 ):
     script = """
@@ -171,7 +171,7 @@ print(json.dumps({**plain(answer), "left": left}))
     assert words in answer["message"]
 
 
-def test_a_process_that_can_not_be_started_is_reported(make_node, monkeypatch):
+def test_process_that_cannot_start_is_reported(make_node, monkeypatch):
     def refuse(*_, **__):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -181,7 +181,7 @@ def test_a_process_that_can_not_be_started_is_reported(make_node, monkeypatch):
     assert "Resource temporarily unavailable" in answer.message
 
 
-def test_a_child_in_a_hanging_nvml_ends_with_its_parent(make_node):
+def test_child_in_a_hanging_nvml_ends_with_its_parent(make_node):
     node = make_node(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
     script = "from gpunode.gpu.probe import probe; from gpunode.host import Host; probe(Host(), timeout=60.0)"
     with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **node.env}) as parent:
@@ -199,7 +199,7 @@ def in_nvml(pid):
     return "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_what_a_library_prints_is_kept_out_of_the_answer(make_node):
+def test_output_printed_by_a_library_is_not_in_the_result(make_node):
     script = """
 import os, sys
 from gpunode.gpu import inventory
@@ -216,23 +216,23 @@ def recorded(tmp_path, nvml):
     return Host(root=tmp_path)
 
 
-def test_a_recorded_inventory_is_the_answer(make_node, tmp_path):
+def test_recorded_inventory_is_returned(make_node, tmp_path):
     node = make_node(with_mig(machine(2), 1, mixed_layout(1)))
     live = probe(host_of(node)).inventory
     assert isinstance(live, Inventory)
     assert probe(recorded(tmp_path, {"inventory": plain(live)})).inventory == live
 
 
-def test_a_recorded_error_is_the_answer(tmp_path):
+def test_recorded_error_is_returned(tmp_path):
     answer = probe(recorded(tmp_path, {"error": {"code": 18, "message": "mismatch"}}))
     assert (answer.inventory, answer.code, answer.message) == (None, 18, "mismatch")
 
 
-def test_a_recorded_timeout_is_the_answer(tmp_path):
+def test_recorded_timeout_is_returned(tmp_path):
     assert probe(recorded(tmp_path, {"timeout": True})).timed_out
 
 
-def test_a_machine_without_recorded_nvml_is_not_asked_live(tmp_path):
+def test_machine_without_recorded_nvml_is_not_queried_live(tmp_path):
     answer = probe(recorded(tmp_path, None))
     assert (answer.inventory, answer.code) == (None, None)
     assert "recorded" in answer.message
@@ -241,6 +241,6 @@ def test_a_machine_without_recorded_nvml_is_not_asked_live(tmp_path):
 @pytest.mark.parametrize(
     "nvml", [{"inventory": []}, {"error": 3}, {"error": {}}, {"inventory": {"gpus": [1]}}]
 )
-def test_a_malformed_recording_is_an_error_that_names_it(tmp_path, nvml):
+def test_malformed_recording_is_an_error_with_its_name(tmp_path, nvml):
     with pytest.raises(ConfigError, match=r"recording\.json"):
         probe(recorded(tmp_path, nvml))

@@ -48,13 +48,13 @@ def test_nvml_is_queried_inside_the_root_of_a_driver_container(tmp_path, conditi
     assert len(answer.conditions) == (2 if condition else 0)
 
 
-def test_a_root_that_cannot_be_entered_is_an_answer(tmp_path):
+def test_root_that_cannot_be_entered_is_an_error_result(tmp_path):
     answer = probe(Host(environ=dict(os.environ)), root=str(tmp_path / "absent"))
     assert answer.inventory is None
     assert "can't enter" in answer.message
 
 
-def test_nvml_in_a_directory_of_the_platform_is_loaded_from_there(tmp_path, monkeypatch):
+def test_nvml_is_loaded_from_a_platform_directory(tmp_path, monkeypatch):
     path = install(tmp_path / "lib64")
     machine(3).write(tmp_path / "scenario.txt")
     environ = {**os.environ, SCENARIO_VARIABLE: str(tmp_path / "scenario.txt")}
@@ -78,7 +78,7 @@ def test_nvml_in_a_directory_of_the_platform_is_loaded_from_there(tmp_path, monk
         ({"real": 0o777}, 0, False),
     ],
 )
-def test_a_library_that_others_can_have_written_or_can_replace_is_not_loaded(
+def test_library_that_other_users_can_replace_is_not_loaded(
     place: Path, monkeypatch: pytest.MonkeyPatch, modes: dict[str, int], owner: int, loaded: bool
 ) -> None:
     """`owner` is who made what the directory holds, a link where the modes name what it leads to."""
@@ -97,7 +97,7 @@ def test_a_library_that_others_can_have_written_or_can_replace_is_not_loaded(
     assert nvml_outside_loader(Host()) == (str(path) if loaded else "")
 
 
-def test_a_library_behind_a_link_of_another_user_is_not_loaded(
+def test_library_behind_a_symlink_of_another_user_is_not_loaded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "nvml").write_bytes(b"")
@@ -108,16 +108,14 @@ def test_a_library_behind_a_link_of_another_user_is_not_loaded(
     assert nvml_outside_loader(Host()) == ""
 
 
-def test_the_driver_root_is_the_last_place(tmp_path):
+def test_driver_root_is_searched_last(tmp_path):
     for directory in (f"{library_paths.DRIVER_ROOT}/usr/lib64", "/run/opengl-driver/lib"):
         (tmp_path / directory.lstrip("/")).mkdir(parents=True)
         (tmp_path / directory.lstrip("/") / SONAME).write_bytes(b"")
     assert nvml_outside_loader(Host(tmp_path)) == f"/run/opengl-driver/lib/{SONAME}"
 
 
-def test_a_directory_that_is_not_accessible_holds_no_library(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inaccessible_directory_holds_no_library(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin's unit has no access to /home (ProtectHome=), where Container-Optimized OS has libraries."""
     (place / "hidden").mkdir(mode=0o700)
     monkeypatch.setattr(library_paths, "PLATFORM", (f"{place}/hidden",))

@@ -46,7 +46,7 @@ def alone(tmp_path):
     return run
 
 
-def test_the_files_alone_verify_every_gpu(alone, make_node):
+def test_package_files_alone_verify_every_gpu(alone, make_node):
     code, answer = alone(make_node(machine(2)).env)
     assert (code, answer.error) == (0, "")
     assert [(one.index, one.uuid, one.status) for one in answer.devices] == [
@@ -65,31 +65,31 @@ def test_named_mig_devices_each_get_a_process_that_sees_them(alone, make_node):
     assert "MIG" in answer.devices[1].name
 
 
-def test_without_names_a_lone_mig_gpu_shows_its_first_device(alone, make_node):
+def test_without_names_a_lone_mig_gpu_uses_its_first_device(alone, make_node):
     code, answer = alone(make_node(with_mig(machine(1), 0, mixed_layout(0))).env)
     assert (code, [one.uuid for one in answer.devices]) == (0, [mig_uuid(0, 0)])
 
 
-def test_a_given_cuda_visible_devices_limits_what_is_tried(alone, make_node):
+def test_cuda_visible_devices_limits_the_tested_devices(alone, make_node):
     code, answer = alone({**make_node(machine(4)).env, "CUDA_VISIBLE_DEVICES": "2,3"})
     assert (code, [one.uuid for one in answer.devices]) == (0, [gpu_uuid(2), gpu_uuid(3)])
 
 
 @pytest.mark.parametrize("code", [3, 100, 802, 803, 999])
-def test_a_failing_cuinit_is_told_with_its_meaning(alone, make_node, code):
+def test_failing_cuinit_is_reported_with_its_meaning(alone, make_node, code):
     exit_code, answer = alone(make_node(machine(1).with_faults(Fault("cuInit", code))).env)
     assert (exit_code, answer.devices, answer.code) == (1, (), code)
     assert answer.error.startswith("cuInit: CUDA_ERROR_")
     assert f"({code})" in answer.error
 
 
-def test_an_unknown_device_fails_alone(alone, make_node):
+def test_unknown_device_fails_alone(alone, make_node):
     code, answer = alone(make_node(machine(1)).env, *arguments([gpu_uuid(0), gpu_uuid(9)], 30))
     assert (code, [one.status for one in answer.devices]) == (1, ["ok", "fail"])
     assert "CUDA_ERROR_NO_DEVICE" in answer.devices[1].message
 
 
-def test_counting_that_hangs_ends_in_time(alone, make_node):
+def test_hanging_device_count_times_out(alone, make_node):
     node = make_node(machine(1).with_faults(Fault("cuInit", hang=60)))
     code, answer = alone(node.env, *arguments([], 1))
     assert (code, answer.devices) == (1, ())
@@ -111,25 +111,25 @@ def test_counting_that_hangs_ends_in_time(alone, make_node):
         '{"devices": [], "error": "x"}',
     ],
 )
-def test_what_is_no_answer_is_refused(text):
+def test_invalid_response_is_refused(text):
     with pytest.raises(ValueError, match=r".+"):
         read_answer(text)
 
 
-def test_a_code_that_is_no_number_is_none():
+def test_non_numeric_error_code_is_dropped():
     assert read_answer('{"devices": [], "error": {"message": "lost", "code": [3]}}').code is None
 
 
-def test_noise_before_the_answer_does_no_harm():
+def test_noise_before_the_result_is_ignored():
     assert read_answer('a library says hello\n{"devices": [], "error": null}\n').devices == ()
 
 
-def test_the_whole_run_is_given_time_for_every_round():
+def test_time_limit_allows_for_every_round():
     assert longest_run(1, 10) == longest_run(16, 10) < longest_run(17, 10)
     assert longest_run(0, 10) > 20, "counting the devices takes its own time"
 
 
-def test_the_kernel_assembles(tmp_path):
+def test_kernel_assembles(tmp_path):
     if shutil.which("ptxas") is None:
         pytest.skip("ptxas is missing: the kernel can't be assembled here")
     (tmp_path / "kernel.ptx").write_text(vectoradd.VECTOR_ADD)
@@ -143,12 +143,12 @@ def test_the_kernel_assembles(tmp_path):
     assert vectoradd.ENTRY.encode() in (tmp_path / "kernel.cubin").read_bytes()
 
 
-def test_the_kernel_asks_for_no_more_than_the_oldest_driver_knows():
+def test_kernel_targets_the_oldest_driver():
     lines = vectoradd.VECTOR_ADD.splitlines()
     assert lines[:3] == [".version 6.0", ".target sm_30", ".address_size 64"]
 
 
-def test_the_answer_is_one_json_line(alone, make_node):
+def test_result_is_one_json_line(alone, make_node):
     node = make_node(machine(1))
     done = subprocess.run(
         [sys.executable, "-P", "-m", vectoradd.MODULE],
@@ -159,7 +159,7 @@ def test_the_answer_is_one_json_line(alone, make_node):
     assert set(json.loads(done.stdout)) == {"devices", "error"}
 
 
-def test_what_would_spoil_the_proof_is_taken_out_of_the_environment():
+def test_environment_variables_that_falsify_the_proof_are_removed():
     script = (
         "import os, json, sys; sys.path.insert(0, sys.argv[1]); from gpunode.gpu import vectoradd\n"
         "vectoradd._prepare('GPU-x')\n"
@@ -174,7 +174,7 @@ def test_what_would_spoil_the_proof_is_taken_out_of_the_environment():
     }
 
 
-def test_the_sum_of_another_gpu_proves_nothing(make_node):
+def test_sum_of_another_gpu_proves_nothing(make_node):
     """The stand-in honours CUDA_VISIBLE_DEVICES, so the selector is changed under the program."""
     script = (
         "import json; from gpunode.gpu.vectoradd import Target, try_all\n"

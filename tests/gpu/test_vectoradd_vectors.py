@@ -15,20 +15,20 @@ def want():
     return expected()
 
 
-def test_the_inputs_and_sums_are_distinct_and_exact_in_float32(want):
+def test_inputs_and_sums_are_distinct_and_exact_in_float32(want):
     left, right = inputs()
     assert len(left) == len(right) == len(want) == ELEMENTS == 1 << 20
     assert [x + y for x, y in zip(left, right, strict=True)] == list(want)
     assert len(set(want)) == len(set(left)) == len(set(right)) == ELEMENTS
 
 
-def test_the_right_sums_pass_with_no_error(want):
+def test_correct_sums_pass_with_no_error(want):
     result = judge(0, "GPU-1", "name", array("f", want), want, 1.5)
     assert (result.status, result.max_error, result.elements, result.message) == ("ok", 0.0, ELEMENTS, "")
 
 
 @given(st.integers(0, ELEMENTS - 1), st.sampled_from([math.nan, math.inf, -1.0, 0.1]))
-def test_one_wrong_element_anywhere_is_caught(position, value):
+def test_single_wrong_element_is_detected(position, value):
     right = array("f", range(1000))
     got = array("f", right)
     got[position % 1000] = value
@@ -38,13 +38,13 @@ def test_one_wrong_element_anywhere_is_caught(position, value):
     assert f"first at {position % 1000}:" in result.message
 
 
-def test_what_is_no_number_has_no_largest_error(want):
+def test_nan_has_no_largest_error(want):
     got = array("f", want)
     got[7] = math.nan
     assert judge(0, "", "", got, want, 0.0).max_error is None
 
 
-def test_swapped_neighbours_are_caught(want):
+def test_swapped_neighbours_are_detected(want):
     got = array("f", want)
     got[41], got[42] = got[42], got[41]
     result = judge(0, "", "", got, want, 0.0)
@@ -52,7 +52,7 @@ def test_swapped_neighbours_are_caught(want):
     assert "2 of 1048576" in result.message
 
 
-def test_simulated_devices_say_so():
+def test_simulated_devices_are_marked():
     results = list(vector_add([(0, "GPU-a", "x"), (1, "GPU-b", "y")]))
     assert [(one.index, one.uuid, one.status, one.max_error) for one in results] == [
         (0, "GPU-a", "ok", 0.0),
