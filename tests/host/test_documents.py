@@ -45,13 +45,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: " ".join(text.split())[:30])
-def test_what_is_no_plain_document_is_refused(text: str) -> None:
+def test_tags_and_other_types_are_refused(text: str) -> None:
     with pytest.raises(DocumentError) as caught:
         load(text)
     assert REFUSED[text] in str(caught.value)
 
 
-def test_a_large_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DocumentError, match="larger than 16 MiB"):
         load(" " * (documents.MAX_DATA_BYTES + 1))
     monkeypatch.setattr(documents, "_MAX_VALUES", 10)
@@ -79,14 +79,14 @@ SECRET = {
 
 
 @pytest.mark.parametrize("text", SECRET)
-def test_an_error_in_a_text_with_secrets_quotes_nothing(text: str) -> None:
+def test_error_in_a_text_with_secrets_quotes_nothing(text: str) -> None:
     with pytest.raises(DocumentError) as caught:
         load(text, secret=True)
     assert SECRET[text] in str(caught.value)
     assert "hunter2" not in "".join(traceback.format_exception(caught.value)).replace(repr(text), "")
 
 
-def test_a_caller_may_lower_the_limit() -> None:
+def test_caller_may_lower_the_limit() -> None:
     with pytest.raises(DocumentError, match="larger than 1 MiB"):
         load(" " * ((1 << 20) + 1), max_bytes=1 << 20)
 
@@ -102,7 +102,7 @@ def test_a_caller_may_lower_the_limit() -> None:
         ("a: &a {x: 1}\nb: {<<: *a, y: 2}", {"a": {"x": 1}, "b": {"x": 1, "y": 2}}),
     ],
 )
-def test_a_document_is_plain_data(text: str, value: Any) -> None:
+def test_document_is_plain_data(text: str, value: Any) -> None:
     assert load(text) == value
 
 
@@ -113,7 +113,7 @@ def test_aliases_share_one_value() -> None:
 
 
 @given(VALUES)
-def test_what_was_written_is_read_back(value: Any) -> None:
+def test_dumped_yaml_loads_unchanged(value: Any) -> None:
     assert load(yaml.safe_dump(value)) == value
 
 

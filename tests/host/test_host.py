@@ -26,7 +26,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-def test_an_absolute_symlink_stays_inside_the_root(host: Host, tmp_path: Path) -> None:
+def test_absolute_symlink_stays_inside_the_root(host: Host, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/secret").write_text("inside")
     (tmp_path / "var").mkdir()
@@ -42,7 +42,7 @@ def test_dot_dot_never_leaves_the_root(host: Host, tmp_path: Path) -> None:
     assert host.read_text("/etc/passwd") == "recorded"
 
 
-def test_a_path_is_walked_as_a_node_walks_it(host: Host, tmp_path: Path) -> None:
+def test_path_is_resolved_as_on_the_node(host: Host, tmp_path: Path) -> None:
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/x").write_text("x")
     (tmp_path / "lib").symlink_to("usr//lib/.")
@@ -55,14 +55,14 @@ def test_a_path_is_walked_as_a_node_walks_it(host: Host, tmp_path: Path) -> None
     assert host.read_text("/a\0b") is None
 
 
-def test_a_circle_of_symlinks_is_a_config_error(host: Host, tmp_path: Path) -> None:
+def test_symlink_loop_is_a_config_error(host: Host, tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(ConfigError, match="symbolic links"):
         host.read_text("/a")
 
 
-def test_missing_is_none_and_a_directory_is_an_error(host: Host, tmp_path: Path) -> None:
+def test_missing_file_is_none_and_a_directory_is_an_error(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     assert host.read_text("/etc/daemon.json") is None
     with pytest.raises(ConfigError) as caught:
@@ -71,7 +71,7 @@ def test_missing_is_none_and_a_directory_is_an_error(host: Host, tmp_path: Path)
     assert "ls -ld /etc" in caught.value.hint
 
 
-def test_write_keeps_mode_and_goes_through_a_symlink(tmp_path: Path) -> None:
+def test_write_keeps_mode_and_follows_a_symlink(tmp_path: Path) -> None:
     real = tmp_path / "real.json"
     real.write_text("old")
     real.chmod(0o640)
@@ -84,7 +84,7 @@ def test_write_keeps_mode_and_goes_through_a_symlink(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "real.json"]
 
 
-def test_a_file_of_our_own_replaces_whatever_was_planted(tmp_path: Path) -> None:
+def test_private_file_replaces_a_planted_one(tmp_path: Path) -> None:
     precious, link = tmp_path / "shadow", tmp_path / "status.json"
     precious.write_text("secret")
     link.symlink_to(precious)
@@ -110,7 +110,7 @@ def test_write_keeps_extended_attributes(tmp_path: Path) -> None:
     assert os.getxattr(target, "user.label") == b"kept"
 
 
-def test_a_dangling_symlink_is_refused(tmp_path: Path) -> None:
+def test_dangling_symlink_is_refused(tmp_path: Path) -> None:
     link = tmp_path / "daemon.json"
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="does not exist"):
@@ -118,7 +118,7 @@ def test_a_dangling_symlink_is_refused(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
-def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_file_changed_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     target = tmp_path / "daemon.json"
     target.write_text("theirs")
     with pytest.raises(ConfigError, match="changed while"):
@@ -127,13 +127,13 @@ def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["daemon.json"]
 
 
-def test_a_directory_is_never_replaced(tmp_path: Path) -> None:
+def test_directory_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "daemon.json").mkdir()
     with pytest.raises(ConfigError, match="directory"):
         Host().write_atomic(str(tmp_path / "daemon.json"), b"{}")
 
 
-def test_run_kills_what_outlives_its_time_and_its_children() -> None:
+def test_run_kills_a_timed_out_command_and_its_children() -> None:
     for seconds in (1.0, 10.0, 60.0):  # a busy machine may not have started the shell within the first
         done = Host().run(["sh", "-c", "sleep 600 & echo $!; wait"], timeout=seconds)
         assert done.timed_out
@@ -142,13 +142,13 @@ def test_run_kills_what_outlives_its_time_and_its_children() -> None:
     assert eventually(lambda: has_ended(int(done.stdout))), "the grandchild still runs"
 
 
-def test_run_tells_a_missing_program_from_a_failing_one() -> None:
+def test_run_distinguishes_a_missing_program_from_a_failing_one() -> None:
     assert Host().run(["no-such-program-here"]).code == 127
     assert Host().run(["sh", "-c", "exit 3"]).code == 3
     assert Host().run(["cat"], stdin="fed").stdout == "fed"
 
 
-def test_a_recorded_machine_replays_and_contacts_nothing(host: Host, tmp_path: Path) -> None:
+def test_recorded_machine_replays_and_contacts_nothing(host: Host, tmp_path: Path) -> None:
     (tmp_path / ".gpunode").mkdir()
     recording = {
         "commands": {"modinfo -F version nvidia": {"stdout": "570.86.15\n"}},
@@ -179,14 +179,14 @@ def test_a_recorded_machine_replays_and_contacts_nothing(host: Host, tmp_path: P
         ('{"sockets": {"/run/docker.sock": true}}', "not a string"),
     ],
 )
-def test_a_malformed_recording_is_named(host: Host, tmp_path: Path, text: str, complaint: str) -> None:
+def test_malformed_recording_is_named(host: Host, tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / ".gpunode").mkdir()
     (tmp_path / ".gpunode/recording.json").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         host.run(["id"])
 
 
-def test_a_live_socket_is_told_apart_from_a_dead_one(tmp_path: Path) -> None:
+def test_live_and_dead_sockets_have_distinct_states(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -199,7 +199,7 @@ def test_a_live_socket_is_told_apart_from_a_dead_one(tmp_path: Path) -> None:
     assert Host().socket_state(str(tmp_path / "file")) == "not-a-socket"
 
 
-def test_the_second_of_two_waits_for_the_lock_and_then_refuses(tmp_path: Path) -> None:
+def test_second_process_waits_for_the_lock_and_then_refuses(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     with (
         Host().lock(path, timeout=1),
@@ -211,7 +211,7 @@ def test_the_second_of_two_waits_for_the_lock_and_then_refuses(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["root \x1b[31mrun me", "99999999", "0", "1 2", "-1", ""])
-def test_the_refusal_names_only_a_live_process(tmp_path: Path, text: str) -> None:
+def test_refusal_names_only_a_live_process(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lock"
     with Host().lock(str(path), timeout=1):
         path.write_text(text)
@@ -221,7 +221,7 @@ def test_the_refusal_names_only_a_live_process(tmp_path: Path, text: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["symlink", "writable", "file", "foreign"])
-def test_a_lock_in_a_directory_of_others_is_refused(tmp_path: Path, kind: str) -> None:
+def test_lock_in_a_directory_of_another_user_is_refused(tmp_path: Path, kind: str) -> None:
     place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
     elsewhere.mkdir()
     if kind == "symlink":
@@ -241,13 +241,13 @@ def test_a_lock_in_a_directory_of_others_is_refused(tmp_path: Path, kind: str) -
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_directory_made_for_a_lock_is_closed_to_others(tmp_path: Path) -> None:
+def test_directory_created_for_a_lock_is_private(tmp_path: Path) -> None:
     with Host().lock(str(tmp_path / "run/gpunode/lock"), timeout=1):
         assert (tmp_path / "run/gpunode").stat().st_mode & 0o7777 == 0o700
         assert (tmp_path / "run").stat().st_mode & 0o7777 == 0o755
 
 
-def test_the_lock_is_handed_over(tmp_path: Path) -> None:
+def test_lock_is_handed_over(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     order: list[str] = []
 
@@ -264,7 +264,7 @@ def test_the_lock_is_handed_over(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_notify_speaks_to_systemd(tmp_path: Path) -> None:
+def test_notify_sends_a_datagram_to_systemd(tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)
@@ -284,7 +284,7 @@ def test_which_ignores_a_truncated_install(host: Host, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root to mount a tiny tmpfs")
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
     mounted = tmp_path / "small"
     mounted.mkdir()
     if Host().run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(mounted)]).code != 0:
@@ -302,7 +302,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         Host().run(["umount", str(mounted)])
 
 
-def test_a_killed_child_that_did_not_read_its_input_leaves_no_pipe_open() -> None:
+def test_killed_child_that_did_not_read_its_input_leaves_no_open_pipe() -> None:
     gc.collect()  # what an earlier test has left open isn't to go meanwhile
     before = len(os.listdir("/proc/self/fd"))
     done = Host(environ={"PATH": os.environ["PATH"]}).run(
@@ -314,7 +314,7 @@ def test_a_killed_child_that_did_not_read_its_input_leaves_no_pipe_open() -> Non
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o000])
-def test_directories_have_their_mode_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+def test_directories_get_their_mode_whatever_the_umask(tmp_path: Path, mask: int) -> None:
     (tmp_path / "etc").mkdir(mode=0o700)
     before = os.umask(mask)
     try:
@@ -326,14 +326,14 @@ def test_directories_have_their_mode_whatever_the_umask(tmp_path: Path, mask: in
     assert modes == [0o700, 0o755, 0o700]
 
 
-def test_root_is_not_told_to_become_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hint_for_root_does_not_suggest_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
     for user, said in ((0, "lsattr -d /etc/a"), (1000, "sudo")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         assert said in explain_os_error(PermissionError(errno.EPERM, "no"), "/etc/a", "write").hint
     assert "findmnt /etc/a" in explain_os_error(OSError(errno.EBUSY, "busy"), "/etc/a", "write").hint
 
 
-def test_directories_are_not_made_where_a_link_leads(tmp_path: Path) -> None:
+def test_directories_are_not_created_behind_a_dangling_symlink(tmp_path: Path) -> None:
     (tmp_path / "cdi").symlink_to(tmp_path / "mnt/cdi")
     for path, text in (("cdi", "it"), ("cdi/more", f"{tmp_path}/cdi")):
         with pytest.raises(ConfigError) as caught:
@@ -346,14 +346,14 @@ def test_directories_are_not_made_where_a_link_leads(tmp_path: Path) -> None:
     assert (tmp_path / "mnt/cdi/more/deeper").is_dir()
 
 
-def test_a_dangling_link_in_place_of_a_file_has_a_hint(tmp_path: Path) -> None:
+def test_dangling_symlink_in_place_of_a_file_has_a_hint(tmp_path: Path) -> None:
     (tmp_path / "file").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="it is a symlink to nowhere, which does not exist") as caught:
         Host().write_atomic(f"{tmp_path}/file", b"")
     assert caught.value.hint == f"create its target or remove the link: rm {tmp_path}/file"
 
 
-def test_a_pipe_takes_no_output_file(tmp_path: Path) -> None:
+def test_pipe_is_refused_as_output_file(tmp_path: Path) -> None:
     """As /dev/stdout is one in a pipeline; the link of /proc has no path as its text."""
     reader, writer = os.pipe()
     try:
@@ -364,7 +364,7 @@ def test_a_pipe_takes_no_output_file(tmp_path: Path) -> None:
         os.close(writer)
 
 
-def test_a_huge_file_is_not_read_for_the_comparison(tmp_path: Path) -> None:
+def test_huge_file_is_not_read_for_the_comparison(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as stream:
         stream.truncate(1 << 33)
     with pytest.raises(ConfigError, match="larger than 16 MiB"):

@@ -34,7 +34,7 @@ def begun(host: Host, *edits: FileEdit, operation: str = "configure-runtime") ->
     return journal, entry.id
 
 
-def test_entry_is_complete_and_private_before_anything_is_written(host: Host, tmp_path: Path) -> None:
+def test_entry_is_complete_and_private_before_any_write(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc/a").write_bytes(b"old")
     (tmp_path / "etc/a").chmod(0o640)
     entry = Journal.of(host).begin(
@@ -50,7 +50,7 @@ def test_entry_is_complete_and_private_before_anything_is_written(host: Host, tm
     assert (tmp_path / "etc/a").read_bytes() == b"old"
 
 
-def test_restore_gives_back_bytes_mode_and_removes_created_files(host: Host, tmp_path: Path) -> None:
+def test_restore_writes_old_bytes_and_mode_and_removes_created_files(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc/a").write_bytes(b"old")
     (tmp_path / "etc/a").chmod(0o600)
     journal, name = begun(host, FileEdit("/etc/a", b"old", b"new"), FileEdit("/etc/b", None, b"new"))
@@ -63,14 +63,14 @@ def test_restore_gives_back_bytes_mode_and_removes_created_files(host: Host, tmp
     assert journal.unfinished()[0].id == name
 
 
-def test_removed_file_comes_back(host: Host, tmp_path: Path) -> None:
+def test_removed_file_is_restored(host: Host, tmp_path: Path) -> None:
     journal, _ = begun(host, FileEdit("/etc/a", b"old", None))
     assert not (tmp_path / "etc/a").exists()
     journal.restore(journal.unfinished()[0])
     assert (tmp_path / "etc/a").read_bytes() == b"old"
 
 
-def test_someone_elses_later_edit_is_never_overwritten(host: Host, tmp_path: Path) -> None:
+def test_later_edit_of_another_user_is_never_overwritten(host: Host, tmp_path: Path) -> None:
     journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new"))
     (tmp_path / "etc/a").write_bytes(b"theirs")
     entry = journal.unfinished()[0]
@@ -79,7 +79,7 @@ def test_someone_elses_later_edit_is_never_overwritten(host: Host, tmp_path: Pat
     assert (tmp_path / "etc/a").read_bytes() == b"theirs"
 
 
-def test_text_for_a_moment_counts_as_ours(host: Host, tmp_path: Path) -> None:
+def test_interim_text_counts_as_ours(host: Host, tmp_path: Path) -> None:
     journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new", interim=b"between", undo=b"back"))
     for text in (b"between", b"back"):
         (tmp_path / "etc/a").write_bytes(text)
@@ -87,7 +87,7 @@ def test_text_for_a_moment_counts_as_ours(host: Host, tmp_path: Path) -> None:
         assert (tmp_path / "etc/a").read_bytes() == b"old"
 
 
-def test_damaged_copy_is_refused(host: Host, tmp_path: Path) -> None:
+def test_damaged_backup_is_refused(host: Host, tmp_path: Path) -> None:
     journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new"))
     entry = journal.unfinished()[0]
     (tmp_path / entry.directory.lstrip("/") / entry.files[0]["backup"]).write_bytes(b"rot")
@@ -96,7 +96,7 @@ def test_damaged_copy_is_refused(host: Host, tmp_path: Path) -> None:
     assert (tmp_path / "etc/a").read_bytes() == b"new"
 
 
-def test_last_committed_entry_is_the_default_and_rollbacks_do_not_count(host: Host) -> None:
+def test_last_committed_entry_is_the_default_without_rollbacks(host: Host) -> None:
     journal, first = begun(host, FileEdit("/etc/a", b"1", b"2"))
     journal.mark(journal.unfinished()[0], "committed")
     _, second = begun(host, FileEdit("/etc/a", b"2", b"3"))
@@ -131,7 +131,7 @@ def test_only_finished_entries_are_pruned(host: Host) -> None:
     assert left[0].id == oldest
 
 
-def test_directory_without_a_manifest_never_began(host: Host, tmp_path: Path) -> None:
+def test_directory_without_a_manifest_is_not_an_entry(host: Host, tmp_path: Path) -> None:
     (tmp_path / "var/lib/gpunode/journal/20260101T000000Z-configure-runtime").mkdir(parents=True)
     assert Journal.of(host).entries() == ()
     with pytest.raises(UsageError, match="has no entries"):
@@ -171,7 +171,7 @@ _FILE |= {"before": "", "after": "1", "interim": []}
         '{"state": "committed", "activeBefore": {"handlers": 3}}',
     ],
 )
-def test_strange_manifests_stop_nobody(host: Host, tmp_path: Path, text: str) -> None:
+def test_malformed_manifests_are_ignored(host: Host, tmp_path: Path, text: str) -> None:
     strange = tmp_path / "var/lib/gpunode/journal/strange"
     strange.mkdir(parents=True)
     (strange / "manifest.json").write_text(text)
@@ -180,7 +180,7 @@ def test_strange_manifests_stop_nobody(host: Host, tmp_path: Path, text: str) ->
     assert [entry.id for entry in journal.entries()] == [name]
 
 
-def test_what_a_full_disk_left_of_an_entry_is_pruned(host: Host, tmp_path: Path) -> None:
+def test_entry_directory_left_by_a_full_disk_is_pruned(host: Host, tmp_path: Path) -> None:
     place = tmp_path / "var/lib/gpunode/journal"
     (place / "20260101T000000Z-configure-runtime").mkdir(parents=True)
     (place / "somebody's notes").mkdir()
@@ -188,14 +188,14 @@ def test_what_a_full_disk_left_of_an_entry_is_pruned(host: Host, tmp_path: Path)
     assert [path.name for path in place.iterdir()] == ["somebody's notes"]
 
 
-def test_entry_that_was_rolled_back_already_is_named_so(host: Host) -> None:
+def test_entry_already_rolled_back_is_reported_as_such(host: Host) -> None:
     journal, name = begun(host, FileEdit("/etc/a", b"1", b"2"))
     journal.mark(journal.entries()[0], "rolled-back")
     with pytest.raises(UsageError, match="it is rolled-back"):
         journal.committed(name)
 
 
-def test_nothing_is_restored_if_one_copy_is_damaged(host: Host, tmp_path: Path) -> None:
+def test_nothing_is_restored_if_one_backup_is_damaged(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir(exist_ok=True)
     edits = [FileEdit(f"/etc/{name}", b"1", b"2") for name in "ab"]
     journal = Journal.of(host)
@@ -209,7 +209,7 @@ def test_nothing_is_restored_if_one_copy_is_damaged(host: Host, tmp_path: Path) 
     assert host.read_bytes("/etc/a") == b"2"
 
 
-def test_directory_where_the_file_was_is_somebody_elses(host: Host, tmp_path: Path) -> None:
+def test_directory_in_place_of_the_file_is_foreign(host: Host, tmp_path: Path) -> None:
     journal, _ = begun(host, FileEdit("/etc/a", None, b"2"))
     (tmp_path / "etc/a").unlink(missing_ok=True)
     (tmp_path / "etc/a").mkdir(parents=True)

@@ -34,18 +34,18 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_lines_come_whole_and_in_order(start: Start) -> None:
+def test_lines_are_whole_and_in_order(start: Start) -> None:
     child = start("os.write(1, b'one\\n\\ntwo\\nthr'); time.sleep(0.1); os.write(1, b'ee\\n\\xff')")
     assert [child.read_line(30.0) for _ in range(5)] == ["one", " ", "two", "three", ""]
     assert child.end() == 0
 
 
-def test_half_a_line_is_none(start: Start) -> None:
+def test_incomplete_line_is_not_returned(start: Start) -> None:
     child = start("os.write(1, b'half'); time.sleep(60)")
     assert child.read_line(0.3) is None
 
 
-def test_a_line_without_end_is_the_end(start: Start) -> None:
+def test_endless_line_ends_the_child(start: Start) -> None:
     child = start("while True: os.write(1, b'x' * 65536)")
     begun = time.monotonic()
     assert child.read_line(30.0) == ""
@@ -54,21 +54,21 @@ def test_a_line_without_end_is_the_end(start: Start) -> None:
 
 
 @pytest.mark.parametrize("stream", [1, 2])
-def test_drops_that_never_end_take_no_longer_than_was_asked_for(start: Start, stream: int) -> None:
+def test_endless_drip_of_bytes_respects_the_timeout(start: Start, stream: int) -> None:
     child = start(f"while True: os.write({stream}, b'.'); time.sleep(0.001)")
     begun = time.monotonic()
     assert child.read_line(0.5) is None
     assert time.monotonic() - begun < 20.0
 
 
-def test_last_words_are_the_last_and_bounded(start: Start) -> None:
+def test_last_words_are_the_last_line_and_bounded(start: Start) -> None:
     child = start("os.write(2, b'noise\\n' * 100000 + b'the end\\n'); os._exit(3)")
     assert child.read_line(30.0) == ""
     assert child.last_words == "the end"
     assert child.end() == 3
 
 
-def test_who_does_not_read_is_told_nothing_and_holds_nobody_up(start: Start) -> None:
+def test_child_that_does_not_read_does_not_block_the_writer(start: Start) -> None:
     child = start("time.sleep(60)")
     for _ in range(5000):
         child.tell("look" * 10)
@@ -76,7 +76,7 @@ def test_who_does_not_read_is_told_nothing_and_holds_nobody_up(start: Start) -> 
     child.tell("gone")
 
 
-def test_many_lives_leave_neither_descriptors_nor_zombies(start: Start) -> None:
+def test_many_children_leave_neither_descriptors_nor_zombies(start: Start) -> None:
     before = descriptors()
     for _ in range(5):
         child = start("print('here')")
@@ -89,7 +89,7 @@ def test_many_lives_leave_neither_descriptors_nor_zombies(start: Start) -> None:
     assert not [pid for pid in children if " Z " in Path(f"/proc/{pid}/stat").read_text()]
 
 
-def test_it_works_beyond_what_select_can_watch(start: Start) -> None:
+def test_child_works_with_descriptors_beyond_the_limit_of_select(start: Start) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1200:
         pytest.skip("too few descriptors allowed")

@@ -21,7 +21,7 @@ def refuse(name: str) -> int:
 
 
 @pytest.mark.parametrize("without", ["", "the call", "the right"])
-def test_it_can_be_written_and_read_and_has_no_name(
+def test_unnamed_file_can_be_written_and_read_and_has_no_name(
     without: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -40,7 +40,7 @@ def test_it_can_be_written_and_read_and_has_no_name(
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
-def test_the_gpus_are_asked_by_a_python_without_it(tmp_path: Path) -> None:
+def test_gpus_are_queried_by_a_python_without_memfd(tmp_path: Path) -> None:
     node = stub_node(tmp_path, machine(2), libraries="nvml")
     program = "import os; del os.memfd_create; from gpunode.__main__ import main; main()"
     argv = [sys.executable, "-c", program, "gpus"]

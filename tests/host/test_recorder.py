@@ -18,7 +18,7 @@ from gpunode.host.recorder import RecordingHost
 from gpunode.host.redact import HIDDEN, Redaction, own_names, without_secrets
 
 
-def test_a_file_behind_links_is_kept_where_it_lies_and_the_links_too(tmp_path):
+def test_file_behind_symlinks_is_recorded_with_the_links(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real/file").write_text("text")
     (tmp_path / "link").symlink_to("real")
@@ -30,7 +30,7 @@ def test_a_file_behind_links_is_kept_where_it_lies_and_the_links_too(tmp_path):
     assert host.kept.links == {f"{tmp_path}/link": "real", f"{tmp_path}/gone": "nowhere"}
 
 
-def test_what_was_only_looked_for_has_no_text(tmp_path):
+def test_file_that_was_only_tested_for_existence_has_no_text(tmp_path):
     (tmp_path / "secret").write_text("text")
     (tmp_path / "program").write_text("#!/bin/sh\nsecret")
     (tmp_path / "program").chmod(0o755)
@@ -41,14 +41,14 @@ def test_what_was_only_looked_for_has_no_text(tmp_path):
     assert inside[f"{tmp_path}/program"[1:]] == b"#!/bin/sh\n"
 
 
-def test_another_process_root_is_no_link_to_our_own():
+def test_root_of_another_process_is_not_recorded_as_a_link():
     host = RecordingHost()
     host.exists(f"/proc/{os.getpid()}/root/etc/passwd")
     assert f"/proc/{os.getpid()}/root/etc/passwd" in host.kept.files
     assert f"/proc/{os.getpid()}/root" not in links_of(host.kept, Redaction())
 
 
-def test_commands_are_kept_but_for_our_own_and_such_as_are_not_there():
+def test_commands_are_recorded_except_our_own_and_missing_ones():
     host = RecordingHost()
     host.run(["true"])
     host.run(["sleep", "60"], timeout=0.05)
@@ -60,7 +60,7 @@ def test_commands_are_kept_but_for_our_own_and_such_as_are_not_there():
     assert len(commands) == 2
 
 
-def test_a_log_and_an_answer_that_are_too_large_are_cut_and_that_is_told(monkeypatch):
+def test_oversized_logs_and_responses_are_truncated_and_reported(monkeypatch):
     monkeypatch.setattr("gpunode.host.recorder.MOST_FILE", 10)
     monkeypatch.setattr(Host, "kernel_log", lambda self: ("first", "4444", "last"))
     host = RecordingHost()
@@ -74,7 +74,7 @@ def test_a_log_and_an_answer_that_are_too_large_are_cut_and_that_is_told(monkeyp
     }
 
 
-def test_what_this_user_may_not_read_is_kept_as_that(monkeypatch):
+def test_file_unreadable_for_this_user_is_recorded_as_such(monkeypatch):
     def closed(self, path, limit=0):
         raise Unreadable(f"can't read {path}: Permission denied")
 
@@ -85,7 +85,7 @@ def test_what_this_user_may_not_read_is_kept_as_that(monkeypatch):
     assert host.kept.recording["unreadable"] == {"/etc/shadow": "can't read /etc/shadow: Permission denied"}
 
 
-def test_nvml_is_kept_in_its_own_section(monkeypatch):
+def test_nvml_is_recorded_in_its_own_section(monkeypatch):
     def child(code):
         argv = (sys.executable, "-ISc", code)
         monkeypatch.setattr(Host, "start_child", lambda self, _, **more: LineChild(argv, os.environ))
@@ -103,7 +103,7 @@ def test_nvml_is_kept_in_its_own_section(monkeypatch):
 
 
 @pytest.mark.containerd
-def test_a_real_daemon_answers_the_same_from_the_bundle(tmp_path):
+def test_real_daemon_responds_the_same_from_the_bundle(tmp_path):
     from gpunode.host.bundle import described, unpacked
 
     with start_containerd() as engine:
@@ -123,7 +123,7 @@ def test_a_real_daemon_answers_the_same_from_the_bundle(tmp_path):
     )
 
 
-def test_a_daemon_that_hangs_hangs_in_the_bundle_too(tmp_path):
+def test_hanging_daemon_hangs_in_the_bundle_too(tmp_path):
     from gpunode.daemons.docker import DockerApi
     from gpunode.errors import DaemonError
     from tests.checks.test_patience_hanging_daemons import silent_socket
@@ -177,24 +177,24 @@ HARMLESS = (
 
 
 @pytest.mark.parametrize("text", SECRETS)
-def test_a_secret_is_taken_out_and_the_rest_stays(text):
+def test_secret_is_removed_and_the_rest_stays(text):
     assert without_secrets(text) == SECRETS[text]
     assert without_secrets(SECRETS[text]) == SECRETS[text]
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays(text):
+def test_text_without_secrets_is_unchanged(text):
     assert without_secrets(text) == text
 
 
-def test_behind_a_secret_name_every_text_is_one():
+def test_any_value_of_a_secret_name_is_removed():
     assert Redaction().value({"authToken": ["a", {"b": "c"}], "n": 1}) == {
         "authToken": [HIDDEN, {"b": "c"}],
         "n": 1,
     }
 
 
-def test_of_an_image_only_what_is_about_gpus_is_kept():
+def test_only_gpu_settings_of_an_image_are_recorded():
     from gpunode.host.recorder import Kept
 
     env = ["PATH=/bin", "NVIDIA_REQUIRE_CUDA=cuda>=12", "DB_HOST=mine", "CUDA_VERSION=12"]
@@ -213,7 +213,7 @@ def test_of_an_image_only_what_is_about_gpus_is_kept():
     assert kept["commands"]["true"] == {"stdout": "1"}
 
 
-def test_a_long_line_does_not_take_long():
+def test_long_line_is_redacted_quickly():
     import time
 
     started = time.process_time()
@@ -229,7 +229,7 @@ def test_a_long_line_does_not_take_long():
     assert time.process_time() - started < 20  # 1.5 s on an idle machine, minutes if it went as the square
 
 
-def test_a_node_named_like_an_ordinary_word_is_renamed_only_where_the_name_stands_alone():
+def test_host_name_that_is_a_common_word_is_replaced_only_as_a_whole_value():
     redaction = Redaction(own_names(["docker\n"]))
     assert redaction.text("docker\n") == "host-1\n"
     assert redaction.text("/etc/docker/daemon.json") == "/etc/docker/daemon.json"

@@ -56,7 +56,7 @@ def test_every_recorded_machine_is_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_tree_is_printed_as_the_file_that_it_is_built_from(tmp_path: Path, name: str) -> None:
+def test_rendered_tree_equals_the_file_it_is_built_from(tmp_path: Path, name: str) -> None:
     tree = build_machine(machine(name), tmp_path / "first")
     log = tree / ".gpunode/kernel.log"
     spec = yaml.safe_load(as_yaml(tree))
@@ -90,7 +90,7 @@ PLACES = [
 
 @settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None)
 @given(place=st.sampled_from(PLACES), value=st.sampled_from(OTHERS))
-def test_a_wrong_type_is_one_error_and_breaks_no_check(
+def test_wrong_type_is_one_error_and_breaks_no_check(
     tmp_path_factory: pytest.TempPathFactory, place: tuple[str, tuple[Any, ...]], value: Any
 ) -> None:
     name, path = place
@@ -120,7 +120,7 @@ def test_a_wrong_type_is_one_error_and_breaks_no_check(
         (("daemons", "/run/docker.sock", "problem"), {"code": 3}, "problem.code must be a string"),
     ],
 )
-def test_the_command_line_names_the_wrong_key(
+def test_command_line_names_the_wrong_key(
     tmp_path: Path, path: tuple[Any, ...], value: Any, says: str
 ) -> None:
     spec: Any = dict(machine("healthy-docker-rocky9"))

@@ -31,7 +31,7 @@ DEBIAN = {"engine": "", "units": [], "packageManager": "apt", "packages": {"a": 
 
 
 @pytest.mark.parametrize("edits", [(), (FileEdit("/etc/a", None, b"new"),)], ids=["no files", "a file"])
-def test_installed_packages_stay_known_if_the_commit_fails(
+def test_installed_packages_stay_in_the_journal_if_the_commit_fails(
     edits: tuple[FileEdit, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "etc").mkdir()
@@ -105,7 +105,7 @@ def die(*_: object) -> None:
 
 
 @pytest.mark.parametrize("when", ["between the files", "before the daemon restarts"])
-def test_a_killed_rollback_of_a_committed_change_is_finished_by_the_next_run(
+def test_killed_rollback_of_a_committed_change_is_finished_by_the_next_run(
     host: Host, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     journal, entry = Journal.of(host), committed(host)
@@ -128,7 +128,7 @@ def test_a_killed_rollback_of_a_committed_change_is_finished_by_the_next_run(
     assert (contents(host), states(host), restarted) == ([b"old", b"old"], ["rolled-back"], ["applied"])
 
 
-def test_a_damaged_copy_leaves_a_committed_change_as_it_was(host: Host) -> None:
+def test_damaged_backup_leaves_a_committed_change_unchanged(host: Host) -> None:
     journal, entry = Journal.of(host), committed(host)
     host.write_atomic(f"{entry.directory}/01-b", b"damaged")
     with pytest.raises(ConfigError, match="damaged"):
@@ -140,7 +140,7 @@ def fail() -> None:
     raise DaemonError("no start")
 
 
-def test_files_that_others_changed_are_named_and_no_rollback_is_claimed(host: Host) -> None:
+def test_files_changed_by_others_are_named_and_no_rollback_is_claimed(host: Host) -> None:
     def activate() -> None:
         host.write_atomic(A.path, b"theirs")
         fail()
@@ -151,7 +151,7 @@ def test_files_that_others_changed_are_named_and_no_rollback_is_claimed(host: Ho
     assert contents(host) == [b"theirs", b"old"]
 
 
-def test_a_failing_rollback_keeps_the_first_error_and_names_what_to_run(
+def test_failing_rollback_keeps_the_first_error_and_names_the_next_command(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_journal: Journal, _entry: Entry) -> None:
@@ -165,14 +165,14 @@ def test_a_failing_rollback_keeps_the_first_error_and_names_what_to_run(
     assert contents(host) == [b"new", b"new"] and entry.state == "applied"
 
 
-def test_a_rollback_with_nothing_left_over_is_claimed(host: Host) -> None:
+def test_complete_rollback_is_reported(host: Host) -> None:
     with pytest.raises(RolledBackError, match="no start; the files are as before"):
         change_files(host, "test", lambda: (A, B), nothing, activate=fail)
     assert contents(host) == [b"old", b"old"]
 
 
 @pytest.mark.parametrize("created", [False, True])
-def test_a_file_that_changes_while_others_are_restored_is_left_alone(
+def test_file_changed_during_the_restore_is_kept(
     host: Host, monkeypatch: pytest.MonkeyPatch, created: bool
 ) -> None:
     if created:
@@ -205,7 +205,7 @@ def left_by_a_killed_run(host: Host) -> Journal:
     return journal
 
 
-def test_a_restart_that_fails_in_the_recovery_is_tried_again_by_the_next_run(host: Host) -> None:
+def test_failed_restart_in_the_recovery_is_retried_by_the_next_run(host: Host) -> None:
     journal = left_by_a_killed_run(host)
     with begin(host, not_up) as (_, notes):
         (entry,) = journal.entries()
@@ -216,7 +216,7 @@ def test_a_restart_that_fails_in_the_recovery_is_tried_again_by_the_next_run(hos
     assert (restarted, states(host)) == ([entry.id], ["rolled-back"])
 
 
-def test_a_new_change_of_the_file_ends_the_recovery_and_is_not_undone_by_it(host: Host) -> None:
+def test_new_change_of_the_file_ends_the_recovery_and_is_kept(host: Host) -> None:
     left_by_a_killed_run(host)
     changed = change_files(host, "test", lambda: (A,), not_up)
     assert changed.journal and states(host) == ["rolled-back", "committed"]
@@ -250,7 +250,7 @@ class Systemd(Host):
 @pytest.mark.parametrize("after", [b"new", None], ids=["updated", "removed"])
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("active", [False, True])
-def test_a_unit_is_as_enabled_and_active_as_before_a_failed_change(
+def test_failed_change_restores_the_enabled_and_active_state_of_a_unit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bytes | None, enabled: bool, active: bool
 ) -> None:
     monkeypatch.setattr(transaction, "_acts", lambda _host: True)
@@ -272,7 +272,7 @@ def test_a_unit_is_as_enabled_and_active_as_before_a_failed_change(
 
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("active", [False, True])
-def test_a_plugin_that_gets_no_gpus_is_as_enabled_and_active_as_before(
+def test_plugin_without_gpus_restores_the_enabled_and_active_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool, active: bool
 ) -> None:
     monkeypatch.setattr(transaction, "_acts", lambda _host: True)
@@ -297,7 +297,7 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize(("do", "error"), [(interrupt, KeyboardInterrupt), (fail, DaemonError)])
-def test_a_signal_right_after_the_failure_does_not_prevent_the_undo(
+def test_signal_right_after_the_failure_does_not_prevent_the_undo(
     do: Callable[[], None], error: type[BaseException]
 ) -> None:
     undone: list[str] = []
@@ -316,7 +316,7 @@ def test_a_signal_right_after_the_failure_does_not_prevent_the_undo(
     assert (undone, after) == (["inner", "outer"], handlers)
 
 
-def test_a_signal_that_its_handler_does_not_raise_keeps_the_next_ones() -> None:
+def test_signal_handler_that_does_not_raise_runs_for_each_signal() -> None:
     seen: list[int] = []
 
     def twice() -> None:
@@ -331,7 +331,7 @@ def test_a_signal_that_its_handler_does_not_raise_keeps_the_next_ones() -> None:
     assert seen == [signal.SIGHUP, signal.SIGHUP]
 
 
-def test_a_unit_that_does_not_stop_is_named_and_no_rollback_is_claimed(
+def test_unit_that_does_not_stop_is_named_and_no_rollback_is_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transaction, "_acts", lambda _host: True)

@@ -32,14 +32,14 @@ def waited(waiter: Waiter, seconds: float) -> float:
     return time.monotonic() - start
 
 
-def test_a_word_ends_the_wait_and_only_one(waiter: Waiter) -> None:
+def test_several_wakes_end_only_one_wait(waiter: Waiter) -> None:
     for _ in range(3):
         waiter.wake()
     assert waited(waiter, LONG) < 20.0
     assert waited(waiter, 0.1) >= 0.09
 
 
-def test_a_word_of_another_thread_ends_it(waiter: Waiter) -> None:
+def test_wake_from_another_thread_ends_the_wait(waiter: Waiter) -> None:
     timer = threading.Timer(0.1, waiter.wake)
     timer.start()
     assert waited(waiter, LONG) < 20.0
@@ -47,7 +47,7 @@ def test_a_word_of_another_thread_ends_it(waiter: Waiter) -> None:
 
 
 @pytest.mark.parametrize("change", ["come", "go", "rename", "anew", "directory goes"])
-def test_a_name_that_comes_or_goes_ends_it(waiter: Waiter, tmp_path: Path, change: str) -> None:
+def test_created_and_removed_names_end_the_wait(waiter: Waiter, tmp_path: Path, change: str) -> None:
     place = tmp_path / "place"
     place.mkdir()
     (place / "there").touch()
@@ -67,7 +67,7 @@ def test_a_name_that_comes_or_goes_ends_it(waiter: Waiter, tmp_path: Path, chang
     assert waited(waiter, 0.1) >= 0.09
 
 
-def test_reading_a_file_is_no_news_and_having_written_it_is(waiter: Waiter, tmp_path: Path) -> None:
+def test_closing_a_written_file_ends_the_wait_and_reading_does_not(waiter: Waiter, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("one")
     assert waiter.watch([tmp_path])
     assert (tmp_path / "there").read_text() == "one"
@@ -79,13 +79,13 @@ def test_reading_a_file_is_no_news_and_having_written_it_is(waiter: Waiter, tmp_
     assert waited(waiter, LONG) < 20.0
 
 
-def test_one_directory_that_is_not_there_costs_the_others_nothing(waiter: Waiter, tmp_path: Path) -> None:
+def test_missing_directory_does_not_affect_the_others(waiter: Waiter, tmp_path: Path) -> None:
     assert not waiter.watch([tmp_path / "absent", tmp_path])
     (tmp_path / "new").touch()
     assert waited(waiter, LONG) < 20.0
 
 
-def test_a_directory_made_anew_is_watched_by_the_next_call(waiter: Waiter, tmp_path: Path) -> None:
+def test_recreated_directory_is_watched_by_the_next_call(waiter: Waiter, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     assert waiter.watch([place])
@@ -98,7 +98,7 @@ def test_a_directory_made_anew_is_watched_by_the_next_call(waiter: Waiter, tmp_p
     assert waited(waiter, LONG) < 20.0
 
 
-def test_without_another_inotify_instance_it_says_so_and_words_still_end_it(tmp_path: Path) -> None:
+def test_without_an_inotify_instance_watch_fails_and_wake_still_works(tmp_path: Path) -> None:
     waiter = Waiter()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(map(int, os.listdir("/proc/self/fd")))
@@ -117,7 +117,7 @@ def test_without_another_inotify_instance_it_says_so_and_words_still_end_it(tmp_
     waiter.close()
 
 
-def test_a_word_after_the_end_is_nobodys(tmp_path: Path) -> None:
+def test_wake_after_close_is_ignored(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     waiter = Waiter()
     assert waiter.watch([tmp_path])
@@ -127,7 +127,7 @@ def test_a_word_after_the_end_is_nobodys(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_signal_ends_the_wait_and_its_handler_has_run(waiter: Waiter) -> None:
+def test_signal_ends_the_wait_after_its_handler_ran(waiter: Waiter) -> None:
     waiter.hear_signals()
     came: list[int] = []
     before = signal.signal(signal.SIGHUP, lambda number, frame: came.append(number))
@@ -180,7 +180,7 @@ def spin(over: threading.Event) -> None:
         sum(range(50))
 
 
-def test_only_the_main_thread_hears_signals() -> None:
+def test_only_the_main_thread_receives_signals() -> None:
     """And closing gives Python's file for them back."""
     made = Waiter()
     other = threading.Thread(target=made.hear_signals)
