@@ -98,7 +98,7 @@ def probe(engine, layout, device, *arguments):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_pod_gets_its_gpu_and_the_libraries_by_name_alone(layout, engine, node):
+def test_pod_gets_its_gpu_and_the_libraries_by_device_name(layout, engine, node):
     generate(engine, node)
     told = probe(engine, layout, "1", "libcuda.so.1", "libnvidia-ml.so.1", "/dev/nvidia1", "/dev/nvidia0")
     assert told == [
@@ -109,13 +109,13 @@ def test_a_pod_gets_its_gpu_and_the_libraries_by_name_alone(layout, engine, node
     ]
 
 
-def test_a_device_that_is_not_described_is_refused_by_name(engine, node):
+def test_undefined_device_is_refused_by_name(engine, node):
     generate(engine, node)
     with pytest.raises(DaemonError, match=r"unresolvable CDI devices nvidia\.com/gpu=7"):
         probe(engine, "debian", "7", "/dev/nvidia7")
 
 
-def test_a_new_device_number_reaches_the_running_daemon(engine, node):
+def test_changed_device_number_reaches_the_running_daemon(engine, node):
     """The daemon keeps the numbers that it has seen; a file that changes with them lets it look again."""
     generate(engine, node)
     assert probe(engine, "debian", "0", "/dev/nvidia0") == ["/dev/nvidia0 opens as 1:3"]

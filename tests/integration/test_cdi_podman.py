@@ -78,7 +78,7 @@ def test_libraries_load_and_the_device_opens_in_any_layout(layout, specification
     assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, expected, "")
 
 
-def test_hooks_are_run_with_the_words_that_nvidias_program_takes(node, roots, tmp_path):
+def test_hooks_get_the_arguments_that_nvidia_cdi_hook_expects(node, roots, tmp_path):
     """The program is a stand-in that writes down its arguments: NVIDIA's own is in no distribution."""
     log, path = tmp_path / "log", tmp_path / "nvidia.yaml"
     program = tmp_path / "bin/nvidia-cdi-hook"
@@ -104,14 +104,14 @@ def test_hooks_are_run_with_the_words_that_nvidias_program_takes(node, roots, tm
 
 
 @pytest.mark.parametrize("name", ["all", "GPU-0000000b-1111-4222-8333-444444444444"])
-def test_every_kind_of_name_is_known(name, specification, roots):
+def test_device_is_found_under_every_kind_of_name(name, specification, roots):
     device = ("--device", f"nvidia.com/gpu={name}", "--rootfs", str(roots["debian"]))
     done = podman(specification, *device, "/usr/bin/probe", "/dev/nvidia11", "/dev/nvidia0")
     opened = "opens as 1:3" if name == "all" else "absent"
     assert done.stdout.splitlines() == ["/dev/nvidia11 opens as 1:3", f"/dev/nvidia0 {opened}"], done.stderr
 
 
-def test_a_library_that_the_image_brings_along_gives_way_to_the_hosts(specification, roots):
+def test_host_library_replaces_a_library_of_the_image(specification, roots):
     """An image with a driver of its own: a link to another version, which the mount is laid over."""
     libraries = roots["debian"] / "usr/lib/x86_64-linux-gnu"
     (libraries / "libcuda.so.1").unlink(missing_ok=True)

@@ -29,7 +29,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BareNode]:
         yield node
 
 
-def test_driver_docker_and_gpunode_are_all_that_a_container_needs(node: BareNode) -> None:
+def test_container_needs_only_the_driver_docker_and_gpunode(node: BareNode) -> None:
     before = node.engine.config.read_text()
     shown = node.data("configure-runtime", "--runtime", "docker", "--cdi", "--dry-run")
     assert node.files() == set() and node.engine.config.read_text() == before
@@ -60,7 +60,7 @@ def test_driver_docker_and_gpunode_are_all_that_a_container_needs(node: BareNode
     assert "systemctl disable --now gpunode-cdi-refresh.path gpunode-cdi-refresh.service" in node.node.calls()
 
 
-def test_units_that_cannot_be_enabled_take_everything_back(node: BareNode) -> None:
+def test_failure_to_enable_the_units_rolls_everything_back(node: BareNode) -> None:
     systemctl = node.node.directory / "bin/systemctl"
     systemctl.write_text(systemctl.read_text().replace("case", '[ "$1" = enable ] && exit 1\ncase', 1))
     before = node.engine.config.read_text()
@@ -71,7 +71,7 @@ def test_units_that_cannot_be_enabled_take_everything_back(node: BareNode) -> No
     assert node.engine.running
 
 
-def test_without_a_journal_cdi_is_taken_out_on_request(node: BareNode) -> None:
+def test_without_a_journal_cdi_is_removed_on_request(node: BareNode) -> None:
     node.data("configure-runtime", "--runtime", "docker", "--cdi")
     assert node.run("rm", "-r", str(node.node.state)).returncode == 0
     kept = node.gpunode("unconfigure-runtime", "--runtime", "docker")
@@ -97,7 +97,7 @@ def test_specification_stays_while_another_engine_uses_it(node: BareNode) -> Non
     assert node.engine.config.read_text() == before and node.files() == set()
 
 
-def test_cdi_goes_on_request_whoever_brought_its_parts(node: BareNode) -> None:
+def test_cdi_is_removed_on_request_whatever_created_its_parts(node: BareNode) -> None:
     node.engine.config.write_text('{"debug": true, "features": {"cdi": true}}')
     node.engine.restart()
     node.data("cdi", "refresh")
@@ -107,7 +107,7 @@ def test_cdi_goes_on_request_whoever_brought_its_parts(node: BareNode) -> None:
     assert json.loads(node.engine.config.read_text()) == {"debug": True}
 
 
-def test_units_of_a_killed_removal_run_again(node: BareNode) -> None:
+def test_killed_removal_restores_the_running_units(node: BareNode) -> None:
     node.data("configure-runtime", "--runtime", "docker", "--cdi")
     systemctl = node.node.directory / "bin/systemctl"
     text = systemctl.read_text()
@@ -122,7 +122,7 @@ def test_units_of_a_killed_removal_run_again(node: BareNode) -> None:
     assert json.loads(node.engine.config.read_text())["features"] == {"cdi": True}
 
 
-def test_dry_run_foresees_the_restart_that_only_the_daemon_tells_of(node: BareNode) -> None:
+def test_dry_run_predicts_the_restart_from_the_daemon_state(node: BareNode) -> None:
     node.engine.config.write_text('{"features": {"cdi": true}}')  # dockerd has not read it
     argv = ("configure-runtime", "--runtime", "docker", "--cdi", "--nvidia-runtime-path", "/bin/true")
     shown, done = node.data(*argv, "--dry-run"), node.data(*argv)

@@ -61,7 +61,7 @@ def test_packaged_file_gets_the_runtime_and_the_daemon_has_it(cli: Cli) -> None:
 
 
 @pytest.mark.full
-def test_nothing_but_the_runtime_changes_in_containerds_own_view(cli: Cli) -> None:
+def test_only_the_runtime_changes_in_the_effective_containerd_config(cli: Cli) -> None:
     host = Host()
     before = dump(host, "containerd", str(cli.engine.config))
     cli.data("configure-runtime")
@@ -119,7 +119,7 @@ def test_rollback_restores_bytes_mode_and_owner(cli: Cli) -> None:
 
 
 @pytest.mark.full
-def test_containerd_of_dockers_package_gets_its_cri_back(tmp_path: Path) -> None:
+def test_disabled_cri_of_the_docker_package_is_enabled(tmp_path: Path) -> None:
     with configuring(start_containerd(FROM_DOCKER), tmp_path) as cli:
         data = cli.data("configure-runtime")
         assert set(data["active"]["handler"]) == {"nvidia", "runc"}
@@ -127,7 +127,7 @@ def test_containerd_of_dockers_package_gets_its_cri_back(tmp_path: Path) -> None
         assert "# Docker's containerd.io package" in cli.engine.config.read_text()
 
 
-def test_daemon_that_does_not_come_back_is_rolled_back(cli: Cli) -> None:
+def test_daemon_that_fails_to_restart_is_rolled_back(cli: Cli) -> None:
     before = digest(cli.engine.config)
     # the daemon is really restarted with the old file, and really fails with the new one
     failing = cli.script(
@@ -149,7 +149,7 @@ def test_daemon_without_the_runtime_after_its_restart_is_rolled_back(cli: Cli) -
     assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
 
 
-def test_broken_file_is_refused_before_anything_is_written(cli: Cli) -> None:
+def test_broken_file_is_refused_before_any_write(cli: Cli) -> None:
     cli.engine.config.write_text("version = 2\n[plugins\n")
     pid = cli.engine.pid
     done = cli.run("configure-runtime")
@@ -160,7 +160,7 @@ def test_broken_file_is_refused_before_anything_is_written(cli: Cli) -> None:
 
 
 @pytest.mark.full
-def test_wrong_type_is_refused_by_containerds_own_judgement_or_ours(cli: Cli) -> None:
+def test_wrong_type_is_refused_by_containerd_or_by_us(cli: Cli) -> None:
     text = f'version = 2\n[plugins."{P2}"]\nsandbox_image = 3\n'
     cli.engine.config.write_text(text)
     done = cli.run("configure-runtime")
@@ -168,7 +168,7 @@ def test_wrong_type_is_refused_by_containerds_own_judgement_or_ours(cli: Cli) ->
     assert cli.engine.config.read_text() == text
 
 
-def test_killed_between_write_and_restart_is_recovered_at_the_next_start(cli: Cli) -> None:
+def test_kill_between_write_and_restart_is_recovered_by_the_next_run(cli: Cli) -> None:
     before = digest(cli.engine.config)
     mark = cli.state.parent / "waiting"
     blocked = cli.script(f"touch {mark}; exec sleep 60")
@@ -184,7 +184,7 @@ def test_killed_between_write_and_restart_is_recovered_at_the_next_start(cli: Cl
     assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
 
 
-def test_rollback_right_after_a_killed_run_takes_it_back(cli: Cli) -> None:
+def test_rollback_right_after_a_killed_run_undoes_it(cli: Cli) -> None:
     before = digest(cli.engine.config)
     mark = cli.state.parent / "waiting"
     run = cli.start("configure-runtime", restart=cli.script(f"touch {mark}; exec sleep 60"))
@@ -220,7 +220,7 @@ def _kill_with_children(run: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.full
-def test_two_runs_at_once_both_succeed_and_one_does_the_work(cli: Cli) -> None:
+def test_two_concurrent_runs_succeed_and_only_one_changes_the_file(cli: Cli) -> None:
     runs = [cli.start("configure-runtime", "-o", "json") for _ in range(2)]
     outputs = [run.communicate(timeout=PATIENCE)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]

@@ -58,7 +58,7 @@ def test_pods_find_the_handler_once_it_is_configured(tmp_path: Path) -> None:
         assert not drop_in(cli.engine).exists()
 
 
-def test_reload_would_show_what_pods_do_not_get(tmp_path: Path) -> None:
+def test_reload_lists_a_handler_that_pods_cannot_use(tmp_path: Path) -> None:
     """Why the verb is restart: the stand-in does on SIGHUP what CRI-O up to 1.37 does."""
     with crio("packaged", tmp_path) as cli:
         cli.data("configure-runtime", "--no-restart")
@@ -87,7 +87,7 @@ def test_default_is_set_and_restored(tmp_path: Path) -> None:
         assert cli.engine.config.read_bytes() == before and not drop_in(cli.engine).exists()
 
 
-def test_operators_file_gives_way_to_ours_with_all_its_handlers(tmp_path: Path) -> None:
+def test_operator_file_is_replaced_by_ours_with_all_its_handlers(tmp_path: Path) -> None:
     with crio("operator-conf", tmp_path) as cli:
         data = cli.data("configure-runtime")
         old = cli.engine.directory / "etc/crio.conf.d/99-nvidia.conf"
@@ -102,7 +102,7 @@ def test_operators_file_gives_way_to_ours_with_all_its_handlers(tmp_path: Path) 
         assert old.exists() and not drop_in(cli.engine).exists()
 
 
-def test_daemon_that_does_not_come_back_is_rolled_back(tmp_path: Path) -> None:
+def test_daemon_that_fails_to_restart_is_rolled_back(tmp_path: Path) -> None:
     """A monitor that is gone since the start: ``crio config`` doesn't look for it, the start does."""
     with crio("single-file", tmp_path) as cli:
         before = cli.engine.config.read_bytes()
@@ -120,7 +120,7 @@ def test_daemon_that_does_not_come_back_is_rolled_back(tmp_path: Path) -> None:
         assert cli.engine.running
 
 
-def test_missing_monitor_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_missing_monitor_is_refused_before_any_write(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         (cli.engine.directory / "programs/usr/libexec/crio/conmon").unlink()
         pid = cli.engine.pid
@@ -129,7 +129,7 @@ def test_missing_monitor_is_refused_before_anything_is_written(tmp_path: Path) -
         assert cli.engine.pid == pid and not drop_in(cli.engine).exists()
 
 
-def test_file_that_crio_refuses_is_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_file_that_crio_refuses_is_named_before_any_write(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         broken = cli.engine.directory / "etc/crio.conf.d/50-site.conf"
         # a type that only CRI-O's own reader looks at
@@ -141,7 +141,7 @@ def test_file_that_crio_refuses_is_named_before_anything_is_written(tmp_path: Pa
         assert cli.engine.pid == pid and not drop_in(cli.engine).exists()
 
 
-def test_drop_in_where_crio_never_looks_is_refused(tmp_path: Path) -> None:
+def test_drop_in_that_crio_does_not_read_is_refused(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         elsewhere = cli.engine.directory / "etc/conf.d/99-nvidia.toml"
         done = cli.run("configure-runtime", "--drop-in-config", str(elsewhere))
@@ -150,18 +150,18 @@ def test_drop_in_where_crio_never_looks_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.29.1", "1.37.0"])
-def test_version_is_the_running_programs(tmp_path: Path, version: str) -> None:
+def test_version_is_that_of_the_running_program(tmp_path: Path, version: str) -> None:
     with crio("packaged", tmp_path, version=version) as cli:
         assert cli.data("configure-runtime", "--dry-run")["engineVersion"] == version
 
 
-def test_engine_is_found_by_its_process_without_naming_it(tmp_path: Path) -> None:
+def test_engine_is_found_by_its_process(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         data = cli.data("configure-runtime", "--dry-run", "--runtime", "auto")
         assert data["engine"] == "crio" and f"process {cli.engine.pid}" in data["configSource"]
 
 
-def test_unit_is_restarted_where_systemd_runs(tmp_path: Path) -> None:
+def test_unit_is_restarted_if_systemd_runs(tmp_path: Path) -> None:
     require("gcc")
     require_namespace()
     with start_crio("packaged") as engine:
@@ -181,7 +181,7 @@ def test_unit_is_restarted_where_systemd_runs(tmp_path: Path) -> None:
         assert "default_runtime" not in drop_in(engine).read_text()
 
 
-def test_handler_names_the_packages_monitor_where_no_path_leads_to_one(tmp_path: Path) -> None:
+def test_handler_uses_the_monitor_of_crios_own_handlers(tmp_path: Path) -> None:
     """nvidia-ctk leaves one without a monitor (toolkit issue 681); it gets that of CRI-O's own handlers."""
     with crio("nvidia-ctk", tmp_path) as cli:
         before = drop_in(cli.engine).read_text()

@@ -73,7 +73,7 @@ def configure(node: DistributionNode, *options: str, code: int = 0, verb: str = 
 
 
 @pytest.mark.parametrize("family", ["k3s", "rke2"])
-def test_what_the_distribution_finds_itself_needs_a_restart_and_no_file(make: Make, family: str) -> None:
+def test_runtime_detected_by_the_distribution_needs_only_a_restart(make: Make, family: str) -> None:
     node = make(family, "forky", 3)
     directory = f"/var/lib/rancher/{family}/agent/etc/containerd"
     node.start()
@@ -95,7 +95,7 @@ def test_what_the_distribution_finds_itself_needs_a_restart_and_no_file(make: Ma
     assert f"{family} registers nvidia by itself as long as {RUNTIME} is there" in told
 
 
-def test_without_imports_the_template_gets_our_tables_once(make: Make) -> None:
+def test_without_imports_our_tables_are_added_to_the_template_once(make: Make) -> None:
     node = make("k3s", "trixie", 2, imports=False)
     node.start()
     node.program(AWAY)
@@ -112,7 +112,7 @@ def test_without_imports_the_template_gets_our_tables_once(make: Make) -> None:
     assert not node.path(template).exists()
 
 
-def test_a_template_of_ours_stays_right_when_the_toolkit_is_installed_later(make: Make) -> None:
+def test_own_template_stays_valid_if_the_toolkit_is_installed_later(make: Make) -> None:
     node = make("k3s", "forky", 3, imports=False)
     node.start()
     node.program(AWAY)
@@ -124,7 +124,7 @@ def test_a_template_of_ours_stays_right_when_the_toolkit_is_installed_later(make
     assert "has the runtimes nvidia, runc" in configure(node)
 
 
-def test_a_template_that_defines_what_k3s_finds_is_refused_with_its_line(make: Make) -> None:
+def test_template_defining_a_detected_runtime_is_refused_with_its_line(make: Make) -> None:
     node = make("k3s", "forky", 3, imports=False)
     node.start()
     node.program(RUNTIME)
@@ -137,7 +137,7 @@ def test_a_template_that_defines_what_k3s_finds_is_refused_with_its_line(make: M
     assert node.path(V3_TEMPLATE).read_text() == text and len(node.calls()) == restarts
 
 
-def test_a_rendered_file_that_containerd_refuses_is_rolled_back(make: Make) -> None:
+def test_rendered_file_that_containerd_refuses_is_rolled_back(make: Make) -> None:
     node = make("k3s", "forky", 3)
     node.write(V3_TEMPLATE, INLINE)
     node.program(AWAY)
@@ -150,7 +150,7 @@ def test_a_rendered_file_that_containerd_refuses_is_rolled_back(make: Make) -> N
 
 
 @pytest.mark.parametrize(("suite", "version"), [("trixie", 2), ("forky", 3)], ids=["1.35", "1.36"])
-def test_k0s_applies_a_drop_in_itself(make: Make, suite: str, version: int) -> None:
+def test_drop_in_is_applied_by_k0s(make: Make, suite: str, version: int) -> None:
     node = make("k0s", suite, version)
     node.start()
     node.program(AWAY)

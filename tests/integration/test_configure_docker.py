@@ -34,7 +34,7 @@ def info(cli: Cli) -> dict[str, Any]:
     return DockerApi(Host(), cli.engine.socket).info()
 
 
-def test_runtime_is_added_by_a_reload_and_the_same_daemon_has_it(cli: Cli) -> None:
+def test_runtime_is_added_by_a_reload_without_a_restart(cli: Cli) -> None:
     pid = cli.engine.pid
     data = cli.data("configure-runtime", restart="false")  # a reload needs no restart command
     assert data["restart"]["verb"] == "reload" and data["restart"]["performed"]
@@ -53,7 +53,7 @@ def test_second_run_is_unchanged(cli: Cli) -> None:
     assert cli.engine.config.stat().st_mtime_ns == before
 
 
-def test_default_runtime_is_set_and_taken_back_without_ending_the_daemon(cli: Cli) -> None:
+def test_default_runtime_is_set_and_restored_without_a_restart(cli: Cli) -> None:
     pid, before = cli.engine.pid, digest(cli.engine.config)
     assert cli.data("configure-runtime", "--set-as-default")["active"]["default"] == "nvidia"
     data = cli.data("unconfigure-runtime")
@@ -63,7 +63,7 @@ def test_default_runtime_is_set_and_taken_back_without_ending_the_daemon(cli: Cl
     assert "panic" not in cli.engine.log_text()
 
 
-def test_file_that_someone_edited_since_loses_only_the_runtime(cli: Cli) -> None:
+def test_file_edited_since_loses_only_the_runtime(cli: Cli) -> None:
     cli.data("configure-runtime", "--set-as-default")
     edited = json.loads(cli.engine.config.read_text()) | {"shutdown-timeout": 20}
     cli.engine.config.write_text(json.dumps(edited))
@@ -72,7 +72,7 @@ def test_file_that_someone_edited_since_loses_only_the_runtime(cli: Cli) -> None
     assert cli.engine.running and info(cli)["DefaultRuntime"] == "runc"
 
 
-def test_reload_that_does_not_take_is_rolled_back(tmp_path: Path) -> None:
+def test_reload_without_effect_is_rolled_back(tmp_path: Path) -> None:
     # a number below zero, written since dockerd started: it logs the error and ignores the whole file
     with configuring(start_dockerd({}), tmp_path) as cli:
         cli.engine.config.write_text('{"max-concurrent-downloads": -1}')
@@ -83,7 +83,7 @@ def test_reload_that_does_not_take_is_rolled_back(tmp_path: Path) -> None:
         assert cli.engine.pid == pid and "nvidia" not in info(cli)["Runtimes"]
 
 
-def test_a_key_that_this_dockerd_does_not_know_is_reported_and_the_file_not_touched(cli: Cli) -> None:
+def test_key_unknown_to_this_dockerd_is_reported_and_the_file_not_changed(cli: Cli) -> None:
     cli.engine.config.write_text('{\n  "debug": true,\n  "no-such-directive": 1\n}')
     before = digest(cli.engine.config)
     done = cli.run("configure-runtime")
@@ -118,7 +118,7 @@ def test_rollback_restores_the_bytes_by_a_reload(cli: Cli) -> None:
     assert digest(cli.engine.config) == before and cli.engine.pid == pid
 
 
-def test_socket_that_is_not_there_is_told_before_anything_is_written(cli: Cli) -> None:
+def test_missing_socket_is_reported_before_any_write(cli: Cli) -> None:
     before = cli.engine.config.read_bytes()
     done = cli.run("configure-runtime", "--socket", "/run/nowhere/docker.sock")
     assert done.returncode == 3 and "/run/nowhere/docker.sock does not exist" in done.stderr
@@ -130,7 +130,7 @@ def test_old_docker_has_no_cdi(cli: Cli) -> None:
     assert done.returncode == 3 and "CDI" in done.stderr
 
 
-def test_killed_after_a_reload_is_recovered_without_ending_the_daemon(cli: Cli) -> None:
+def test_killed_after_a_reload_is_recovered_without_a_restart(cli: Cli) -> None:
     before, pid = digest(cli.engine.config), cli.engine.pid
     cli.data("configure-runtime", "--set-as-default")
     manifest = next((cli.state / "journal").glob("*/manifest.json"))
@@ -143,7 +143,7 @@ def test_killed_after_a_reload_is_recovered_without_ending_the_daemon(cli: Cli) 
     assert "panic" not in cli.engine.log_text()
 
 
-def test_default_that_is_no_longer_in_the_file_does_not_kill_the_daemon(tmp_path: Path) -> None:
+def test_default_removed_from_the_file_does_not_end_the_daemon(tmp_path: Path) -> None:
     # dockerd 20.10 dies of reloading a file that neither has its present default runtime nor names another
     config = {"default-runtime": "other", "runtimes": {"other": {"path": "/usr/bin/runc"}}}
     with configuring(start_dockerd(config), tmp_path) as cli:
@@ -156,7 +156,7 @@ def test_default_that_is_no_longer_in_the_file_does_not_kill_the_daemon(tmp_path
         assert cli.engine.config.read_text() == "{}" and cli.engine.pid == pid
 
 
-def test_rollback_where_the_daemon_had_not_read_its_file_before(cli: Cli) -> None:
+def test_rollback_if_the_daemon_had_not_read_its_file_before(cli: Cli) -> None:
     cli.data("configure-runtime")
     cli.engine.config.write_text(EDITED)  # taken out by hand, not reloaded
     data = cli.data("configure-runtime", "--set-as-default")

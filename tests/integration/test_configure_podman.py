@@ -23,7 +23,7 @@ def node(tmp_path: Path) -> PodmanNode:
     return PodmanNode(tmp_path).prepare()
 
 
-def test_runtime_is_known_by_name_and_gone_again(node: PodmanNode) -> None:
+def test_runtime_is_found_by_name_and_removed_again(node: PodmanNode) -> None:
     data = node.configure()
     assert (data["engine"], data["restart"]["performed"]) == ("podman", False)
     assert "nvidia" in data["active"]["handler"] and node.runtime("--runtime", "nvidia") == "nvidia"
@@ -44,7 +44,7 @@ def test_default_is_set_and_rolled_back(node: PodmanNode) -> None:
     assert node.runtime() == "runc" and not node.drop_in.exists()
 
 
-def test_runtime_in_the_administrators_file_is_left_as_it_is(node: PodmanNode) -> None:
+def test_runtime_in_the_administrators_file_is_not_changed(node: PodmanNode) -> None:
     conf = node.etc / "containers.conf"
     conf.write_text(f'[engine.runtimes]\nnvidia = ["{node.program}"]   # by hand\n')
     data = node.configure()
@@ -53,7 +53,7 @@ def test_runtime_in_the_administrators_file_is_left_as_it_is(node: PodmanNode) -
     assert "nvidia" not in conf.read_text()
 
 
-def test_old_hook_is_reported_and_goes_with_the_runtime(node: PodmanNode) -> None:
+def test_old_hook_is_reported_and_removed_with_the_runtime(node: PodmanNode) -> None:
     hook = node.directory / "share/oci/hooks.d/oci-nvidia-hook.json"
     other = hook.with_name("other.json")
     hook.parent.mkdir(parents=True)
@@ -65,12 +65,12 @@ def test_old_hook_is_reported_and_goes_with_the_runtime(node: PodmanNode) -> Non
     assert not hook.exists() and other.exists()
 
 
-def test_program_that_podman_can_not_find_is_refused(node: PodmanNode) -> None:
+def test_program_that_podman_cannot_find_is_refused(node: PodmanNode) -> None:
     done = node.gpunode("configure-runtime", "--nvidia-runtime-path", str(node.directory / "absent"))
     assert done.returncode == 3 and "is not there" in done.stderr and not node.drop_in.exists()
 
 
-def test_broken_file_is_refused_by_its_place(node: PodmanNode) -> None:
+def test_broken_file_is_refused_with_its_position(node: PodmanNode) -> None:
     broken = node.etc / "containers.conf.d/50-site.conf"
     broken.parent.mkdir()
     broken.write_text("[engine\nruntime = 1\n")
@@ -80,7 +80,7 @@ def test_broken_file_is_refused_by_its_place(node: PodmanNode) -> None:
     assert not node.drop_in.exists() and broken.read_text() == "[engine\nruntime = 1\n"
 
 
-def test_later_file_that_says_otherwise_is_named(node: PodmanNode) -> None:
+def test_later_file_with_another_setting_is_named(node: PodmanNode) -> None:
     later = node.etc / "containers.conf.d/99-z.conf"
     later.parent.mkdir()
     later.write_text('[engine.runtimes]\nnvidia = ["/opt/old/nvidia-container-runtime"]\n')

@@ -59,7 +59,7 @@ def test_restart_that_stops_containers_needs_yes(tmp_path: Path, monkeypatch: py
         assert cli.engine.pid != pid
 
 
-def test_dry_run_tells_that_the_real_run_would_refuse(
+def test_dry_run_reports_that_the_run_would_be_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with busy(tmp_path, monkeypatch, {}) as cli:
@@ -69,7 +69,7 @@ def test_dry_run_tells_that_the_real_run_would_refuse(
         assert not cli.state.exists()
 
 
-def test_live_restore_keeps_containers_so_nothing_is_refused(
+def test_with_live_restore_the_restart_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with busy(tmp_path, monkeypatch, {"live-restore": True}) as cli:

@@ -36,7 +36,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
-def test_both_engines_are_configured_and_each_can_be_taken_back(node: Node) -> None:
+def test_both_engines_are_configured_and_each_can_be_rolled_back(node: Node) -> None:
     before = [engine.config.read_bytes() for engine in node.engines]
     shown = node.gpunode("configure-runtime", "--dry-run", "--exit-code", "-o", "json")
     assert shown.returncode == 1
@@ -58,7 +58,7 @@ def test_both_engines_are_configured_and_each_can_be_taken_back(node: Node) -> N
 
 
 @pytest.mark.parametrize("node", [BROKEN_CRI], indirect=True)
-def test_failure_of_the_second_takes_the_first_back(node: Node) -> None:
+def test_failure_of_the_second_engine_rolls_the_first_back(node: Node) -> None:
     before = [engine.config.read_bytes() for engine in node.engines]
     done = node.gpunode("configure-runtime")
     assert done.returncode == 4, done.stderr
@@ -72,7 +72,7 @@ def test_failure_of_the_second_takes_the_first_back(node: Node) -> None:
 
 
 @pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
-def test_refusal_by_one_leaves_the_other_unwritten(node: Node) -> None:
+def test_refusal_by_one_engine_leaves_the_other_unchanged(node: Node) -> None:
     node.others[0].config.write_text("version = 2\n[plugins\n")
     before = node.engine.config.read_bytes()
     done = node.gpunode("configure-runtime")
@@ -100,7 +100,7 @@ def signal_at_restart(node: Node, unit: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
-def test_interruption_at_the_second_takes_both_back(node: Node) -> None:
+def test_interrupt_at_the_second_engine_rolls_both_back(node: Node) -> None:
     before = [engine.config.read_bytes() for engine in node.engines]
     signal_at_restart(node, "containerd.service", "INT")
     done = node.gpunode("configure-runtime")
@@ -111,7 +111,7 @@ def test_interruption_at_the_second_takes_both_back(node: Node) -> None:
 
 
 @pytest.mark.parametrize("node", [CONTAINERD_CONFIG], indirect=True)
-def test_run_killed_at_the_second_keeps_the_first_and_the_next_one_ends_it(node: Node) -> None:
+def test_run_killed_at_the_second_engine_is_finished_by_the_next_one(node: Node) -> None:
     before = [engine.config.read_bytes() for engine in node.engines]
     signal_at_restart(node, "containerd.service", "KILL")
     assert node.gpunode("configure-runtime").returncode != 0

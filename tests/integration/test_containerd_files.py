@@ -116,7 +116,7 @@ def without(tree: Tree, *names: str) -> Tree:
 # --- a missing file --------------------------------------------------------------------------------------
 
 
-def test_missing_file_is_made_and_nothing_else_changes(node: Node) -> None:
+def test_missing_file_is_created_and_only_the_runtime_changes(node: Node) -> None:
     before = node.seen()
     plan = node.configure()
     assert plan.config_version == (3 if node.deep else 2)
@@ -127,7 +127,7 @@ def test_missing_file_is_made_and_nothing_else_changes(node: Node) -> None:
     assert same(without(node.seen()), without(before))
 
 
-def test_files_that_nobody_imports_are_not_brought_into_force(node: Node) -> None:
+def test_files_that_are_not_imported_do_not_become_effective(node: Node) -> None:
     node.write("config.toml", MAIN)
     node.write("conf.d/50-other.toml", "version = 2\noom_score = -7\n")
     node.configure()
@@ -139,7 +139,7 @@ def test_files_that_nobody_imports_are_not_brought_into_force(node: Node) -> Non
 # --- copies that NVIDIA's tools generated -----------------------------------------------------------------
 
 
-def test_a_copy_that_gives_the_runtime_is_left_alone_and_what_it_hides_is_told(node: Node) -> None:
+def test_copy_with_the_runtime_is_kept_and_its_shadowed_settings_reported(node: Node) -> None:
     node.write("config.toml", DRIFTED)
     node.write("conf.d/99-nvidia.toml", COPY)
     plan = node.configure()
@@ -150,7 +150,7 @@ def test_a_copy_that_gives_the_runtime_is_left_alone_and_what_it_hides_is_told(n
     assert node.configure().notes == ()
 
 
-def test_replacing_a_copy_brings_the_main_files_values_into_force(node: Node) -> None:
+def test_replacing_a_copy_makes_the_main_file_effective(node: Node) -> None:
     node.write("config.toml", DRIFTED)
     copied = node.write("conf.d/99-nvidia.toml", COPY)
     plan = node.configure(replace(NVIDIA, replace=True))
@@ -164,7 +164,7 @@ def test_replacing_a_copy_brings_the_main_files_values_into_force(node: Node) ->
     assert not node.configure(replace(NVIDIA, replace=True)).changed
 
 
-def test_replacing_keeps_the_other_runtimes_and_the_default_that_the_copy_gave(node: Node) -> None:
+def test_replacing_a_copy_keeps_its_other_runtimes_and_default(node: Node) -> None:
     more = COPY.replace('default_runtime_name = "runc"', 'default_runtime_name = "nvidia-cdi"')
     block = re.search(
         r"\n +\[plugins\S+runtimes\.nvidia\].*?(?=\n +\[plugins\S+runtimes\.runc\])", COPY, re.S
@@ -180,7 +180,7 @@ def test_replacing_keeps_the_other_runtimes_and_the_default_that_the_copy_gave(n
     assert "'default_runtime_name': 'nvidia-cdi'" in str(node.seen())
 
 
-def test_undo_deletes_a_copy_that_only_repeats_the_rest(node: Node) -> None:
+def test_undo_deletes_a_redundant_copy(node: Node) -> None:
     node.write("config.toml", CURRENT)
     copied = node.write("conf.d/99-nvidia.toml", COPY)
     before = node.seen()
@@ -190,7 +190,7 @@ def test_undo_deletes_a_copy_that_only_repeats_the_rest(node: Node) -> None:
     assert same(without(node.seen()), without(before, "nvidia"))
 
 
-def test_undo_keeps_a_copy_that_hides_something_and_says_what(node: Node) -> None:
+def test_undo_keeps_a_copy_that_shadows_settings_and_names_them(node: Node) -> None:
     node.write("config.toml", DRIFTED)
     copied = node.write("conf.d/99-nvidia.toml", COPY)
     before = node.seen()
@@ -200,7 +200,7 @@ def test_undo_keeps_a_copy_that_hides_something_and_says_what(node: Node) -> Non
 
 
 @pytest.mark.parametrize("place", ["conf.d", "config.d"])
-def test_undo_removes_nvidias_drop_in_that_nobody_reads(node: Node, place: str) -> None:
+def test_undo_removes_an_nvidia_drop_in_that_is_not_imported(node: Node, place: str) -> None:
     node.write("config.toml", MAIN)
     stale = node.write(f"{place}/99-nvidia.toml", COPY)
     mine = node.write(f"{place}/50-mine.toml", "version = 2\n")
@@ -213,7 +213,7 @@ def test_undo_removes_nvidias_drop_in_that_nobody_reads(node: Node, place: str) 
 # --- several handlers, CDI, defaults ----------------------------------------------------------------------
 
 
-def test_several_handlers_inherit_alike_and_go_together(node: Node) -> None:
+def test_several_handlers_inherit_the_same_options_and_are_removed_together(node: Node) -> None:
     systemd = "[plugins.{0}.containerd.runtimes.runc]\n  runtime_type = 'io.containerd.runc.v2'\n"
     systemd += "[plugins.{0}.containerd.runtimes.runc.options]\n  SystemdCgroup = true\n"
     node.write("config.toml", MAIN + systemd.replace("{0}", f'"{CRI_PLUGINS[2]}"'))
@@ -232,7 +232,7 @@ def test_several_handlers_inherit_alike_and_go_together(node: Node) -> None:
     assert same(without(node.seen()), without(before))
 
 
-def test_cdi_alone_touches_nothing_else_and_is_taken_out_again(node: Node) -> None:
+def test_cdi_alone_changes_nothing_else_and_is_removed_again(node: Node) -> None:
     if node.release < (1, 7):
         with pytest.raises(PreconditionError, match="no CDI"):
             node.configure(DesiredConfig(cdi=True))
@@ -249,7 +249,7 @@ def test_cdi_alone_touches_nothing_else_and_is_taken_out_again(node: Node) -> No
     assert node.main.read_text() == text
 
 
-def test_snapshotter_that_containerd_passes_over_stays_so(node: Node) -> None:
+def test_snapshotter_ignored_by_containerd_stays_ignored(node: Node) -> None:
     node.write("config.toml", (CONFIGS / "containerd/proxy-plugins-v2.toml").read_text())
     before = node.seen()
     node.configure()
@@ -262,7 +262,7 @@ def test_snapshotter_that_containerd_passes_over_stays_so(node: Node) -> None:
 # --- refusals ---------------------------------------------------------------------------------------------
 
 
-def test_file_that_containerd_refuses_already_is_said_to_be_so(node: Node) -> None:
+def test_file_already_refused_by_containerd_is_reported_as_such(node: Node) -> None:
     node.write("config.toml", MAIN.replace('"p:1"', "3"))
     before = node.files()
     with pytest.raises(ConfigError, match=r"refuses .*config\.toml as it is") as caught:
@@ -271,7 +271,7 @@ def test_file_that_containerd_refuses_already_is_said_to_be_so(node: Node) -> No
     assert node.files() == before
 
 
-def test_commands_of_the_hint_make_a_version_1_file_one_that_can_be_configured(node: Node) -> None:
+def test_commands_in_the_hint_make_a_version_1_file_configurable(node: Node) -> None:
     node.write(
         "config.toml",
         '[plugins]\n  [plugins.cri]\n    sandbox_image = "p:9"\n  [plugins."cri".cni]\n    bin_dir = "/b"\n',

@@ -67,7 +67,7 @@ PAIRS = [
 
 @pytest.mark.containerd
 @pytest.mark.parametrize(("case", "source"), PAIRS)
-def test_what_is_passed_over_is_not_in_force(case, source):
+def test_ignored_settings_are_not_reported_as_effective(case, source):
     path = path_of(source)
     first, second = CASES[case]
     program = sure(shutil.which("containerd", path=path))

@@ -26,13 +26,13 @@ def cells() -> Iterator[Table]:
 
 
 @pytest.mark.parametrize("key", keys("docker"))
-def test_nothing_but_the_runtime_changes_and_it_goes_again(cells: Table, key: Key) -> None:
+def test_only_the_runtime_changes_and_is_removed_again(cells: Table, key: Key) -> None:
     cells.check(key)
 
 
 @pytest.mark.parametrize("source", (INSTALLED, *SUITES))
 @pytest.mark.parametrize("name", FATAL)
-def test_the_judge_knows_what_only_a_start_refuses(
+def test_validation_detects_errors_that_only_a_start_reports(
     source: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge = Docker.on(path_of(source))

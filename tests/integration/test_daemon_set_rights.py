@@ -151,7 +151,7 @@ def place() -> Iterator[Path]:
     ],
     ids=" ".join,
 )
-def test_the_rights_of_the_manifest_are_enough(
+def test_rbac_rules_of_the_manifest_are_sufficient(
     place: Path, options: tuple[str, ...], resources: dict[str, int]
 ) -> None:
     require("runc", "unshare")

@@ -56,9 +56,7 @@ def without_specification(cli: Cli, verb: str, *options: str) -> Any:
     return json.loads(done.stdout)["data"]
 
 
-def test_cdi_is_on_afterwards_by_a_key_only_where_the_release_needs_one(
-    release: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_cdi_key_is_written_only_for_releases_that_need_it(release: tuple[int, ...], tmp_path: Path) -> None:
     with configuring(start_dockerd({"features": {"time-namespaces": False}}), tmp_path) as cli:
         before = cli.engine.config.read_text()
         by_default = release >= (28, 2)
@@ -73,9 +71,7 @@ def test_cdi_is_on_afterwards_by_a_key_only_where_the_release_needs_one(
         assert cli.engine.config.read_text() == before and bool(cdi_directories(cli)) == by_default
 
 
-def test_cdi_that_somebody_switched_off_is_switched_on_and_off_again(
-    release: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_disabled_cdi_is_enabled_and_rollback_disables_it(release: tuple[int, ...], tmp_path: Path) -> None:
     text = '{"features": {"cdi": false}}'
     with configuring(start_dockerd(text), tmp_path) as cli:
         assert not cdi_directories(cli)
@@ -86,7 +82,7 @@ def test_cdi_that_somebody_switched_off_is_switched_on_and_off_again(
 
 
 @pytest.mark.parametrize("source", ["installed", "forky"])
-def test_a_runtime_that_a_flag_gave_is_still_there_afterwards(
+def test_runtime_added_by_a_flag_stays_available(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if source != "installed":
@@ -100,7 +96,7 @@ def test_a_runtime_that_a_flag_gave_is_still_there_afterwards(
         assert "other" in gone and "nvidia" not in gone
 
 
-def test_a_runtime_that_is_a_flag_is_not_taken_out_by_the_file(tmp_path: Path) -> None:
+def test_runtime_added_by_a_flag_cannot_be_removed_through_the_file(tmp_path: Path) -> None:
     engine = start_dockerd({}, arguments=["--add-runtime", "nvidia=/usr/sbin/runc"])
     with configuring(engine, tmp_path) as cli:
         done = cli.run("unconfigure-runtime")
@@ -108,7 +104,7 @@ def test_a_runtime_that_is_a_flag_is_not_taken_out_by_the_file(tmp_path: Path) -
         assert cli.engine.config.read_text() == "{}\n"
 
 
-def test_a_stopped_dockerd_is_started_with_the_runtime_and_left_alone_without(tmp_path: Path) -> None:
+def test_stopped_dockerd_is_started_only_by_configure(tmp_path: Path) -> None:
     with configuring(start_dockerd({}), tmp_path) as cli:
         os.kill(cli.engine.pid, 15)
         assert eventually(lambda: not cli.engine.running)
@@ -122,7 +118,7 @@ def test_a_stopped_dockerd_is_started_with_the_runtime_and_left_alone_without(tm
 
 
 @pytest.mark.containers
-def test_containers_that_need_the_runtime_are_named_before_it_goes(tmp_path: Path) -> None:
+def test_containers_using_the_runtime_are_named_before_its_removal(tmp_path: Path) -> None:
     with configuring(start_dockerd({}), tmp_path) as cli:
         cli.data("configure-runtime")
         load(cli.engine, IMAGE, ("/bin/sleep", "1000"))

@@ -49,7 +49,7 @@ def files(docker: Rootless) -> set[str]:
     return {name for name in names if not name.startswith(".local/") and not name.endswith("key.json")}
 
 
-def test_a_users_docker_is_configured_by_the_user_and_taken_back(docker: Rootless) -> None:
+def test_rootless_docker_is_configured_and_rolled_back_by_its_user(docker: Rootless) -> None:
     before = files(docker)
     done = data(docker, "configure-runtime")
     assert done["config"] == f"{docker.home}/.config/docker/daemon.json"
@@ -69,7 +69,7 @@ def test_a_users_docker_is_configured_by_the_user_and_taken_back(docker: Rootles
     assert (docker.home / ".local/state/gpunode/journal").is_dir()
 
 
-def test_the_runtime_is_started_with_what_leads_it_to_the_users_file(docker: Rootless) -> None:
+def test_runtime_environment_points_to_the_users_toolkit_file(docker: Rootless) -> None:
     data(docker, "configure-runtime")
     DockerApi(Host(), docker.socket).load_image(busybox_archive("gpunode.test/box:1", ("/bin/echo",)))
     argv = ["docker", "-H", f"unix://{docker.socket}", "run", "--rm", "--network=none", "--runtime=nvidia"]
@@ -79,7 +79,7 @@ def test_the_runtime_is_started_with_what_leads_it_to_the_users_file(docker: Roo
     assert f"XDG_CONFIG_HOME={docker.home}/.config" in seen
 
 
-def test_a_toolkit_that_needs_no_hook_gets_no_file_and_a_reload_is_enough(docker: Rootless) -> None:
+def test_toolkit_without_a_hook_needs_no_file_and_only_a_reload(docker: Rootless) -> None:
     docker.file(TOOLKIT, '[nvidia-container-runtime]\nmode = "cdi"\n')
     pid = daemon_pid(docker)
     done = data(docker, "configure-runtime")
@@ -87,7 +87,7 @@ def test_a_toolkit_that_needs_no_hook_gets_no_file_and_a_reload_is_enough(docker
     assert docker.calls() == [] and daemon_pid(docker) == pid
 
 
-def test_what_was_there_in_the_users_file_stays(docker: Rootless) -> None:
+def test_existing_settings_in_the_users_file_are_kept(docker: Rootless) -> None:
     text = '# mine\n[nvidia-container-cli]\n#no-cgroups = false\ndebug = "/tmp/x.log"\n'
     toolkit = docker.file(TOOLKIT, text)
     data(docker, "configure-runtime")
@@ -96,7 +96,7 @@ def test_what_was_there_in_the_users_file_stays(docker: Rootless) -> None:
     assert toolkit.read_text() == text
 
 
-def test_root_is_told_whose_docker_it_is(docker: Rootless) -> None:
+def test_root_gets_the_command_for_the_owner_of_a_rootless_docker(docker: Rootless) -> None:
     argv = [sys.executable, "-m", "gpunode", "configure-runtime", "--runtime", "docker", "--dry-run"]
     own = str(docker.home / ".config/docker/daemon.json")
     done = subprocess.run(
@@ -106,7 +106,7 @@ def test_root_is_told_whose_docker_it_is(docker: Rootless) -> None:
     assert f"XDG_RUNTIME_DIR=/run/user/{UID} gpunode configure-runtime --runtime docker" in done.stderr
 
 
-def test_an_ordinary_user_may_not_change_the_systems_docker(docker: Rootless) -> None:
+def test_ordinary_user_may_not_change_the_system_docker(docker: Rootless) -> None:
     done = docker.gpunode("configure-runtime", "--runtime", "docker", "--config", "/etc/docker/daemon.json")
     assert done.returncode != 0 and "needs root" in done.stderr
 

@@ -41,7 +41,7 @@ def containerd_node(engine):
 
 
 @pytest.mark.containerd
-def test_containerd_in_the_file_then_in_the_daemon():
+def test_containerd_runtime_in_the_file_and_later_in_the_daemon():
     with start_containerd() as engine:
         assert verdict("containerd-runtime-missing", containerd_node(engine)).status is FindingStatus.FAIL
         engine.config.write_text(engine.config.read_text() + RUNTIME)
@@ -61,7 +61,7 @@ def test_containerd_in_the_file_then_in_the_daemon():
 
 
 @pytest.mark.containerd
-def test_containerd_whose_handlers_differ_in_the_cgroup_driver():
+def test_containerd_handlers_with_different_cgroup_drivers_fail():
     with start_containerd(CONTAINERD_CONFIG + RUNTIME + "      SystemdCgroup = true\n") as engine:
         found = verdict("containerd-systemdcgroup", containerd_node(engine))
         assert found.status is FindingStatus.FAIL
@@ -72,7 +72,7 @@ IMPORTS = 'version = 2\nimports = ["{directory}/conf.d/*.toml"]\n'
 
 
 @pytest.mark.containerd
-def test_a_drop_in_that_takes_the_main_files_settings_away():
+def test_drop_in_that_removes_settings_of_the_main_file():
     """Before 2.0 the last file's table counts alone; a whole copy of it keeps what the main file has."""
     main = IMPORTS + CONTAINERD_CONFIG.removeprefix("version = 2\n")
     engine = start_containerd(main)
@@ -101,7 +101,7 @@ def test_a_drop_in_that_takes_the_main_files_settings_away():
 
 
 @pytest.mark.containerd
-def test_containerd_does_not_start_without_a_file_that_it_imports():
+def test_containerd_with_a_missing_import_does_not_start():
     main = IMPORTS.replace("/conf.d/*.toml", "/gone.toml") + CONTAINERD_CONFIG.removeprefix("version = 2\n")
     with start_containerd() as engine:
         engine.config.write_text(main.replace("{directory}", str(engine.directory)))
@@ -112,7 +112,7 @@ def test_containerd_does_not_start_without_a_file_that_it_imports():
 
 
 @pytest.mark.containerd
-def test_containerd_that_has_stopped_is_not_running():
+def test_stopped_containerd_is_reported():
     with start_containerd() as engine:
         node = containerd_node(engine)
         assert verdict("containerd-not-restarted", node).status is FindingStatus.PASS
@@ -121,7 +121,7 @@ def test_containerd_that_has_stopped_is_not_running():
 
 
 @pytest.mark.docker
-def test_docker_in_the_file_then_in_the_daemon():
+def test_docker_runtime_in_the_file_and_later_in_the_daemon():
     def docker_node():
         daemon = find_docker(Host(), str(engine.config))
         assert daemon is not None

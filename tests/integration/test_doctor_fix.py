@@ -131,7 +131,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_the_plan_is_shown_and_nothing_is_done(node: Node) -> None:
+def test_plan_is_printed_and_nothing_is_changed(node: Node) -> None:
     done = node.doctor("uvm-not-loaded", "--fix")
     assert done.returncode == 1, done.stderr
     assert "modprobe nvidia-uvm && nvidia-modprobe -c0 -u" in done.stdout
@@ -139,7 +139,7 @@ def test_the_plan_is_shown_and_nothing_is_done(node: Node) -> None:
     assert (node.called, node.journal()) == ([], [])
 
 
-def test_what_is_safe_is_carried_out_and_the_check_runs_again(node: Node) -> None:
+def test_safe_fix_is_applied_and_its_check_runs_again(node: Node) -> None:
     report = node.fixes("uvm-not-loaded", "--fix", "--apply")
     (done,) = report["data"]["done"]
     assert (done["id"], done["outcome"], report["exitCode"]) == ("uvm-not-loaded", "mended", 0), report
@@ -153,7 +153,7 @@ def test_what_is_safe_is_carried_out_and_the_check_runs_again(node: Node) -> Non
     assert entry["commands"] == node.called
 
 
-def test_a_program_that_fails_is_told_with_its_words(node: Node) -> None:
+def test_failed_program_is_reported_with_its_output(node: Node) -> None:
     (node.place / "broken").touch()
     done = node.doctor("uvm-not-loaded", "--fix", "--apply")
     assert done.returncode == 1
@@ -164,7 +164,7 @@ def test_a_program_that_fails_is_told_with_its_words(node: Node) -> None:
     assert node.journal() == []
 
 
-def test_a_fix_that_changes_nothing_is_not_called_mended(node: Node) -> None:
+def test_fix_without_effect_is_not_reported_as_fixed(node: Node) -> None:
     node.program("modprobe", "#!/bin/sh\n")
     node.program("nvidia-modprobe", "#!/bin/sh\n")
     done = node.doctor("uvm-not-loaded", "--fix", "--apply")
@@ -172,7 +172,7 @@ def test_a_fix_that_changes_nothing_is_not_called_mended(node: Node) -> None:
     assert "uvm-not-loaded not-mended:" in done.stdout
 
 
-def test_a_healthy_node_has_nothing_to_mend(node: Node) -> None:
+def test_healthy_node_has_nothing_to_fix(node: Node) -> None:
     node.doctor("uvm-not-loaded", "--fix", "--apply")
     node.program("modprobe", "#!/bin/sh\nexit 1\n")
     done = node.doctor("pci-no-gpu", "module-not-loaded", "--fix", "--apply")

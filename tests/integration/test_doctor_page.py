@@ -41,7 +41,7 @@ def mismatch(tmp_path_factory):
     return page_of(recorded_host("driver-lib-mismatch", place / "m").root, place / "node.html")
 
 
-def test_it_renders_the_report_it_carries(tab, mismatch):
+def test_page_renders_its_embedded_report(tab, mismatch):
     tab.open(mismatch)
     report = json.loads(tab.value("document.getElementById('report').textContent"))
     assert report["kind"] == "DoctorReport"
@@ -53,7 +53,7 @@ def test_it_renders_the_report_it_carries(tab, mismatch):
     assert tab.value("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_no_request_leaves_it(tab, mismatch):
+def test_page_sends_no_request(tab, mismatch):
     tab.requests.clear()
     tab.open(mismatch)
     tab.value("document.querySelectorAll('button').forEach(one => one.click())")
@@ -61,7 +61,7 @@ def test_no_request_leaves_it(tab, mismatch):
     assert tab.value("performance.getEntriesByType('resource').length") == 0
 
 
-def test_its_own_policy_refuses_requests_even_if_a_script_asked(tab, mismatch):
+def test_content_security_policy_refuses_requests_of_scripts(tab, mismatch):
     tab.open(mismatch)
     refused = tab.value("fetch('http://192.0.2.1/').then(() => 'sent', error => 'refused')")
     assert refused == "refused"
@@ -83,7 +83,7 @@ def choose(tab, text="", layer="", states=None):
     return tab.value(LEFT)
 
 
-def test_the_filters_work(tab, mismatch):
+def test_filters_hide_and_show_checks(tab, mismatch):
     tab.open(mismatch)
     findings = json.loads(tab.value("document.getElementById('report').textContent"))["data"]["findings"]
     everything = choose(tab)
@@ -100,13 +100,13 @@ def test_the_filters_work(tab, mismatch):
     assert tab.value(LEFT) == everything
 
 
-def test_what_a_search_finds_can_be_seen(tab, mismatch):
+def test_search_result_in_a_collapsed_layer_is_visible(tab, mismatch):
     tab.open(mismatch)
     choose(tab, text="toolkit-missing")
     assert "toolkit-missing" in tab.value(SHOWN)
 
 
-def test_a_link_to_a_hidden_check_shows_it(tab, mismatch):
+def test_link_to_a_hidden_check_shows_it(tab, mismatch):
     tab.open(mismatch)
     choose(tab, states=["fail"])
     tab.value("location.hash = 'toolkit-missing'")
@@ -115,7 +115,7 @@ def test_a_link_to_a_hidden_check_shows_it(tab, mismatch):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_light_and_dark(scheme, tab, mismatch):
+def test_text_has_contrast_in_light_and_dark(scheme, tab, mismatch):
     """WCAG 2.1's contrast of 4.5 for every text, against the nearest background behind it."""
     tab.scheme(scheme)
     tab.open(mismatch)
@@ -150,7 +150,7 @@ CONTRAST = """(() => {
 })()"""
 
 
-def test_it_fits_a_phone_and_shows_first_what_to_do(tab, mismatch):
+def test_page_fits_a_phone_and_shows_the_first_command(tab, mismatch):
     size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     tab.ask("Emulation.setDeviceMetricsOverride", **size)
     tab.open(mismatch)
@@ -162,13 +162,13 @@ def test_it_fits_a_phone_and_shows_first_what_to_do(tab, mismatch):
     assert fits and command < 740 and covered <= 0
 
 
-def test_a_screen_reader_hears_whose_command_is_copied(tab, mismatch):
+def test_copy_button_has_a_label_with_its_check(tab, mismatch):
     tab.open(mismatch)
     labels = "[...document.querySelectorAll('.fix button')].map(one => one.getAttribute('aria-label'))"
     assert set(tab.value(labels)) == {"Copy the command of driver-lib-mismatch"}
 
 
-def test_paper_shows_everything_and_the_screen_is_as_before(tab, mismatch):
+def test_print_shows_everything_and_the_screen_is_restored(tab, mismatch):
     closed = "document.querySelectorAll('details:not([open])').length"
     tab.open(mismatch)
     before = tab.value(closed)
@@ -179,7 +179,7 @@ def test_paper_shows_everything_and_the_screen_is_as_before(tab, mismatch):
     assert tab.value(closed) == before
 
 
-def test_what_a_node_says_of_itself_stays_text(tab, tmp_path):
+def test_untrusted_text_of_a_node_stays_text(tab, tmp_path):
     spec = machine("docker-not-restarted")
     spec["files"]["/proc/sys/kernel/hostname"] = HOSTILE + "\n"
     spec["files"]["/etc/docker/daemon.json"] = json.dumps({"runtimes": {HOSTILE: {"path": HOSTILE}}})
@@ -193,7 +193,7 @@ def test_what_a_node_says_of_itself_stays_text(tab, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["healthy-h100", "healthy-wsl2", "pci-no-gpu"])
-def test_every_kind_of_node_has_a_page_without_a_complaint(name, tab, tmp_path):
+def test_page_of_every_kind_of_node_logs_no_error(name, tab, tmp_path):
     address = page_of(recorded_host(name, tmp_path / "m").root, tmp_path / "node.html")
     tab.complaints.clear()
     tab.open(address)
@@ -202,7 +202,7 @@ def test_every_kind_of_node_has_a_page_without_a_complaint(name, tab, tmp_path):
     assert tab.complaints == []
 
 
-def test_the_page_is_whole_without_javascript(tab, mismatch):
+def test_page_is_complete_without_javascript(tab, mismatch):
     tab.ask("Emulation.setScriptExecutionDisabled", value=True)
     tab.open(mismatch)
     tab.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")

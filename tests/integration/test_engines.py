@@ -19,7 +19,7 @@ BOTH = [
 
 
 @pytest.mark.parametrize(("make", "program"), BOTH)
-def test_the_restart_command_restarts_the_daemon_and_leaving_ends_the_new_one(make, program):
+def test_restart_command_restarts_the_daemon_and_exit_stops_the_new_one(make, program):
     require(program)
     with make() as engine:
         first = engine.pid
@@ -33,7 +33,7 @@ def test_the_restart_command_restarts_the_daemon_and_leaving_ends_the_new_one(ma
 
 
 @pytest.mark.parametrize(("make", "program"), BOTH)
-def test_a_restart_into_a_broken_configuration_fails_and_says_why(make, program):
+def test_restart_with_a_broken_configuration_fails_with_the_reason(make, program):
     require(program)
     with make() as engine:
         engine.config.write_text("{{{")
@@ -44,7 +44,7 @@ def test_a_restart_into_a_broken_configuration_fails_and_says_why(make, program)
 
 
 @pytest.mark.parametrize(("make", "program"), BOTH)
-def test_a_daemon_that_does_not_start_leaves_nothing_either(make, program):
+def test_daemon_that_does_not_start_leaves_no_files(make, program):
     require(program)
     engine = make("{{{")
     with pytest.raises(EngineFailed, match=engine.config.name), engine:
@@ -53,7 +53,7 @@ def test_a_daemon_that_does_not_start_leaves_nothing_either(make, program):
 
 
 @pytest.mark.docker
-def test_docker_tells_its_version_and_runtimes(docker):
+def test_docker_api_reports_version_and_runtimes(docker):
     api = DockerApi(Host(), docker.socket)
     assert api.version()["Version"]
     assert "runc" in api.info()["Runtimes"]
@@ -61,7 +61,7 @@ def test_docker_tells_its_version_and_runtimes(docker):
 
 
 @pytest.mark.containerd
-def test_containerd_tells_its_version_handlers_and_default(containerd):
+def test_cri_reports_version_handlers_and_default(containerd):
     with Cri(Host(), containerd.socket) as cri:
         name, version = cri.version()
         status = cri.status()

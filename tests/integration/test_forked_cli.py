@@ -24,12 +24,12 @@ from tests import cli
     ],
     ids=lambda argv: " ".join(argv) or "nothing",
 )
-def test_code_and_streams_are_the_same(argv: tuple[str, ...], tmp_path: Path) -> None:
+def test_exit_code_and_streams_are_the_same(argv: tuple[str, ...], tmp_path: Path) -> None:
     environ = {"GPUNODE_STATE_DIR": str(tmp_path)}
     assert cli.gpunode(*argv, env=environ) == cli.fresh_gpunode(*argv, env=environ)
 
 
-def test_a_run_has_its_own_environment_and_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_has_its_own_environment_and_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("etc", "proc", "sys"):
         (tmp_path / name).mkdir()
@@ -39,7 +39,7 @@ def test_a_run_has_its_own_environment_and_directory(tmp_path: Path, monkeypatch
     assert json.loads(cli.gpunode("journal", "list", env={"GPUNODE_OUTPUT": "json"}).out)["kind"]
 
 
-def test_one_that_takes_too_long_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_timed_out_run_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
     held = cli._forked()
     with pytest.raises(subprocess.TimeoutExpired):
         held.run_in(cli.clean_environment(), "--version", seconds=1e-6)
@@ -47,6 +47,8 @@ def test_one_that_takes_too_long_is_ended_and_the_next_one_runs(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "PYTHONPATH", "TZ"])
-def test_what_only_a_start_reads_gets_one(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_read_at_interpreter_start_use_a_new_process(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cli, "_forked", lambda: pytest.fail("forked"))
     assert cli.gpunode("--version", env={variable: "/nonexistent"}).code == 0

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.docker
-def test_the_condition_holds_only_where_the_runtime_is_not_in_the_map() -> None:
+def test_condition_holds_only_if_the_runtime_is_not_in_the_map() -> None:
     require("dockerd", "docker", "containerd", "runc")
     with start_dockerd() as engine:
         for name, rendered in (("nvidia", ["# ", "[x]", "# "]), ("runc", ["# "])):

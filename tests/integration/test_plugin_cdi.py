@@ -117,7 +117,7 @@ def started(plugin, image, names, *arguments):
     return done.stdout.splitlines()
 
 
-def test_a_container_gets_the_gpus_that_allocate_names_and_no_other(plugin, image):
+def test_container_gets_exactly_the_gpus_that_allocate_names(plugin, image):
     assert plugin.kubelet.wait_allocatable("nvidia.com/gpu", 2, PATIENCE), plugin.log.read_text()
     given = plugin.kubelet.allocate("nvidia.com/gpu", 1)
     assert not given.envs
@@ -133,7 +133,7 @@ def test_a_container_gets_the_gpus_that_allocate_names_and_no_other(plugin, imag
     ]
 
 
-def test_a_container_gets_its_mig_device_with_its_two_capabilities(plugin, image):
+def test_container_gets_its_mig_device_with_its_two_capabilities(plugin, image):
     assert plugin.kubelet.wait_allocatable("nvidia.com/mig-2g.20gb", 1, PATIENCE), plugin.log.read_text()
     given = plugin.kubelet.allocate("nvidia.com/mig-2g.20gb", 1)
     (name,) = given.cdi
@@ -143,7 +143,7 @@ def test_a_container_gets_its_mig_device_with_its_two_capabilities(plugin, image
     assert opened == {f"/dev/nvidia{CUT}", probed[2], probed[3]}
 
 
-def test_another_layout_is_described_before_it_is_advertised(root):
+def test_changed_layout_is_in_the_specification_before_it_is_advertised(root):
     made, scenario = root
     first, second, *rest = (mig_uuid(CUT, index) for index in range(4))
     with tempfile.TemporaryDirectory(prefix="gp-") as name:
@@ -163,7 +163,7 @@ def test_another_layout_is_described_before_it_is_advertised(root):
             plugin.end()
 
 
-def test_gpus_without_a_specification_are_shown_and_not_handed_out(root):
+def test_gpus_without_a_specification_are_advertised_as_unhealthy(root):
     _, scenario = root
     with tempfile.TemporaryDirectory(prefix="gp-") as name:
         empty = Path(name) / "empty"

@@ -71,7 +71,9 @@ def has_unit(node: KubernetesNode) -> bool:
     return node.sh(f"test -e {UNIT_FILE} && echo yes || echo no") == "yes\n"
 
 
-def test_the_whole_way_and_nothing_a_second_time(node: KubernetesNode, api: ApiServer) -> None:
+def test_setup_runs_every_step_once_and_a_second_run_changes_nothing(
+    node: KubernetesNode, api: ApiServer
+) -> None:
     first = setup(node)
     assert first.code == 0, first.err + node.log()
     assert states(first) == {
@@ -104,7 +106,7 @@ def test_the_whole_way_and_nothing_a_second_time(node: KubernetesNode, api: ApiS
 
 
 @pytest.mark.containers
-def test_without_an_api_server_a_container_proves_it(node: KubernetesNode) -> None:
+def test_without_an_api_server_a_container_is_the_proof(node: KubernetesNode) -> None:
     done = setup(node)
     assert done.code == 0, done.err + node.log()
     assert done.document["status"] == "warn"
@@ -124,7 +126,7 @@ def test_without_an_api_server_a_container_proves_it(node: KubernetesNode) -> No
     assert node.sh("ls /run/units") == ""
 
 
-def test_a_plugin_that_does_not_start_is_taken_back_and_the_rest_goes_on_later(
+def test_plugin_that_does_not_start_is_rolled_back_and_a_later_run_continues(
     node: KubernetesNode, api: ApiServer
 ) -> None:
     (node.place / "broken").touch()
@@ -150,9 +152,7 @@ def test_a_plugin_that_does_not_start_is_taken_back_and_the_rest_goes_on_later(
     assert states(done)["plugin"] == "done"
 
 
-def test_a_kubelet_that_takes_nothing_and_ctrl_c_leave_no_plugin(
-    node: KubernetesNode, api: ApiServer
-) -> None:
+def test_failed_registration_and_ctrl_c_leave_no_plugin(node: KubernetesNode, api: ApiServer) -> None:
     # the plugin offers its GPUs to nobody, so it is never ready
     (node.place / "environment").write_text(
         "GPUNODE_PLUGIN_SERVE_KUBELET_SOCKET=/var/lib/kubelet/none/kubelet.sock\n"
@@ -178,7 +178,7 @@ def test_a_kubelet_that_takes_nothing_and_ctrl_c_leave_no_plugin(
     assert node.sh("ls /run/units") == ""
 
 
-def test_a_daemon_set_whose_pod_comes_or_does_not(node: KubernetesNode, api: ApiServer) -> None:
+def test_daemon_set_is_rolled_back_if_its_pod_does_not_start(node: KubernetesNode, api: ApiServer) -> None:
     options = ("--plugin", "daemonset", "--image", "registry.test/gpunode:1")
     none = setup(node, *options, "--wait", "1")
     assert none.code == 4, none.err

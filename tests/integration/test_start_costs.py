@@ -42,7 +42,7 @@ def configured(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cli]:
         yield cli
 
 
-def test_nothing_to_change_starts_no_child_and_loads_nothing_heavy(configured: Cli) -> None:
+def test_unchanged_run_starts_no_child_and_loads_no_heavy_module(configured: Cli) -> None:
     for more in ([], ["--dry-run"]):
         python, *rest = configured.argv("configure-runtime", "-v", *more)
         done = subprocess.run(
@@ -61,7 +61,7 @@ def test_nothing_to_change_starts_no_child_and_loads_nothing_heavy(configured: C
         assert parents & ENGINES[configured.engine.kind] == set()
 
 
-def test_the_version_is_the_running_programs_without_starting_it(configured: Cli) -> None:
+def test_version_of_the_running_program_is_read_without_starting_it(configured: Cli) -> None:
     """A package upgrade replaces the file; what the plan must suit is the daemon that runs now."""
     started: list[str] = []
     host = Host(environ=dict(os.environ), trace=started.append)
@@ -76,7 +76,7 @@ def test_the_version_is_the_running_programs_without_starting_it(configured: Cli
 
 
 @pytest.mark.containerd
-def test_a_real_containerd_gives_its_status_and_version() -> None:
+def test_real_containerd_returns_its_status_and_version() -> None:
     with start_containerd(CONTAINERD_CONFIG) as engine:
         with Cri(Host(), engine.socket) as cri:
             status = cri.status()

@@ -57,7 +57,7 @@ def with_runtime(program: Path) -> str:
 
 
 @pytest.mark.containerd
-def test_containerd_drifts_until_it_is_restarted(tmp_path: Path) -> None:
+def test_containerd_has_drift_until_it_is_restarted(tmp_path: Path) -> None:
     with configuring(start_containerd(), tmp_path) as cli:
         first = status(cli)
         assert (first["running"], first["activeDefault"], first["drift"]) == (True, "runc", [])
@@ -75,7 +75,7 @@ def test_containerd_drifts_until_it_is_restarted(tmp_path: Path) -> None:
 
 
 @pytest.mark.containerd
-def test_what_configure_runtime_wrote_is_gpunodes_and_in_force(tmp_path: Path) -> None:
+def test_files_of_configure_runtime_are_listed_as_gpunodes_without_drift(tmp_path: Path) -> None:
     with configuring(start_containerd(), tmp_path) as cli:
         cli.data("configure-runtime")
         found = status(cli)
@@ -84,7 +84,7 @@ def test_what_configure_runtime_wrote_is_gpunodes_and_in_force(tmp_path: Path) -
 
 
 @pytest.mark.docker
-def test_docker_drifts_until_it_has_read_its_file(tmp_path: Path) -> None:
+def test_docker_has_drift_until_it_has_read_its_file(tmp_path: Path) -> None:
     with configuring(start_dockerd(), tmp_path) as cli:
         assert kinds(cli) == []
         runtimes = {"gpu": {"path": str(cli.program)}}
@@ -112,7 +112,7 @@ runtime_type = "io.containerd.runc.v2"
 
 
 @pytest.mark.containerd
-def test_a_generated_copy_shadows_the_main_file_of_a_real_containerd_2(tmp_path: Path) -> None:
+def test_generated_copy_shadows_the_main_file_of_a_real_containerd_2(tmp_path: Path) -> None:
     path = path_of("forky")
     engine = start_containerd(MAIN, binary=shutil.which("containerd", path=path) or "", path=path)
     with configuring(engine, tmp_path) as cli:
@@ -142,7 +142,7 @@ def test_a_generated_copy_shadows_the_main_file_of_a_real_containerd_2(tmp_path:
 
 
 @pytest.mark.docker
-def test_cdi_of_a_real_docker_28_needs_its_restart(tmp_path: Path) -> None:
+def test_cdi_in_a_real_docker_28_needs_a_restart(tmp_path: Path) -> None:
     binary = shutil.which("dockerd", path=path_of("forky")) or ""
     engine = start_dockerd({"features": {"cdi": True}}, binary=binary)
     with configuring(engine, tmp_path) as cli:
@@ -153,7 +153,7 @@ def test_cdi_of_a_real_docker_28_needs_its_restart(tmp_path: Path) -> None:
         assert (status(cli)["cdi"], kinds(cli)) == (False, [])
 
 
-def test_crio_drifts_until_it_is_restarted(tmp_path: Path) -> None:
+def test_crio_has_drift_until_it_is_restarted(tmp_path: Path) -> None:
     require("gcc")
     with start_crio("packaged") as engine:
         cli = Cli(engine, tmp_path / "state", engine.directory / "programs/usr/bin/nvidia-container-runtime")
@@ -168,7 +168,7 @@ def test_crio_drifts_until_it_is_restarted(tmp_path: Path) -> None:
 
 
 @pytest.mark.containerd
-def test_the_containerd_of_k3s_is_the_kubelets_and_its_file_is_k3s_own() -> None:
+def test_containerd_of_k3s_is_the_kubelets_and_its_file_belongs_to_k3s() -> None:
     require("unshare", "nsenter", "runc")
     require_namespace()
     node = DistributionNode("k3s", shutil.which("containerd", path=path_of("forky")) or "", 3).made()
@@ -186,7 +186,7 @@ def test_the_containerd_of_k3s_is_the_kubelets_and_its_file_is_k3s_own() -> None
 
 
 @pytest.mark.podman
-def test_podman_has_no_daemon_and_says_what_it_takes(tmp_path: Path) -> None:
+def test_podman_has_no_daemon_and_lists_its_effective_files(tmp_path: Path) -> None:
     node = PodmanNode(tmp_path).prepare()
     (node.etc / "containers.conf").write_text(f'[engine.runtimes]\nnvidia = ["/nowhere", "{node.program}"]\n')
     done = node.run(*command("status", "runtime", "--runtime", "podman", "-o", "json"))
@@ -203,7 +203,7 @@ def test_podman_has_no_daemon_and_says_what_it_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.containerd
-def test_a_daemon_that_never_answers_is_given_up_after_three_seconds(tmp_path: Path) -> None:
+def test_unresponsive_daemon_times_out_after_three_seconds(tmp_path: Path) -> None:
     """A socket that accepts and says nothing stands for a daemon that hangs."""
     path = tmp_path / "s.sock"
     config = tmp_path / "config.toml"

@@ -123,7 +123,7 @@ def assert_faults_are_told(engine: Engine, node: CdiNode, version: tuple[int, ..
 
 
 @pytest.mark.containerd
-def test_a_pod_of_containerd_computes_by_cdi(suite: str, node: CdiNode) -> None:
+def test_pod_of_containerd_computes_with_cdi(suite: str, node: CdiNode) -> None:
     node.generate()
     with containerd(node) as engine:
         assert_proven(verify(engine, node))
@@ -131,7 +131,7 @@ def test_a_pod_of_containerd_computes_by_cdi(suite: str, node: CdiNode) -> None:
 
 
 @pytest.mark.docker
-def test_a_container_of_docker_computes_by_cdi(suite: str, node: CdiNode) -> None:
+def test_container_of_docker_computes_with_cdi(suite: str, node: CdiNode) -> None:
     node.generate()
     with dockerd(node) as engine:
         assert_proven(verify(engine, node))
@@ -139,7 +139,7 @@ def test_a_container_of_docker_computes_by_cdi(suite: str, node: CdiNode) -> Non
 
 
 @pytest.mark.containerd
-def test_a_containerd_with_cdi_switched_off_says_how_to_switch_it_on(suite: str, node: CdiNode) -> None:
+def test_disabled_cdi_in_containerd_has_a_hint_to_enable_it(suite: str, node: CdiNode) -> None:
     node.generate()
     with containerd(node, cdi=False) as engine:
         ran = verify(engine, node, "--cdi")
@@ -148,7 +148,7 @@ def test_a_containerd_with_cdi_switched_off_says_how_to_switch_it_on(suite: str,
 
 
 @pytest.mark.containerd
-def test_cri_o_is_asked_by_the_same_calls(node: CdiNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crio_is_used_through_the_same_cri_calls(node: CdiNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """CRI-O isn't packaged here: containerd serves the CRI in its place, and an image of the caller's runs.
 
     What only CRI-O has, its configuration over HTTP and its image storage, is not part of this test; gpunode
@@ -175,7 +175,7 @@ def test_cri_o_is_asked_by_the_same_calls(node: CdiNode, monkeypatch: pytest.Mon
 
 
 @pytest.mark.docker
-def test_a_docker_with_cdi_switched_off_says_how_to_switch_it_on(suite: str, node: CdiNode) -> None:
+def test_disabled_cdi_in_docker_has_a_hint_to_enable_it(suite: str, node: CdiNode) -> None:
     node.generate()
     with dockerd(node, cdi=False) as engine:
         ran = verify(engine, node, "--cdi")

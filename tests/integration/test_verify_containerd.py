@@ -77,13 +77,13 @@ def test_every_gpu_adds_its_vectors_inside_a_pod(engine, cri):
     assert (outcome.exit_code, outcome.stderr) == (0, "")
 
 
-def test_a_missing_sandbox_image_is_stood_in_for_and_told(engine, cri):
+def test_missing_sandbox_image_is_replaced_with_a_note(engine, cri):
     progress = Notes()
     run(engine, progress)
     assert [note for note in progress.notes if "gpunode.test/pause:1" in note]
 
 
-def test_a_sandbox_image_that_is_there_is_used_and_stays(engine, node):
+def test_existing_sandbox_image_is_used_and_kept(engine, node):
     images.load_pause(engine)
     progress = Notes()
     with Cri(Host(), engine.socket) as cri:
@@ -96,7 +96,7 @@ def test_a_sandbox_image_that_is_there_is_used_and_stays(engine, node):
         assert held(cri) == ((), ())
 
 
-def test_a_gpu_that_computes_wrongly_is_told_by_the_pod(engine, cri, node):
+def test_gpu_with_wrong_results_is_reported_by_the_pod(engine, cri, node):
     node.stubs.write(GPUS.with_gpu(1, wrong=True))
     outcome = run(engine)
     assert [device.status == "ok" for device in read_answer(outcome.stdout).devices] == [True, False]
@@ -109,39 +109,39 @@ def test_without_the_nvidia_handler_a_pod_sees_no_driver(engine, cri):
     assert "libcuda" in answer.error
 
 
-def test_a_handler_that_the_daemon_does_not_know_is_told_before_anything_is_made(engine, cri):
+def test_unknown_handler_is_reported_before_any_object_is_created(engine, cri):
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="nvidia-cdi")
     assert caught.value.code == "handler-missing"
     assert caught.value.hint == "gpunode configure-runtime --runtime containerd --also cdi"
 
 
-def test_a_handler_that_refuses_is_explained(engine, cri):
+def test_handler_that_refuses_is_explained(engine, cri):
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="broken")
     assert caught.value.code == "driver-not-loaded", caught.value.message
 
 
-def test_a_handler_whose_program_is_gone_is_explained(engine, cri):
+def test_handler_with_a_missing_program_is_explained(engine, cri):
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="absent")
     assert caught.value.code == "toolkit-missing"
 
 
-def test_a_program_that_hangs_is_killed(engine, cri, node):
+def test_hanging_program_is_killed(engine, cri, node):
     node.stubs.write(HANGING)
     with pytest.raises(DaemonError) as caught:
         run(engine, timeout=1.0, argv=("-m", MODULE, "--timeout", "60"))
     assert caught.value.code == "timeout"
 
 
-def test_an_image_that_is_not_there_is_never_pulled(engine, cri):
+def test_missing_image_is_never_pulled(engine, cri):
     with pytest.raises(PreconditionError) as caught:
         run(engine, image="registry.invalid/cuda:12")
     assert "images pull registry.invalid/cuda:12" in caught.value.hint
 
 
-def test_an_image_of_the_callers_runs_its_own_entry_point_and_stays(engine, node):
+def test_custom_image_runs_its_own_entry_point_and_is_kept(engine, node):
     images.load(engine, "gpunode.test/own:1", ("/bin/echo", "own"))
     with Cri(Host(), engine.socket) as cri:
         try:
@@ -151,13 +151,13 @@ def test_an_image_of_the_callers_runs_its_own_entry_point_and_stays(engine, node
             images.remove(engine, "gpunode.test/own:1")
 
 
-def test_an_interrupt_leaves_nothing(engine, cri, node):
+def test_interrupt_leaves_no_objects(engine, cri, node):
     node.stubs.write(HANGING)
     request = ContainerRequest("containerd", socket=engine.socket)
     assert interrupt_when(request, lambda: running_tasks(engine) == 2) == 130
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next_one(engine, cri, node):
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(engine, cri, node):
     node.stubs.write(HANGING)
     request = ContainerRequest("containerd", socket=engine.socket)
     assert interrupt_when(request, lambda: running_tasks(engine) == 2, signal.SIGKILL) == -signal.SIGKILL
@@ -172,7 +172,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(engine, cri, node):
     assert run(engine).exit_code == 0
 
 
-def test_a_run_that_still_goes_on_is_left_alone(engine, cri, node):
+def test_concurrent_run_is_not_disturbed(engine, cri, node):
     node.stubs.write(HANGING)
 
     def another_ran_meanwhile():
@@ -186,14 +186,14 @@ def test_a_run_that_still_goes_on_is_left_alone(engine, cri, node):
     assert interrupt_when(ContainerRequest("containerd", socket=engine.socket), another_ran_meanwhile) == 130
 
 
-def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):
+def test_stopped_daemon_has_a_hint_to_start_it(tmp_path):
     with pytest.raises(DaemonError) as caught:
         run_program(Host(), ContainerRequest("containerd", socket=str(tmp_path / "none.sock")), Notes())
     assert caught.value.exit_code == 3
     assert "systemctl start containerd" in caught.value.hint
 
 
-def test_a_daemon_without_its_cri_says_how_to_switch_it_on(tmp_path):
+def test_daemon_without_cri_has_a_hint_to_enable_it(tmp_path):
     require("containerd")
     with start_containerd('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n') as engine:
         with pytest.raises(DaemonError) as caught:

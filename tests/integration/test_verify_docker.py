@@ -63,7 +63,7 @@ def test_every_gpu_adds_its_vectors_inside_a_container(engine, api):
     assert (outcome.exit_code, outcome.stderr) == (0, "")
 
 
-def test_a_gpu_that_computes_wrongly_is_told_by_the_container(engine, api, node):
+def test_gpu_with_wrong_results_is_reported_by_the_container(engine, api, node):
     node.stubs.write(GPUS.with_gpu(1, wrong=True))
     outcome = run(engine)
     assert [device.status == "ok" for device in read_answer(outcome.stdout).devices] == [True, False]
@@ -76,40 +76,40 @@ def test_without_the_nvidia_runtime_a_container_sees_no_driver(engine, api):
     assert "libcuda" in answer.error
 
 
-def test_a_runtime_that_the_daemon_does_not_know_is_told_before_anything_is_made(engine, api):
+def test_unknown_runtime_is_reported_before_any_object_is_created(engine, api):
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="nvidia-cdi")
     assert caught.value.code == "handler-missing"
     assert caught.value.hint == "gpunode configure-runtime --runtime docker --also cdi"
 
 
-def test_a_runtime_that_refuses_is_explained(engine, api):
+def test_runtime_that_refuses_is_explained(engine, api):
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="broken")
     assert caught.value.code == "driver-not-loaded", caught.value.message
     assert "modprobe nvidia" in caught.value.hint
 
 
-def test_a_runtime_whose_program_is_gone_is_explained(engine, api):
+def test_runtime_with_a_missing_program_is_explained(engine, api):
     with pytest.raises(DaemonError) as caught:
         run(engine, runtime_name="absent")
     assert caught.value.code == "toolkit-missing"
 
 
-def test_a_program_that_hangs_is_killed(engine, api, node):
+def test_hanging_program_is_killed(engine, api, node):
     node.stubs.write(HANGING)
     with pytest.raises(DaemonError) as caught:
         run(engine, timeout=1.0, argv=("-m", MODULE, "--timeout", "60"))
     assert caught.value.code == "timeout"
 
 
-def test_an_image_that_is_not_there_is_never_pulled(engine, api):
+def test_missing_image_is_never_pulled(engine, api):
     with pytest.raises(PreconditionError) as caught:
         run(engine, image="registry.invalid/cuda:12")
     assert caught.value.hint == "docker pull registry.invalid/cuda:12"
 
 
-def test_an_image_of_the_callers_runs_its_own_entry_point_and_stays(engine, node):
+def test_custom_image_runs_its_own_entry_point_and_is_kept(engine, node):
     api = DockerApi(Host(), engine.socket)
     images.load(engine, "gpunode.test/own:1", ("/bin/echo", "own"))
     try:
@@ -119,13 +119,13 @@ def test_an_image_of_the_callers_runs_its_own_entry_point_and_stays(engine, node
         api.remove_image("gpunode.test/own:1")
 
 
-def test_an_interrupt_leaves_nothing(engine, api, node):
+def test_interrupt_leaves_no_objects(engine, api, node):
     node.stubs.write(HANGING)
     request = ContainerRequest("docker", socket=engine.socket)
     assert interrupt_when(request, lambda: api.info()["ContainersRunning"] == 1) == 130
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next_one(engine, api, node):
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(engine, api, node):
     node.stubs.write(HANGING)
     request = ContainerRequest("docker", socket=engine.socket)
     assert (
@@ -137,7 +137,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(engine, api, node):
     assert run(engine).exit_code == 0
 
 
-def test_a_run_that_still_goes_on_is_left_alone(engine, api, node):
+def test_concurrent_run_is_not_disturbed(engine, api, node):
     node.stubs.write(HANGING)
 
     def another_ran_meanwhile():
@@ -151,14 +151,14 @@ def test_a_run_that_still_goes_on_is_left_alone(engine, api, node):
     assert interrupt_when(ContainerRequest("docker", socket=engine.socket), another_ran_meanwhile) == 130
 
 
-def test_a_daemon_that_is_down_says_how_to_start_it(tmp_path):
+def test_stopped_daemon_has_a_hint_to_start_it(tmp_path):
     with pytest.raises(DaemonError) as caught:
         run_program(Host(), ContainerRequest("docker", socket=str(tmp_path / "none.sock")), Notes())
     assert caught.value.exit_code == 3
     assert "systemctl start docker" in caught.value.hint
 
 
-def test_a_daemon_whose_own_log_driver_can_not_be_read_still_gives_the_answer(node):
+def test_daemon_with_an_unreadable_log_driver_still_returns_the_output(node):
     node.stubs.write(GPUS)
     settings = {"runtimes": {"nvidia": {"path": str(node.nvidia)}}, "log-driver": "none"}
     with start_dockerd(settings) as engine:

@@ -93,7 +93,7 @@ def error(document: Any) -> tuple[str, str, str]:
     return told["code"], told["message"], told["hint"]
 
 
-def test_a_node_with_nothing_but_the_driver_computes_in_containers(node: Node) -> None:
+def test_node_with_only_the_driver_computes_in_containers(node: Node) -> None:
     node.gpus.generate()
     code, document = node.verify()
     assert code == 0, document
@@ -104,7 +104,7 @@ def test_a_node_with_nothing_but_the_driver_computes_in_containers(node: Node) -
 
 
 @pytest.mark.full
-def test_a_gpu_that_computes_wrongly_is_told_by_the_container(node: Node) -> None:
+def test_gpu_with_wrong_results_is_reported_by_the_container(node: Node) -> None:
     node.gpus.generate()
     node.gpus.stubs.write(CUT.with_gpu(0, wrong=True))
     code, document = node.verify("--cdi")
@@ -112,7 +112,7 @@ def test_a_gpu_that_computes_wrongly_is_told_by_the_container(node: Node) -> Non
 
 
 @pytest.mark.full
-def test_without_a_specification_it_says_so_before_anything_is_made(node: Node) -> None:
+def test_missing_specification_is_reported_before_any_object_is_created(node: Node) -> None:
     code, document = node.verify()
     assert (code, error(document)[0], error(document)[2]) == (
         3,
@@ -123,7 +123,7 @@ def test_without_a_specification_it_says_so_before_anything_is_made(node: Node) 
 
 
 @pytest.mark.full
-def test_a_library_that_is_gone_is_named_with_the_specification(node: Node) -> None:
+def test_missing_library_is_named_with_the_specification(node: Node) -> None:
     node.gpus.generate().libcuda.unlink()
     code, document = node.verify()
     assert (code, error(document)[0]) == (1, "cdi-stale")
@@ -131,7 +131,7 @@ def test_a_library_that_is_gone_is_named_with_the_specification(node: Node) -> N
 
 
 @pytest.mark.full
-def test_a_device_file_that_is_gone_is_named_with_the_specification(node: Node) -> None:
+def test_missing_device_file_is_named_with_the_specification(node: Node) -> None:
     (node.gpus.generate().root / "dev/nvidia0").unlink()
     code, document = node.verify()
     assert (code, error(document)[0]) == (1, "cdi-stale")
@@ -139,7 +139,7 @@ def test_a_device_file_that_is_gone_is_named_with_the_specification(node: Node) 
 
 
 @pytest.mark.full
-def test_a_specification_that_podman_can_not_read_is_named_with_both_versions(node: Node) -> None:
+def test_specification_too_new_for_podman_is_named_with_both_versions(node: Node) -> None:
     node.gpus.generate().write({**node.gpus.tree(), "cdiVersion": "9.9.0"})
     code, document = node.verify()
     assert (code, error(document)[0]) == (1, "cdi-unresolvable")
@@ -147,7 +147,7 @@ def test_a_specification_that_podman_can_not_read_is_named_with_both_versions(no
 
 
 @pytest.mark.full
-def test_a_specification_without_the_device_tells_which_it_has(node: Node) -> None:
+def test_specification_without_the_device_lists_its_devices(node: Node) -> None:
     tree: Any = node.gpus.generate().tree()
     tree["devices"] = [device for device in tree["devices"] if device["name"] != "all"]
     node.gpus.write(tree)
@@ -157,7 +157,7 @@ def test_a_specification_without_the_device_tells_which_it_has(node: Node) -> No
 
 
 @pytest.mark.full
-def test_a_driver_that_only_a_search_path_of_ours_would_find_is_no_proof(node: Node) -> None:
+def test_driver_outside_the_loader_path_is_no_proof(node: Node) -> None:
     """It lies where NVIDIA's images look, and where no other image's loader does."""
     tree: Any = node.gpus.generate().tree()
     for mount in tree["containerEdits"]["mounts"]:
@@ -171,13 +171,13 @@ def test_a_driver_that_only_a_search_path_of_ours_would_find_is_no_proof(node: N
 
 
 @pytest.mark.full
-def test_an_interrupt_leaves_nothing(node: Node) -> None:
+def test_interrupt_leaves_no_objects(node: Node) -> None:
     node.gpus.generate().stubs.write(HANGING)
     assert node.ended_by("INT") == (130, [], [])
 
 
 @pytest.mark.full
-def test_what_a_killed_run_left_is_removed_by_the_next_one(node: Node) -> None:
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(node: Node) -> None:
     node.gpus.generate().stubs.write(HANGING)
     code, left, after = node.ended_by("KILL")
     assert code == -signal.SIGKILL
@@ -187,7 +187,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(node: Node) -> None:
 
 
 @pytest.mark.full
-def test_an_image_that_is_not_there_is_never_pulled(node: Node) -> None:
+def test_missing_image_is_never_pulled(node: Node) -> None:
     node.gpus.generate()
     code, document = node.verify("--image", "registry.invalid/cuda:12")
     assert (code, error(document)[2]) == (3, "podman pull registry.invalid/cuda:12")
