@@ -44,7 +44,7 @@ def given(run: Gpunode, tmp_path: Path) -> Any:
     return call
 
 
-def test_certificates_and_tokens_within_the_file(api: ApiServer, given: Any) -> None:
+def test_certificates_and_tokens_embedded_in_the_file(api: ApiServer, given: Any) -> None:
     data = base64.b64encode(Path(api.ca).read_bytes()).decode()
     text = edited(kubeconfig(api), cluster={"certificate-authority": "", "certificate-authority-data": data})
     assert given(text).code == 0
@@ -60,7 +60,9 @@ def test_paths_are_relative_to_their_file(api: ApiServer, given: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_a_program_that_prints_the_token(api: ApiServer, given: Any, tmp_path: Path, version: str) -> None:
+def test_credential_program_prints_the_token(
+    api: ApiServer, given: Any, tmp_path: Path, version: str
+) -> None:
     program = tmp_path / "get token"
     answer = {"kind": "ExecCredential", "status": {"token": ADMIN}}
     program.write_text(f"#!/bin/sh\n[ \"$1$MORE\" = ab ] && echo '{json.dumps(answer)}'\n")
@@ -83,7 +85,7 @@ def test_a_program_that_prints_the_token(api: ApiServer, given: Any, tmp_path: P
         ('echo {\\"status\\":{}}', "printed neither a token nor a certificate"),
     ],
 )
-def test_a_program_that_fails_is_named(
+def test_failing_credential_program_is_named(
     api: ApiServer, given: Any, tmp_path: Path, script: str, says: str
 ) -> None:
     program = tmp_path / "signer"
@@ -97,7 +99,7 @@ def test_a_program_that_fails_is_named(
 
 
 @pytest.mark.parametrize("variable", ["SUDO_USER", "KUBECONFIG"])
-def test_a_user_who_is_not_in_the_user_database_is_no_bug(
+def test_user_missing_in_the_user_database_is_not_reported_as_a_bug(
     run: Gpunode, tmp_path: Path, variable: str
 ) -> None:
     values = {"KUBECONFIG": "", "HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": ""}
@@ -131,7 +133,7 @@ def test_a_user_who_is_not_in_the_user_database_is_no_bug(
     ],
     ids=str,
 )
-def test_a_kubeconfig_that_leads_nowhere(api: ApiServer, given: Any, parts: Any, says: str) -> None:
+def test_kubeconfig_with_missing_parts_is_refused(api: ApiServer, given: Any, parts: Any, says: str) -> None:
     done = given(edited(kubeconfig(api), **parts))
     assert done.code == 3, done.err
     assert says in done.err
@@ -139,13 +141,13 @@ def test_a_kubeconfig_that_leads_nowhere(api: ApiServer, given: Any, parts: Any,
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "!!python/object/apply:os.system [id]", "\x00"])
-def test_what_is_no_kubeconfig(api: ApiServer, given: Any, text: str) -> None:
+def test_file_that_is_no_kubeconfig_is_refused(api: ApiServer, given: Any, text: str) -> None:
     done = given(text)
     assert done.code == 3, done.err
     assert "Traceback" not in done.err
 
 
-def test_an_authority_that_did_not_sign(api: ApiServer, given: Any, tmp_path: Path) -> None:
+def test_authority_that_did_not_sign_is_refused(api: ApiServer, given: Any, tmp_path: Path) -> None:
     from fixtures.api_server import make_certificates
 
     other = tmp_path / "other"
@@ -158,7 +160,7 @@ def test_an_authority_that_did_not_sign(api: ApiServer, given: Any, tmp_path: Pa
     assert api.asked == []
 
 
-def test_several_kubeconfigs_are_one(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_several_kubeconfigs_are_merged(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     tree = json.loads(kubeconfig(api))
     (tmp_path / "one").write_text(json.dumps({"current-context": "test", "contexts": tree["contexts"]}))
     (tmp_path / "two").write_text(json.dumps({**tree, "current-context": "other", "contexts": []}))
@@ -173,7 +175,7 @@ def test_several_kubeconfigs_are_one(api: ApiServer, run: Gpunode, tmp_path: Pat
     assert capacity(api) is None
 
 
-def test_a_kubectl_proxy_needs_nothing_else(run: Gpunode, tmp_path: Path, certificates: Path) -> None:
+def test_kubectl_proxy_needs_no_other_setting(run: Gpunode, tmp_path: Path, certificates: Path) -> None:
     plain = ApiServer(anonymous="admin")
     plain.add_node("gpu-1", labels={"pool": "a"})
     with Listening(plain, None):
@@ -187,7 +189,7 @@ def test_a_kubectl_proxy_needs_nothing_else(run: Gpunode, tmp_path: Path, certif
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
-def test_a_real_kubectl_proxy(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_real_kubectl_proxy(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     path = str(tmp_path / "kubeconfig")
     proxy = subprocess.Popen(
         ["kubectl", "--kubeconfig", path, "proxy", "--port=0"], stdout=subprocess.PIPE, text=True
@@ -206,7 +208,7 @@ def test_a_real_kubectl_proxy(api: ApiServer, run: Gpunode, tmp_path: Path) -> N
     assert api.node("gpu-1")["status"]["allocatable"]["a.b/c"] == "2"
 
 
-def test_nothing_at_all_says_what_there_could_be(run: Gpunode, tmp_path: Path) -> None:
+def test_missing_configuration_lists_the_possibilities(run: Gpunode, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     done = run(*ADVERTISE, KUBECONFIG="", HOME=str(empty), KUBERNETES_SERVICE_HOST="")
@@ -215,19 +217,19 @@ def test_nothing_at_all_says_what_there_could_be(run: Gpunode, tmp_path: Path) -
     assert "kubectl proxy" in done.err
 
 
-def test_home_is_looked_at_last(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_home_directory_is_searched_last(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     own = tmp_path / "home" / ".kube"
     own.mkdir(parents=True)
     (own / "config").write_text(kubeconfig(api))
     assert run(*ADVERTISE, KUBECONFIG="", HOME=str(own.parent), KUBERNETES_SERVICE_HOST="").code == 0
 
 
-def test_under_another_root_nothing_is_asked(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_under_another_root_nothing_is_queried(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     done = run("--root", str(tmp_path), *ADVERTISE)
     assert (done.code, api.asked) == (3, [])
 
 
-def test_without_the_library_the_error_says_how_to_get_it(run: Gpunode, tmp_path: Path) -> None:
+def test_missing_library_error_has_the_install_command(run: Gpunode, tmp_path: Path) -> None:
     (tmp_path / "lightkube.py").write_text("raise ImportError('No module named lightkube')\n")
     done = run(*ADVERTISE, "-o", "json", PYTHONPATH=str(tmp_path))
     assert done.code == 3
@@ -241,14 +243,14 @@ def test_without_the_library_the_error_says_how_to_get_it(run: Gpunode, tmp_path
     ]
 
 
-def test_a_right_that_is_missing(api: ApiServer, given: Any) -> None:
+def test_missing_right_is_reported(api: ApiServer, given: Any) -> None:
     done = given(kubeconfig(api, "reader-token"))
     assert done.code == 3
     assert 'User "reader" cannot patch' in done.err
     assert capacity(api) is None
 
 
-def test_a_page_of_somebody_else(api: ApiServer, run: Gpunode) -> None:
+def test_html_page_of_another_server_is_refused(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("", "", "html"))
     done = run(*ADVERTISE)
     assert (done.code, "not a response of an API server" in done.err) == (1, True)
@@ -265,7 +267,7 @@ def machine(root: Path, environ: dict[str, str], files: dict[str, str]) -> Host:
     return Host(root, environ)
 
 
-def test_a_pods_account(tmp_path: Path) -> None:
+def test_service_account_of_a_pod(tmp_path: Path) -> None:
     files = {f"{ACCOUNT}/token": "t", f"{ACCOUNT}/namespace": "gpu\n", f"{ACCOUNT}/ca.crt": "c"}
     host = machine(tmp_path, {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, files)
     found = find(host, Access())
@@ -279,7 +281,7 @@ def test_a_pods_account(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["/etc/kubernetes/kubelet.conf", "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"]
 )
-def test_the_kubelets_own(tmp_path: Path, path: str) -> None:
+def test_credentials_of_the_kubelet(tmp_path: Path, path: str) -> None:
     text = kubeconfig(ApiServer(url="https://10.0.0.1:6443"), "t")
     found = find(machine(tmp_path, {}, {path: text}), Access(kubeconfig="kubelet"))
     assert found.cluster.server == "https://10.0.0.1:6443"
@@ -287,12 +289,12 @@ def test_the_kubelets_own(tmp_path: Path, path: str) -> None:
     assert found.source == f"{path}, context test"
 
 
-def test_a_server_that_is_no_proxy(api: ApiServer, run: Gpunode) -> None:
+def test_server_option_that_is_no_proxy_is_refused(api: ApiServer, run: Gpunode) -> None:
     done = run(*ADVERTISE, "--server", api.url)
     assert (done.code, "--server is for a kubectl proxy" in done.err) == (1, True)
 
 
-def test_files_of_root_are_offered_and_not_taken(tmp_path: Path) -> None:
+def test_kubeconfigs_of_root_are_suggested_and_not_used(tmp_path: Path) -> None:
     host = machine(tmp_path, {}, {"/etc/kubernetes/admin.conf": "{}"})
     with pytest.raises(GpunodeError) as caught:
         find(host, Access())
@@ -307,12 +309,14 @@ def test_files_of_root_are_offered_and_not_taken(tmp_path: Path) -> None:
         ("", {}, "host-3.example.com", "this machine's name"),
     ],
 )
-def test_the_nodes_name(tmp_path: Path, given: str, environ: dict[str, str], name: str, source: str) -> None:
+def test_name_of_the_node(
+    tmp_path: Path, given: str, environ: dict[str, str], name: str, source: str
+) -> None:
     host = machine(tmp_path, environ, {"/proc/sys/kernel/hostname": "Host-3.Example.com\n"})
     assert node_name(host, given) == (name, source)
 
 
-def test_a_directory_is_no_kubeconfig(run: Gpunode, tmp_path: Path) -> None:
+def test_directory_is_not_a_kubeconfig(run: Gpunode, tmp_path: Path) -> None:
     done = run(*ADVERTISE, "--kubeconfig", str(tmp_path))
     assert done.code == 3, "as any other file that is no kubeconfig"
     assert done.err.splitlines() == [
@@ -321,7 +325,7 @@ def test_a_directory_is_no_kubeconfig(run: Gpunode, tmp_path: Path) -> None:
     ]
 
 
-def test_a_machine_without_a_name_wants_one(tmp_path: Path) -> None:
+def test_machine_without_a_name_needs_the_node_option(tmp_path: Path) -> None:
     with pytest.raises(GpunodeError) as caught:
         node_name(machine(tmp_path, {}, {}), "")
     assert (caught.value.exit_code, caught.value.hint) == (2, "name it: --node NAME")

@@ -35,14 +35,14 @@ def node(**parts: Any) -> dict[str, Any]:
         ((), ""),
     ],
 )
-def test_pointers_are_those_of_rfc_6901(parts: tuple[str, ...], made: str) -> None:
+def test_pointers_follow_rfc_6901(parts: tuple[str, ...], made: str) -> None:
     assert pointer(*parts) == made
 
 
 @given(
     there=st.none() | LABELS, wanted=st.dictionaries(KEYS, st.none() | st.text("xyz", max_size=2), max_size=4)
 )
-def test_labels_become_what_was_asked_for(
+def test_label_patch_gives_the_desired_labels(
     there: dict[str, str] | None, wanted: dict[str, str | None]
 ) -> None:
     before = node()
@@ -59,7 +59,7 @@ def test_labels_become_what_was_asked_for(
 
 
 @given(there=LABELS, wanted=st.dictionaries(KEYS, st.none() | st.just("x"), min_size=1, max_size=3), at=KEYS)
-def test_a_node_that_changed_meanwhile_refuses_or_keeps_the_change(
+def test_node_changed_meanwhile_refuses_or_keeps_the_change(
     there: dict[str, str], wanted: dict[str, str | None], at: str
 ) -> None:
     before = node()
@@ -80,7 +80,7 @@ def test_a_node_that_changed_meanwhile_refuses_or_keeps_the_change(
     "status", [{}, {"capacity": {}}, {"capacity": {"cpu": "4"}}, {"capacity": {"a.b/c": "1"}}]
 )
 @pytest.mark.parametrize("count", [None, 0, 8])
-def test_a_capacity_is_a_string(status: dict[str, Any], count: int | None) -> None:
+def test_capacity_is_a_string(status: dict[str, Any], count: int | None) -> None:
     before = node(status=status)
     after = apply(before, capacity_patch(before, "a.b/c", count))
     found = after["status"].get("capacity", {}).get("a.b/c")
@@ -88,7 +88,7 @@ def test_a_capacity_is_a_string(status: dict[str, Any], count: int | None) -> No
     assert after["status"].get("capacity", {}).get("cpu") == status.get("capacity", {}).get("cpu")
 
 
-def test_who_wrote_a_capacity() -> None:
+def test_writer_of_a_capacity() -> None:
     before = node(status={"capacity": {}})
     after = copy.deepcopy(before)
     after["status"]["capacity"]["a.b/c"] = "1"
@@ -104,5 +104,5 @@ def test_who_wrote_a_capacity() -> None:
 @pytest.mark.parametrize(
     "managed", [None, 1, [], [None], [{}], [{"fieldsV1": []}], [{"fieldsV1": {"f:status": 1}}]]
 )
-def test_a_record_that_makes_no_sense_says_nothing(managed: Any) -> None:
+def test_malformed_managed_fields_give_no_writer(managed: Any) -> None:
     assert writer_of({"metadata": {"managedFields": managed}}, "a.b/c") == ""

@@ -33,7 +33,7 @@ UNDO = " --resource a.b/c --remove"
     ],
     ids=lambda fault: f"{fault.method} {fault.kind} {fault.code}",
 )
-def test_what_passes_is_tried_again(api: ApiServer, run: Gpunode, fault: Fault) -> None:
+def test_temporary_error_is_retried(api: ApiServer, run: Gpunode, fault: Fault) -> None:
     api.faults.append(fault)
     done = run(*ADVERTISE, "-o", "json")
     assert done.code == 0, done.err
@@ -56,7 +56,9 @@ def test_what_passes_is_tried_again(api: ApiServer, run: Gpunode, fault: Fault) 
     ],
     ids=lambda value: value.kind if isinstance(value, Fault) else None,
 )
-def test_what_does_not_pass_is_said(api: ApiServer, run: Gpunode, fault: Fault, code: str, says: str) -> None:
+def test_permanent_error_is_reported(
+    api: ApiServer, run: Gpunode, fault: Fault, code: str, says: str
+) -> None:
     api.faults.append(fault)
     done = run(*ADVERTISE, "-o", "json")
     assert done.code == 1
@@ -66,7 +68,7 @@ def test_what_does_not_pass_is_said(api: ApiServer, run: Gpunode, fault: Fault, 
     assert capacity(api) is None
 
 
-def test_a_server_that_goes_away_for_good_after_it_took_the_change(api: ApiServer, run: Gpunode) -> None:
+def test_server_lost_after_the_change_is_reported_as_unknown_result(api: ApiServer, run: Gpunode) -> None:
     api.faults += [Fault("PATCH", "", "cut-after"), Fault("GET", "", "cut", 99, after=1)]
     done = run(*ADVERTISE)
     assert done.code == 1
@@ -81,7 +83,7 @@ def jwt(ends: float) -> str:
     return f"e30.{part}.sig"
 
 
-def test_an_expired_token_is_called_one(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_expired_token_is_reported_as_such(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     path = tmp_path / "expired"
     path.write_text(kubeconfig(api, jwt(1_700_000_000)))
     done = run(*ADVERTISE, KUBECONFIG=str(path))
@@ -96,14 +98,14 @@ def test_an_expired_token_is_called_one(api: ApiServer, run: Gpunode, tmp_path: 
     assert "sign in again" in refused.err
 
 
-def test_a_token_that_expires_midway(api: ApiServer, run: Gpunode) -> None:
+def test_token_that_expires_during_the_run(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("PATCH", "", "status", 9, 401, "Unauthorized"))
     done = run(*ADVERTISE)
     assert (done.code, "nothing was changed" in done.err) == (3, True)
     assert capacity(api) is None
 
 
-def test_a_node_that_does_not_exist(api: ApiServer, run: Gpunode) -> None:
+def test_missing_node_is_refused(api: ApiServer, run: Gpunode) -> None:
     done = run(*ADVERTISE, "--node", "nowhere", "-o", "json")
     assert done.code == 3
     (error,) = done.document["errors"]
@@ -113,24 +115,24 @@ def test_a_node_that_does_not_exist(api: ApiServer, run: Gpunode) -> None:
 
 
 @pytest.mark.parametrize("name", ["../pods", "a/b", "A", "-a", "a?x=1", "a..b"])
-def test_a_name_leads_nowhere_else(api: ApiServer, run: Gpunode, name: str) -> None:
+def test_node_name_cannot_change_the_path(api: ApiServer, run: Gpunode, name: str) -> None:
     done = run(*ADVERTISE, f"--node={name}")
     assert (done.code, api.asked) == (2, [])
 
 
-def test_a_value_that_the_server_refuses_is_not_tried_again(api: ApiServer, run: Gpunode) -> None:
+def test_value_that_the_server_refuses_is_not_retried(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("PATCH", "", "status", 9, 422, "Invalid"))
     done = run(*ADVERTISE)
     assert done.code == 1
     assert api.faults[0].times == 8
 
 
-def test_a_slow_server_is_waited_for(api: ApiServer, run: Gpunode) -> None:
+def test_slow_server_is_waited_for(api: ApiServer, run: Gpunode) -> None:
     api.faults.append(Fault("GET", "", "slow", seconds=0.3))
     assert run(*ADVERTISE).code == 0
 
 
-def test_a_change_behind_a_gateways_error_is_told_with_its_undo(api: ApiServer, run: Gpunode) -> None:
+def test_change_behind_a_gateway_timeout_is_reported_with_its_undo(api: ApiServer, run: Gpunode) -> None:
     """A load balancer gives up waiting (504), and the server has carried it out."""
 
     def carried_out() -> None:
@@ -145,7 +147,7 @@ def test_a_change_behind_a_gateways_error_is_told_with_its_undo(api: ApiServer, 
     assert len(api.changes()) == 0  # the fault answered; nothing was sent again
 
 
-def test_the_undo_has_what_was_there_right_before(api: ApiServer, run: Gpunode) -> None:
+def test_undo_restores_the_last_value_before_the_change(api: ApiServer, run: Gpunode) -> None:
     def other() -> None:
         node = api.node("gpu-1")
         node["status"]["capacity"]["a.b/c"] = "7"
@@ -157,7 +159,7 @@ def test_the_undo_has_what_was_there_right_before(api: ApiServer, run: Gpunode) 
     assert done.document["data"]["changes"] == [{"key": "a.b/c", "before": "7", "after": "1"}]
 
 
-def test_ctrl_c_while_the_answer_is_waited_for_says_what_may_be() -> None:
+def test_ctrl_c_while_waiting_for_the_response_names_the_possible_state() -> None:
     class Noted(SilentProgress):
         said: ClassVar[list[str]] = []
 
@@ -177,7 +179,7 @@ def test_ctrl_c_while_the_answer_is_waited_for_says_what_may_be() -> None:
     assert Noted.said[0].endswith('before, a.com/b was "old"')
 
 
-def test_nobody_listening(run: Gpunode) -> None:
+def test_refused_connection_is_reported(run: Gpunode) -> None:
     done = run(*ADVERTISE, "--server", "http://127.0.0.1:1")
     assert done.code == 1
     assert "Connection refused" in done.err

@@ -42,7 +42,7 @@ def cluster(api: ApiServer, tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def test_a_pod_is_made_followed_and_removed(api: ApiServer, cluster: Cluster) -> None:
+def test_pod_is_created_followed_and_removed(api: ApiServer, cluster: Cluster) -> None:
     api.pod_life = [{"phase": "Pending"}, {"phase": "Running"}, {"phase": "Succeeded"}]
     api.logs = {"main": "one\ntwo\nTest PASSED\n"}
     made = cluster.create(POD)
@@ -63,19 +63,19 @@ def test_a_pod_is_made_followed_and_removed(api: ApiServer, cluster: Cluster) ->
         cluster.delete("Pod", name, "default")
 
 
-def test_a_log_before_there_is_one(api: ApiServer, cluster: Cluster) -> None:
+def test_log_of_a_waiting_pod_is_an_error(api: ApiServer, cluster: Cluster) -> None:
     name = cluster.create(POD)["metadata"]["name"]
     with pytest.raises(Invalid, match="waiting to start: ContainerCreating"):
         cluster.log("default", name)
 
 
-def test_an_unknown_field_is_refused(cluster: Cluster) -> None:
+def test_unknown_field_is_refused(cluster: Cluster) -> None:
     wrong = {**POD, "spec": {**POD["spec"], "runtimeClass": "nvidia"}}
     with pytest.raises(Invalid, match=r'unknown field "spec.runtimeClass"'):
         cluster.create(wrong)
 
 
-def test_events_come_in_order(api: ApiServer, cluster: Cluster) -> None:
+def test_events_are_sorted_by_time(api: ApiServer, cluster: Cluster) -> None:
     for name, when, of in (
         ("b", "2026-01-02T00:00:00Z", "u"),
         ("a", "2026-01-03T00:00:00Z", "u"),
@@ -92,7 +92,7 @@ def test_events_come_in_order(api: ApiServer, cluster: Cluster) -> None:
     assert [one["reason"] for one in sorted(found, key=event_time)] == ["b", "a"]
 
 
-def test_a_node_feature_is_made_and_replaced(api: ApiServer, cluster: Cluster) -> None:
+def test_node_feature_is_created_and_replaced(api: ApiServer, cluster: Cluster) -> None:
     with pytest.raises(NotFound):
         cluster.get("NodeFeature", "gpunode-gpu-1", "nfd")
     made = cluster.create(FEATURE)
@@ -106,13 +106,13 @@ def test_a_node_feature_is_made_and_replaced(api: ApiServer, cluster: Cluster) -
     assert cluster.get("NodeFeature", "gpunode-gpu-1", "nfd")["spec"]["labels"] == {"a.b/c": "1"}
 
 
-def test_a_cluster_without_nfd(api: ApiServer, cluster: Cluster) -> None:
+def test_cluster_without_nfd(api: ApiServer, cluster: Cluster) -> None:
     api.without.add("NodeFeature")
     with pytest.raises(NotFound, match="could not find the requested resource"):
         cluster.create(FEATURE)
 
 
-def test_a_runtime_class(api: ApiServer, cluster: Cluster) -> None:
+def test_runtime_class_is_read(api: ApiServer, cluster: Cluster) -> None:
     api.store.put("RuntimeClass", {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
     assert cluster.get("RuntimeClass", "nvidia")["handler"] == "nvidia"
     with pytest.raises(NotFound):
@@ -120,7 +120,7 @@ def test_a_runtime_class(api: ApiServer, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["../nodes", "a/b", "", "a?b", "a..b", "%2e"])
-def test_a_name_stays_one_part_of_the_address(api: ApiServer, cluster: Cluster, name: str) -> None:
+def test_name_stays_one_part_of_the_path(api: ApiServer, cluster: Cluster, name: str) -> None:
     for kind in ("Node", "RuntimeClass"):
         with pytest.raises(Invalid):
             cluster.get(kind, name)
@@ -132,7 +132,7 @@ def test_a_name_stays_one_part_of_the_address(api: ApiServer, cluster: Cluster, 
     assert api.asked == []
 
 
-def test_a_token_that_is_exchanged_on_disk_is_read_again(api: ApiServer, tmp_path: Path) -> None:
+def test_token_replaced_on_disk_is_read_again(api: ApiServer, tmp_path: Path) -> None:
     """As the kubelet exchanges a pod's, while `plugin serve --labels` goes on."""
     token = tmp_path / "token"
     token.write_text("first")

@@ -103,7 +103,7 @@ def dripping(start: bytes, drop: bytes) -> Answer:
     ],
     ids=["body", "head", "continue"],
 )
-def test_an_answer_in_drops_is_not_waited_for_without_end(answer: Answer) -> None:
+def test_dripping_response_times_out(answer: Answer) -> None:
     assert "no answer in time" in asked(answer, the_node, 0.1).message
 
 
@@ -149,14 +149,14 @@ def test_retries_of_a_slow_server_end_after_half_a_minute(each: float, attempts:
     ],
     ids=["deep", "deep error", "huge", "packed", "elsewhere"],
 )
-def test_no_answer_fills_the_memory_or_leads_elsewhere(
+def test_response_size_and_redirects_are_limited(
     monkeypatch: pytest.MonkeyPatch, answer: Answer, says: str
 ) -> None:
     monkeypatch.setattr(client, "MAX_BYTES", 100 << 10 if says == "larger than" else client.MAX_BYTES)
     assert says in asked(answer, the_node).message
 
 
-def test_a_list_without_an_end_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_list_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MAX_BYTES", 10_000)
     page = {"kind": "PodList", "apiVersion": "v1", "metadata": {"continue": "more"}, "items": []}
     found = asked(plain(json.dumps(page).encode()), lambda cluster: cluster.list("Pod", "n"))
@@ -212,11 +212,11 @@ def refusal(tmp_path: Path, text: str, trace: Any = None) -> str:
         written(server=f"'https://127.0.0.1:9', proxy-url: 'socks9://me:{SECRET}@h:1'"),
     ],
 )
-def test_no_secret_of_a_kubeconfig_is_told(tmp_path: Path, text: str) -> None:
+def test_no_secret_of_a_kubeconfig_is_printed(tmp_path: Path, text: str) -> None:
     assert SECRET not in refusal(tmp_path, text)
 
 
-def test_a_programs_arguments_and_its_token_are_not_told(tmp_path: Path) -> None:
+def test_arguments_and_token_of_a_credential_program_are_not_printed(tmp_path: Path) -> None:
     program = tmp_path / "p"
     program.write_text(f'#!/bin/sh\necho \'{{"status": {{"token": ["{SECRET}"]}}}}\'\n')
     program.chmod(0o755)
@@ -230,7 +230,7 @@ def test_a_programs_arguments_and_its_token_are_not_told(tmp_path: Path) -> None
     "part",
     ['command: "a\\0b"', 'command: x, env: [{name: "a=b", value: ""}]', 'command: x, args: ["\\0"]'],
 )
-def test_a_program_that_nobody_can_start_is_refused(tmp_path: Path, part: str) -> None:
+def test_invalid_credential_program_entry_is_refused(tmp_path: Path, part: str) -> None:
     spec = f"{{apiVersion: client.authentication.k8s.io/v1, {part}}}"
     assert "exec must have" in refusal(tmp_path, written(user=f"{{exec: {spec}}}"))
 
@@ -248,13 +248,13 @@ def test_a_program_that_nobody_can_start_is_refused(tmp_path: Path, part: str) -
     ],
     ids=["laughs", "groups", "merged", "itself", "deep", "many", "dashes"],
 )
-def test_a_small_kubeconfig_makes_no_large_one(tmp_path: Path, text: str) -> None:
+def test_small_kubeconfig_cannot_expand_into_a_large_one(tmp_path: Path, text: str) -> None:
     before = time.process_time()
     assert len(refusal(tmp_path, text)) < 20_000
     assert time.process_time() - before < 20
 
 
-def test_impersonation_brings_no_other_header(tmp_path: Path) -> None:
+def test_impersonation_adds_no_other_header(tmp_path: Path) -> None:
     assert "line break" in refusal(tmp_path, written(user='{as: "me\\r\\nImpersonate-Group: admins"}'))
 
 
@@ -301,7 +301,9 @@ yaml_words = st.sampled_from(
 
 
 @given(parts=st.lists(yaml_words, max_size=25))
-def test_no_kubeconfig_is_too_strange(parts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_kubeconfig_is_read_or_refused(
+    parts: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "strange"
     path.write_bytes("".join(parts).encode("utf-8", "surrogatepass"))
     try:
@@ -330,7 +332,7 @@ objects = st.fixed_dictionaries(
 
 
 @given(first=objects, second=objects)
-def test_no_object_is_too_strange(first: Any, second: Any) -> None:
+def test_any_object_is_compared_without_an_error(first: Any, second: Any) -> None:
     for one in (first, second):
         one["metadata"] |= {"name": "n"}
     if not (is_object(first) and is_object(second)):

@@ -46,7 +46,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         yield call
 
 
-def test_the_servers_certificate_is_for_another_name(api: ApiServer, opened: Open) -> None:
+def test_server_certificate_for_another_name_is_refused(api: ApiServer, opened: Open) -> None:
     """As behind a tunnel or a load balancer's address."""
     text = edited(kubeconfig(api), cluster={"tls-server-name": "localhost"})
     assert opened(text).get("Node", "gpu-1")
@@ -56,7 +56,7 @@ def test_the_servers_certificate_is_for_another_name(api: ApiServer, opened: Ope
     assert "tls-server-name" in caught.value.hint
 
 
-def test_somebody_else_on_whose_behalf_it_is(api: ApiServer, opened: Open) -> None:
+def test_impersonated_user_is_sent_with_every_request(api: ApiServer, opened: Open) -> None:
     text = edited(
         kubeconfig(api), user={"as": "reader", "as-groups": ["a", "b"], "as-user-extra": {"k": ["v"]}}
     )
@@ -67,7 +67,7 @@ def test_somebody_else_on_whose_behalf_it_is(api: ApiServer, opened: Open) -> No
     assert {one.user for one in api.asked} == {"reader"}
 
 
-def test_a_misspelt_impersonation_is_no_licence(api: ApiServer, opened: Open) -> None:
+def test_misspelled_impersonation_is_refused(api: ApiServer, opened: Open) -> None:
     with pytest.raises(NoAccess, match="as-groups"):
         opened(edited(kubeconfig(api), user={"as": "reader", "as-groups": 7}))
 
@@ -93,7 +93,9 @@ def printing(tmp_path: Path, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": str(program), **spec}
 
 
-def test_a_token_of_a_program_that_ends_is_printed_anew(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+def test_expired_token_of_a_credential_program_is_renewed(
+    api: ApiServer, opened: Open, tmp_path: Path
+) -> None:
     """EKS' live for a quarter of an hour; `labels --watch` goes on for months."""
     (tmp_path / "token").write_text("first")
     api.users |= {"first": "admin", "second": "admin"}
@@ -108,7 +110,9 @@ def test_a_token_of_a_program_that_ends_is_printed_anew(api: ApiServer, opened: 
     assert "cluster" not in json.loads((tmp_path / "info").read_text())["spec"]
 
 
-def test_a_program_is_told_of_the_cluster_if_it_wants(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+def test_cluster_info_is_passed_to_a_credential_program_on_request(
+    api: ApiServer, opened: Open, tmp_path: Path
+) -> None:
     """As gke-gcloud-auth-plugin's entry asks for it."""
     (tmp_path / "token").write_text(ADMIN)
     more = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
@@ -119,14 +123,14 @@ def test_a_program_is_told_of_the_cluster_if_it_wants(api: ApiServer, opened: Op
     assert base64.b64decode(told["cluster"]["certificate-authority-data"]) == Path(api.ca).read_bytes()
 
 
-def test_a_program_that_is_not_there_says_how_to_get_it(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+def test_missing_credential_program_has_an_install_hint(api: ApiServer, opened: Open, tmp_path: Path) -> None:
     spec = printing(tmp_path, command="no-such-signer", installHint="install it\n  with gcloud")
     with pytest.raises(NoAccess) as caught:
         opened(kubeconfig(api, exec=spec))
     assert caught.value.hint.startswith("install it with gcloud; or ")
 
 
-def test_a_program_that_asks_somebody_is_not_started(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+def test_interactive_credential_program_is_not_started(api: ApiServer, opened: Open, tmp_path: Path) -> None:
     with pytest.raises(NoAccess, match="requires an interactive login"):
         opened(kubeconfig(api, exec=printing(tmp_path, interactiveMode="Always")))
     assert not (tmp_path / "info").exists()
@@ -142,7 +146,7 @@ def kubelets(api: ApiServer, certificates: Path, tmp_path: Path) -> tuple[Path, 
     return pem, kubeconfig(api, **files)
 
 
-def test_a_certificate_that_the_kubelet_exchanges_is_read_again(
+def test_certificate_replaced_by_the_kubelet_is_read_again(
     api: ApiServer, opened: Open, kubelets: tuple[Path, str], certificates: Path
 ) -> None:
     pem, text = kubelets
@@ -156,7 +160,7 @@ def test_a_certificate_that_the_kubelet_exchanges_is_read_again(
     assert cluster.get("Node", "gpu-1")
 
 
-def test_the_kubelets_certificate_names_the_node(
+def test_kubelet_certificate_names_the_node(
     api: ApiServer, run: Gpunode, kubelets: tuple[Path, str], tmp_path: Path
 ) -> None:
     """The machine's own name is another one."""
@@ -175,7 +179,7 @@ def test_the_kubelets_certificate_names_the_node(
         ("/spec/taints", [{"key": "a", "effect": "NoSchedule"}], "not allowed to modify taints"),
     ],
 )
-def test_what_a_kubelet_may_not_do_is_explained(
+def test_node_restriction_error_is_explained(
     api: ApiServer, opened: Open, kubelets: tuple[Path, str], path: str, value: Any, says: str
 ) -> None:
     before = api.node("gpu-1")
@@ -192,7 +196,7 @@ def certificate(text: str, directory: Path) -> Certificate | None:
     return client_certificate(host, find(host, Access(kubeconfig=str(directory / "kubelet.conf"))).user)
 
 
-def test_an_expired_certificate_is_called_one(
+def test_expired_certificate_is_reported_as_such(
     api: ApiServer, opened: Open, kubelets: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = opened(kubelets[1])
@@ -206,7 +210,7 @@ def test_an_expired_certificate_is_called_one(
     assert "journalctl -u kubelet" in caught.value.hint
 
 
-def test_the_end_of_a_certificate_is_read(kubelets: tuple[Path, str]) -> None:
+def test_end_date_of_a_certificate_is_read(kubelets: tuple[Path, str]) -> None:
     argv = ["openssl", "x509", "-in", str(kubelets[0]), "-noout", "-enddate", "-dateopt", "iso_8601"]
     printed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     found = certificate(kubelets[1], kubelets[0].parent)
@@ -216,18 +220,18 @@ def test_the_end_of_a_certificate_is_read(kubelets: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", "x"])
-def test_what_is_no_certificate_is_none(kubelets: tuple[Path, str], text: str) -> None:
+def test_invalid_certificate_is_not_read(kubelets: tuple[Path, str], text: str) -> None:
     kubelets[0].write_text(text)
     assert certificate(kubelets[1], kubelets[0].parent) is None
 
 
-def test_a_name_in_a_certificate_is_no_second_line(kubelets: tuple[Path, str], certificates: Path) -> None:
+def test_comma_in_a_common_name_is_not_a_second_field(kubelets: tuple[Path, str], certificates: Path) -> None:
     make_client(certificates, kubelets[0], "x,CN=system:node:other")
     found = certificate(kubelets[1], kubelets[0].parent)
     assert found is not None and found.node == ""
 
 
-def test_nobodys_request_is_called_one(api: ApiServer, opened: Open) -> None:
+def test_request_without_credentials_is_reported_as_such(api: ApiServer, opened: Open) -> None:
     cluster = opened(edited(kubeconfig(api), context={"user": ""}))
     with pytest.raises(Forbidden) as caught:
         cluster.get("Node", "gpu-1")
@@ -260,17 +264,17 @@ THERE = "http://proxy:3128"
         ("http://localhost:8001", {"HTTP_PROXY": THERE}, ""),
     ],
 )
-def test_the_proxy_that_kubectl_would_take(server: str, environ: dict[str, str], proxy: str) -> None:
+def test_proxy_is_chosen_as_in_kubectl(server: str, environ: dict[str, str], proxy: str) -> None:
     assert proxy_for(server, environ) == proxy
 
 
-def test_a_proxy_that_takes_another_library_is_refused_in_words(api: ApiServer, opened: Open) -> None:
+def test_proxy_that_needs_another_library_is_refused_with_a_hint(api: ApiServer, opened: Open) -> None:
     with pytest.raises(NoAccess, match=r"the proxy socks5://127.0.0.1:1 can't be used") as caught:
         opened(edited(kubeconfig(api), cluster={"proxy-url": "socks5://127.0.0.1:1"}))
     assert "kubectl proxy" in caught.value.hint
 
 
-def test_oidcs_token_is_taken_while_it_lasts(api: ApiServer, opened: Open) -> None:
+def test_oidc_token_is_used_until_it_expires(api: ApiServer, opened: Open) -> None:
     def config(**more: str) -> str:
         provider = {"name": "oidc", "config": more}
         return edited(kubeconfig(api), user={"token": None, "auth-provider": provider})
@@ -286,7 +290,7 @@ def test_oidcs_token_is_taken_while_it_lasts(api: ApiServer, opened: Open) -> No
 # --- a node of another name -------------------------------------------------------------------------------
 
 
-def test_a_machine_whose_node_has_another_name_is_told_it(api: ApiServer, run: Gpunode) -> None:
+def test_node_with_another_name_is_suggested_by_its_machine_id(api: ApiServer, run: Gpunode) -> None:
     own = Path("/etc/machine-id").read_text().strip() if Path("/etc/machine-id").is_file() else ""
     if not own:
         pytest.skip("this machine has no machine-id")
@@ -338,16 +342,14 @@ def tunnel() -> Iterator[str]:
         thread.join(PATIENCE)
 
 
-def test_a_proxy_with_a_password(api: ApiServer, opened: Open, tunnel: str) -> None:
+def test_proxy_with_a_password(api: ApiServer, opened: Open, tunnel: str) -> None:
     cluster = opened(edited(kubeconfig(api), cluster={"proxy-url": f"http://me:secret@{tunnel}"}))
     assert cluster.get("Node", "gpu-1")["metadata"]["name"] == "gpu-1"
     cluster.close()
 
 
 @pytest.mark.parametrize(("user", "says"), [("me:wrong@", "407"), ("", "407")])
-def test_a_proxy_that_refuses_is_named(
-    api: ApiServer, opened: Open, tunnel: str, user: str, says: str
-) -> None:
+def test_proxy_that_refuses_is_named(api: ApiServer, opened: Open, tunnel: str, user: str, says: str) -> None:
     cluster = opened(edited(kubeconfig(api), cluster={"proxy-url": f"http://{user}{tunnel}"}))
     with pytest.raises(Unreachable, match=says) as caught:
         cluster.get("Node", "gpu-1")
@@ -358,7 +360,9 @@ def test_a_proxy_that_refuses_is_named(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a file of another user")
-def test_root_runs_no_program_of_another_user(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+def test_root_runs_no_credential_program_of_another_user(
+    api: ApiServer, opened: Open, tmp_path: Path
+) -> None:
     spec = printing(tmp_path)
     os.chown(spec["command"], 65534, 65534)
     with pytest.raises(NoAccess, match=r"was not run: .* belongs to user 65534"):

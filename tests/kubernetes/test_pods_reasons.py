@@ -23,7 +23,7 @@ def pod(status: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "code", "said", "hint"), [one[1:] for one in PENDING], ids=[one[0] for one in PENDING]
 )
-def test_why_a_pod_waits(status: dict[str, Any], code: str, said: str, hint: str) -> None:
+def test_reason_of_a_pending_pod(status: dict[str, Any], code: str, said: str, hint: str) -> None:
     found = pods.state(pod(status), (), AIM)
     assert found.phase is Phase.PENDING and found.reason is not None
     assert found.reason.code == code
@@ -34,20 +34,20 @@ def test_why_a_pod_waits(status: dict[str, Any], code: str, said: str, hint: str
 
 
 @pytest.mark.parametrize(("reason", "message", "code", "hint"), EVENTS)
-def test_what_only_an_event_tells(reason: str, message: str, code: str, hint: str) -> None:
+def test_cause_found_only_in_an_event_is_reported(reason: str, message: str, code: str, hint: str) -> None:
     event = {"type": "Warning", "reason": reason, "message": message}
     found = pods.state(pod(waiting("ContainerCreating")), (event,), AIM)
     assert found.reason is not None and found.reason.code == code
     assert found.reason.hint.startswith(hint)
 
 
-def test_an_event_from_before_its_place_was_found_doesnt_count() -> None:
+def test_scheduling_event_before_the_binding_is_ignored() -> None:
     event = {"type": "Warning", "reason": "FailedScheduling", "message": f"0/1 ...: 1 Insufficient {GPU}."}
     assert pods.state(pod(waiting("ContainerCreating")), (event,), AIM).reason is None
 
 
 @pytest.mark.parametrize(("status", "log", "code", "said", "hint"), FAILED)
-def test_why_a_pod_failed(status: dict[str, Any], log: str, code: str, said: str, hint: str) -> None:
+def test_reason_of_a_failed_pod(status: dict[str, Any], log: str, code: str, said: str, hint: str) -> None:
     found = pods.state(pod(status), (), AIM)
     assert found.ended
     reason = pods.verdict(found, log, AIM)
@@ -56,7 +56,7 @@ def test_why_a_pod_failed(status: dict[str, Any], log: str, code: str, said: str
 
 
 @pytest.mark.parametrize("log", ["Test PASSED", "x\nTest PASSED\nDone\n"])
-def test_only_a_pod_that_succeeded_and_says_so_has_passed(log: str) -> None:
+def test_only_a_succeeded_pod_with_the_success_message_passes(log: str) -> None:
     assert pods.verdict(pods.state(pod(SUCCEEDED), (), AIM), log, AIM) is None
     failed = pods.state(pod({"phase": "Failed"}), (), AIM)
     assert pods.verdict(failed, log, AIM) is not None
@@ -64,19 +64,19 @@ def test_only_a_pod_that_succeeded_and_says_so_has_passed(log: str) -> None:
 
 
 @pytest.mark.parametrize(("amount", "code"), [("0", "pending-no-gpu"), ("1", "pending-gpu-in-use")])
-def test_no_gpu_and_no_free_gpu_are_two_things(amount: str, code: str) -> None:
+def test_missing_gpu_and_busy_gpu_have_distinct_reasons(amount: str, code: str) -> None:
     aim = Aim("gpu-1", GPU, "image", {GPU: amount})
     found = pods.state(pod(unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}.")), (), aim)
     assert found.reason is not None and found.reason.code == code
 
 
-def test_a_deleted_pod_is_gone_unless_it_has_ended() -> None:
+def test_deleted_pod_is_gone_unless_it_has_ended() -> None:
     going = {"metadata": {"deletionTimestamp": "2026-11-21T12:00:00Z"}}
     assert pods.state({**going, "status": RUNNING}, (), AIM).phase is Phase.GONE
     assert pods.state({**going, "status": SUCCEEDED}, (), AIM).phase is Phase.SUCCEEDED
 
 
-def test_a_servers_words_stay_words_in_a_command_to_copy() -> None:
+def test_server_text_is_quoted_in_commands_to_copy() -> None:
     message = "0/1 nodes are available: 1 node(s) had untolerated taint {$(reboot): x}."
     assert pods.unschedulable(message, AIM).hint.endswith(" '$(reboot)-'")
     aim = replace(AIM, resources={"nvidia.com/x;reboot": "1"})
@@ -99,7 +99,9 @@ nonsense = st.recursive(
 
 
 @given(status=nonsense, events=st.lists(st.dictionaries(words, nonsense, max_size=3), max_size=3), log=words)
-def test_no_answer_of_a_server_is_too_strange(status: Any, events: list[dict[str, Any]], log: str) -> None:
+def test_any_server_response_gives_a_printable_reason(
+    status: Any, events: list[dict[str, Any]], log: str
+) -> None:
     found = pods.state({"metadata": {}, "status": status}, events, AIM)
     reason = pods.verdict(found, log, AIM) or found.reason
     pods.allocation({"status": status})
