@@ -122,7 +122,7 @@ def test_containerd_is_restarted_and_docker_reloaded(machine: Machine, original:
     assert machine.is_active(DOCKER)
 
 
-def test_a_containerd_that_does_not_start_is_rolled_back_with_its_own_words(
+def test_containerd_that_does_not_start_is_rolled_back_with_its_own_message(
     machine: Machine, original: str
 ) -> None:
     """Also where systemd refuses a start because there were more than five in ten seconds."""
@@ -144,7 +144,7 @@ def test_a_containerd_that_does_not_start_is_rolled_back_with_its_own_words(
     ],
     ids=["restart", "reload"],
 )
-def test_a_docker_that_does_not_accept_the_new_file_is_rolled_back(
+def test_docker_that_does_not_accept_the_new_file_is_rolled_back(
     machine: Machine, daemon_json: str, verb: str, drop_in: str, said: str
 ) -> None:
     """Docker's unit is refused a start after three in a minute, and systemd itself starts one that failed."""
@@ -162,7 +162,7 @@ def test_a_docker_that_does_not_accept_the_new_file_is_rolled_back(
         assert "nvidia" not in machine.sh("docker info --format '{{json .Runtimes}}'")
 
 
-def test_a_containerd_that_runs_without_its_cri_is_rolled_back(machine: Machine, original: str) -> None:
+def test_containerd_running_without_its_cri_is_rolled_back(machine: Machine, original: str) -> None:
     """The CRI is off and could not start once it is on; containerd says so only in its log."""
     off = original.replace("version = 2\n", 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
     machine.write(CONFIG, f"{off}\n{BROKEN_CRI}")
@@ -187,7 +187,7 @@ def test_ctrl_c_during_the_restart_rolls_back(machine: Machine, original: str) -
     assert machine.is_active(CONTAINERD) and not configured(machine)
 
 
-def test_the_next_run_recovers_from_a_sigkill_during_the_restart(machine: Machine, original: str) -> None:
+def test_sigkill_during_the_restart_is_recovered_by_the_next_run(machine: Machine, original: str) -> None:
     process = start_and_hold(machine)
     send(machine, signal.SIGKILL)
     process.communicate(timeout=120)
@@ -201,7 +201,7 @@ def test_the_next_run_recovers_from_a_sigkill_during_the_restart(machine: Machin
 
 
 @pytest.mark.parametrize("engine", list(FILES))
-def test_the_next_run_recovers_from_a_sigkill_before_each_change(
+def test_sigkill_before_each_change_is_recovered_by_the_next_run(
     machine: Machine, original: str, daemon_json: str, engine: str
 ) -> None:
     """Every file, directory and rename of configure-runtime, and its restart or reload, in turn."""
@@ -233,7 +233,7 @@ def test_the_next_run_recovers_from_a_sigkill_before_each_change(
     assert machine.sh(text) == written and machine.gpunode("rollback").code == 0
 
 
-def test_a_reboot_in_the_middle_is_recovered_from(machine: Machine, original: str) -> None:
+def test_reboot_during_the_change_is_recovered(machine: Machine, original: str) -> None:
     process = start_and_hold(machine)
     machine.kill()
     process.communicate(timeout=120)
@@ -246,7 +246,7 @@ def test_a_reboot_in_the_middle_is_recovered_from(machine: Machine, original: st
 # --- the logs that gpunode reads ------------------------------------------------------------------------
 
 
-def test_the_journal_of_a_daemon_is_in_the_report(machine: Machine) -> None:
+def test_journal_of_a_daemon_is_in_the_report(machine: Machine) -> None:
     machine.sh(f"echo planted-line | systemd-cat --identifier=dockerd && systemctl restart {DOCKER}")
     done = machine.gpunode("report", "--output-file", "/root/report.tar.gz")
     assert done.code == 0, done.err
@@ -255,7 +255,7 @@ def test_the_journal_of_a_daemon_is_in_the_report(machine: Machine) -> None:
     assert "Starting up" in machine.sh(f"tar -xzOf /root/report.tar.gz {name}")
 
 
-def test_the_doctor_quotes_the_last_line_of_a_daemon_that_failed(machine: Machine, daemon_json: str) -> None:
+def test_doctor_quotes_the_last_line_of_a_failed_daemon(machine: Machine, daemon_json: str) -> None:
     """Only journald has it: docker ends at once, and its unit tells no more than that it failed."""
     with_drop_in(machine, "[Unit]\nStartLimitIntervalSec=3600\n", DOCKER)  # however slow three starts are
     machine.write(DAEMON_JSON, '{"storage-driver": "none-such"}\n')
@@ -267,7 +267,7 @@ def test_the_doctor_quotes_the_last_line_of_a_daemon_that_failed(machine: Machin
     assert len(quoted) == 1 and "failed to start daemon" in quoted[0], found
 
 
-def test_the_doctor_reads_the_kernels_log(machine: Machine) -> None:
+def test_doctor_reads_the_kernel_log(machine: Machine) -> None:
     line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
     machine.write("/dev/kmsg", f"3,100,5000000,-;{line}\n")
     try:

@@ -6,14 +6,14 @@ from fixtures.debian_base import PYTHONS
 from tests.machine.booted import Machine
 
 
-def test_gpunode_is_where_root_finds_it(machine: Machine) -> None:
+def test_gpunode_is_in_the_path_of_root(machine: Machine) -> None:
     assert machine.sh("command -v gpunode") == "/usr/local/bin/gpunode\n"
     assert machine.gpunode("--version").code == 0
     version = machine.sh("/opt/gpunode/bin/python --version")
     assert version.startswith(f"Python {PYTHONS[machine.suite]}.")
 
 
-def test_nothing_that_the_machine_starts_has_failed(machine: Machine) -> None:
+def test_no_unit_started_by_the_machine_has_failed(machine: Machine) -> None:
     assert machine.sh("systemctl --failed --plain --no-legend") == ""
     for unit in ("containerd.service", "docker.service"):
         assert machine.is_active(unit), machine.journal(unit)

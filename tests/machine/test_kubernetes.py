@@ -63,7 +63,7 @@ def becomes(machine: Machine, count: str) -> None:
     machine.wait(lambda: allocatable(machine) == count, lambda: machine.journal(UNIT))
 
 
-def test_a_plugin_that_never_serves_is_taken_out_again(node: Machine) -> None:
+def test_plugin_that_never_serves_is_removed_again(node: Machine) -> None:
     node.write(
         f"{UNIT_FILE}.d/none.conf",
         "[Service]\nEnvironment=GPUNODE_PLUGIN_SERVE_KUBELET_SOCKET=/run/none/kubelet.sock\n",
@@ -76,7 +76,7 @@ def test_a_plugin_that_never_serves_is_taken_out_again(node: Machine) -> None:
     node.sh(f"rm -r {UNIT_FILE}.d && systemctl daemon-reload")
 
 
-def test_from_nothing_to_allocatable_gpus(node: Machine) -> None:
+def test_fresh_node_ends_with_allocatable_gpus(node: Machine) -> None:
     done = node.gpunode("setup", "--kubernetes")
     assert done.code == 0, done.out + done.err + node.journal(UNIT)
     assert node.is_active(UNIT) and node.show(UNIT)["NRestarts"] == "0"
@@ -90,13 +90,13 @@ def test_from_nothing_to_allocatable_gpus(node: Machine) -> None:
     assert (states["runtime"], states["plugin"]) == ("right", "right")
 
 
-def test_an_unhealthy_gpu_is_not_allocatable(node: Machine) -> None:
+def test_unhealthy_gpu_is_not_allocatable(node: Machine) -> None:
     SCENARIO.with_gpu(1, lost=True).write(node.shared / "scenario.txt")
     becomes(node, "1")
     SCENARIO.write(node.shared / "scenario.txt")
 
 
-def test_after_restarts_and_a_reboot(node: Machine) -> None:
+def test_gpus_stay_allocatable_after_restarts_and_a_reboot(node: Machine) -> None:
     node.sh(f"systemctl restart {UNIT}")
     becomes(node, "2")
     node.sh(f"systemctl restart kubelet && systemctl kill --signal=KILL {UNIT}")

@@ -29,7 +29,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
-def test_the_rpm_has_the_files_of_the_deb(tmp_path: Path) -> None:
+def test_rpm_has_the_files_of_the_deb(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write(root / "opt/gpunode/lib/shared/gpunode/__init__.py", "")
     system_tree(root)
@@ -62,7 +62,7 @@ def apt(machine: Machine, *words: str) -> str:
     return machine.sh(f"DEBIAN_FRONTEND=noninteractive apt-get -y -q {' '.join(words)}")
 
 
-def test_the_deb_installs_and_runs(bare: Machine) -> None:
+def test_deb_installs_and_runs(bare: Machine) -> None:
     apt(bare, "install", f"{PACKAGES}/gpunode_{__version__}_amd64.deb")
     assert bare.sh("readlink -f /opt/gpunode/bin/python3") == f"/usr/bin/python{PYTHONS[bare.suite]}\n"
     assert bare.gpunode("--version").out == f"gpunode {__version__}\n"
@@ -74,7 +74,7 @@ def test_the_deb_installs_and_runs(bare: Machine) -> None:
     assert "complete -" in bare.sh("cat /usr/share/bash-completion/completions/gpunode")
 
 
-def test_an_upgrade_restarts_the_plugin_once_and_keeps_the_settings(bare: Machine) -> None:
+def test_upgrade_restarts_the_plugin_once_and_keeps_the_settings(bare: Machine) -> None:
     node_with_kubelet(bare)
     bare.sh(f"echo GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info >> /etc/gpunode/env; systemctl enable --now {UNIT}")
     becomes(bare, "2")
@@ -86,7 +86,7 @@ def test_an_upgrade_restarts_the_plugin_once_and_keeps_the_settings(bare: Machin
     assert bare.sh("tail -n 1 /etc/gpunode/env") == "GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info\n"
 
 
-def test_purge_removes_what_is_ours_and_nothing_of_the_node(bare: Machine) -> None:
+def test_purge_removes_only_files_of_gpunode(bare: Machine) -> None:
     done = bare.gpunode("configure-runtime", "--runtime", "containerd")
     assert done.code == 0, done.err
     configured = bare.sh("cat /etc/containerd/config.toml")
@@ -102,7 +102,7 @@ def test_purge_removes_what_is_ours_and_nothing_of_the_node(bare: Machine) -> No
     assert left == [SCENARIO_IN_CONTAINER]  # the test's own
 
 
-def test_the_bundle_installs_without_a_network_and_is_removed(bare: Machine) -> None:
+def test_bundle_installs_offline_and_is_removed(bare: Machine) -> None:
     name = f"gpunode-{__version__}-linux-x86_64"
     # as README says: a user unpacks it, and the files are the user's
     bare.sh(f"install -m 644 {PACKAGES}/{name}.tar.gz /tmp")

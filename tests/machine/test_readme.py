@@ -11,7 +11,7 @@ __all__ = ["node"]
 _SERVES = "the kubelet watches"
 
 
-def test_the_quick_start_prints_what_readme_shows(node: Machine) -> None:
+def test_quick_start_prints_what_the_readme_shows(node: Machine) -> None:
     printed = {command: run(node, command) for command in quick_start()}
     for command, shown in quick_start().items():
         lines = iter([stable(line).rstrip() for line in printed[command].splitlines()])

@@ -34,7 +34,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"no {text!r} in {lines}{process.communicate()[1]}")
 
 
-def test_ctrl_c_after_containerd_was_restarted(machine: Machine, original: str) -> None:
+def test_ctrl_c_after_the_restart_of_containerd(machine: Machine, original: str) -> None:
     """Steps are printed when they are done; what stays changed is named, with the command that undoes it."""
     SCENARIO.with_faults(Fault("cuInit", hang=600.0, times=100)).write(machine.shared / "scenario.txt")
     process = machine.start("gpunode", "setup", "--runtime", "containerd")
@@ -58,7 +58,7 @@ def test_ctrl_c_after_containerd_was_restarted(machine: Machine, original: str) 
 
 
 @pytest.mark.parametrize("engine", list(CONFIG))
-def test_from_nothing_to_a_container_that_computes(machine: Machine, engine: str) -> None:
+def test_fresh_node_ends_with_a_computing_container(machine: Machine, engine: str) -> None:
     done = machine.gpunode("setup", "--runtime", engine, "--yes")
     assert done.code == 0, done.out + done.err
     assert f"This node runs GPU containers with {engine}: it just did." in done.out
@@ -67,7 +67,7 @@ def test_from_nothing_to_a_container_that_computes(machine: Machine, engine: str
     assert machine.sh(f"systemctl is-active {engine}") == "active\n"
 
 
-def test_the_doctor_says_ready_also_after_a_reboot(machine: Machine) -> None:
+def test_node_is_ready_also_after_a_reboot(machine: Machine) -> None:
     for _ in range(2):
         done = machine.gpunode("doctor")
         assert done.out.startswith("This node is ready"), done.out
@@ -76,7 +76,7 @@ def test_the_doctor_says_ready_also_after_a_reboot(machine: Machine) -> None:
         assert machine.gpunode("verify", "--on", engine).code == 0
 
 
-def test_an_ordinary_user(machine: Machine) -> None:
+def test_setup_by_an_ordinary_user(machine: Machine) -> None:
     before = files(machine)
     done = machine.gpunode("doctor", user="ada")
     assert done.code == 0, done.out + done.err
@@ -88,7 +88,7 @@ def test_an_ordinary_user(machine: Machine) -> None:
     assert files(machine) == before
 
 
-def test_everything_is_undone_by_rollback(machine: Machine, original: str) -> None:
+def test_rollback_undoes_every_change(machine: Machine, original: str) -> None:
     for _ in CONFIG:
         assert machine.gpunode("rollback").code == 0
     assert files(machine) == original

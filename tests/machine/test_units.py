@@ -72,7 +72,7 @@ def lives(machine: Machine, unit: str) -> None:
     assert (properties["ActiveState"], properties["NRestarts"]) == ("active", "0"), machine.journal(unit)
 
 
-def test_the_device_plugin_on_a_machine_that_has_never_had_a_kubelet(machine: Machine) -> None:
+def test_device_plugin_runs_on_a_machine_without_a_kubelet(machine: Machine) -> None:
     machine.sh("test ! -e /var/lib/kubelet && test ! -e /run/cdi")
     install_by_its_comment(machine, PLUGIN)
     lives(machine, PLUGIN)
@@ -82,7 +82,7 @@ def test_the_device_plugin_on_a_machine_that_has_never_had_a_kubelet(machine: Ma
     assert [line.split()[0] for line in made.splitlines()] == ["750", "750", "755"]
 
 
-def test_mps_daemons(machine: Machine, tmp_path: Path) -> None:
+def test_mps_daemons_run_as_a_unit(machine: Machine, tmp_path: Path) -> None:
     stub = mps_stub(tmp_path / "mps", python="/usr/bin/python3")
     machine.write(f"/usr/bin/{PROGRAM}", stub.program.read_text(), mode=0o755)
     machine.write("/etc/gpunode/plugin.yaml", SHARED_GPUS)
@@ -95,7 +95,7 @@ def test_mps_daemons(machine: Machine, tmp_path: Path) -> None:
     machine.wait(lambda: machine.run("pgrep", "-f", PROGRAM).code == 0, lambda: machine.journal(PLUGIN))
 
 
-def test_mps_daemons_with_shared_memory_of_their_own(machine: Machine) -> None:
+def test_mps_daemons_have_private_shared_memory(machine: Machine) -> None:
     """By the drop-in that docs/mps.md shows."""
     drop_in = re.search(
         r"^ +```ini\n(.*?)```", (REPOSITORY / "docs/mps.md").read_text(), re.DOTALL | re.MULTILINE
@@ -109,7 +109,7 @@ def test_mps_daemons_with_shared_memory_of_their_own(machine: Machine) -> None:
     assert len(set(theirs.split())) == 1
 
 
-def test_the_doctor_for_prometheus(machine: Machine) -> None:
+def test_doctor_metrics_unit_for_prometheus(machine: Machine) -> None:
     install_by_its_comment(machine, DOCTOR)
     machine.sh(f"systemctl start {DOCTOR}")
     assert machine.show(DOCTOR)["ConditionResult"] == "no"
@@ -119,7 +119,7 @@ def test_the_doctor_for_prometheus(machine: Machine) -> None:
     assert machine.show(DOCTOR_TIMER)["NextElapseUSecMonotonic"] not in ("", "infinity")
 
 
-def test_cdi_refresh(machine: Machine) -> None:
+def test_cdi_refresh_units(machine: Machine) -> None:
     done = machine.gpunode("cdi", "refresh", "--install")
     assert done.code == 0, done.err
     machine.sh("rm /run/cdi/nvidia.yaml")
@@ -132,7 +132,7 @@ def test_cdi_refresh(machine: Machine) -> None:
     )
 
 
-def test_all_of_them_after_a_reboot(machine: Machine) -> None:
+def test_all_units_run_after_a_reboot(machine: Machine) -> None:
     machine.reboot()
     for unit in (PLUGIN, DOCTOR_TIMER, REFRESH_PATH):
         assert machine.is_active(unit), machine.journal(unit)
@@ -145,7 +145,7 @@ def test_all_of_them_after_a_reboot(machine: Machine) -> None:
     lives(machine, PLUGIN)
 
 
-def test_what_was_installed_goes_again(machine: Machine) -> None:
+def test_installed_units_are_removed(machine: Machine) -> None:
     assert machine.gpunode("cdi", "refresh", "--remove").code == 0
     machine.sh(f"systemctl disable --now {PLUGIN} {DOCTOR_TIMER}")
     for unit in (PLUGIN, DOCTOR_TIMER, REFRESH, REFRESH_PATH):
@@ -153,7 +153,7 @@ def test_what_was_installed_goes_again(machine: Machine) -> None:
     assert machine.show(REFRESH)["LoadState"] == "not-found"
 
 
-def test_cdi_units_come_and_go_with_their_rollback(machine: Machine) -> None:
+def test_cdi_units_are_installed_and_rolled_back(machine: Machine) -> None:
     for command in (("cdi", "refresh", "--install"), ("rollback",)):
         done = machine.gpunode(*command)
         assert done.code == 0, done.err
@@ -168,7 +168,7 @@ def test_cdi_units_come_and_go_with_their_rollback(machine: Machine) -> None:
     assert machine.show(REFRESH_PATH)["LoadState"] == "not-found"
 
 
-def test_a_mig_layout_at_each_boot(machine: Machine) -> None:
+def test_mig_layout_is_restored_at_each_boot(machine: Machine) -> None:
     machine.sh(
         "rm -f /run/cdi/nvidia.yaml"
     )  # the machine shows no /proc/driver/nvidia-caps to refresh it from
