@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE, eventually
 IN_USE, INSUFFICIENT = 19, 23
 
 
-def test_from_whole_to_cut_and_to_another_cut(mig_node: MigMaker) -> None:
+def test_layout_is_applied_and_replaced_by_another(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     ran = node.apply("all-balanced")
     assert ran.code == 0, ran.err
@@ -41,14 +41,14 @@ def test_from_whole_to_cut_and_to_another_cut(mig_node: MigMaker) -> None:
     assert {one["uuid"] for one in data["new"]} == node.uuids() - kept
 
 
-def test_results_for_programs(mig_node: MigMaker) -> None:
+def test_json_results_of_apply(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     document = node.apply("all-1g", "-o", "json").document
     assert document["kind"] == "MigApplication" and document["data"]["applied"] is True
     assert len(document["data"]["devices"]) == len(document["data"]["new"]) == 7
 
 
-def test_nothing_to_do_does_nothing(mig_node: MigMaker) -> None:
+def test_equal_layout_changes_nothing(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb", "a30"))
     assert node.apply("all-1g").code == 0
     done = node.stub.mig_changes()
@@ -57,7 +57,7 @@ def test_nothing_to_do_does_nothing(mig_node: MigMaker) -> None:
     assert node.stub.mig_changes() == done
 
 
-def test_a_dry_run_is_the_plan(mig_node: MigMaker) -> None:
+def test_dry_run_prints_the_plan(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100", "h100"))
     shown = node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")
     dry = node.apply("all-balanced", "--dry-run")
@@ -66,7 +66,7 @@ def test_a_dry_run_is_the_plan(mig_node: MigMaker) -> None:
     assert node.stub.mig_changes() == [] and not (node.directory / "state").exists()
 
 
-def test_the_plan_shows_today_beside_wanted(mig_node: MigMaker) -> None:
+def test_plan_shows_the_current_and_the_desired_layout(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     assert node.apply("all-balanced").code == 0
     ran = node.run("plan", "-f", EXAMPLES, "-c", "media")
@@ -80,7 +80,7 @@ def test_the_plan_shows_today_beside_wanted(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_assert_has_an_exit_code_for_what_differs(mig_node: MigMaker) -> None:
+def test_assert_exit_code_depends_on_the_difference(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     assert node.apply("all-balanced").code == 0
     words = ("assert", "-f", EXAMPLES, "-c")
@@ -98,7 +98,7 @@ def test_assert_has_an_exit_code_for_what_differs(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_mig_parteds_variables_and_short_flags(mig_node: MigMaker) -> None:
+def test_variables_and_short_flags_of_mig_parted(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     env = {"MIG_PARTED_CONFIG_FILE": EXAMPLES, "MIG_PARTED_SELECTED_CONFIG": "all-enabled"}
     assert node.run("apply", env=env).code == 0
@@ -107,7 +107,7 @@ def test_mig_parteds_variables_and_short_flags(mig_node: MigMaker) -> None:
     assert node.run("assert", env={**env, "MIG_PARTED_SELECTED_CONFIG": "all-disabled"}).code == 5
 
 
-def test_standard_input_is_a_file_too(mig_node: MigMaker) -> None:
+def test_configuration_is_read_from_standard_input(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     done = subprocess.run(
         command("mig", "apply", "-f", "-"),
@@ -122,7 +122,7 @@ def test_standard_input_is_a_file_too(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_only_some_gpus(mig_node: MigMaker) -> None:
+def test_only_selected_gpus_are_changed(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100", "h100"))
     assert node.apply("first-whole").code == 0
     assert (node.devices(0), node.devices(1)) == ({}, {"3g.40gb": 2})
@@ -134,7 +134,7 @@ def test_only_some_gpus(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_mode_only_leaves_the_instances_alone(mig_node: MigMaker) -> None:
+def test_mode_only_keeps_the_instances(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     assert node.apply("all-balanced", "--mode-only").code == 0
     assert node.gpu().current and node.devices() == {}
@@ -146,7 +146,7 @@ def test_mode_only_leaves_the_instances_alone(mig_node: MigMaker) -> None:
 # --- refusals --------------------------------------------------------------------------------------------
 
 
-def test_an_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
+def test_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     with public_directory() as place:
         copied = place / "scenario.txt"
@@ -158,7 +158,7 @@ def test_an_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> None:
+def test_process_using_a_removed_instance_is_named_and_stops_apply(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100")).among_all()
     assert node.apply("all-balanced").code == 0
     victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
@@ -187,7 +187,7 @@ def test_whoever_uses_what_goes_is_named_and_stops_it(mig_node: MigMaker) -> Non
     assert node.devices() == {"3g.40gb": 1, "1c.3g.40gb": 3}
 
 
-def test_a_unit_is_stopped_and_started_again(mig_node: MigMaker) -> None:
+def test_drained_unit_is_stopped_and_started_again(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     log = node.directory / "systemctl.log"
     node.program("systemctl", f'echo "$@" >> {log}')
@@ -203,7 +203,7 @@ def test_a_unit_is_stopped_and_started_again(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_what_was_stopped_comes_back_after_a_failure(mig_node: MigMaker) -> None:
+def test_stopped_unit_is_started_after_a_failure(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100").with_faults(Fault("migChange", INSUFFICIENT, after=2, times=1)))
     log = node.directory / "systemctl.log"
     node.program("systemctl", f'echo "$@" >> {log}')
@@ -211,7 +211,7 @@ def test_what_was_stopped_comes_back_after_a_failure(mig_node: MigMaker) -> None
     assert log.read_text().splitlines()[-1] == "start nvidia-dcgm.service"
 
 
-def test_a_unit_that_does_not_stop_changes_nothing(mig_node: MigMaker) -> None:
+def test_unit_that_does_not_stop_prevents_the_change(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     node.program(
         "systemctl",
@@ -228,7 +228,7 @@ def test_a_unit_that_does_not_stop_changes_nothing(mig_node: MigMaker) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("after", [0, 7])
-def test_a_failure_puts_the_previous_layout_back(mig_node: MigMaker, after: int) -> None:
+def test_failure_restores_the_previous_layout(mig_node: MigMaker, after: int) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -246,7 +246,7 @@ def test_a_failure_puts_the_previous_layout_back(mig_node: MigMaker, after: int)
     assert node.run("assert", "-f", EXAMPLES, "-c", "all-balanced").code == 0
 
 
-def test_a_crash_of_nvml_puts_the_previous_layout_back(mig_node: MigMaker) -> None:
+def test_nvml_crash_restores_the_previous_layout(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -266,7 +266,7 @@ def test_a_crash_of_nvml_puts_the_previous_layout_back(mig_node: MigMaker) -> No
         ("nvmlDeviceCreateGpuInstanceWithPlacement", "create GPU instance"),
     ],
 )
-def test_a_crash_of_nvml_names_the_gpu_that_was_asked(mig_node: MigMaker, function: str, step: str) -> None:
+def test_nvml_crash_names_the_queried_gpu(mig_node: MigMaker, function: str, step: str) -> None:
     node = mig_node(mig_machine("h100", "h100").with_faults(Fault(function, uuid=gpu_uuid(1), abort=True)))
     ran = node.apply("all-balanced")
     assert ran.code != 0
@@ -274,9 +274,7 @@ def test_a_crash_of_nvml_names_the_gpu_that_was_asked(mig_node: MigMaker, functi
     assert f"NVML crashed the process that queried it (SIGABRT): {function} of GPU 1" in ran.err, ran.err
 
 
-def test_a_hang_of_nvml_names_the_gpu_that_was_asked(
-    mig_node: MigMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvml_hang_names_the_queried_gpu(mig_node: MigMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.mig.session.READ_SECONDS", 5.0)
     hang = Fault("nvmlDeviceGetMigMode", uuid=gpu_uuid(1), hang=60.0)
     node = mig_node(mig_machine("h100", "h100").with_faults(hang))
@@ -289,7 +287,7 @@ def test_a_hang_of_nvml_names_the_gpu_that_was_asked(
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, number: int) -> None:
+def test_interrupt_restores_the_previous_layout(mig_node: MigMaker, number: int) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -304,7 +302,7 @@ def test_an_interruption_puts_the_previous_layout_back(mig_node: MigMaker, numbe
 
 
 @pytest.mark.full
-def test_two_at_once_take_turns(mig_node: MigMaker) -> None:
+def test_concurrent_runs_are_serialized(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     argv = [command("mig", "apply", "-f", EXAMPLES, "-c", label) for label in ("all-1g", "media")]
     running = [subprocess.Popen(one, env=clean_environment(node.env), stderr=subprocess.PIPE) for one in argv]
@@ -326,7 +324,7 @@ def held_until_reset(node, scenario) -> None:
 
 
 @pytest.mark.full
-def test_only_the_gpu_that_waits_is_reset(mig_node: MigMaker) -> None:
+def test_only_the_gpu_with_a_pending_mode_is_reset(mig_node: MigMaker) -> None:
     scenario = mig_machine("a100-40gb", "a100-40gb", "a30")
     node = mig_node(scenario)
     held_until_reset(node, scenario.with_gpu(0, told={"held": 1}))
@@ -337,7 +335,7 @@ def test_only_the_gpu_that_waits_is_reset(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_a_reset_that_fails_leaves_no_mode_pending(mig_node: MigMaker) -> None:
+def test_failed_reset_leaves_no_mode_pending(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"held": 1}))
     ran = node.apply("all-1g")
     assert ran.code == 4 and "In use by another client" in ran.err
@@ -345,7 +343,7 @@ def test_a_reset_that_fails_leaves_no_mode_pending(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_a_virtual_machine_takes_a_reboot(mig_node: MigMaker) -> None:
+def test_virtual_machine_needs_a_reboot(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_vm": 1, "virtualization": 1}))
     ran = node.apply("all-1g")
     assert ran.code == 4 and "--mode-only --skip-reset, reboot, then apply" in ran.err
@@ -362,7 +360,7 @@ def test_a_virtual_machine_takes_a_reboot(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_a_pending_mode_that_nobody_wants_is_taken_back(mig_node: MigMaker) -> None:
+def test_unwanted_pending_mode_is_cancelled(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_next": 1, "held": 1}))
     assert node.gpu().pending
     ran = node.apply("all-disabled")
@@ -374,7 +372,7 @@ def test_a_pending_mode_that_nobody_wants_is_taken_back(mig_node: MigMaker) -> N
 # --- at boot ---------------------------------------------------------------------------------------------
 
 
-def test_a_unit_for_the_next_boots_and_the_way_back(mig_node: MigMaker) -> None:
+def test_persist_dry_run_shows_the_unit_without_writing_it(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     ran = node.apply("all-1g", "--persist", "--dry-run")
     assert ran.code == 0 and "+ExecStart=" in ran.out and "/etc/systemd/system/gpunode-mig.service" in ran.out

@@ -37,7 +37,7 @@ UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 # --- what is there beside it ------------------------------------------------------------------------------
 
 
-def test_the_cdi_specification_goes_the_way_of_cdi_refresh(tmp_path: Path) -> None:
+def test_cdi_specification_is_updated_as_by_cdi_refresh(tmp_path: Path) -> None:
     host = Host(root=tmp_path)
     assert mig_apply.settle(host, SilentProgress()).cdi == "", "a node without one gets none"
     host.make_dirs("/var/run/cdi")
@@ -46,7 +46,7 @@ def test_the_cdi_specification_goes_the_way_of_cdi_refresh(tmp_path: Path) -> No
     assert mig_apply.settle(host, SilentProgress()).cdi == f"{STANDARD} removed"
 
 
-def test_a_specification_that_stays_the_old_one_is_an_error(tmp_path: Path) -> None:
+def test_outdated_specification_is_an_error(tmp_path: Path) -> None:
     class Refusing(Host):
         def write_atomic(self, path: str, data: bytes, **more: object) -> None:
             raise ConfigError(f"{path} can't be written: no space left on device")
@@ -67,7 +67,7 @@ def test_a_specification_that_stays_the_old_one_is_an_error(tmp_path: Path) -> N
     assert (result.status, result.exit_code, result.errors) == ("fail", 1, made.errors)
 
 
-def test_device_files_that_are_missing_are_told(tmp_path: Path) -> None:
+def test_missing_device_files_are_reported(tmp_path: Path) -> None:
     for path in ("gpu0/mig/gi1/access", "gpu0/mig/gi1/ci0/access"):
         place = tmp_path / "proc/driver/nvidia/capabilities" / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def install(root: Path, label: str = "all-1g", boot: bool = True) -> Result:
     return mig_apply.finish(Host(root=root), chosen, done, boot, SilentProgress())
 
 
-def test_the_unit_comes_and_goes_by_the_journal(tmp_path: Path) -> None:
+def test_unit_is_installed_and_rolled_back_by_the_journal(tmp_path: Path) -> None:
     data = install(tmp_path).data
     unit = (tmp_path / UNIT).read_text()
     assert 'mig apply --config-file /etc/gpunode/mig.yaml --selected-config "all-1g"\n' in unit
@@ -102,7 +102,7 @@ def test_the_unit_comes_and_goes_by_the_journal(tmp_path: Path) -> None:
     assert not (tmp_path / UNIT).exists() and not (tmp_path / CONFIG).exists()
 
 
-def test_the_unit_is_one_that_systemd_takes_and_its_order_has_no_cycle(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_without_an_ordering_cycle(tmp_path: Path) -> None:
     """Beside our other units and those that it is ordered by, all of them wanted at boot."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze isn't installed")
@@ -124,7 +124,7 @@ def test_the_unit_is_one_that_systemd_takes_and_its_order_has_no_cycle(tmp_path:
     assert apply.UNIT not in said and "cycle" not in said, said
 
 
-def test_what_the_unit_starts_brings_the_layout_back(mig_node: MigMaker, tmp_path: Path) -> None:
+def test_unit_command_restores_the_layout_after_a_reboot(mig_node: MigMaker, tmp_path: Path) -> None:
     """After a reboot Hopper has neither the mode nor the instances."""
     node = mig_node(mig_machine("h100", "h100"))
     assert node.apply("all-balanced").code == 0
@@ -140,13 +140,13 @@ def test_what_the_unit_starts_brings_the_layout_back(mig_node: MigMaker, tmp_pat
     assert node.devices(0) == node.devices(1) == before
 
 
-def test_a_label_stays_one_word() -> None:
+def test_label_is_one_quoted_word_in_the_unit() -> None:
     assert '--selected-config "a b$$c%%d\\"e"\n' in apply.unit("/bin/x", 'a b$c%d"e')
     with pytest.raises(ValueError, match="a"):
         apply.unit("/bin/x", "a\nExecStart=/bin/false")
 
 
-def test_a_strangers_unit_stays(tmp_path: Path) -> None:
+def test_foreign_unit_is_kept(tmp_path: Path) -> None:
     (tmp_path / UNIT).parent.mkdir(parents=True)
     (tmp_path / UNIT).write_text("[Unit]\n")
     chosen = mig_plan.choose(EXAMPLES, "all-1g")
@@ -157,7 +157,7 @@ def test_a_strangers_unit_stays(tmp_path: Path) -> None:
     assert (tmp_path / UNIT).read_text() == "[Unit]\n"
 
 
-def test_a_dry_run_tells_what_would_be_refused(tmp_path: Path) -> None:
+def test_dry_run_reports_that_persist_would_be_refused(tmp_path: Path) -> None:
     shown = list(mig_apply.persist_preview(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g")))
     first = shown[0]
     assert isinstance(first, Text) and first.text.startswith(
@@ -165,14 +165,14 @@ def test_a_dry_run_tells_what_would_be_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_layout_that_the_next_boot_takes_back_is_told(tmp_path: Path) -> None:
+def test_layout_that_the_next_boot_replaces_is_reported(tmp_path: Path) -> None:
     install(tmp_path)
     assert install(tmp_path, boot=False).messages == ()
     (note,) = install(tmp_path, "all-balanced", boot=False).messages
     assert "still applies an earlier layout at each boot" in note
 
 
-def test_what_else_makes_instances_at_boot_is_found_beside_our_own_unit(tmp_path: Path) -> None:
+def test_other_boot_unit_creating_instances_is_found(tmp_path: Path) -> None:
     install(tmp_path)
     other = tmp_path / "etc/systemd/system/zz-mig.service"
     other.write_text("[Service]\nExecStart=/usr/bin/nvidia-smi mig -cgi 9,9 -C\n")
@@ -183,13 +183,13 @@ def test_what_else_makes_instances_at_boot_is_found_beside_our_own_unit(tmp_path
     mig_apply.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
 
 
-def test_a_label_with_a_control_character_is_refused_before_anything(tmp_path: Path) -> None:
+def test_label_with_a_control_character_is_refused_first(tmp_path: Path) -> None:
     chosen = mig_plan.Chosen("x", "a\tb", (), b"")
     with pytest.raises(UsageError):
         mig_apply.refuse_persist(Host(root=tmp_path), chosen)
 
 
-def test_the_doctor_knows_who_makes_the_instances_again(tmp_path: Path) -> None:
+def test_doctor_finds_the_unit_that_restores_the_layout(tmp_path: Path) -> None:
     from gpunode.facts.mig import keeper
     from gpunode.facts.node import Node
 
@@ -223,7 +223,7 @@ def states(api: ApiServer) -> list[str]:
     return found
 
 
-def test_a_pod_that_sees_no_other_processes_is_told(
+def test_pod_without_host_processes_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would take the GPUs for idle, whoever uses them."""
@@ -240,7 +240,9 @@ def words(tmp_path: Path, api: ApiServer) -> tuple[str, ...]:
     return ("--kubeconfig", str(path), "--node", "gpu-1")
 
 
-def test_the_labels_go_from_pending_to_success(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
+def test_state_labels_change_from_pending_to_success(
+    mig_node: MigMaker, api: ApiServer, tmp_path: Path
+) -> None:
     node = mig_node(mig_machine("h100"))
     ran = node.apply("all-1g", *words(tmp_path, api))
     assert ran.code == 0, ran.err
@@ -251,15 +253,13 @@ def test_the_labels_go_from_pending_to_success(mig_node: MigMaker, api: ApiServe
     assert states(api) == ["pending", "success"], "nothing to do, nothing to tell"
 
 
-def test_a_failure_is_told(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
+def test_failure_is_set_as_label(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
     node = mig_node(mig_machine("h100").with_faults(NvmlFault("migChange", 23, after=3, times=1)))
     assert node.apply("all-1g", *words(tmp_path, api)).code == 4
     assert states(api) == ["pending", "failed"]
 
 
-def test_the_node_says_which_configuration_it_wants(
-    mig_node: MigMaker, api: ApiServer, tmp_path: Path
-) -> None:
+def test_node_label_selects_the_configuration(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
     """As with mig-manager somebody sets the label; -c stays away."""
     node = mig_node(mig_machine("h100"))
     api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] = "all-balanced"
@@ -280,7 +280,7 @@ def test_the_node_says_which_configuration_it_wants(
         ("all-1g", ("-c", "nonesuch"), []),
     ],
 )
-def test_what_the_node_asks_for_and_cannot_have_has_failed(
+def test_impossible_configuration_of_the_label_has_failed(
     asked: str, given: tuple[str, ...], told: list[str], mig_node: MigMaker, api: ApiServer, tmp_path: Path
 ) -> None:
     node = mig_node(mig_machine("h100"))
@@ -297,7 +297,7 @@ def test_what_the_node_asks_for_and_cannot_have_has_failed(
     assert node.stub.mig_changes() == []
 
 
-def test_modes_alone_are_no_success(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
+def test_mode_only_sets_no_success_label(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
     node = mig_node(mig_machine("h100"))
     assert node.apply("all-1g", "--mode-only", *words(tmp_path, api)).code == 0
     assert states(api) == ["pending"], "the instances are still missing"
@@ -313,9 +313,7 @@ def _bytes(path: Path) -> bytes:
     return b""
 
 
-def test_beside_mig_manager_the_labels_are_its_own(
-    mig_node: MigMaker, api: ApiServer, tmp_path: Path
-) -> None:
+def test_labels_are_left_to_mig_manager_beside_it(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
     node = mig_node(mig_machine("h100"))
     manager = tmp_path / "nvidia-mig-manager"
     manager.symlink_to("/bin/sleep")
@@ -334,7 +332,7 @@ def test_beside_mig_manager_the_labels_are_its_own(
             other.terminate()
 
 
-def test_a_server_that_says_no_stops_it_before_anything(
+def test_refused_label_stops_apply_before_any_change(
     mig_node: MigMaker, api: ApiServer, tmp_path: Path
 ) -> None:
     node = mig_node(mig_machine("h100"))
@@ -343,9 +341,7 @@ def test_a_server_that_says_no_stops_it_before_anything(
     assert ran.code == 3 and node.stub.mig_changes() == []
 
 
-def test_a_server_that_goes_away_meanwhile_takes_nothing_back(
-    mig_node: MigMaker, api: ApiServer, tmp_path: Path
-) -> None:
+def test_server_lost_meanwhile_does_not_roll_back(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
     node = mig_node(mig_machine("h100"))
     api.faults.append(Fault("PATCH", "nodes", "status", times=99, code=403, reason="Forbidden", after=1))
     ran = node.apply("all-1g", *words(tmp_path, api))
@@ -353,7 +349,9 @@ def test_a_server_that_goes_away_meanwhile_takes_nothing_back(
     assert node.devices() == {"1g.10gb": 7}
 
 
-def test_a_name_that_is_no_label_is_refused(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
+def test_label_that_kubernetes_refuses_is_a_usage_error(
+    mig_node: MigMaker, api: ApiServer, tmp_path: Path
+) -> None:
     node = mig_node(mig_machine("h100"))
     text = "version: v1\nmig-configs: {'a b': [{devices: all, mig-enabled: true, mig-devices: {}}]}\n"
     ran = node.apply("a b", *words(tmp_path, api), file=node.config(text))
@@ -361,7 +359,7 @@ def test_a_name_that_is_no_label_is_refused(mig_node: MigMaker, api: ApiServer, 
     assert node.stub.mig_changes() == []
 
 
-def test_the_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for the lock that whoever enables it holds."""
     from gpunode.host import transaction
     from gpunode.host.process import Completed

@@ -57,7 +57,7 @@ def snapshot(node: MigNode) -> Path:
     return node.directory / "state/mig-before.json"
 
 
-def test_the_next_run_goes_on_from_what_is_there(mig_node: MigMaker) -> None:
+def test_next_run_continues_from_the_current_layout(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -76,7 +76,7 @@ def test_the_next_run_goes_on_from_what_is_there(mig_node: MigMaker) -> None:
     assert "earlier run" not in node.apply("all-balanced").err
 
 
-def test_a_next_run_that_fails_puts_back_what_was_before_both(mig_node: MigMaker) -> None:
+def test_failed_next_run_restores_the_layout_before_both(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -87,7 +87,7 @@ def test_a_next_run_that_fails_puts_back_what_was_before_both(mig_node: MigMaker
     assert node.devices() == BALANCED and not snapshot(node).exists()
 
 
-def test_what_the_next_run_does_not_name_becomes_what_it_was(mig_node: MigMaker) -> None:
+def test_gpus_not_in_the_next_run_are_restored(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100", "h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -101,7 +101,7 @@ def test_what_the_next_run_does_not_name_becomes_what_it_was(mig_node: MigMaker)
     assert (node.devices(0), node.devices(1)) == ({"7g.80gb": 1}, BALANCED)
 
 
-def test_a_gpu_that_was_done_goes_back_with_the_one_that_was_not(mig_node: MigMaker) -> None:
+def test_finished_gpu_is_restored_with_the_unfinished_one(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100", "h100")
     node = mig_node(scenario)
     assert node.apply("all-enabled").code == 0
@@ -113,7 +113,7 @@ def test_a_gpu_that_was_done_goes_back_with_the_one_that_was_not(mig_node: MigMa
     assert (node.devices(0), node.devices(1)) == ({}, {})
 
 
-def test_what_somebody_has_cut_since_is_let_alone(mig_node: MigMaker) -> None:
+def test_layout_changed_by_another_user_since_is_kept(mig_node: MigMaker) -> None:
     """By nvidia-smi, say: it's not for us to take back what is no half-done work of ours."""
     scenario = mig_machine("h100")
     node = mig_node(scenario)
@@ -129,7 +129,7 @@ def test_what_somebody_has_cut_since_is_let_alone(mig_node: MigMaker) -> None:
     assert node.stub.mig_changes() == done and not snapshot(node).exists()
 
 
-def test_a_run_that_was_killed_at_its_very_end_has_ended(mig_node: MigMaker) -> None:
+def test_run_killed_at_its_end_is_complete(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -143,7 +143,7 @@ def test_a_run_that_was_killed_at_its_very_end_has_ended(mig_node: MigMaker) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"boot": 1, "layouts": 3}', "\0"])
-def test_a_broken_record_says_nothing(mig_node: MigMaker, text: str) -> None:
+def test_broken_record_is_ignored(mig_node: MigMaker, text: str) -> None:
     node = mig_node(mig_machine("h100"))
     snapshot(node).parent.mkdir(mode=0o700)
     snapshot(node).write_text(text)
@@ -151,7 +151,7 @@ def test_a_broken_record_says_nothing(mig_node: MigMaker, text: str) -> None:
     assert ran.code == 0 and "earlier run" not in ran.err
 
 
-def test_a_failure_that_stays_is_told_and_not_forgotten(mig_node: MigMaker) -> None:
+def test_failed_restore_is_reported_and_kept_on_record(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -164,7 +164,7 @@ def test_a_failure_that_stays_is_told_and_not_forgotten(mig_node: MigMaker) -> N
     assert node.devices() == BALANCED
 
 
-def test_a_gpu_that_is_lost_on_the_way_keeps_no_other_from_going_back(mig_node: MigMaker) -> None:
+def test_lost_gpu_does_not_prevent_the_restore_of_others(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100", "h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -209,7 +209,7 @@ def goes_on(told: str) -> list[str]:
     return shlex.split(line.partition("go on: gpunode mig ")[2])
 
 
-def test_what_a_killed_run_had_stopped_is_known_and_comes_back(mig_node: MigMaker) -> None:
+def test_units_stopped_by_a_killed_run_are_listed_and_started(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario).among_all()
     done = systemctl(node)
@@ -234,7 +234,7 @@ def test_what_a_killed_run_had_stopped_is_known_and_comes_back(mig_node: MigMake
     assert "interrupted" not in node.run("list").err and not (node.directory / "state/mig-run.json").exists()
 
 
-def test_it_comes_back_though_the_next_run_is_refused(mig_node: MigMaker) -> None:
+def test_stopped_unit_is_started_even_if_the_next_run_is_refused(mig_node: MigMaker) -> None:
     """And it is known of before it is stopped: here the kill comes while systemctl is at it."""
     node = mig_node(mig_machine("h100")).among_all()
     gate = node.directory / "gate"
@@ -253,7 +253,7 @@ def test_it_comes_back_though_the_next_run_is_refused(mig_node: MigMaker) -> Non
     assert "interrupted" not in node.run("list").err and node.stub.mig_changes() == []
 
 
-def test_what_does_not_start_again_is_not_forgotten(mig_node: MigMaker) -> None:
+def test_unit_that_does_not_start_stays_on_record(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     broken = node.directory / "broken"
     broken.touch()
@@ -267,7 +267,7 @@ def test_what_does_not_start_again_is_not_forgotten(mig_node: MigMaker) -> None:
     assert done() == ["stop nvidia-dcgm.service", "start nvidia-dcgm.service", "start nvidia-dcgm.service"]
 
 
-def test_a_container_that_is_down_already_may_be_named_again() -> None:
+def test_stopped_container_may_be_named_again() -> None:
     """It was in the way of the run that was killed, and of the same command no more."""
     word = f"docker:{'4' * 12}"
     down = Drained(containers=(word,), pids=(41,))
@@ -276,7 +276,7 @@ def test_a_container_that_is_down_already_may_be_named_again() -> None:
         drain(Host(), (word,), (), SilentProgress())
 
 
-def test_a_snapshot_that_cannot_be_saved_leaves_the_one_of_an_earlier_run(
+def test_failed_snapshot_keeps_the_one_of_an_earlier_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what the killed run must be rolled back to."""

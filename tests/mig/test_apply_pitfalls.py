@@ -19,7 +19,7 @@ def cut(mig_node: MigMaker, scenario: Scenario) -> MigNode:
     return node
 
 
-def test_a_profile_that_nobody_knows_destroys_nothing(mig_node: MigMaker) -> None:
+def test_unknown_profile_changes_nothing(mig_node: MigMaker) -> None:
     node = cut(mig_node, mig_machine("h100"))
     done = node.stub.mig_changes()
     ran = node.apply("wanted", file=node.profiles("1g.11gb: 7"))
@@ -31,7 +31,7 @@ def test_a_profile_that_nobody_knows_destroys_nothing(mig_node: MigMaker) -> Non
     assert node.stub.mig_changes() == done
 
 
-def test_a_profile_of_another_gpu_destroys_nothing(mig_node: MigMaker) -> None:
+def test_profile_of_another_gpu_changes_nothing(mig_node: MigMaker) -> None:
     node = cut(mig_node, mig_machine("h100", "a30"))
     done = node.stub.mig_changes()
     ran = node.apply("wanted", file=node.profiles("1g.6gb: 4"))
@@ -40,7 +40,7 @@ def test_a_profile_of_another_gpu_destroys_nothing(mig_node: MigMaker) -> None:
     assert node.stub.mig_changes() == done
 
 
-def test_what_does_not_fit_destroys_nothing(mig_node: MigMaker) -> None:
+def test_layout_that_does_not_fit_changes_nothing(mig_node: MigMaker) -> None:
     node = cut(mig_node, mig_machine("h100"))
     ran = node.apply("wanted", file=node.profiles("3g.40gb: 2, 1g.10gb: 1"))
     assert ran.code == 3
@@ -53,14 +53,14 @@ def without_mig(scenario: Scenario, index: int) -> Scenario:
     return scenario.with_gpu(index, name="NVIDIA L40S", cc="8.9")
 
 
-def test_mig_for_gpus_without_it_is_no_success(mig_node: MigMaker) -> None:
+def test_mig_on_unsupported_gpus_is_an_error(mig_node: MigMaker) -> None:
     node = mig_node(without_mig(mig_machine("h100"), 0))
     ran = node.apply("all-enabled")
     assert ran.code == 3 and "GPU 0 (NVIDIA L40S) does not support MIG" in ran.err
     assert node.apply("all-disabled").code == 0
 
 
-def test_a_gpu_without_mig_beside_others_is_left_out_and_told(mig_node: MigMaker) -> None:
+def test_unsupported_gpu_beside_others_is_left_out_and_reported(mig_node: MigMaker) -> None:
     node = mig_node(without_mig(mig_machine("h100", "h100"), 1))
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1"))
     assert ran.code == 0 and "GPU 1 (NVIDIA L40S) does not support MIG and is left out" in ran.err
@@ -68,7 +68,7 @@ def test_a_gpu_without_mig_beside_others_is_left_out_and_told(mig_node: MigMaker
     assert ran.code == 3 and "GPU 1 (NVIDIA L40S) does not support MIG" in ran.err
 
 
-def test_a_filter_that_matches_nothing_is_no_success(mig_node: MigMaker) -> None:
+def test_filter_without_a_match_is_an_error(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     entry = "{device-filter: '0x20B010DE', devices: all, mig-enabled: false}"
     text = f"version: v1\nmig-configs:\n  a:\n    - {entry}\n"
@@ -78,14 +78,14 @@ def test_a_filter_that_matches_nothing_is_no_success(mig_node: MigMaker) -> None
     assert ran.code == 1 and "device-filter: '20B0' is none" in ran.err
 
 
-def test_an_index_that_is_not_there_is_no_success(mig_node: MigMaker) -> None:
+def test_missing_index_is_an_error(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[0, 8]"))
     assert ran.code == 3 and "GPU 8 does not exist: this node has 1 GPU" in ran.err
     assert node.stub.mig_changes() == []
 
 
-def test_an_instance_that_holds_nothing_blocks_nothing(mig_node: MigMaker) -> None:
+def test_empty_instance_does_not_block(mig_node: MigMaker) -> None:
     empty = StubGpuInstance(5, 1, 2)  # a 2g at slot 2 without a compute instance
     scenario = mig_machine("h100", enabled=True).with_gpu(0, gpu_instances=(empty,))
     node = mig_node(scenario)
@@ -96,14 +96,14 @@ def test_an_instance_that_holds_nothing_blocks_nothing(mig_node: MigMaker) -> No
     assert node.devices() == {"1g.10gb": 7}
 
 
-def test_an_empty_instance_gets_what_is_wanted_of_it(mig_node: MigMaker) -> None:
+def test_empty_instance_is_reused(mig_node: MigMaker) -> None:
     empty = StubGpuInstance(5, 1, 2)
     node = mig_node(mig_machine("h100", enabled=True).with_gpu(0, gpu_instances=(empty,)))
     assert node.apply("all-balanced").code == 0
     assert next(gi for gi in node.gpu().instances if gi.name == "2g.20gb").id == 5
 
 
-def test_nothing_is_tried_blindly(mig_node: MigMaker) -> None:
+def test_unsupported_placement_is_never_tried(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb"))
     assert node.apply("all-balanced").code == 0
     verbs = [line.split()[0] for line in node.stub.mig_changes()]
@@ -111,7 +111,7 @@ def test_nothing_is_tried_blindly(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 3])
-def test_a_profile_without_places_hides_neither_the_gpu_nor_the_others(mig_node: MigMaker, code: int) -> None:
+def test_profile_without_placements_hides_no_other_profile(mig_node: MigMaker, code: int) -> None:
     """Which a driver may list and not support: it can't be placed, that is all."""
     call = "nvmlDeviceGetGpuInstancePossiblePlacements"
     node = mig_node(mig_machine("h100").with_faults(Fault(call, code, after=6)))  # the seventh is 1g.20gb
@@ -123,7 +123,7 @@ def test_a_profile_without_places_hides_neither_the_gpu_nor_the_others(mig_node:
     assert node.stub.mig_changes() == []
 
 
-def test_hooks_that_are_not_run_are_told(mig_node: MigMaker) -> None:
+def test_hooks_that_are_not_run_are_reported(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     env = {"MIG_PARTED_HOOKS_FILE": "/etc/nvidia-mig-manager/hooks.yaml"}
     for word in ("plan", "apply"):
@@ -131,7 +131,7 @@ def test_hooks_that_are_not_run_are_told(mig_node: MigMaker) -> None:
         assert ran.code == 0 and "the hooks of /etc/nvidia-mig-manager/hooks.yaml aren't run" in ran.err
 
 
-def test_two_entries_for_one_gpu(mig_node: MigMaker) -> None:
+def test_two_entries_for_one_gpu_are_refused(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100", "h100"))
     entry = "    - {{devices: {}, mig-enabled: {}, mig-devices: {{{}}}}}\n"
     head = "version: v1\nmig-configs:\n  a:\n"
@@ -144,7 +144,7 @@ def test_two_entries_for_one_gpu(mig_node: MigMaker) -> None:
     assert ran.code == 3 and "GPU 1 is to have MIG off and, by line 4, on" in ran.err
 
 
-def test_a_lost_gpu_is_named_and_nothing_changed(mig_node: MigMaker) -> None:
+def test_lost_gpu_is_named_and_nothing_changes(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100", "h100").with_gpu(1, lost=True))
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1"))
     assert ran.code == 3 and "GPU 1" in ran.err and "can't be queried" in ran.err and "lost" in ran.err
@@ -157,7 +157,7 @@ def test_a_lost_gpu_is_named_and_nothing_changed(mig_node: MigMaker) -> None:
     assert node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[0]")).code == 0
 
 
-def test_a_virtual_gpu_is_its_hosts_business(mig_node: MigMaker) -> None:
+def test_virtual_gpu_is_refused_since_its_host_controls_mig(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100").with_gpu(0, told={"virtualization": 2}))
     ran = node.apply("all-1g")
     assert (
@@ -165,7 +165,7 @@ def test_a_virtual_gpu_is_its_hosts_business(mig_node: MigMaker) -> None:
     )
 
 
-def test_the_name_of_an_older_driver_is_taken(mig_node: MigMaker) -> None:
+def test_profile_name_of_an_older_driver_is_accepted(mig_node: MigMaker) -> None:
     """The memory in a profile's name follows from what the driver tells of the GPU's: 7g.79gb, 7g.80gb."""
     node = mig_node(mig_machine("h100").with_gpu(0, memory=82 << 30))
     whole = next(one for one in node.gpu().profiles if one.slices == 7)
@@ -175,7 +175,7 @@ def test_the_name_of_an_older_driver_is_taken(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.parametrize("label", ["nothing", "all-balancd"])
-def test_an_unknown_label_names_the_known_ones(mig_node: MigMaker, label: str) -> None:
+def test_unknown_label_error_lists_the_known_ones(mig_node: MigMaker, label: str) -> None:
     ran = mig_node(mig_machine("h100")).apply(label)
     assert ran.code == 2
     assert ("did you mean all-balanced?" if label != "nothing" else "there are: all-disabled") in ran.err

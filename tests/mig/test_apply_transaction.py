@@ -119,7 +119,9 @@ def walk(node: MigNode, scenario: Scenario, start: str, goals: tuple[str, ...], 
     ],
     ids=lambda value: value[0],
 )
-def test_wanted_or_as_before(mig_node: MigMaker, boards: tuple[str, ...], labels: tuple[str, ...]) -> None:
+def test_any_failure_ends_in_the_desired_or_previous_layout(
+    mig_node: MigMaker, boards: tuple[str, ...], labels: tuple[str, ...]
+) -> None:
     seed = random.randrange(10**9) if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES") else 6
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -150,7 +152,7 @@ def attempt_and_die(node: MigNode, label: str, changes: int) -> bool:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("boards", [("h100", "h100"), ("a100-40gb", "a30")], ids=lambda value: value[0])
-def test_killed_anywhere_the_next_run_comes_to_its_end(mig_node: MigMaker, boards: tuple[str, ...]) -> None:
+def test_next_run_completes_a_run_killed_at_any_step(mig_node: MigMaker, boards: tuple[str, ...]) -> None:
     """With what it is to make, or with what was there before the one that was killed."""
     seed = random.randrange(10**9) if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES") else 6
     print(f"seed {seed}")
@@ -180,7 +182,7 @@ def test_killed_anywhere_the_next_run_comes_to_its_end(mig_node: MigMaker, board
         assert not (node.directory / "state/mig-before.json").exists(), told
 
 
-def test_a_mode_that_needs_a_reset_in_a_failing_world(mig_node: MigMaker) -> None:
+def test_failing_reset_of_a_pending_mode(mig_node: MigMaker) -> None:
     """Something holds the GPU until it is reset; the reset, or what comes after it, fails."""
     scenario = mig_machine("a100-40gb")
     node = mig_node(scenario)

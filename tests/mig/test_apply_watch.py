@@ -130,7 +130,7 @@ class Following:
 Follow = Callable[..., Following]
 
 
-def test_the_layout_follows_the_label_and_the_file(mig_node: MigMaker, api: ApiServer) -> None:
+def test_layout_follows_the_label_and_the_file(mig_node: MigMaker, api: ApiServer) -> None:
     node = mig_node(mig_machine("h100"))
     with Following(node, api) as it:
         assert it.says("nothing is done without a label"), it.log()
@@ -153,7 +153,7 @@ def test_the_layout_follows_the_label_and_the_file(mig_node: MigMaker, api: ApiS
     assert it.set() == ["pending", "success"] * 3
 
 
-def test_what_is_refused_waits_for_another_label_or_file(mig_node: MigMaker, api: ApiServer) -> None:
+def test_refused_configuration_waits_for_another_label_or_file(mig_node: MigMaker, api: ApiServer) -> None:
     node = mig_node(mig_machine("h100"))
     it = Following(node, api)
     it.ask_for("nonesuch")
@@ -173,7 +173,7 @@ def test_what_is_refused_waits_for_another_label_or_file(mig_node: MigMaker, api
         assert it.becomes("seven", "success") and node.devices() == SEVEN, it.log()
 
 
-def test_it_goes_on_once_what_was_in_the_way_is_gone(mig_node: MigMaker, api: ApiServer) -> None:
+def test_apply_continues_once_blocking_processes_end(mig_node: MigMaker, api: ApiServer) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario).among_all()
     it = Following(node, api)
@@ -195,7 +195,7 @@ def test_it_goes_on_once_what_was_in_the_way_is_gone(mig_node: MigMaker, api: Ap
             assert node.devices() == SEVEN
 
 
-def test_a_server_that_goes_away_is_told_and_waited_for(mig_node: MigMaker, api: ApiServer) -> None:
+def test_unavailable_server_is_reported_and_waited_for(mig_node: MigMaker, api: ApiServer) -> None:
     node = mig_node(mig_machine("h100"))
     with Following(node, api) as it:
         it.looked()
@@ -215,7 +215,7 @@ def test_a_server_that_goes_away_is_told_and_waited_for(mig_node: MigMaker, api:
         assert node.devices() == BALANCED and it.log().count("action=applied") == 2
 
 
-def test_a_driver_that_is_not_there_yet_is_waited_for(mig_node: MigMaker, api: ApiServer) -> None:
+def test_unloaded_driver_is_waited_for(mig_node: MigMaker, api: ApiServer) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario.with_faults(NvmlFault("nvmlInitWithFlags", 9)))  # NVML_ERROR_DRIVER_NOT_LOADED
     it = Following(node, api)
@@ -227,7 +227,7 @@ def test_a_driver_that_is_not_there_yet_is_waited_for(mig_node: MigMaker, api: A
         assert it.becomes("seven", "success") and node.devices() == SEVEN, it.log()
 
 
-def test_a_label_that_changes_meanwhile_comes_next(mig_node: MigMaker, api: ApiServer) -> None:
+def test_label_changed_during_apply_is_applied_next(mig_node: MigMaker, api: ApiServer) -> None:
     node = mig_node(mig_machine("h100"))
     it = Following(node, api)
     it.ask_for("seven")
@@ -238,7 +238,7 @@ def test_a_label_that_changes_meanwhile_comes_next(mig_node: MigMaker, api: ApiS
     assert it.log().count("action=applied") == 2, it.log()
 
 
-def test_ending_it_in_the_middle_of_a_change_takes_that_back(mig_node: MigMaker, api: ApiServer) -> None:
+def test_stopping_during_a_change_rolls_it_back(mig_node: MigMaker, api: ApiServer) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     it = Following(node, api)
@@ -252,7 +252,7 @@ def test_ending_it_in_the_middle_of_a_change_takes_that_back(mig_node: MigMaker,
     assert "interrupted" not in node.run("list").err
 
 
-def test_it_goes_on_with_what_a_killed_run_has_left(mig_node: MigMaker, api: ApiServer) -> None:
+def test_run_continues_after_a_killed_one(mig_node: MigMaker, api: ApiServer) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     done = systemctl(node)
@@ -275,6 +275,6 @@ def test_it_goes_on_with_what_a_killed_run_has_left(mig_node: MigMaker, api: Api
         ((), "no configuration file was given"),
     ],
 )
-def test_what_makes_no_sense_with_it(mig_node: MigMaker, words: tuple[str, ...], told: str) -> None:
+def test_contradicting_options_are_refused(mig_node: MigMaker, words: tuple[str, ...], told: str) -> None:
     ran = mig_node(mig_machine("h100")).run("apply", "--watch", *words)
     assert ran.code == 2 and told in ran.err

@@ -24,7 +24,7 @@ def faults(text: str) -> list[tuple[int, str]]:
     return list(raised.value.faults)
 
 
-def test_a_whole_file() -> None:
+def test_complete_file_is_parsed() -> None:
     text = (
         "version: v1\nmig-configs:\n  mixed:\n    - device-filter: ['0x20B010DE', '0x20B010DE:0x134F10DE']\n"
         "      devices: [0, 2, 2]\n      mig-enabled: yes\n"
@@ -39,12 +39,12 @@ def test_a_whole_file() -> None:
     assert second.devices is None and not second.enabled and not second.filters and second.line == 8
 
 
-def test_json_is_taken_as_well() -> None:
+def test_json_is_accepted() -> None:
     data = {"version": "v1", "mig-configs": {"a": [{"devices": [0], "mig-enabled": True, "mig-devices": {}}]}}
     assert parse(json.dumps(data, indent="\t").encode(), "x.json").labels["a"][0].devices == (0,)
 
 
-def test_an_empty_filter_is_every_gpu() -> None:
+def test_empty_filter_matches_every_gpu() -> None:
     text = HEAD + "    - {device-filter: '', devices: all, mig-enabled: false}\n"
     assert parse(text.encode(), "x").labels["one"][0].selects(3, 1, 2)
 
@@ -86,12 +86,12 @@ def test_an_empty_filter_is_every_gpu() -> None:
         ("", 1, "expected the keys version and mig-configs"),
     ],
 )
-def test_a_fault_has_its_line(text: str, line: int, words: str) -> None:
+def test_error_has_its_line(text: str, line: int, words: str) -> None:
     found = faults(text)
     assert any(where == line and words in what for where, what in found), found
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     text = HEAD + "    - devices: al\n      mig-enabled: true\n      mig-devices: {x: 1, 1g.5gb: a}\n"
     assert [line for line, _ in faults(text)] == [4, 6, 6]
 
@@ -109,7 +109,7 @@ def test_all_faults_are_told_at_once() -> None:
         ("2g.48gb+me,gfx", "2g.48gb+gfx,me"),
     ],
 )
-def test_names_of_profiles(name: str, canonical: str) -> None:
+def test_profile_names_are_parsed(name: str, canonical: str) -> None:
     parsed = parse_name(name)
     assert parsed is not None and parsed.text == canonical
 
@@ -129,11 +129,11 @@ def test_names_of_profiles(name: str, canonical: str) -> None:
         "1g.5gb+.a",
     ],
 )
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_profile_name_is_refused(name: str) -> None:
     assert parse_name(name) is None
 
 
-def test_labels_are_chosen() -> None:
+def test_labels_are_selected() -> None:
     config = parse((HEAD + ENTRY).encode(), "x")
     assert config.select("")[0] == "one"
     with pytest.raises(UsageError, match="no configuration 'on'") as raised:
@@ -145,14 +145,14 @@ def test_labels_are_chosen() -> None:
     assert raised.value.hint.endswith("one, two")
 
 
-def test_the_documented_examples_are_sound() -> None:
+def test_documented_examples_are_valid() -> None:
     with open(EXAMPLES, "rb") as file:
         config = parse(file.read(), EXAMPLES)
     assert {"all-disabled", "all-enabled", "all-1g", "all-balanced"} < set(config.labels)
 
 
 @given(st.text(alphabet="0123456789cgb.+-,mealfx ", max_size=16))
-def test_a_name_is_what_its_canonical_form_is(text: str) -> None:
+def test_name_equals_its_canonical_form(text: str) -> None:
     parsed = parse_name(text)
     if parsed is not None:
         assert parse_name(parsed.text) == parsed
@@ -175,7 +175,7 @@ def test_a_name_is_what_its_canonical_form_is(text: str) -> None:
         max_leaves=12,
     )
 )
-def test_whatever_a_file_holds_it_is_read_or_refused(data: object) -> None:
+def test_any_file_is_read_or_refused(data: object) -> None:
     try:
         parse(json.dumps(data).encode(), "x")
     except InvalidMigConfig as error:

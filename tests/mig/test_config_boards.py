@@ -44,7 +44,7 @@ def entries(*lines: str) -> tuple[Entry, ...]:
 
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("label", ["all-1g", "all-balanced"])
-def test_the_documented_examples_fit_every_board(name: str, label: str) -> None:
+def test_documented_examples_fit_every_board(name: str, label: str) -> None:
     with open(EXAMPLES, "rb") as file:
         found = wanted(parse(file.read(), EXAMPLES).labels[label], node(name, name))
     assert [wish.gpu.index for wish in found.all] == [0, 1]
@@ -61,7 +61,7 @@ def test_the_documented_examples_fit_every_board(name: str, label: str) -> None:
     )
 
 
-def test_a_workstation_with_a_display_board_among_the_others() -> None:
+def test_workstation_with_a_display_board() -> None:
     """As a DGX Station A100 has it: NVML's index 3 is the display's."""
     station = node("a100-80gb", "a100-80gb", "a100-80gb", "display", "a100-80gb")
     found = wanted(
@@ -83,7 +83,7 @@ def test_a_workstation_with_a_display_board_among_the_others() -> None:
     assert found.notes == () and found.unnamed == ()
 
 
-def test_one_label_cuts_two_models_each_its_own_way() -> None:
+def test_one_label_gives_two_models_their_own_layout() -> None:
     found = wanted(
         entries(
             'device-filter: ["0x20B710DE", "0x1EB810DE"], devices: all, mig-enabled: true,'
@@ -96,14 +96,14 @@ def test_one_label_cuts_two_models_each_its_own_way() -> None:
     assert [dict(wish.profiles) for wish in found.all] == [{"1c.3g.40gb": 3, "1g.10gb+me": 1}, {"1g.6gb": 4}]
 
 
-def test_another_subsystem_is_another_board() -> None:
+def test_other_subsystem_is_another_board() -> None:
     layouts = Layouts("", (replace(node("h100").gpus[0], subsystem_id=0x16C010DE),))
     filtered = entries('device-filter: "0x233010DE:0x16C110DE", devices: all, mig-enabled: false')
     with pytest.raises(CannotBe, match="no entry of 'a' matches a GPU of this node"):
         wanted(filtered, layouts)
 
 
-def test_a_gpu_that_tells_nothing_may_be_what_a_filter_means() -> None:
+def test_gpu_without_data_may_match_any_filter() -> None:
     dead = GpuLayout("", 1, "", "", error="GPU is lost (NVML 15)")
     layouts = Layouts("", (*node("h100").gpus, dead))
     filtered = 'device-filter: "0x233010DE", devices: {}, mig-enabled: {}'

@@ -84,14 +84,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_entries(case):
+def test_exported_entries(case):
     gpus, wanted = CASES[case]
     assert export(Layouts("", tuple(gpus)), "today") == {"version": "v1", "mig-configs": {"today": wanted}}
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "no GPU"])
 @pytest.mark.parametrize("form", [as_yaml, as_json])
-def test_what_is_exported_is_read_again_and_is_what_there_is(case, form):
+def test_exported_file_parses_to_the_current_layout(case, form):
     layouts = Layouts("", tuple(CASES[case][0]))
     chosen, entries = parse(form(export(layouts)).encode(), "mig.yaml").select("")
     assert chosen == "current"
@@ -100,7 +100,7 @@ def test_what_is_exported_is_read_again_and_is_what_there_is(case, form):
     assert [difference(one) for one in wanted if difference(one)] == []
 
 
-def test_yaml_is_as_mig_parted_writes_it():
+def test_yaml_is_formatted_as_by_mig_parted():
     text = as_yaml(export(Layouts("", (gpu(0, ONE), gpu(1), gpu(2, device=H100))), "now"))
     assert text == (
         "version: v1\n"
@@ -120,6 +120,6 @@ def test_yaml_is_as_mig_parted_writes_it():
     )
 
 
-def test_both_forms_say_the_same():
+def test_both_formats_have_equal_content():
     document = export(Layouts("", (gpu(0, ONE, (THREE, 1, 1)), gpu(1))))
     assert yaml.safe_load(as_yaml(document)) == json.loads(as_json(document)) == document

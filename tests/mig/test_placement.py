@@ -91,7 +91,7 @@ def possible(gpu: GpuLayout, names: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["a100-40gb", "a30", "h200"])
-def test_every_mix_is_placed_where_it_can_be(name: str) -> None:
+def test_every_mix_is_placed_if_possible(name: str) -> None:
     gpu = board(name)
     plain = [one.name for one in gpu.profiles if "+" not in one.name and "-" not in one.name]
     seen: Counter[bool] = Counter()
@@ -115,7 +115,7 @@ BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
 
 
 @given(st.data())
-def test_what_fits_already_stays(data: st.DataObject) -> None:
+def test_instances_that_fit_are_kept(data: st.DataObject) -> None:
     gpu = board("a100-40gb")
     names = [one.name for one in gpu.profiles]
     some = st.dictionaries(st.sampled_from(names), st.integers(1, 4), max_size=3)
@@ -143,14 +143,14 @@ def fits(gpu: GpuLayout, wish: Mapping[str, int]) -> bool:
     return True
 
 
-def test_nothing_is_moved_for_more_of_the_same() -> None:
+def test_additional_instances_move_no_existing_one() -> None:
     gpu = board("a100-40gb")
     there = instance(gpu, 1, "2g.10gb", 2)
     target = solve(board("a100-40gb", there), BALANCED)
     assert next(one for one in target if one.name == "2g.10gb").kept == there
 
 
-def test_what_is_in_the_way_goes_and_nothing_else() -> None:
+def test_only_blocking_instances_are_removed() -> None:
     gpu = board("a100-40gb")
     a, b = instance(gpu, 1, "1g.5gb", 0), instance(gpu, 2, "1g.5gb", 5)
     target = solve(board("a100-40gb", a, b), {"4g.20gb": 1, "1g.5gb": 1})
@@ -167,7 +167,7 @@ def test_compute_instances_share_a_gpu_instance() -> None:
     sound(gpu, target)
 
 
-def test_a_part_more_leaves_the_others_of_its_instance_alone() -> None:
+def test_added_compute_instance_keeps_the_others() -> None:
     gpu = board("a100-40gb")
     there = instance(gpu, 1, "3g.20gb", 4, 1, 1)
     (target,) = solve(board("a100-40gb", there), {"1c.3g.20gb": 3})
@@ -176,7 +176,7 @@ def test_a_part_more_leaves_the_others_of_its_instance_alone() -> None:
     assert target.compute[2].placement == Placement(2, 1)
 
 
-def test_an_instance_that_holds_nothing_goes() -> None:
+def test_empty_instance_is_removed() -> None:
     empty = GpuInstance(4, 0, 19, "1g.5gb", 1, Placement(6, 1))
     assert solve(board("a100-40gb", empty), {}) == ()
 
@@ -200,7 +200,7 @@ def test_an_instance_that_holds_nothing_goes() -> None:
         ("rtx-pro-6000", {"1g.24gb+me": 1, "1g.24gb+me.all": 1}, "need the same media engines", ""),
     ],
 )
-def test_a_refusal_says_what_and_what_would_fit(
+def test_refusal_names_the_reason_and_what_would_fit(
     name: str, wish: dict[str, int], reason: str, fits_: str
 ) -> None:
     with pytest.raises(CannotPlace) as raised:
@@ -218,11 +218,11 @@ def test_a_refusal_says_what_and_what_would_fit(
         {"2g.48gb+me.all": 1, "2g.48gb-me": 1},
     ],
 )
-def test_attributes_that_go_together(wish: dict[str, int]) -> None:
+def test_compatible_attributes(wish: dict[str, int]) -> None:
     assert cut(solve(board("rtx-pro-6000"), wish)) == Counter(wish)
 
 
-def test_another_name_of_a_profile_will_do() -> None:
+def test_alias_of_a_profile_is_accepted() -> None:
     gpu = board("a100-40gb")
     renamed = tuple(
         replace(one, aliases=("7g.39gb",)) if one.name == "7g.40gb" else one for one in gpu.profiles

@@ -46,7 +46,7 @@ def smi(node, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("board", BOARDS)
-def test_every_model_tells_its_profiles_with_mig_off(make_node, board):
+def test_every_model_lists_its_profiles_with_mig_off(make_node, board):
     (gpu,) = layouts(make_node, mig_machine(board))
     wanted = BOARDS[board]
     assert (gpu.name, gpu.capable, gpu.current, gpu.pending) == (wanted.name, True, False, False)
@@ -71,12 +71,12 @@ def test_every_model_tells_its_profiles_with_mig_off(make_node, board):
 
 
 @pytest.mark.parametrize(("cc", "name"), [("8.9", "NVIDIA L40S"), ("7.5", "Tesla T4")])
-def test_a_gpu_without_mig_is_not_capable(make_node, cc, name):
+def test_gpu_without_mig_is_not_capable(make_node, cc, name):
     (gpu,) = layouts(make_node, machine(1, cc=cc, name=name))
     assert (gpu.capable, gpu.current, gpu.profiles, gpu.error) == (False, False, (), "")
 
 
-def test_instances_are_read_with_their_places_and_uuids(make_node):
+def test_instances_are_read_with_placements_and_uuids(make_node):
     (gpu,) = layouts(make_node, with_mig(mig_machine("h100"), 0, mixed_layout(0)))
     found = [(gi.id, gi.name, str(gi.placement), [ci.uuid for ci in gi.compute]) for gi in gpu.instances]
     assert found == [
@@ -89,7 +89,7 @@ def test_instances_are_read_with_their_places_and_uuids(make_node):
     assert [(p.name, p.free) for p in gpu.profiles if p.free] == []
 
 
-def test_a_gpu_instance_without_a_compute_instance_is_seen(make_node):
+def test_gpu_instance_without_a_compute_instance_is_listed(make_node):
     cut = mig_machine("a30", enabled=True).with_gpu(0, gpu_instances=(StubGpuInstance(3, 0, 1),))
     (gpu,) = layouts(make_node, cut)
     assert [(gi.id, gi.name, gi.placement, gi.compute) for gi in gpu.instances] == [
@@ -105,12 +105,12 @@ def test_a_gpu_instance_without_a_compute_instance_is_seen(make_node):
     }
 
 
-def test_layouts_survive_the_way_through_json(make_node):
+def test_layouts_survive_json(make_node):
     found = read_layouts(host_of(make_node(with_mig(mig_machine("h100", "a30"), 0, mixed_layout(0)))))
     assert from_plain(Layouts, plain(found)) == found
 
 
-def test_a_driver_without_names_has_them_computed(make_node):
+def test_profile_names_are_computed_for_a_driver_without_names(make_node):
     old = (Fault("nvmlDeviceGetGpuInstanceProfileInfoV", 13),)
     (gpu,) = layouts(make_node, with_mig(mig_machine("h100"), 0, mixed_layout(0)).with_faults(*old))
     assert [p.name for p in gpu.profiles] == [
@@ -119,13 +119,13 @@ def test_a_driver_without_names_has_them_computed(make_node):
     assert dict(gpu.devices())["1g.10gb+me"] == 1
 
 
-def test_a_lost_gpu_costs_the_others_nothing(make_node):
+def test_lost_gpu_does_not_affect_the_others(make_node):
     first, second = layouts(make_node, mig_machine("h100", "h100").with_gpu(0, lost=True))
     assert "NVML 15" in first.error
     assert second.capable and not second.error
 
 
-def test_without_rights_the_modes_are_told_and_the_instances_are_not(make_node):
+def test_without_rights_modes_are_read_and_instances_are_unknown(make_node):
     denied = (
         Fault("nvmlDeviceGetGpuInstances", 4),
         Fault("nvmlDeviceGetGpuInstancePossiblePlacements", 4),
@@ -140,7 +140,7 @@ def test_without_rights_the_modes_are_told_and_the_instances_are_not(make_node):
 # --- changes ------------------------------------------------------------------------------------------------
 
 
-def test_left_to_itself_an_a100_lays_the_first_1g_last_and_3g_no_longer_fits(make_node):
+def test_default_placement_on_a100_makes_3g_impossible(make_node):
     _, session = session_on(make_node, mig_machine("a100-40gb", enabled=True))
     with session:
         gpu = session.layouts().gpus[0]
@@ -155,7 +155,7 @@ def test_left_to_itself_an_a100_lays_the_first_1g_last_and_3g_no_longer_fits(mak
     assert refused.value.uuid == U0
 
 
-def test_with_places_the_same_fits(make_node):
+def test_explicit_placements_fit(make_node):
     node, session = session_on(make_node, mig_machine("a100-40gb", enabled=True))
     with session:
         gpu = session.layouts().gpus[0]
@@ -177,7 +177,7 @@ def test_with_places_the_same_fits(make_node):
     assert len({ci.uuid for gi in later.instances for ci in gi.compute}) == 4
 
 
-def test_a_gpu_instance_is_shared_by_its_compute_instances(make_node):
+def test_gpu_instance_is_shared_by_its_compute_instances(make_node):
     _, session = session_on(make_node, mig_machine("h100", enabled=True))
     with session:
         gi, _ = session.create_gpu_instance(U0, 9, Placement(0, 4))
@@ -199,7 +199,7 @@ def test_a_gpu_instance_is_shared_by_its_compute_instances(make_node):
         assert session.layouts().gpus[0].instances == ()
 
 
-def test_of_the_media_engines_all_is_all(make_node):
+def test_media_profile_with_all_engines_is_unique(make_node):
     _, session = session_on(make_node, mig_machine("rtx-pro-6000", enabled=True))
     with session:
         gpu = session.layouts().gpus[0]
@@ -209,7 +209,7 @@ def test_of_the_media_engines_all_is_all(make_node):
         session.create_gpu_instance(U0, gpu.profile("1g.24gb-me").id)
 
 
-def test_what_somebody_uses_stays_and_its_neighbour_may_go(make_node):
+def test_instance_in_use_stays_and_its_neighbour_can_be_destroyed(make_node):
     busy = Process(0, 4711, gi=1, ci=0)
     scenario = with_mig(mig_machine("h100"), 0, mixed_layout(0))
     _, session = session_on(make_node, Scenario(**{**vars(scenario), "processes": (busy,)}))
@@ -227,14 +227,14 @@ def test_what_somebody_uses_stays_and_its_neighbour_may_go(make_node):
 
 
 @pytest.mark.parametrize("board", ["a100-80gb", "h100", "b200"])
-def test_an_idle_gpu_changes_its_mode_at_once(make_node, board):
+def test_idle_gpu_changes_its_mode_at_once(make_node, board):
     _, session = session_on(make_node, mig_machine(board))
     with session:
         assert session.set_mode(U0, True) == ModeChange(0, True, True)
         assert session.set_mode(U0, False) == ModeChange(0, False, False)
 
 
-def test_a_busy_gpu_leaves_the_mode_pending_until_its_reset(make_node):
+def test_busy_gpu_keeps_the_mode_pending_until_its_reset(make_node):
     scenario = mig_machine("a100-80gb").with_gpu(0, told={"held": 1})
     node, session = session_on(make_node, scenario)
     with session:
@@ -251,27 +251,27 @@ def test_a_busy_gpu_leaves_the_mode_pending_until_its_reset(make_node):
     assert read_layouts(host_of(node)).gpus[0].current
 
 
-def test_an_open_session_keeps_the_gpu_from_its_reset(make_node):
+def test_open_session_prevents_the_reset(make_node):
     node, session = session_on(make_node, mig_machine("a100-80gb"))
     with session:
         assert smi(node, "-r", "-i", U0).returncode == 3
     assert smi(node, "-r", "-i", U0).returncode == 0
 
 
-def test_a_virtual_machine_needs_a_reboot(make_node):
+def test_virtual_machine_needs_a_reboot(make_node):
     _, session = session_on(make_node, mig_machine("a100-80gb").with_gpu(0, told={"mig_vm": 1}))
     with session:
         assert session.set_mode(U0, True) == ModeChange(RESET_REQUIRED, False, True)
 
 
-def test_mig_is_not_switched_off_over_instances(make_node):
+def test_mig_with_instances_cannot_be_disabled(make_node):
     node, session = session_on(make_node, with_mig(mig_machine("h100"), 0, mixed_layout(0)))
     with session, pytest.raises(MigError, match="can't switch MIG off"):
         session.set_mode(U0, False)
     assert node.mig_changes() == []
 
 
-def test_a_reboot_takes_instances_and_hoppers_mode(make_node):
+def test_reboot_removes_instances_and_the_mode_on_hopper(make_node):
     scenario = mig_machine("h100", "a100-80gb", enabled=True)
     node, session = session_on(make_node, scenario)
     with session:
@@ -284,7 +284,7 @@ def test_a_reboot_takes_instances_and_hoppers_mode(make_node):
     ]
 
 
-def test_a_virtual_gpu_is_its_hosts_to_cut(make_node):
+def test_virtual_gpu_is_controlled_by_its_host(make_node):
     guest = mig_machine("a100-80gb", enabled=True).with_gpu(0, told={"virtualization": 2})
     _, session = session_on(make_node, guest)
     with session:
@@ -298,7 +298,7 @@ def test_a_virtual_gpu_is_its_hosts_to_cut(make_node):
 # --- NVML at its worst --------------------------------------------------------------------------------------
 
 
-def test_missing_rights_are_a_precondition(make_node):
+def test_missing_rights_are_a_precondition_failure(make_node):
     _, session = session_on(make_node, mig_machine("h100").with_faults(Fault("nvmlDeviceSetMigMode", 4)))
     with session, pytest.raises(MigError) as refused:
         session.set_mode(U0, True)
@@ -306,7 +306,7 @@ def test_missing_rights_are_a_precondition(make_node):
     assert refused.value.hint == "run it as root"
 
 
-def test_a_fault_strikes_at_the_step_that_the_scenario_says(make_node):
+def test_fault_occurs_at_the_step_in_the_scenario(make_node):
     node = make_node(mig_machine("h100", enabled=True).with_faults(Fault("migChange", 999, after=2, times=1)))
     outcomes: list[int | None] = []
     for _ in range(2):  # counted over all processes
@@ -319,7 +319,7 @@ def test_a_fault_strikes_at_the_step_that_the_scenario_says(make_node):
     assert outcomes == [7, 8, 999, 9]
 
 
-def test_a_hang_ends_the_session_in_time(make_node, monkeypatch):
+def test_hang_ends_the_session_in_time(make_node, monkeypatch):
     monkeypatch.setattr("gpunode.mig.session.CHANGE_SECONDS", 0.3)
     _, session = session_on(
         make_node, mig_machine("h100").with_faults(Fault("nvmlDeviceSetMigMode", hang=60))
@@ -332,14 +332,14 @@ def test_a_hang_ends_the_session_in_time(make_node, monkeypatch):
             session.layouts()
 
 
-def test_a_crash_is_told(make_node):
+def test_crash_is_reported(make_node):
     crash = Fault("nvmlDeviceCreateGpuInstance", abort=True)
     _, session = session_on(make_node, mig_machine("h100", enabled=True).with_faults(crash))
     with session, pytest.raises(MigError, match="SIGABRT"):
         session.create_gpu_instance(U0, 19)
 
 
-def test_no_driver_is_told(make_node):
+def test_unloaded_driver_is_reported(make_node):
     node = make_node(mig_machine("h100").with_faults(Fault("nvmlInitWithFlags", 9)))
     with pytest.raises(MigError, match=r"can't open NVML: .*not loaded \(NVML 9\)"):
         read_layouts(host_of(node))

@@ -70,7 +70,7 @@ def gpu_of(name: str, *, architecture: int = 9, cut: bool = True, on: bool = Tru
     return replace(bare, minor=3, architecture=architecture, instances=instances, current=on, pending=on)
 
 
-def test_holders_of_what_goes_and_nobody_else(machine: Machine) -> None:
+def test_only_processes_using_removed_instances_are_listed(machine: Machine) -> None:
     gpu = gpu_of("h100")
     machine.process(
         41, "train", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"
@@ -87,7 +87,7 @@ def test_holders_of_what_goes_and_nobody_else(machine: Machine) -> None:
     assert found.drain == "41"
 
 
-def test_nvmls_list_counts_as_well(machine: Machine) -> None:
+def test_processes_listed_by_nvml_count_as_well(machine: Machine) -> None:
     gpu = gpu_of("h100")
     machine.process(41, "train")
     wish = Wish(gpu, True, {"1g.10gb": 7}, 1)
@@ -95,7 +95,7 @@ def test_nvmls_list_counts_as_well(machine: Machine) -> None:
     assert [(one.pid, one.name) for one in found] == [(41, "train"), (77, "a process")]
 
 
-def test_names_are_no_lines_and_no_commands_of_their_own(machine: Machine) -> None:
+def test_process_names_cannot_inject_lines_or_commands(machine: Machine) -> None:
     machine.process(41, "x\nerror:reboot")
     gpu = gpu_of("h100")
     (found,) = machine.ask(gpu, Wish(gpu, True, {"1g.10gb": 7}, 1), MigProcess(41, 1, 0))
@@ -107,7 +107,7 @@ def test_names_are_no_lines_and_no_commands_of_their_own(machine: Machine) -> No
     assert end == "end first: kubectl delete pod -n default 'a;reboot'"
 
 
-def test_containers_and_units_are_told(machine: Machine) -> None:
+def test_containers_and_units_are_named(machine: Machine) -> None:
     gpu = gpu_of("h100")
     cap = "/dev/nvidia-caps/nvidia-cap31"
     machine.process(41, "train", cap, cgroup=f"/system.slice/docker-{CONTAINER}.scope")
@@ -138,7 +138,7 @@ class Engine(Host):
 ran: list[str] = []
 
 
-def test_a_container_that_is_named_stops_and_starts_again() -> None:
+def test_named_container_is_stopped_and_started_again() -> None:
     ran.clear()
     train = Obstacle("process", 0, "GPU 0", "train", 41, CONTAINER, engine="docker")
     host, word = Engine(), train.drain
@@ -168,9 +168,7 @@ class Kubelet:
         monkeypatch.setattr(Host, "live", True)
 
 
-def test_pods_that_hold_what_goes_are_in_the_way_even_idle(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_pods_holding_a_removed_device_block(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = gpu_of("h100")
     first, second = (ci.uuid for gi in gpu.instances for ci in gi.compute)
     wish = Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1)  # the instance at slot 0 goes
@@ -182,7 +180,7 @@ def test_pods_that_hold_what_goes_are_in_the_way_even_idle(
     assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1)) == (), "nothing goes"
 
 
-def test_a_kubelet_that_does_not_tell_is_told_of(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_kubelet_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = gpu_of("h100")
     Kubelet(monkeypatch, silent=True)
     node = Node(Host(root=machine.root))
@@ -194,7 +192,7 @@ def test_a_kubelet_that_does_not_tell_is_told_of(machine: Machine, monkeypatch: 
     assert untold(node, [plan_gpu(Wish(gpu, True, {"3g.40gb": 2}, 1))]) == ""
 
 
-def test_a_reset_wants_nobody_at_all(machine: Machine) -> None:
+def test_reset_needs_a_gpu_without_any_process(machine: Machine) -> None:
     gpu = gpu_of("h100", architecture=7, cut=False, on=False)
     machine.process(
         43, "nvidia-persistenced", "/dev/nvidia3", cgroup="/system.slice/nvidia-persistenced.service"
@@ -213,7 +211,7 @@ def test_a_reset_wants_nobody_at_all(machine: Machine) -> None:
     assert len(machine.ask(gpu, Wish(gpu, True, {}, 1))) == 2
 
 
-def test_who_else_cuts_gpus_is_told(machine: Machine) -> None:
+def test_other_mig_managers_are_reported(machine: Machine) -> None:
     gpu = gpu_of("h100", architecture=7, cut=False, on=False)
     machine.process(50, "nvidia-mig-manager")
     machine.put("sys/bus/pci/devices/0000:05:00.0/class", "0x068000\n")
@@ -229,7 +227,7 @@ def test_who_else_cuts_gpus_is_told(machine: Machine) -> None:
     assert len(remarks(Host(root=machine.root), plans)) == 1
 
 
-def test_hopper_takes_no_reset_and_only_work_is_in_the_way(machine: Machine) -> None:
+def test_hopper_needs_no_reset_and_only_workloads_block(machine: Machine) -> None:
     gpu = gpu_of("h100", cut=False, on=False)
     machine.process(43, "nvidia-persistenced", "/dev/nvidia3")
     machine.process(44, "train", "/dev/nvidia3")
@@ -238,13 +236,13 @@ def test_hopper_takes_no_reset_and_only_work_is_in_the_way(machine: Machine) -> 
     assert found.text == "train (process 44) uses GPU 0"
 
 
-def test_nothing_is_in_the_way_of_nothing(machine: Machine) -> None:
+def test_unchanged_layout_is_not_blocked(machine: Machine) -> None:
     gpu = gpu_of("h100")
     machine.process(41, "train", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap31")
     assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1), MigProcess(41, 1, 0)) == ()
 
 
-def test_a_part_that_goes_is_not_its_neighbour(machine: Machine) -> None:
+def test_removed_compute_instance_does_not_affect_its_neighbour(machine: Machine) -> None:
     bare = board("h100")
     parts = instance(bare, 1, "3g.40gb", 0, 1, 1, 1)
     gpu = replace(bare, minor=3, architecture=9, instances=(parts,))

@@ -61,7 +61,7 @@ def processes(root: Path, *ran: tuple[int, int, int, tuple[str, ...]]) -> tuple[
         (("/usr/bin/nvidia-device-plugin",), BOTH, False),
     ],
 )
-def test_only_who_heeds_both_signals_is_told(
+def test_only_plugins_handling_both_signals_are_signalled(
     tmp_path: Path, argv: tuple[str, ...], caught: int, counts: bool
 ) -> None:
     ran = processes(tmp_path, (7, 1, caught, argv), (8, 7, 0, CHILD), (9, 1, 0, CHILD))
@@ -83,9 +83,7 @@ class Deaf(Host):
 told: list[tuple[int, str]] = []
 
 
-def test_one_that_does_not_close_nvml_is_told_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_that_keeps_nvml_open_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told.clear()
     ran = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
     monkeypatch.setattr("gpunode.mig.users.running", lambda _host: ran)
@@ -141,7 +139,7 @@ def serving(made: MigNode, pod: bool = False, shows: tuple[str, int] = ("gpu", 1
 
 
 @pytest.mark.parametrize("pod", [False, True], ids=["service", "pod"])
-def test_a_plugin_makes_room_for_a_reset_and_shows_the_new_layout(pod: bool, mig_node: MigMaker) -> None:
+def test_plugin_closes_nvml_for_a_reset_and_advertises_the_new_layout(pod: bool, mig_node: MigMaker) -> None:
     """As long as it has NVML open an Ampere GPU can't be reset."""
     with serving(mig_node(mig_machine("a100-40gb")), pod) as beside:
         ran = beside.node.apply("all-balanced")
@@ -164,7 +162,7 @@ time.sleep(600)
 @pytest.mark.full
 @pytest.mark.parametrize("user", [NOBODY, ()], ids=["another user", "root"])
 @pytest.mark.parametrize("options", [(), ("--state-dir", "{place}")], ids=["no status file", "a forged one"])
-def test_a_process_that_only_looks_like_the_plugin_gets_no_signal(
+def test_process_that_only_resembles_the_plugin_gets_no_signal(
     mig_node: MigMaker, user: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     with public_directory() as place, serving(mig_node(mig_machine("a100-40gb"))) as beside:
@@ -189,7 +187,7 @@ def test_a_process_that_only_looks_like_the_plugin_gets_no_signal(
 
 
 @pytest.mark.full
-def test_a_change_without_a_reset_is_shown_at_once_as_well(mig_node: MigMaker) -> None:
+def test_change_without_a_reset_is_advertised_at_once(mig_node: MigMaker) -> None:
     with serving(mig_node(mig_machine("h100"))) as beside:
         assert beside.node.apply("all-1g").code == 0
         assert beside.shows("mig-1g.10gb", 7), beside.log.read_text()
@@ -197,7 +195,7 @@ def test_a_change_without_a_reset_is_shown_at_once_as_well(mig_node: MigMaker) -
 
 
 @pytest.mark.full
-def test_after_a_failure_the_plugin_goes_on(mig_node: MigMaker) -> None:
+def test_plugin_continues_after_a_failure(mig_node: MigMaker) -> None:
     scenario = mig_machine("a100-40gb").with_faults(Fault("migChange", 23, after=2, times=1))
     with serving(mig_node(scenario)) as beside:
         assert beside.node.apply("all-balanced").code == 4
@@ -206,7 +204,7 @@ def test_after_a_failure_the_plugin_goes_on(mig_node: MigMaker) -> None:
 
 
 @pytest.mark.full
-def test_a_pod_that_was_given_what_goes_is_in_the_way(mig_node: MigMaker) -> None:
+def test_pod_with_an_allocated_device_blocks(mig_node: MigMaker) -> None:
     """It uses nothing yet; the kubelet says that the device is its own (PodResources)."""
     made = mig_node(mig_machine("h100"))
     assert made.apply("all-1g").code == 0
