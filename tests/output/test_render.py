@@ -75,7 +75,7 @@ def test_yaml_holds_the_same_document(capsys: pytest.CaptureFixture[str]) -> Non
     assert yaml.safe_load(capsys.readouterr().out) == REPORT.envelope()
 
 
-def test_the_table_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     render(REPORT, Output.TABLE, Color.AUTO)
     seen = capsys.readouterr()
     assert seen.out == "Verdict\nGPU  NAME\n0    H100 [80GB]\n10   A\n--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n"
@@ -88,14 +88,14 @@ def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def test_colour_keeps_the_text_and_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_color_keeps_the_text_and_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     render(REPORT, Output.TABLE, Color.ALWAYS)
     out = capsys.readouterr().out
     assert "\x1b[" in out
     assert "H100 [80GB]" in out
 
 
-def test_on_a_terminal_words_stay_whole_and_commands_stay_one_line(
+def test_terminal_lines_wrap_between_words_and_commands_do_not_wrap(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -107,7 +107,7 @@ def test_on_a_terminal_words_stay_whole_and_commands_stay_one_line(
     assert " ".join(lines[:-1]).split() == ["explained"] * 8
 
 
-def test_text_from_a_file_cant_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_from_a_file_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     render(Result("X", blocks=(Text("evil \x1b]0;title\x07 \x1b[2J"),)), Output.TABLE, Color.NEVER)
     assert "\x1b" not in capsys.readouterr().out
     assert printable("tab\tnewline\nbell\x07") == "tab\tnewline\nbell\\x07"
@@ -121,7 +121,7 @@ def test_no_control_character_in_json_reaches_the_terminal() -> None:
     assert json.loads(text)["messages"] == [evil] and "ü" in text
 
 
-def test_columns_are_padded_and_the_last_one_is_not() -> None:
+def test_columns_are_padded_except_the_last() -> None:
     assert plain_lines(Table(("", ""), (("a", "b"), ("long", "c")))) == ["a     b", "long  c"]
 
 
@@ -135,7 +135,9 @@ def test_columns_are_padded_and_the_last_one_is_not() -> None:
         (Color.NEVER, {"FORCE_COLOR": "1"}, False),
     ],
 )
-def test_who_decides_on_colour(color: Color, environ: dict[str, str], expected: bool) -> None:
+def test_color_follows_option_environment_and_terminal(
+    color: Color, environ: dict[str, str], expected: bool
+) -> None:
     assert wants_color(color, io.StringIO(), environ) is expected
 
 
@@ -146,14 +148,14 @@ def test_errors_are_two_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> N
     assert seen.out == ""
 
 
-def test_an_error_result_has_its_number_in_both_places() -> None:
+def test_error_result_has_its_exit_code_in_both_places() -> None:
     result = Result("X", status="error", exit_code=ExitCode.ROLLED_BACK, errors=(ErrorInfo("a", "b", "c"),))
     assert result.envelope()["exitCode"] == 4
     assert result.envelope()["errors"] == [{"code": "a", "message": "b", "hint": "c"}]
 
 
 @pytest.mark.parametrize(("columns", "whole"), [("80", True), ("60", False)])
-def test_what_names_a_row_stays_whole_where_there_is_room(
+def test_row_name_is_not_truncated_if_there_is_space(
     columns: str, whole: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -164,7 +166,7 @@ def test_what_names_a_row_stays_whole_where_there_is_room(
 
 
 @pytest.mark.parametrize(("columns", "shown"), [("80", "GPU-c276364b-35d6"), ("20", "GPU-c276364b")])
-def test_a_cell_is_short_where_the_table_is_wider_than_the_terminal(
+def test_cell_is_truncated_if_the_table_is_wider_than_the_terminal(
     columns: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -184,7 +186,7 @@ def rest_of(main: int) -> str:
     return shown.decode()
 
 
-def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
+def test_messages_wrap_between_words_and_hints_do_not_wrap() -> None:
     message, hint = "a word " * 20, "run this command " * 10
     script = (
         "from gpunode.errors import GpunodeError as E; from gpunode.output.render import render_error as r;"
@@ -199,7 +201,7 @@ def test_messages_on_a_terminal_break_between_words_and_hints_nowhere() -> None:
     assert lines[-1] == f"hint: {hint.strip()}"
 
 
-def test_a_terminal_is_told_what_goes_on_before_it_has_ended() -> None:
+def test_terminal_shows_a_step_while_it_runs() -> None:
     script = (
         "import sys\n"
         "from gpunode.output.render import StderrProgress\n"

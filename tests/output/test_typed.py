@@ -55,7 +55,7 @@ JSON = st.recursive(
 )
 
 
-def test_a_dataclass_is_read_back() -> None:
+def test_dataclass_is_read_from_plain_data() -> None:
     assert from_plain(Whole, VALUES) == WHOLE
     assert from_plain(Whole, json.loads(json.dumps(plain(WHOLE)))) == WHOLE
 
@@ -79,7 +79,7 @@ def test_a_dataclass_is_read_back() -> None:
         ({"byName": []}, "byName must be an object"),
     ],
 )
-def test_an_error_names_the_keys_that_lead_to_it(change: dict[str, Any], message: str) -> None:
+def test_error_names_the_path_of_keys(change: dict[str, Any], message: str) -> None:
     with pytest.raises(PlainError) as caught:
         from_plain(Whole, VALUES | change)
     assert str(caught.value) == message
@@ -88,7 +88,7 @@ def test_an_error_names_the_keys_that_lead_to_it(change: dict[str, Any], message
     assert str(caught.value) == f"file.whole.{message}"
 
 
-def test_an_integer_is_a_number_where_one_is_expected() -> None:
+def test_integer_is_accepted_as_a_number() -> None:
     since = from_plain(Whole, VALUES | {"since": 2}).since
     assert (since, type(since)) == (2.0, float)
 
@@ -99,7 +99,7 @@ def test_unknown_keys_are_ignored_or_refused() -> None:
         from_plain(Whole, VALUES | {"parts": [{"partName": "p", "later": 1}]}, unknown=False)
 
 
-def test_a_lenient_reader_takes_defaults_or_empty_values() -> None:
+def test_lenient_reader_uses_defaults_or_empty_values() -> None:
     assert from_plain(Whole, {}, lenient=True) == Whole("", 0, 0.0, False, (), None)
     assert from_plain(Whole, {"name": 3, "count": "4", "ready": 1}, lenient=True).name == ""
     parts = [{"partName": "p", "size": "x"}, {}]
