@@ -74,7 +74,7 @@ def make(archive, tmp_path):
         one.close()
 
 
-def test_the_plan_is_what_runs_and_then_there_is_nothing_to_do(make):
+def test_executed_steps_match_the_plan_and_a_second_run_does_nothing(make):
     node = make()
     planned = json.loads(node.gpunode("driver", "plan", "-o", "json").out)["data"]
     assert planned["version"] == "580.173.02" and planned["refusals"] == [] and planned["reboot"] == ""
@@ -98,7 +98,7 @@ def test_the_plan_is_what_runs_and_then_there_is_nothing_to_do(make):
     assert [one["operation"] for one in entries] == ["driver-install"] and entries[0]["files"] == [BLACKLIST]
 
 
-def test_an_asked_for_version_is_the_one_that_comes_and_a_newer_one_later(make):
+def test_requested_version_is_installed_and_a_newer_one_later(make):
     node = make()
     assert node.gpunode("driver", "install", "--yes", "--version", "580.159.03", "--hold").code == 0
     assert {node.installed()[name] for name in DRIVER} == {OLDER}
@@ -111,7 +111,7 @@ def test_an_asked_for_version_is_the_one_that_comes_and_a_newer_one_later(make):
 
 
 @pytest.mark.parametrize("module", [BUILT_NOTHING, BREAKS])
-def test_a_driver_without_a_module_goes_again_with_its_files(make, module):
+def test_driver_without_a_module_is_removed_with_its_files(make, module):
     node = make(module)
     ran = node.gpunode("driver", "install", "--yes", "-o", "json")
     assert ran.code == 4, ran.err
@@ -119,7 +119,7 @@ def test_a_driver_without_a_module_goes_again_with_its_files(make, module):
     assert not node.exists(BLACKLIST) and "modprobe nvidia" not in node.called()
 
 
-def test_a_module_that_does_not_load_leaves_the_packages_and_says_what_is_left(make):
+def test_module_that_does_not_load_keeps_the_packages_and_lists_pending_steps(make):
     node = make()
     node.fake("modprobe", 1)
     ran = node.gpunode("driver", "install", "--yes", "-o", "json")
@@ -129,7 +129,7 @@ def test_a_module_that_does_not_load_leaves_the_packages_and_says_what_is_left(m
     assert {node.installed()[name] for name in DRIVER} == {VERSION}
 
 
-def test_what_a_killed_run_left_half_installed_is_finished(make, archive):
+def test_half_installed_packages_of_a_killed_run_are_completed(make, archive):
     node = make()
     package = archive(GOOD).flat / f"nvidia-utils-580-server_{VERSION}.deb"
     node.sh(f"dpkg --unpack {package}")
@@ -153,7 +153,7 @@ def test_another_package_manager_is_waited_for_with_a_limit(make):
     assert node.gpunode("driver", "install", "--yes").code == 0
 
 
-def test_a_transitional_branch_and_an_unconfirmed_plan_change_nothing(make):
+def test_transitional_branch_and_unconfirmed_plan_change_nothing(make):
     node = make()
     before = node.sh("find /etc /var/lib/dpkg /var/lib/gpunode -newer /usr/local/sbin/modprobe 2>&1 || true")
     ran = node.gpunode("driver", "install", "--yes", "--branch", "570")
@@ -166,7 +166,7 @@ def test_a_transitional_branch_and_an_unconfirmed_plan_change_nothing(make):
     assert after == before and node.called() == []
 
 
-def test_a_mirror_of_nvidias_repository_comes_with_its_key(make, signer, tmp_path):
+def test_repository_mirror_is_used_with_its_key(make, signer, tmp_path):
     node = make()
     mirror = Repository(tmp_path / "mirror", signer)
     make_mirror(mirror)

@@ -80,7 +80,7 @@ def rocky(tmp_path):
     node.close()
 
 
-def test_the_repository_and_the_stream_come_first_and_then_exact_versions(rocky):
+def test_repository_and_stream_are_set_before_exact_versions(rocky):
     planned = json.loads(rocky.gpunode("driver", "plan", "-o", "json").out)["data"]
     assert not planned["resolved"] and planned["files"][0]["path"] == REPO
     ran = rocky.gpunode("driver", "install", "--yes", "-o", "json")
@@ -106,7 +106,7 @@ def test_the_repository_and_the_stream_come_first_and_then_exact_versions(rocky)
     assert again.code == 0 and "nothing to do" in again.out
 
 
-def test_a_failure_gives_up_the_stream_and_the_repository_again(rocky):
+def test_failure_resets_the_stream_and_removes_the_repository(rocky):
     rocky.sh(f"touch {STATE}/fails")
     ran = rocky.gpunode("driver", "install", "--yes")
     assert ran.code == 4 and "were restored" in ran.err
@@ -115,14 +115,14 @@ def test_a_failure_gives_up_the_stream_and_the_repository_again(rocky):
     assert not rocky.exists(REPO) and not rocky.exists(STREAM)
 
 
-def test_a_hold_that_cannot_be_is_told_before_anything_is_done(rocky):
+def test_unsupported_hold_is_reported_before_any_change(rocky):
     rocky.write(f"{STATE}/versionlock", "no")
     ran = rocky.gpunode("driver", "install", "--yes", "--hold")
     assert ran.code == 3 and "versionlock plugin" in ran.err and "hint: " in ran.err
     assert rocky.called() == [] and not rocky.exists(REPO)
 
 
-def test_what_came_along_goes_again_where_the_manager_tells_no_plan(rocky):
+def test_dependencies_are_removed_if_the_manager_reports_no_plan(rocky):
     rocky.fake("dracut", 1)
     ran = rocky.gpunode("driver", "install", "--yes")
     assert ran.code == 4 and "were restored" in ran.err, ran.err

@@ -53,7 +53,7 @@ def at_work(apt, *argv):
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_what_is_interrupted_is_let_end_and_that_is_said_at_once(apt, repository, number, name):
+def test_interrupted_package_manager_may_end_and_that_is_reported_at_once(apt, repository, number, name):
     with at_work(apt, *from_mirror(repository)) as child:
         os.kill(child.pid, number)
         said = next(line for line in child.stderr if name in line)
@@ -63,7 +63,7 @@ def test_what_is_interrupted_is_let_end_and_that_is_said_at_once(apt, repository
     assert apt.ours.exists()
 
 
-def test_the_step_after_it_is_not_begun_and_all_is_taken_back(apt, repository):
+def test_interrupt_skips_the_next_step_and_rolls_back(apt, repository):
     before = apt.tree()
     with at_work(apt, *from_mirror(repository), "--hold") as child:
         os.kill(child.pid, signal.SIGINT)
@@ -74,7 +74,7 @@ def test_the_step_after_it_is_not_begun_and_all_is_taken_back(apt, repository):
     assert (apt.installed(), apt.tree()) == ({}, before)
 
 
-def test_a_terminal_that_goes_away_takes_nothing_back(apt, repository):
+def test_closed_terminal_does_not_roll_back(apt, repository):
     with at_work(apt, *from_mirror(repository), "--hold") as child:
         child.stderr.close()  # the connection is gone, and nobody reads what is said
     child.stdout.read()
@@ -82,7 +82,7 @@ def test_a_terminal_that_goes_away_takes_nothing_back(apt, repository):
     assert (child.wait(), apt.installed()) == (0, NEWEST)
 
 
-def test_packages_that_a_failed_roll_back_leaves_are_known_to_a_removal(apt, repository, tmp_path):
+def test_packages_left_by_a_failed_rollback_are_known_to_a_removal(apt, repository, tmp_path):
     other = build(tmp_path, "other", "1.0", files=("usr/bin/nvidia-ctk",))
     apt.apt("-y", "install", str(other))
     before = apt.tree()
@@ -106,7 +106,7 @@ class Stopped(Host):
         raise KeyboardInterrupt
 
 
-def test_ctrl_c_after_the_packages_tells_what_is_left_to_do(tmp_path, capsys):
+def test_ctrl_c_after_the_packages_lists_the_remaining_steps(tmp_path, capsys):
     host = Stopped(tmp_path, environ={})
     job = Job(host, Zypper(host), "driver-install", StderrProgress(), (), {})
     with pytest.raises(KeyboardInterrupt):
@@ -118,7 +118,7 @@ def test_ctrl_c_after_the_packages_tells_what_is_left_to_do(tmp_path, capsys):
 # --- what is told ---------------------------------------------------------------------------------------
 
 
-def test_the_last_line_is_told_while_it_runs_and_all_of_it_is_kept(tmp_path):
+def test_last_line_is_passed_on_while_running_and_all_output_is_kept(tmp_path):
     go = tmp_path / "go"
     heard = []
 
@@ -136,7 +136,7 @@ def test_the_last_line_is_told_while_it_runs_and_all_of_it_is_kept(tmp_path):
     assert done.stdout == "one\n10%\r20%\rend\n"
 
 
-def test_one_that_takes_too_long_is_ended_with_its_children():
+def test_timed_out_command_is_ended_with_its_children():
     done = Host(environ=dict(os.environ)).run(
         ["sh", "-c", "sleep 60 & wait"], timeout=0.1, watch=lambda _: None
     )
@@ -144,13 +144,13 @@ def test_one_that_takes_too_long_is_ended_with_its_children():
     assert Host(environ={}).run(["/nonexistent"], watch=lambda _: None).code == 127
 
 
-def test_one_that_still_says_something_goes_on_past_its_limit():
+def test_command_with_output_runs_past_its_limit():
     script = "for n in 1 2 3 4 5 6 7 8 9; do echo $n; sleep 0.75; done"
     done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=6.0, watch=lambda _: None)
     assert (done.timed_out, done.code, done.stdout.split()[-1]) == (False, 0, "9")
 
 
-def test_one_that_is_silent_is_asked_before_it_is_killed(tmp_path):
+def test_silent_command_gets_sigterm_before_sigkill(tmp_path):
     left = tmp_path / "left"
     script = f"trap 'echo tidy > {left}; exit 1' TERM; echo ready; while :; do sleep 0.02; done"
     for seconds in (1.0, 10.0, 60.0):  # a busy machine may not have started the shell within the first
@@ -188,7 +188,7 @@ def all_of(keeper):
     return shown.decode()
 
 
-def test_on_a_terminal_one_line_that_changes():
+def test_terminal_progress_is_one_changing_line():
     keeper, end = pty.openpty()
     program = (
         "from gpunode.output.render import StderrProgress\n"

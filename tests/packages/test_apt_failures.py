@@ -67,24 +67,24 @@ def fails(apt, web, repository):
     return made
 
 
-def test_an_address_with_nothing_there(fails):
+def test_url_without_a_repository_is_reported(fails):
     told = fails("MIRROR/none")
     assert "does not have a Release file" in told and "hint: there is nothing at that address" in told
 
 
-def test_a_name_that_nobody_knows(fails):
+def test_unresolvable_host_name_is_reported(fails):
     told = fails("http://mirror.invalid")
     assert "'mirror.invalid'" in told and "hint: the repository can't be reached: see its name" in told
 
 
-def test_a_proxy_that_does_not_answer_by_variable_or_by_apts_configuration(fails):
+def test_unresponsive_proxy_of_variable_or_apt_configuration_is_reported(fails):
     told = fails(environ={"http_proxy": "http://127.0.0.1:1"})
     assert "127.0.0.1:1" in told and "sudo drops http_proxy" in told
     told = fails(settings='Acquire::http::Proxy "http://proxy.invalid:3128";\n')
     assert "'proxy.invalid'" in told and "the proxy" in told
 
 
-def test_a_proxy_that_does(apt, web, repository):
+def test_working_proxy_is_used(apt, web, repository):
     asked = ("--repository", "http://mirror.invalid", "--key", str(repository.key))
     proxy = {"http_proxy": f"http://127.0.0.1:{web.server_port}"}
     done = apt.gpunode("toolkit", "install", *asked, env=proxy)
@@ -102,7 +102,7 @@ def test_a_proxy_that_does(apt, web, repository):
         ),
     ],
 )
-def test_a_clock_that_is_wrong_or_an_index_that_nobody_renews(fails, signer, tmp_path, date, said):
+def test_wrong_clock_or_expired_index_is_reported(fails, signer, tmp_path, date, said):
     mirror = make_repository(tmp_path / "mirror", signer)
     release = mirror.flat / "Release"
     release.write_text(release.read_text().replace("Thu, 01 Jan 2026 00:00:00 UTC", date))
@@ -122,14 +122,14 @@ def read_only(place):
     return f"mount --bind {place} {place}; mount -o remount,bind,ro {place}"
 
 
-def test_no_room_for_what_is_downloaded_or_installed(apt, fails):
+def test_full_disk_during_download_or_install_is_reported(apt, fails):
     for place in ("var/cache/apt/archives", "var/lib/apt/lists", "usr"):
         told = fails(script=full(apt.root / place))
         assert "No space left on device" in told or "enough free space" in told
         assert "hint: free disk space, then run this again" in told
 
 
-def test_places_that_are_read_only(apt, fails):
+def test_read_only_directories_are_reported(apt, fails):
     for place in ("etc", "var", "usr"):
         told = fails(script=read_only(apt.root / place))
         assert "Read-only file system" in told and "read-only" in told.partition("hint: ")[2]

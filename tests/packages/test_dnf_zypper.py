@@ -75,7 +75,7 @@ TWO = (
 
 
 @pytest.mark.parametrize("program", ["dnf", "dnf5"])
-def test_what_dnf_has_and_would_do(tmp_path, program):
+def test_dnf_status_and_plan(tmp_path, program):
     root = recorded(tmp_path, RHEL, rpm_says("1.19.0-1") | dnf_offers(program, *TWO), program)
     status = gpunode("toolkit", "status", "--root", str(root), "-o", "json").document["data"]
     assert (status["manager"], status["version"]) == ("dnf", "1.19.0-1")
@@ -102,7 +102,7 @@ def test_what_dnf_has_and_would_do(tmp_path, program):
     ]
 
 
-def test_a_node_without_the_repository_gets_it_and_names_the_version(tmp_path):
+def test_missing_repository_is_added_and_its_version_named(tmp_path):
     root = recorded(tmp_path, RHEL, rpm_says("") | dnf_offers("dnf"), "dnf")
     plan = gpunode(
         "toolkit", "install", "--version", "1.20.0", "--dry-run", "--root", str(root), "-o", "json"
@@ -116,7 +116,7 @@ def test_a_node_without_the_repository_gets_it_and_names_the_version(tmp_path):
     assert not (root / "etc/yum.repos.d").exists()
 
 
-def test_what_zypper_has_and_would_do(tmp_path):
+def test_zypper_status_and_plan(tmp_path):
     root = recorded(tmp_path, SLES, rpm_says("1.20.0-1") | zypper_offers(*TWO[:2]), "zypper")
     status = gpunode("toolkit", "status", "--root", str(root), "-o", "json").document["data"]
     assert (status["manager"], status["version"]) == ("zypper", "1.20.0-1")
@@ -131,14 +131,14 @@ def test_what_zypper_has_and_would_do(tmp_path):
     assert plan.document["data"]["changes"][1]["path"] == "/etc/zypp/repos.d/nvidia-container-toolkit.repo"
 
 
-def test_a_package_that_zypper_does_not_know(tmp_path):
+def test_package_unknown_to_zypper_is_refused(tmp_path):
     ((argv, _),) = zypper_offers().items()
     commands = rpm_says("") | {argv: ("<stream></stream>", 104)}
     root = recorded(tmp_path, SLES, commands, "zypper")
     assert gpunode("toolkit", "status", "--root", str(root)).code == 0
 
 
-def test_candidates_that_differ_are_refused_with_one_that_fits(tmp_path):
+def test_differing_candidates_are_refused_with_a_common_version(tmp_path):
     offers = dnf_offers("dnf", *TWO)
     ((argv, text),) = offers.items()
     newer = f"{text}\n{PACKAGES[1]} 1.21.0-1 cuda-rhel9\n"
@@ -162,7 +162,7 @@ def test_candidates_that_differ_are_refused_with_one_that_fits(tmp_path):
     ],
 )
 @pytest.mark.parametrize("verb", [("install", "--dry-run"), ("status",), ("remove", "--dry-run")])
-def test_where_packages_are_no_way_it_says_what_is(tmp_path, os_release, extra, said, verb):
+def test_system_without_packages_is_refused_with_an_alternative(tmp_path, os_release, extra, said, verb):
     root = recorded(tmp_path, os_release, {})
     if extra:
         (root / extra).parent.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_where_packages_are_no_way_it_says_what_is(tmp_path, os_release, extra, 
     assert done.code == 3 and said in done.err
 
 
-def test_another_root_is_never_installed_into(tmp_path):
+def test_other_root_is_never_installed_into(tmp_path):
     root = recorded(tmp_path, RHEL, rpm_says("") | dnf_offers("dnf"), "dnf")
     done = gpunode("toolkit", "install", "--root", str(root))
     assert done.code == 3 and "leave --root out" in done.err
@@ -206,7 +206,7 @@ def answer(code, out="", err=""):
         (Completed(("dnf",), -9, "", "", True), Trouble.TIMED_OUT),
     ],
 )  # fmt: skip
-def test_why_dnf_failed(tmp_path, done, trouble):
+def test_dnf_failure_is_explained(tmp_path, done, trouble):
     failure = Dnf(Host(tmp_path, environ={})).explain(done)
     assert (failure.trouble if failure else None) is trouble
 
@@ -228,7 +228,7 @@ def test_why_dnf_failed(tmp_path, done, trouble):
         (answer(8, err="Signature verification failed for file 'repomd.xml'"), Trouble.SIGNATURE),
     ],
 )
-def test_why_zypper_failed(tmp_path, done, trouble):
+def test_zypper_failure_is_explained(tmp_path, done, trouble):
     failure = Zypper(Host(tmp_path, environ={})).explain(done)
     assert (failure.trouble if failure else None) is trouble
 
@@ -272,7 +272,7 @@ class Locked(Host):
         pass
 
 
-def test_a_lock_that_only_the_manager_tells_of_is_tried_again(tmp_path):
+def test_lock_reported_only_by_the_manager_is_retried(tmp_path):
     Locked.tries = 0
     host, told = Locked(tmp_path, environ={}), Told()
     run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), told)
@@ -280,7 +280,7 @@ def test_a_lock_that_only_the_manager_tells_of_is_tried_again(tmp_path):
     assert sum("already locked by 4711" in step for step in told.steps) == 1  # a line a second is noise
 
 
-def test_and_not_for_ever(tmp_path):
+def test_lock_retries_are_limited(tmp_path):
     Locked.tries = -1_000_000_000
     host = Locked(tmp_path, environ={})
     with pytest.raises(PackagesError) as raised:
@@ -288,7 +288,7 @@ def test_and_not_for_ever(tmp_path):
     assert (raised.value.code, raised.value.exit_code) == ("package-manager-locked", 3)
 
 
-def test_files_are_installed_without_any_repository(tmp_path):
+def test_files_are_installed_without_a_repository(tmp_path):
     host = Host(tmp_path, environ={})
     older = Dnf(host).install_files(["/a.rpm"], downgrade=True)
     assert older.argv[-3:] == ("downgrade", "--disablerepo=*", "/a.rpm")
@@ -312,7 +312,7 @@ def test_files_are_installed_without_any_repository(tmp_path):
         ("1.20.0-1", "1.20.0-2", -1),
     ],
 )
-def test_versions_are_ordered_as_rpm_does(first, second, order):
+def test_versions_are_ordered_as_by_rpm(first, second, order):
     assert compare(first, second) == order
     assert compare(second, first) == -order
 
@@ -333,7 +333,7 @@ def brought(root):
 
 
 @pytest.mark.parametrize("runtimes", ["nvidia", "other"])
-def test_it_stays_while_an_engine_has_the_runtime(tmp_path, runtimes):
+def test_toolkit_is_kept_while_an_engine_uses_the_runtime(tmp_path, runtimes):
     """An engine whose default runtime has gone starts no container at all."""
     commands = rpm_says("1.20.0-1") | {("dockerd", "--version"): "Docker version 27.0.0"}
     root = recorded(tmp_path, RHEL, commands, "dnf", "dockerd")

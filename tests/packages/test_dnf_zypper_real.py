@@ -32,7 +32,7 @@ def rpm(request, mirror, tmp_path):
     return make_rpm_root(tmp_path / "root", request.param, next(mirror.base.glob(f"{OTHERS}-1.20*")))
 
 
-def test_from_the_mirror_to_a_newer_file_and_out_again(rpm, mirror):
+def test_install_from_mirror_upgrade_from_file_and_remove(rpm, mirror):
     before = rpm.settings()
     asked = ("--repository", mirror.url, "--key", str(mirror.key))
     done = rpm.gpunode("toolkit", "install", *asked, "--version", "1.19.0")
@@ -52,14 +52,14 @@ def test_from_the_mirror_to_a_newer_file_and_out_again(rpm, mirror):
     assert not [path for path in rpm.settings().keys() - before.keys() if path.endswith(OURS)]
 
 
-def test_a_repository_that_another_key_signs_is_refused(rpm, mirror):
+def test_repository_signed_by_another_key_is_refused(rpm, mirror):
     done = rpm.gpunode("toolkit", "install", "--repository", mirror.url)  # with NVIDIA's key
     assert done.code == 4 and "the repository's key is missing, expired or another" in done.err, done.err
     assert "were restored" in done.err and rpm.installed() == {OTHERS: "1.20.0-1"}
     assert not [path for path in rpm.settings() if path.endswith(OURS)]
 
 
-def test_a_mirror_that_is_not_there_is_told(rpm, mirror, tmp_path):
+def test_missing_mirror_is_reported(rpm, mirror, tmp_path):
     asked = ("--repository", f"file://{tmp_path}/none", "--key", str(mirror.key))
     done = rpm.gpunode("toolkit", "install", *asked)
     assert done.code == 4, done.err

@@ -161,7 +161,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_a_machine_gets_the_driver_that_it_needs(case, tmp_path):
+def test_machine_gets_the_driver_that_it_needs(case, tmp_path):
     name, shelf, files, branch, flavour, route, version, reboot, package = TABLE[case]
     argv: tuple[str, ...] = ("--branch", "550") if case == "debian" else ()
     if name == "driver-not-installed-rocky":
@@ -188,7 +188,7 @@ def test_a_machine_gets_the_driver_that_it_needs(case, tmp_path):
         ),
     ],
 )
-def test_suse_calls_the_packages_g07_from_branch_590_on(name, branch, expected, tmp_path):
+def test_suse_packages_are_named_g07_since_branch_590(name, branch, expected, tmp_path):
     data = plan(built(tmp_path, name, {}), Shelf({}), "--branch", str(branch))
     names = set(versions(data))
     assert expected <= names
@@ -207,7 +207,7 @@ def test_suse_calls_the_packages_g07_from_branch_590_on(name, branch, expected, 
         ),
     ],
 )
-def test_commands_keep_the_branch_before_the_repository_is_known(name, branch, expected, tmp_path):
+def test_branch_is_kept_before_the_repository_is_known(name, branch, expected, tmp_path):
     """The repository has newer branches under the same names, so a bare name would install the newest."""
     root = built(tmp_path, name, {})
     options = ("--branch", str(branch), "--repository", "nvidia")
@@ -223,7 +223,7 @@ def test_commands_keep_the_branch_before_the_repository_is_known(name, branch, e
     assert dry.document["data"]["plan"]["commands"] == data["commands"]
 
 
-def test_every_package_that_must_have_the_drivers_version_has_it(tmp_path):
+def test_all_driver_packages_have_the_same_version(tmp_path):
     root = built(tmp_path, "healthy-h100-nvswitch", {})
     data = plan(root, archive("580.173.02", switches=True))
     exact = [one for one in data["packages"] if one["exact"]]
@@ -231,7 +231,7 @@ def test_every_package_that_must_have_the_drivers_version_has_it(tmp_path):
     assert {one["version"].partition("-")[0] for one in exact} == {"580.173.02"}
 
 
-def test_a_fabric_manager_that_lags_behind_keeps_the_driver_back(tmp_path):
+def test_outdated_fabric_manager_is_refused(tmp_path):
     shelf = archive("580.173.02", switches=True)
     both = ((f"580.173.02-{JAMMY}", UBUNTU), (f"580.159.03-{JAMMY}", UBUNTU))
     offers = {name: both if "linux-" not in name else some for name, some in shelf.offers.items()}
@@ -244,7 +244,7 @@ def test_a_fabric_manager_that_lags_behind_keeps_the_driver_back(tmp_path):
     assert "nvidia-fabricmanager-580 580.142" in data["refusals"][0]["message"]
 
 
-def test_an_older_version_is_that_of_the_libraries_too(tmp_path):
+def test_older_version_applies_to_the_libraries_too(tmp_path):
     """Ubuntu's packages ask for these at their own version or newer: apt would take the newest."""
     both = tuple((f"{one}-{JAMMY}", UBUNTU) for one in ("580.173.02", "580.159.03"))
     offers = {name: some if "linux-" in name else both for name, some in archive("580.173.02").offers.items()}
@@ -254,7 +254,7 @@ def test_an_older_version_is_that_of_the_libraries_too(tmp_path):
     assert found == {f"580.159.03-{JAMMY}"}
 
 
-def test_blackwell_switches_take_the_subnet_manager_from_nvidias_repository(tmp_path):
+def test_blackwell_switches_use_the_subnet_manager_of_nvidias_repository(tmp_path):
     names = ("libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-utils-580", "nvidia-fabricmanager")
     here = CUDA_DEB.format("ubuntu2204")
     offers = dict.fromkeys((*names, "nvidia-compute-utils-580", "libnvsdm"), (("580.173.02-0ubuntu1", here),))
@@ -266,7 +266,7 @@ def test_blackwell_switches_take_the_subnet_manager_from_nvidias_repository(tmp_
     assert "systemctl enable nvidia-fabricmanager.service" in data["commands"]
 
 
-def test_blackwell_switches_with_the_archives_driver_lack_the_subnet_manager(tmp_path):
+def test_blackwell_switches_with_the_ubuntu_driver_lack_the_subnet_manager(tmp_path):
     """Without nvlsm the fabric never comes up, while nvidia-smi looks well."""
     here = dict.fromkeys(("nvidia-utils-580-server", "libnvidia-cfg1-580-server"), f"580.159.03-{JAMMY}")
     text = "".join(
@@ -280,7 +280,7 @@ def test_blackwell_switches_with_the_archives_driver_lack_the_subnet_manager(tmp
     assert "nvlsm" in data["refusals"][0]["message"] and "nvidia" in data["refusals"][0]["hint"]
 
 
-def test_packages_of_others_are_not_pushed_out(tmp_path):
+def test_removal_of_foreign_packages_is_refused(tmp_path):
     shelf = archive("580.173.02")
     removes = {"nvidia-utils-535-server": "535.1-1", "slurm-wlm": "21.08-1"}
     data = plan(built(tmp_path, "driver-not-installed", {}), Shelf(shelf.offers, removes=removes))
@@ -288,7 +288,7 @@ def test_packages_of_others_are_not_pushed_out(tmp_path):
     assert "slurm-wlm" in data["refusals"][0]["message"] and "535" not in data["refusals"][0]["message"]
 
 
-def test_a_transitional_package_is_told_and_refused(tmp_path):
+def test_transitional_package_is_refused(tmp_path):
     shelf = archive("580.173.02", "570")
     data = plan(built(tmp_path, "driver-not-installed", {}), shelf, "--branch", "570")
     assert codes(data) == ["transitional-package"]
@@ -319,7 +319,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_break_the_node_is_refused(case, tmp_path):
+def test_change_that_breaks_the_node_is_refused(case, tmp_path):
     name, argv, code = REFUSED[case]
     root = built(tmp_path, name, {})
     data = plan(root, Shelf(), *argv)
@@ -328,13 +328,13 @@ def test_what_would_break_the_node_is_refused(case, tmp_path):
     assert ran.code == 3 and "error: " in ran.err and "hint: " in ran.err
 
 
-def test_a_run_installer_is_refused(tmp_path):
+def test_run_file_driver_is_refused(tmp_path):
     spec = overlay(machine("healthy-docker-rocky9"), {"set": {"executables": ["/usr/bin/nvidia-uninstall"]}})
     data = plan(build_machine(spec, tmp_path / "m"), cuda_rpm("580.173.02"))
     assert "run-installer" in codes(data)
 
 
-def test_programs_that_have_a_gpu_open_are_named(tmp_path):
+def test_programs_with_an_open_gpu_are_named(tmp_path):
     spec = overlay(
         machine("healthy-docker-rocky9"),
         {"set": {"links": {"/proc/1100/fd/7": "/dev/nvidia0", "/proc/1210/fd/3": "/dev/null"}}},
@@ -344,7 +344,7 @@ def test_programs_that_have_a_gpu_open_are_named(tmp_path):
     assert "process 1100" in message and "1210" not in message
 
 
-def test_two_repositories_that_disagree_are_told_until_one_is_named(tmp_path):
+def test_two_conflicting_repositories_are_refused_until_one_is_selected(tmp_path):
     shelf = archive("580.173.02")
     offers = dict(shelf.offers)
     name = "nvidia-utils-580-server"
@@ -360,7 +360,7 @@ def test_two_repositories_that_disagree_are_told_until_one_is_named(tmp_path):
     assert codes(data) == [] and versions(data)[name] == f"580.173.02-{JAMMY}"
 
 
-def test_held_packages_stay_unless_it_is_the_same_version(tmp_path):
+def test_held_packages_are_kept_unless_the_version_is_equal(tmp_path):
     shelf = archive("580.173.02")
     offers = {
         name: (*some, *(((f"580.159.03-{JAMMY}", UBUNTU),) if "linux" not in name else ()))
@@ -373,14 +373,14 @@ def test_held_packages_stay_unless_it_is_the_same_version(tmp_path):
     assert codes(plan(root, held, "--version", "580.159.03")) == []
 
 
-def test_dkms_takes_over_where_the_archive_has_no_module_for_this_kernel(tmp_path):
+def test_dkms_is_used_if_the_repository_has_no_module_for_this_kernel(tmp_path):
     shelf = archive("580.173.02")
     offers = {name: some for name, some in shelf.offers.items() if not name.startswith("linux-modules")}
     data = plan(built(tmp_path, "driver-not-installed", {}), Shelf(offers))
     assert "nvidia-headless-580-server-open" in versions(data)
 
 
-def test_headers_of_the_kernel_come_first_or_it_is_refused(tmp_path):
+def test_kernel_headers_are_installed_first_or_the_plan_is_refused(tmp_path):
     root = built(tmp_path, "kernel-headers-missing-rocky9", DNF_REPO)
     kernel = (root / "proc/sys/kernel/osrelease").read_text().strip()
     data = plan(root, cuda_rpm("580.173.02"))
@@ -408,17 +408,17 @@ def test_headers_of_the_kernel_come_first_or_it_is_refused(tmp_path):
         ("suse", "6.4.0-150600.23.25-64kb", "64kb", "kernel-64kb-devel"),
     ],
 )
-def test_kernels_with_other_pages_and_names_have_headers_of_their_own(family, release, kind, package):
+def test_kernels_with_other_page_sizes_and_names_have_their_own_headers(family, release, kind, package):
     assert (flavour(release), header_package(family, release)[0]) == (kind, package)
 
 
-def test_no_dkms_on_rhel_leads_to_epel(tmp_path):
+def test_missing_dkms_on_rhel_hints_at_epel(tmp_path):
     data = plan(built(tmp_path, "healthy-docker-rocky9", DNF_REPO), cuda_rpm("580.173.02", without=("dkms",)))
     assert codes(data) == ["dkms-missing"]
     assert "epel-release-latest-9" in data["refusals"][0]["hint"]
 
 
-def test_a_stream_is_enabled_for_branch_and_flavour_and_an_old_one_given_up(tmp_path):
+def test_stream_follows_branch_and_flavour_and_the_old_one_is_reset(tmp_path):
     root = built(tmp_path, "healthy-docker-rocky9", {**BARE_REPO, **stream("latest-dkms")})
     data = plan(root, cuda_rpm("580.173.02"))
     modules = [line for line in data["commands"] if " module " in line]
@@ -426,12 +426,12 @@ def test_a_stream_is_enabled_for_branch_and_flavour_and_an_old_one_given_up(tmp_
     assert not data["resolved"], "its packages aren't seen before"
 
 
-def test_secure_boot_is_no_matter_with_the_archives_signed_modules(tmp_path):
+def test_secure_boot_is_accepted_with_signed_ubuntu_modules(tmp_path):
     data = plan(built(tmp_path, "secureboot-unsigned", {}), archive("580.173.02"))
     assert "secure-boot" not in codes(data)
 
 
-def test_what_is_there_already_needs_nothing(tmp_path):
+def test_installed_driver_needs_no_change(tmp_path):
     shelf = archive("580.159.03")
     names = (
         "linux-modules-nvidia-580-server-open-generic",
@@ -457,7 +457,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("case", MIXED)
-def test_gpus_of_several_generations_get_the_one_driver_that_takes_most(case, tmp_path):
+def test_gpus_of_several_generations_get_the_driver_that_supports_most(case, tmp_path):
     ids, branch, flavour, left_out = MIXED[case]
     gpus = ("0000:18:00.0", "0000:2a:00.0")
     files = {
@@ -474,7 +474,7 @@ def test_gpus_of_several_generations_get_the_one_driver_that_takes_most(case, tm
     )
 
 
-def test_a_hold_alone_is_all_that_is_left_to_do(tmp_path):
+def test_hold_alone_is_the_only_remaining_step(tmp_path):
     shelf = archive("580.159.03")
     here = {name: some[0][0] for name, some in shelf.offers.items() if "6.8.0" not in name}
     here.pop("nvidia-headless-580-server-open")
@@ -485,7 +485,7 @@ def test_a_hold_alone_is_all_that_is_left_to_do(tmp_path):
     assert len(commands) == 1 and commands[0].startswith("apt-mark hold ")
 
 
-def test_an_unknown_mirror_a_wrong_version_and_a_wrong_flavour_are_usage_errors(tmp_path):
+def test_unknown_mirror_version_and_flavour_are_usage_errors(tmp_path):
     root = built(tmp_path, "healthy-h100", {})
     for argv in (
         ("--repository", "http://mirror/cuda"),
@@ -502,7 +502,7 @@ def test_an_unknown_mirror_a_wrong_version_and_a_wrong_flavour_are_usage_errors(
         assert ran.code in (1, 2) and "hint: " in ran.err and "Traceback" not in ran.err, argv
 
 
-def test_a_mirror_of_nvidias_repository_is_added_in_its_place(tmp_path):
+def test_mirror_of_nvidias_repository_is_added_in_its_place(tmp_path):
     root = built(tmp_path, "healthy-docker-rocky9", {})
     data = plan(root, Shelf(), "--repository", "https://mirror.example.com/cuda/repos")
     text = data["files"][0]["content"]
@@ -520,7 +520,7 @@ def test_a_mirror_of_nvidias_repository_is_added_in_its_place(tmp_path):
         ("healthy-suse-kubelet", "ID=sles\nVERSION_ID=16.0", "suse16", "3A8B5622"),
     ],
 )
-def test_each_repository_is_trusted_by_the_key_that_nvidia_keeps_in_it(name, release, address, key, tmp_path):
+def test_each_repository_is_trusted_by_the_key_in_it(name, release, address, key, tmp_path):
     """NVIDIA signs new distributions with new keys: a file of another name isn't in the repository."""
     root = built(tmp_path, name, {"/etc/os-release": f"{release}\n"})
     data = plan(root, Shelf(), "--repository", "nvidia")
@@ -551,7 +551,7 @@ def test_azure_linux_is_refused_with_the_commands_for_its_own_package_manager(tm
     assert plan(root, Shelf())["refusals"][0]["hint"] == install
 
 
-def test_installing_without_yes_shows_the_plan_and_changes_nothing(tmp_path):
+def test_install_without_yes_shows_the_plan_and_changes_nothing(tmp_path):
     root = built(tmp_path, "driver-not-installed", {})
     record(root, archive("580.173.02"), lambda host: made(host, Wish()))
     before = sorted(str(path) for path in root.rglob("*"))
@@ -564,7 +564,7 @@ def test_installing_without_yes_shows_the_plan_and_changes_nothing(tmp_path):
     assert sorted(str(path) for path in root.rglob("*")) == before
 
 
-def test_a_plans_id_is_that_of_what_it_does(tmp_path):
+def test_plan_id_is_a_digest_of_its_actions(tmp_path):
     root = built(tmp_path, "driver-not-installed", {})
     first = plan(root, archive("580.173.02"))["id"]
     assert len(first) == 12 and plan(root, archive("580.173.02"))["id"] == first
@@ -574,7 +574,7 @@ def test_a_plans_id_is_that_of_what_it_does(tmp_path):
     assert refused.code == 2 and "hint: " in refused.err
 
 
-def test_dnf_calls_a_repository_as_whoever_set_it_up_did(tmp_path):
+def test_dnf_repository_id_is_read_from_the_configuration(tmp_path):
     """Only ids of our own making began with cuda-: the packages of other ids weren't seen."""
     files = {
         "/etc/yum.repos.d/gpu.repo": f"[site-gpu]\nbaseurl = {CUDA_DEB.format('rhel9')[:-6]}$basearch\n",
@@ -589,23 +589,23 @@ def test_dnf_calls_a_repository_as_whoever_set_it_up_did(tmp_path):
     assert data["version"] == "580.173.02" and codes(data) == []
 
 
-def test_missing_packages_lead_to_the_components_that_have_them(tmp_path):
+def test_missing_packages_hint_at_the_components_that_have_them(tmp_path):
     data = plan(built(tmp_path, "driver-not-installed", {}), Shelf({"dkms": (("3.0-1", UBUNTU),)}))
     assert codes(data) == ["package-missing"] and "multiverse" in data["refusals"][0]["hint"]
 
 
-def test_the_json_of_a_plan_is_plain(tmp_path):
+def test_plan_json_is_plain_data(tmp_path):
     root = built(tmp_path, "driver-not-installed", {})
     data = plan(root, archive("580.173.02"))
     assert json.loads(json.dumps(data)) == data
 
 
-def test_a_machine_without_gpus_is_told_so_from_the_first_line(tmp_path: Path) -> None:
+def test_machine_without_gpus_is_refused_in_the_first_line(tmp_path: Path) -> None:
     ran = gpunode("driver", "plan", "--root", str(tmp_path))
     assert (ran.code, ran.out.splitlines()[0]) == (0, "not to be run as it is:")
 
 
-def test_a_word_that_cant_be_meant_is_told_before_anything_is_looked_at(tmp_path: Path) -> None:
+def test_unknown_flavour_is_refused_before_the_machine_is_examined(tmp_path: Path) -> None:
     ran = gpunode("driver", "plan", "--flavour", "closed", "--root", str(tmp_path))
     assert ran.code == 2
     assert ran.err.splitlines() == [

@@ -29,7 +29,7 @@ def _page(name: str) -> dict[str, str]:
     return {line: _said(Ran(0, text, "")) for line, text in runs(name).items()}
 
 
-def test_the_page_on_the_toolkit(apt: AptRoot, repository: Repository) -> None:
+def test_toolkit_page_is_up_to_date(apt: AptRoot, repository: Repository) -> None:
     page = _page("docs/toolkit.md")
     told: dict[str, str] = {}
 
@@ -52,7 +52,7 @@ def test_the_page_on_the_toolkit(apt: AptRoot, repository: Repository) -> None:
     assert told == page
 
 
-def test_the_page_on_the_driver(tmp_path: Path) -> None:
+def test_driver_page_is_up_to_date(tmp_path: Path) -> None:
     gone = ("/sys/module/nvidia", "/proc/driver/nvidia", "/var/lib/dkms")
     new = built(tmp_path, "healthy-h100-nvswitch", {}, gone)
     for modules in new.glob("lib/modules/*/modules.dep"):

@@ -12,13 +12,13 @@ from gpunode.packages.openpgp import armored, binary, fingerprints
 from gpunode.packages.repository import desired_repository, facts
 
 
-def test_the_key_that_is_brought_is_nvidias():
+def test_bundled_key_is_nvidias():
     assert fingerprints(facts().key) == (facts().fingerprint,)
     assert facts().fingerprint == "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
     assert armored(facts().key) == facts().key == desired_repository().key
 
 
-def test_armour_there_and_back():
+def test_armor_is_reversible():
     assert armored(binary(facts().key)) == facts().key
     windows = (
         facts()
@@ -29,7 +29,7 @@ def test_armour_there_and_back():
 
 
 @pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
-def test_gpg_reads_the_same(tmp_path):
+def test_fingerprints_agree_with_gpg(tmp_path):
     (tmp_path / "key").write_bytes(facts().key)
     shown = subprocess.run(
         ["gpg", "--homedir", str(tmp_path), "--show-keys", "--with-colons", str(tmp_path / "key")],
@@ -41,13 +41,13 @@ def test_gpg_reads_the_same(tmp_path):
     )
 
 
-def test_a_key_that_gpg_made_has_one_fingerprint(signer):
+def test_key_generated_by_gpg_has_one_fingerprint(signer):
     assert len(fingerprints(signer.key)) == 1
     assert fingerprints(binary(signer.key)) == fingerprints(signer.key)
 
 
 @given(st.binary(max_size=200) | st.integers(0, 2300).map(lambda cut: binary(facts().key)[:cut]))
-def test_anything_else_is_refused_in_words(data):
+def test_invalid_key_is_refused_with_a_hint(data):
     try:
         found = fingerprints(data)
     except ConfigError as error:
@@ -56,7 +56,7 @@ def test_anything_else_is_refused_in_words(data):
         assert all(len(one) == 40 for one in found)
 
 
-def test_what_is_far_larger_than_a_key_takes_no_time():
+def test_oversized_key_is_refused_quickly():
     padding = b"\xd1\xff\x00\x20\x00\x00" + bytes(2 << 20)  # one user attribute; its checksum took seconds
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         desired_repository(key=binary(facts().key) + padding)

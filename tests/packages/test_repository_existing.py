@@ -42,14 +42,14 @@ def planned(apt, *argv):
 
 
 @pytest.mark.parametrize("name", ["nvidia-container-toolkit.list", "mine.list", "../sources.list"])
-def test_the_one_that_the_guide_adds_is_kept(apt, guide_key, name):
+def test_entry_added_by_the_guide_is_kept(apt, guide_key, name):
     (apt.sources / name).write_text(f"# a comment\ndeb [signed-by={guide_key}] {GUIDE} /\n")
     assert planned(apt) == {}
     assert states(apt) == {(GUIDE, "used")}
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_one_without_a_key_is_kept_if_apt_trusts_it_anyway(apt, guide_key, signed):
+def test_entry_without_a_key_is_kept_if_apt_trusts_it(apt, guide_key, signed):
     if signed:
         (apt.root / "etc/apt/trusted.gpg.d/nvidia.gpg").write_bytes(guide_key.read_bytes())
     (apt.sources / "a.list").write_text(f"deb {GUIDE} /\n")
@@ -57,14 +57,14 @@ def test_one_without_a_key_is_kept_if_apt_trusts_it_anyway(apt, guide_key, signe
     assert ("a.list" not in planned(apt)) == signed
 
 
-def test_a_stanza_of_the_newer_format_is_kept_too(apt, guide_key):
+def test_deb822_stanza_is_kept_too(apt, guide_key):
     (apt.sources / "nvidia.sources").write_text(
         f"Types: deb\nURIs: {GUIDE}\nSuites: /\nSigned-By: {guide_key}\n"
     )
     assert planned(apt) == {} and states(apt) == {(GUIDE, "used")}
 
 
-def test_a_second_entry_of_another_key_stops_apt_and_is_put_aside(apt, guide_key, repository):
+def test_second_entry_with_another_key_is_disabled(apt, guide_key, repository):
     """The fault that NVIDIA/nvidia-container-toolkit#170 is about."""
     good = f"{repository.url}/stable/deb/$(ARCH)"
     apt.ours.write_text(f"deb [signed-by={repository.key}] {good} /\n")
@@ -88,7 +88,7 @@ def test_a_second_entry_of_another_key_stops_apt_and_is_put_aside(apt, guide_key
 
 
 @pytest.mark.parametrize("address", RETIRED)
-def test_a_retired_repository_is_put_aside_under_another_name(apt, repository, address):
+def test_retired_repository_is_renamed(apt, repository, address):
     old = apt.sources / "nvidia-docker.list"
     text = f"deb {address} /\n#deb {NVIDIA}/libnvidia-container/experimental/ubuntu20.04/$(ARCH) /\n"
     old.write_text(text)
@@ -106,7 +106,7 @@ def test_a_retired_repository_is_put_aside_under_another_name(apt, repository, a
     apt.apt("update")
 
 
-def test_lines_among_others_are_switched_off_alone(apt):
+def test_only_retired_lines_of_a_shared_file_are_disabled(apt):
     main = apt.root / "etc/apt/sources.list"
     debian = "deb http://mirror.example.org/debian bookworm main\n"
     main.write_text(f"{debian}deb {RETIRED[0]} /\n{debian}")
@@ -124,7 +124,7 @@ def test_lines_among_others_are_switched_off_alone(apt):
     assert changed == ["-Enabled: yes", "+Enabled: no"]
 
 
-def test_an_entry_that_shares_its_stanza_is_left_to_a_person(apt):
+def test_entry_that_shares_its_stanza_is_left_to_the_user(apt):
     (apt.sources / "all.sources").write_text(
         f"Types: deb\nURIs: http://mirror.example.org/debian {RETIRED[0]}\nSuites: /\n"
     )
@@ -132,7 +132,7 @@ def test_an_entry_that_shares_its_stanza_is_left_to_a_person(apt):
     assert done.code == 3 and "together with others" in done.err
 
 
-def test_a_mirror_takes_the_place_of_nvidias_address(apt, guide_key):
+def test_mirror_replaces_nvidias_url(apt, guide_key):
     (apt.sources / "mine.list").write_text(f"deb [signed-by={guide_key}] {GUIDE} /\n")
     apt.ours.write_text(f"deb [signed-by={guide_key}] {GUIDE} /\n")
     assert planned(apt, "--repository", "https://mirror.example.com/nvidia/") == {
@@ -152,7 +152,7 @@ def test_a_mirror_takes_the_place_of_nvidias_address(apt, guide_key):
     assert not any("nvidia.github.io" in line for line in after)
 
 
-def test_the_experimental_channel_and_cudas_repository_are_nobodys_business(apt, guide_key):
+def test_experimental_channel_and_cuda_repository_are_ignored(apt, guide_key):
     apt.ours.write_text(
         f"deb [signed-by={guide_key}] {GUIDE} /\n"
         f"deb [signed-by={guide_key}] {NVIDIA}/libnvidia-container/experimental/deb/$(ARCH) /\n"
@@ -208,7 +208,7 @@ def test_dnf_gets_one_file_and_a_key_of_this_node(tmp_path):
     assert "repo_gpgcheck=1\n" in text
 
 
-def test_a_mirror_for_dnf_names_nobody_else(tmp_path):
+def test_mirror_for_dnf_uses_no_other_host(tmp_path):
     files = plan_rpm(
         rpm_files(tmp_path, nvidia_container_toolkit=OFFICIAL), "https://mirror.example.com"
     ).files
@@ -217,13 +217,13 @@ def test_a_mirror_for_dnf_names_nobody_else(tmp_path):
 
 
 @pytest.mark.parametrize("directory", ["etc/yum.repos.d", "etc/zypp/repos.d"])
-def test_nvidias_own_repo_file_is_kept(tmp_path, directory):
+def test_repo_file_of_nvidia_is_kept(tmp_path, directory):
     host = rpm_files(tmp_path, directory, nvidia_container_toolkit=OFFICIAL)
     plan = plan_rpm(host, directory=f"/{directory}")
     assert (plan.files, plan.id) == ((), "nvidia-container-toolkit")
 
 
-def test_retired_sections_among_others_are_switched_off_alone(tmp_path):
+def test_only_retired_sections_of_a_shared_file_are_disabled(tmp_path):
     old = (
         f"[libnvidia-container]\nbaseurl={NVIDIA}/libnvidia-container/centos7/$basearch\nenabled=1\n\n"
         "[epel]\nbaseurl=https://epel.example.com\nenabled=1\n"
@@ -233,7 +233,7 @@ def test_retired_sections_among_others_are_switched_off_alone(tmp_path):
     assert change.content == old.replace("enabled=1\n\n", "\n").replace("r]\n", "r]\nenabled=0\n").encode()
 
 
-def test_a_file_of_retired_sections_alone_gets_another_name(tmp_path):
+def test_file_with_only_retired_sections_is_renamed(tmp_path):
     old = "".join(
         f"[{name}]\nbaseurl={NVIDIA}/{name}/centos7/$basearch\n"
         for name in ("nvidia-docker", "libnvidia-container", "nvidia-container-runtime")
@@ -245,7 +245,7 @@ def test_a_file_of_retired_sections_alone_gets_another_name(tmp_path):
     assert kept == FileChange(f"{path}.disabled-by-gpunode", old.encode(), kept.reason)
 
 
-def test_a_recorded_machine_tells_what_its_files_hold(tmp_path):
+def test_recorded_machine_uses_its_repository_files(tmp_path):
     """Neither apt nor its answers are in a support bundle of an older gpunode."""
     for path, text in (
         ("etc/os-release", "ID=ubuntu\nID_LIKE=debian\nVERSION_ID=24.04\n"),

@@ -35,7 +35,7 @@ def test_install_adds_the_repository_once_and_a_second_run_changes_nothing(apt, 
     assert apt.tree() == before and len(journal(apt)) == 1
 
 
-def test_a_dry_run_shows_files_and_commands_and_writes_nothing(apt, repository):
+def test_dry_run_shows_files_and_commands_and_writes_nothing(apt, repository):
     everything = times(apt)
     shown = apt.json("toolkit", "install", *from_mirror(repository), "--version", "1.19.0", "--dry-run")
     assert shown["exitCode"] == 0 and shown["data"]["dryRun"]
@@ -48,7 +48,7 @@ def test_a_dry_run_shows_files_and_commands_and_writes_nothing(apt, repository):
     assert apt.installed() == OLDER
 
 
-def test_a_pinned_version_is_that_of_all_four_and_is_held(apt, repository):
+def test_pinned_version_applies_to_all_four_packages_and_is_held(apt, repository):
     apt.gpunode("toolkit", "install", *from_mirror(repository))
     done = apt.gpunode("toolkit", "install", "--version", "1.19.0", "--hold")
     assert (done.code, apt.installed()) == (0, OLDER), done.err
@@ -68,7 +68,7 @@ def test_a_pinned_version_is_that_of_all_four_and_is_held(apt, repository):
 
 
 @pytest.mark.full
-def test_a_newer_version_is_told_and_taken_only_when_asked(apt, repository):
+def test_newer_version_is_reported_and_installed_only_on_request(apt, repository):
     apt.gpunode("toolkit", "install", *from_mirror(repository), "--version", "1.19.0-1")
     done = apt.gpunode("toolkit", "install")
     assert done.code == 0 and "1.20.0-1 is offered" in done.err and apt.installed() == OLDER
@@ -76,7 +76,7 @@ def test_a_newer_version_is_told_and_taken_only_when_asked(apt, repository):
     assert apt.installed() == NEWEST
 
 
-def test_a_version_that_nobody_offers_leaves_all_as_it_was(apt, repository):
+def test_unavailable_version_changes_nothing(apt, repository):
     before = apt.tree()
     done = apt.gpunode("toolkit", "install", *from_mirror(repository), "--version", "9.9.9")
     assert done.code == 4 and "offers nvidia-container-toolkit 9.9.9-1" in done.err
@@ -86,7 +86,7 @@ def test_a_version_that_nobody_offers_leaves_all_as_it_was(apt, repository):
 
 
 @pytest.mark.full
-def test_a_pin_that_hides_all_versions_is_named_and_one_by_name_is_taken(apt, repository):
+def test_pin_hiding_all_versions_is_named_and_a_named_version_installed(apt, repository):
     pin = "Package: *nvidia*\nPin: release *\nPin-Priority: -1\n"
     (apt.root / "etc/apt/preferences.d/no-nvidia").write_text(pin)
     done = apt.gpunode("toolkit", "install", *from_mirror(repository))
@@ -96,7 +96,7 @@ def test_a_pin_that_hides_all_versions_is_named_and_one_by_name_is_taken(apt, re
 
 
 @pytest.mark.full
-def test_a_partial_upgrade_is_seen_and_mended(apt, repository, signer, tmp_path):
+def test_partial_upgrade_is_detected_and_repaired(apt, repository, signer, tmp_path):
     loose = make_repository(tmp_path / "loose", signer)
     for version in ("1.19.0-1", "1.20.0-1"):  # older rpms and debs didn't demand each other exactly
         for name in PACKAGES:
@@ -113,7 +113,7 @@ def test_a_partial_upgrade_is_seen_and_mended(apt, repository, signer, tmp_path)
     assert status.code == 1 and "not installed: nvidia-container-toolkit" in status.out
 
 
-def test_remove_takes_out_what_was_brought_and_nothing_else(apt, repository):
+def test_remove_removes_only_what_install_added(apt, repository):
     (apt.sources / "other.list").write_text("# nothing\n")
     before = apt.tree()
     apt.gpunode("toolkit", "install", *from_mirror(repository), "--hold")
@@ -126,7 +126,7 @@ def test_remove_takes_out_what_was_brought_and_nothing_else(apt, repository):
 
 
 @pytest.mark.full
-def test_remove_leaves_what_others_installed(apt, repository):
+def test_remove_keeps_packages_installed_by_others(apt, repository):
     apt.ours.write_text(f"deb [signed-by={repository.key}] {repository.url}/stable/deb/{architecture()} /\n")
     apt.apt("update")
     apt.apt("-y", "install", *(f"{name}=1.19.0-1" for name in PACKAGES))
@@ -136,7 +136,7 @@ def test_remove_leaves_what_others_installed(apt, repository):
     assert apt.installed() == NEWEST
 
 
-def test_a_file_that_was_edited_since_stays(apt, repository):
+def test_file_edited_since_is_kept(apt, repository):
     apt.gpunode("toolkit", "install", *from_mirror(repository))
     apt.ours.write_text(apt.ours.read_text() + "# mine\n")
     done = apt.gpunode("toolkit", "remove")
@@ -144,7 +144,7 @@ def test_a_file_that_was_edited_since_stays(apt, repository):
     assert apt.ours.exists() and not apt.key.exists() and apt.installed() == {}
 
 
-def test_a_package_of_others_that_needs_it_is_not_taken_along(apt, repository, tmp_path):
+def test_foreign_package_depending_on_the_toolkit_is_not_removed(apt, repository, tmp_path):
     apt.gpunode("toolkit", "install", *from_mirror(repository))
     needy = build(tmp_path, "my-cluster", "1.0", extra="Depends: nvidia-container-toolkit\n")
     apt.apt("-y", "install", str(needy))
@@ -153,7 +153,7 @@ def test_a_package_of_others_that_needs_it_is_not_taken_along(apt, repository, t
     assert set(apt.installed()) == {*PACKAGES, "my-cluster"}
 
 
-def test_an_install_that_fails_half_way_is_taken_back(apt, repository, tmp_path):
+def test_partially_failed_install_is_rolled_back(apt, repository, tmp_path):
     other = build(tmp_path, "other", "1.0", files=("usr/bin/nvidia-ctk",))
     apt.apt("-y", "install", str(other))
     before = apt.tree()
@@ -162,7 +162,7 @@ def test_an_install_that_fails_half_way_is_taken_back(apt, repository, tmp_path)
     assert (apt.installed(), apt.tree()) == ({"other": "1.0"}, before)
 
 
-def test_an_upgrade_that_fails_half_way_puts_the_old_version_back(apt, signer, tmp_path):
+def test_partially_failed_upgrade_restores_the_old_version(apt, signer, tmp_path):
     mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
     apt.gpunode("toolkit", "install", *from_mirror(mirror))
     other = build(tmp_path, "other", "1.0", files=("usr/bin/stray",))
@@ -178,7 +178,7 @@ def test_an_upgrade_that_fails_half_way_puts_the_old_version_back(apt, signer, t
     assert (apt.root / "usr/bin/nvidia-ctk").read_text() == "nvidia-container-toolkit-base 1.19.0-1\n"
 
 
-def test_an_expired_key_is_told_and_leaves_nothing(apt, tmp_path):
+def test_expired_key_is_reported_and_leaves_no_changes(apt, tmp_path):
     expired = Signer(expired=True)
     try:
         mirror = make_repository(tmp_path / "mirror", expired, "1.20.0-1")
@@ -190,13 +190,13 @@ def test_an_expired_key_is_told_and_leaves_nothing(apt, tmp_path):
     assert (apt.tree(), apt.installed()) == (before, {})
 
 
-def test_a_repository_that_another_key_signs_is_refused(apt, repository):
+def test_repository_signed_by_another_key_is_refused(apt, repository):
     done = apt.gpunode("toolkit", "install", "--repository", repository.url)  # with NVIDIA's key
     assert done.code == 4 and "NO_PUBKEY" in done.err
     assert not apt.ours.exists() and not apt.key.exists()
 
 
-def test_an_index_that_was_changed_after_signing_is_refused(apt, signer, tmp_path):
+def test_index_changed_after_signing_is_refused(apt, signer, tmp_path):
     mirror = make_repository(tmp_path / "mirror", signer, "1.20.0-1")
     release = mirror.flat / "InRelease"
     release.write_bytes(release.read_bytes().replace(b"Label: test", b"Label: evil"))
@@ -204,7 +204,7 @@ def test_an_index_that_was_changed_after_signing_is_refused(apt, signer, tmp_pat
     assert done.code == 4 and "BADSIG" in done.err and apt.installed() == {}
 
 
-def test_a_mirror_that_is_not_there_is_told(apt, repository, tmp_path):
+def test_missing_mirror_is_reported(apt, repository, tmp_path):
     key = str(repository.key)
     done = apt.gpunode("toolkit", "install", "--repository", f"file:{tmp_path}/none", "--key", key)
     assert done.code == 4 and "Release file" in done.err and not apt.ours.exists()
@@ -226,7 +226,7 @@ def while_it_waits(argv, apt, other):
 
 
 @pytest.mark.full
-def test_another_process_is_waited_for_visibly(apt, repository):
+def test_other_process_is_waited_for_with_a_message(apt, repository):
     with apt.locked() as other:
         code, said = while_it_waits(command("toolkit", "install", *from_mirror(repository)), apt, other)
     assert code == 0 and apt.installed() == NEWEST
@@ -235,7 +235,7 @@ def test_another_process_is_waited_for_visibly(apt, repository):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["lock-frontend", "lock"])
-def test_the_wait_has_a_limit_and_nothing_was_written(apt, repository, name):
+def test_wait_has_a_limit_and_nothing_is_written(apt, repository, name):
     before = apt.tree()
     with apt.locked(name) as other:
         done = apt.gpunode("toolkit", "install", *from_mirror(repository), "--lock-timeout", "0.3")
@@ -244,7 +244,7 @@ def test_the_wait_has_a_limit_and_nothing_was_written(apt, repository, name):
 
 
 @pytest.mark.full
-def test_a_lock_that_the_kernel_hides_is_waited_for_as_well(apt, repository, tmp_path):
+def test_lock_hidden_by_the_kernel_is_waited_for(apt, repository, tmp_path):
     """Inside a container /proc/locks may not show it; apt's own words then say who it is."""
     hidden = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /proc/locks && exec "$@"', "sh"]
     if subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode:
@@ -256,7 +256,7 @@ def test_a_lock_that_the_kernel_hides_is_waited_for_as_well(apt, repository, tmp
     assert said.count("apt-get install") == 1
 
 
-def test_from_a_directory_with_no_repository(apt, repository, tmp_path):
+def test_packages_are_installed_from_a_directory(apt, repository, tmp_path):
     place = tmp_path / "media"
     shutil.copytree(repository.flat, place)
     several = apt.gpunode("toolkit", "install", "--from", str(place))
@@ -277,7 +277,7 @@ def test_from_a_directory_with_no_repository(apt, repository, tmp_path):
     assert apt.installed() == {}
 
 
-def test_a_directory_that_lacks_one_or_has_another_machines(apt, repository, tmp_path):
+def test_directory_with_missing_or_foreign_packages_is_refused(apt, repository, tmp_path):
     place = tmp_path / "media"
     place.mkdir()
     assert apt.gpunode("toolkit", "install", "--from", str(place)).code == 2
@@ -310,14 +310,14 @@ def test_a_directory_that_lacks_one_or_has_another_machines(apt, repository, tmp
         (("--version", "newest"), "is no version"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything(apt, argv, said):
+def test_contradicting_options_are_refused_before_any_change(apt, argv, said):
     before = apt.tree()
     done = apt.gpunode("toolkit", "install", *argv)
     assert done.code in (1, 2) and said in done.err and "hint: " in done.err
     assert apt.tree() == before and journal(apt) == []
 
 
-def test_a_rollback_leaves_packages_to_their_own_command(apt, repository):
+def test_rollback_leaves_packages_to_their_own_command(apt, repository):
     apt.gpunode("toolkit", "install", *from_mirror(repository))
     before = apt.tree()
     name = journal(apt)[0]["id"]
@@ -329,7 +329,7 @@ def test_a_rollback_leaves_packages_to_their_own_command(apt, repository):
     assert apt.installed() == {}
 
 
-def test_an_ordinary_user_is_told_to_be_root(apt, repository):
+def test_ordinary_user_gets_a_hint_to_use_sudo(apt, repository):
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
     user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
@@ -342,7 +342,7 @@ def test_an_ordinary_user_is_told_to_be_root(apt, repository):
 
 
 @pytest.mark.full
-def test_a_hold_is_put_back_with_the_version(apt, signer, tmp_path):
+def test_hold_is_restored_with_the_version(apt, signer, tmp_path):
     mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
     apt.gpunode("toolkit", "install", *from_mirror(mirror), "--hold")
     four(mirror.flat, "1.20.0-1")

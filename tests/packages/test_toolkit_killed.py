@@ -62,7 +62,7 @@ def waiting(apt, place):
 
 
 @pytest.mark.parametrize("place", ["Pre-Invoke", "script", "Post-Invoke"])
-def test_the_next_install_says_so_and_finishes_and_a_removal_takes_all_out(apt, signer, tmp_path, place):
+def test_install_after_a_kill_reports_it_and_completes(apt, signer, tmp_path, place):
     mirror = make_repository(tmp_path / "mirror", signer)
     four(mirror.flat, "1.20.0-1", postinst=waiting(apt, place))
     mirror.index()
@@ -88,7 +88,7 @@ def test_the_next_install_says_so_and_finishes_and_a_removal_takes_all_out(apt, 
     assert (apt.installed(), apt.tree()) == ({}, before)
 
 
-def test_apt_goes_on_when_only_gpunode_is_killed(apt, signer, tmp_path):
+def test_apt_continues_if_only_gpunode_is_killed(apt, signer, tmp_path):
     script = f"touch {apt.root}/begun; until [ -e {apt.root}/free ]; do sleep 0.02; done; echo it is set up"
     mirror = make_repository(tmp_path / "mirror", signer)
     four(mirror.flat, "1.20.0-1", postinst=script)
@@ -103,7 +103,7 @@ def test_apt_goes_on_when_only_gpunode_is_killed(apt, signer, tmp_path):
     assert apt.json("toolkit", *asked)["data"]["commands"] == []
 
 
-def test_whoever_comes_next_leaves_the_repository_to_its_packages(apt, repository):
+def test_other_commands_keep_the_repository_of_a_killed_install(apt, repository):
     waiting(apt, "Post-Invoke")
     asked = ("install", "--repository", repository.url, "--key", str(repository.key))
     killed(apt, *asked)
@@ -113,7 +113,7 @@ def test_whoever_comes_next_leaves_the_repository_to_its_packages(apt, repositor
     assert apt.installed() == {} and not apt.ours.exists()
 
 
-def test_a_removal_that_was_killed_is_gone_on_with(apt, repository):
+def test_killed_removal_is_completed_by_the_next(apt, repository):
     before = apt.tree()
     apt.gpunode("toolkit", "install", "--repository", repository.url, "--key", str(repository.key))
     waiting(apt, "Post-Invoke")
