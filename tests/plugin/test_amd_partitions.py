@@ -41,7 +41,7 @@ def hives(gpus: int, size: int) -> Topology:
 
 
 @given(st.data())
-def test_it_is_always_an_answer_on_the_fewest_gpus(data: st.DataObject) -> None:
+def test_response_uses_the_fewest_gpus(data: st.DataObject) -> None:
     gpus = data.draw(st.integers(1, 5))
     snapshot, parent = node(gpus, 4, 1)
     ids = list(parent)
@@ -64,21 +64,21 @@ def test_it_is_always_an_answer_on_the_fewest_gpus(data: st.DataObject) -> None:
     assert found == prefer(AMD, snapshot, hives(gpus, 2), available[::-1], must[::-1], size, together=True)
 
 
-def test_two_gpus_of_one_hive_are_taken_rather_than_the_first_two() -> None:
+def test_two_gpus_of_one_hive_are_preferred_to_the_first_two() -> None:
     snapshot, parent = node(4, numa=1)
     available = [one for one, gpu in parent.items() if gpu != "gpu0"]
     found = prefer(AMD, snapshot, hives(4, 2), available, (), 12, together=True)
     assert {parent[one] for one in found} == {"gpu2", "gpu3"}
 
 
-def test_a_gpu_that_is_begun_is_filled_before_another_is_touched() -> None:
+def test_partially_used_gpu_is_filled_first() -> None:
     snapshot, parent = node(2)
     available = [one for one in parent if one not in ("gpu0", "xcp0-1")]
     found = prefer(AMD, snapshot, hives(2, 2), available, ("xcp1-3",), 8, together=True)
     assert {parent[one] for one in found} == {"gpu1"}
 
 
-def test_many_gpus_are_no_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_gpus_need_no_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot, parent = node(40, 2, 8)
     asked = []
 

@@ -43,12 +43,12 @@ def counts(made: Plan) -> dict[str, int]:
         ([MI210] * 2, replace(AMD, resource_name="example.com/mi210"), {"example.com/mi210": 2}),
     ],
 )
-def test_the_naming_strategies(tmp_path: Path, boards, settings: Settings, want: dict[str, int]) -> None:
+def test_naming_strategies(tmp_path: Path, boards, settings: Settings, want: dict[str, int]) -> None:
     AmdMachine(tmp_path, boards, [0] * len(boards))
     assert counts(plan(settings, inventory(tmp_path))) == want
 
 
-def test_a_mixture_under_one_name_leaves_the_fewer_out_and_says_why(tmp_path: Path) -> None:
+def test_mixed_layouts_under_one_name_leave_out_the_minority_with_a_reason(tmp_path: Path) -> None:
     AmdMachine(tmp_path, [MI300X_CPX, MI300X, MI300X], [0, 0, 0])
     made = plan(AMD, inventory(tmp_path))
     assert Counter(one.index.partition(":")[0] for one in made.left_out) == {"0": 8}
@@ -75,7 +75,7 @@ def test_selection_rules_and_shares_work_as_for_nvidia(tmp_path: Path) -> None:
     assert "MPS is NVIDIA's" in plan(mps, inventory(tmp_path)).left_out[-1].reason
 
 
-def test_a_gpu_that_was_never_known_is_left_out_and_one_that_was_stays(tmp_path: Path) -> None:
+def test_unknown_gpu_is_left_out_and_a_known_one_is_kept(tmp_path: Path) -> None:
     machine = AmdMachine(tmp_path, [MI300X_CPX] * 2, [0, 1])
     whole = inventory(tmp_path)
     machine.remove(f"/sys/class/kfd/kfd/topology/nodes/{machine.first_node(1)}")
@@ -88,7 +88,7 @@ def answering(root: Path, settings: Settings = AMD) -> tuple[AmdBackend, Snapsho
     return backend, Snapshot(1, backend.plan(settings, inventory(root)).resources[0])
 
 
-def test_a_container_gets_kfd_once_and_the_dri_nodes_of_its_units(tmp_path: Path) -> None:
+def test_container_gets_kfd_once_and_the_dri_nodes_of_its_devices(tmp_path: Path) -> None:
     AmdMachine(tmp_path, [MI300X_CPX], [0])
     backend, snapshot = answering(tmp_path)
     answer = backend.answer(AMD, snapshot, ["amdgpu_xcp_1", "0000:05:00.0"])
@@ -100,7 +100,7 @@ def test_a_container_gets_kfd_once_and_the_dri_nodes_of_its_units(tmp_path: Path
     assert (answer.envs, answer.mounts, answer.annotations, answer.cdi) == ({}, (), {}, ())
 
 
-def test_two_shares_of_a_gpu_give_its_nodes_once(tmp_path: Path) -> None:
+def test_two_shares_of_a_gpu_add_its_nodes_once(tmp_path: Path) -> None:
     AmdMachine(tmp_path, [MI210], [0])
     settings = replace(AMD, sharing=Sharing("time-slicing", (SharedResource("amd.com/gpu", 4),)))
     backend, snapshot = answering(tmp_path, settings)
@@ -108,7 +108,7 @@ def test_two_shares_of_a_gpu_give_its_nodes_once(tmp_path: Path) -> None:
     assert [node.host for node in answer.nodes] == ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]
 
 
-def test_what_is_unknown_or_unhealthy_is_refused(tmp_path: Path) -> None:
+def test_unknown_or_unhealthy_device_is_refused(tmp_path: Path) -> None:
     AmdMachine(tmp_path, [MI210] * 2, [0, 0])
     backend, snapshot = answering(tmp_path)
     with pytest.raises(AllocationError, match="unknown device 'nonsense'"):
@@ -124,7 +124,7 @@ def test_what_is_unknown_or_unhealthy_is_refused(tmp_path: Path) -> None:
     assert told.value.code == "unhealthy"
 
 
-def test_no_id_that_is_asked_for_is_an_error_of_placement(tmp_path: Path) -> None:
+def test_unknown_id_causes_no_error_in_placement(tmp_path: Path) -> None:
     AmdMachine(tmp_path, [MI210] * 2, [0, 0])
     backend, snapshot = answering(tmp_path)
     chosen = backend.prefer(AMD, snapshot, Topology(), ["x", "0000:05:00.0"], ["y"], 2)

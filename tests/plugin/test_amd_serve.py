@@ -47,7 +47,7 @@ def test_eight_gpus_are_allocatable_with_their_device_nodes(node) -> None:
     assert "Traceback" not in serving.log()
 
 
-def test_partitions_have_a_name_of_their_own_under_mixed(node) -> None:
+def test_partitions_have_their_own_name_with_mixed(node) -> None:
     root, stub, start = node
     AmdMachine(root, [MI300X_CPX, MI300X], [-1, -1])
     serving = start(*AMD, "-resource_naming_strategy=mixed")
@@ -56,7 +56,7 @@ def test_partitions_have_a_name_of_their_own_under_mixed(node) -> None:
     assert stub.numa_nodes("amd.com/cpx_nps4") == {}
 
 
-def test_a_driver_that_comes_later_is_waited_for(node) -> None:
+def test_driver_loaded_later_is_waited_for(node) -> None:
     root, stub, start = node
     machine = amd_machine(root, "mi210", loaded=False)
     serving = start(*AMD)
@@ -65,7 +65,7 @@ def test_a_driver_that_comes_later_is_waited_for(node) -> None:
     assert stub.wait_allocatable(GPU, 8, 30), serving.log()
 
 
-def test_a_failing_gpu_is_marked_alone_and_heals(node) -> None:
+def test_only_the_failing_gpu_is_marked_and_recovers(node) -> None:
     root, stub, start = node
     machine = amd_machine(root, "mi300x")
     serving = start(*AMD, "--health-poll-interval", "1s")
@@ -80,7 +80,7 @@ def test_a_failing_gpu_is_marked_alone_and_heals(node) -> None:
     assert stub.wait_allocatable(GPU, 8, 30), serving.log()
 
 
-def test_a_gpu_that_is_divided_anew_is_served_so(node) -> None:
+def test_repartitioned_gpu_is_advertised_with_its_new_partitions(node) -> None:
     root, stub, start = node
     AmdMachine(root, [MI300X, MI300X], [0, 1])
     serving = start(*AMD)
@@ -93,7 +93,7 @@ def test_a_gpu_that_is_divided_anew_is_served_so(node) -> None:
     assert len(stub.registrations) == registrations
 
 
-def test_uncorrectable_errors_reach_every_partition_of_their_gpu_and_no_other(node) -> None:
+def test_uncorrectable_errors_mark_exactly_the_partitions_of_their_gpu(node) -> None:
     root, stub, start = node
     machine = AmdMachine(root, [MI300X_CPX, MI300X], [0, 1])
     staying = ("--health-hold-down", "1h", "--health-poll-interval", "1s")  # until it has been looked at
@@ -107,7 +107,7 @@ def test_uncorrectable_errors_reach_every_partition_of_their_gpu_and_no_other(no
     assert stub.wait_allocatable("amd.com/spx_nps1", 0, 30), serving.log()
 
 
-def test_neighbours_by_xgmi_are_preferred(node) -> None:
+def test_xgmi_neighbours_are_preferred(node) -> None:
     root, stub, start = node
     machine = amd_machine(root, "mi210")
     serving = start(*AMD)
@@ -117,7 +117,7 @@ def test_neighbours_by_xgmi_are_preferred(node) -> None:
     assert set(serving.prefer(GPU, available, 4)) == one_hive
 
 
-def test_partitions_of_one_gpu_go_together_and_the_smallest_rest_first(node) -> None:
+def test_partitions_of_one_gpu_go_together_and_the_smallest_remainder_first(node) -> None:
     root, stub, start = node
     AmdMachine(root, [MI300X_CPX] * 3, [0, 0, 0])
     serving = start(*AMD)

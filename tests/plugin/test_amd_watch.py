@@ -13,7 +13,7 @@ from gpunode.plugin.config.settings import HealthSettings, Settings
 from tests.plugin.nodes import MemoryLog, eventually
 
 
-def test_an_error_that_happens_as_soon_as_the_gpus_are_advertised_is_counted(tmp_path: Path) -> None:
+def test_error_right_after_the_start_is_counted(tmp_path: Path) -> None:
     machine, stop = amd_machine(tmp_path, "mi210"), Event()
     counted: list[int | None] = []
 

@@ -61,7 +61,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(dev_root=str(tmp_path), container_driver_root="", pass_device_specs=True)
 
 
-def test_control_nodes_that_come_later_are_handed_out(tmp_path: Path, settings: Settings) -> None:
+def test_control_nodes_created_later_are_allocated(tmp_path: Path, settings: Settings) -> None:
     node = Node(tmp_path, settings)
     version = node.ledger.feeds[GPU_RESOURCE].snapshot().version
     assert node.nodes() == ["/dev/nvidia0"]
@@ -75,7 +75,7 @@ def test_control_nodes_that_come_later_are_handed_out(tmp_path: Path, settings: 
     assert node.ledger.feeds[GPU_RESOURCE].snapshot().version == version  # nothing that the kubelet counts
 
 
-def test_an_imex_channel_that_is_required_may_come_later(tmp_path: Path, settings: Settings) -> None:
+def test_required_imex_channel_may_appear_later(tmp_path: Path, settings: Settings) -> None:
     node = Node(
         tmp_path,
         Settings(
@@ -89,7 +89,7 @@ def test_an_imex_channel_that_is_required_may_come_later(tmp_path: Path, setting
     assert eventually(lambda: feed.snapshot().healthy == 2)
 
 
-def test_a_config_that_was_refused_is_not_planned_for(tmp_path: Path, settings: Settings) -> None:
+def test_refused_configuration_is_not_planned(tmp_path: Path, settings: Settings) -> None:
     node = Node(tmp_path, settings)
     plan = node.ledger.plan
     node.backend.plan(Settings(), inventory(gpu(0)))  # and never prepared
@@ -100,7 +100,7 @@ def test_a_config_that_was_refused_is_not_planned_for(tmp_path: Path, settings: 
     assert eventually(lambda: "/dev/nvidia-uvm" in node.nodes())
 
 
-def test_a_bug_in_planning_is_not_kept_quiet(tmp_path: Path, settings: Settings) -> None:
+def test_bug_in_planning_is_raised(tmp_path: Path, settings: Settings) -> None:
     node = Node(tmp_path, settings)
 
     def fail() -> None:

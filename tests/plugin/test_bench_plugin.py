@@ -30,7 +30,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
-def test_every_row_is_measured_of_both() -> None:
+def test_every_row_is_measured_for_both_plugins() -> None:
     done = bench(*SMALL, "--peer", PEER)
     assert done.stdout, done.stderr
     document = json.loads(done.stdout)
@@ -49,7 +49,7 @@ def test_every_row_is_measured_of_both() -> None:
 
 @pytest.mark.skipif(not have_compiler() or not shutil.which("setpriv"), reason="needs gcc and setpriv")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_benchmark_that_is_killed_leaves_no_plugin_behind(number: signal.Signals, short: Path) -> None:
+def test_killed_benchmark_leaves_no_plugin_behind(number: signal.Signals, short: Path) -> None:
     environ = {**os.environ, "TMPDIR": str(short)}
     started = subprocess.Popen(
         [sys.executable, "-m", "scripts.bench_plugin", *SMALL],
@@ -80,7 +80,7 @@ def _cmdline(entry: Path) -> str:
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
-def test_a_peer_that_ends_is_named_with_its_last_words() -> None:
+def test_peer_that_exits_is_named_with_its_last_words() -> None:
     done = bench(*SMALL, "--peer", f"{sys.executable} -c 'raise SystemExit(\"no such thing\")'")
     assert done.returncode == 1
     assert "it ended with 1" in done.stderr

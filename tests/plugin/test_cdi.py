@@ -99,7 +99,7 @@ class Written:
 
 @pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
 @pytest.mark.parametrize("by", ["uuid", "index"])
-def test_every_name_that_allocate_answers_is_in_the_specification(tmp_path, strategy, by):
+def test_every_name_in_an_allocate_response_is_in_the_specification(tmp_path, strategy, by):
     settings = replace(CDI, mig_strategy=strategy, device_id_strategy=by)
     made = Written(node(tmp_path / "n")).write(settings)
     answered = {
@@ -123,18 +123,18 @@ def test_mixed_describes_whole_gpus_and_mig_devices(tmp_path):
     assert "NVIDIA_VISIBLE_DEVICES=void" in common["env"]
 
 
-def test_a_gpu_in_mig_mode_that_is_advertised_whole_resolves_with_all_its_parts(tmp_path):
+def test_gpu_in_mig_mode_advertised_whole_resolves_with_all_its_parts(tmp_path):
     made = Written(node(tmp_path / "n")).write()
     assert made.names() == [uuid(0), uuid(1), uuid(2)]
     assert made.nodes(uuid(1)) == ["/dev/nvidia1", *CAPS]
 
 
-def test_what_is_not_advertised_is_not_described(tmp_path):
+def test_devices_that_are_not_advertised_are_not_described(tmp_path):
     made = Written(node(tmp_path / "n")).write(replace(CDI, exclude=("0",), mig_strategy="mixed"))
     assert made.names() == [mig_uuid(1, 0), mig_uuid(1, 1), uuid(2)]
 
 
-def test_classes_beside_the_gpus_are_written_where_there_is_something(tmp_path):
+def test_additional_classes_are_written_if_they_have_devices(tmp_path):
     settings = replace(CDI, imex_channel_ids=(0,), gdrcopy_enabled=True, gds_enabled=True, mofed_enabled=True)
     files = {"/etc/cufile.json": "{}"}
     made = Written(node(tmp_path / "n", devices=BESIDE, files=files)).write(settings)
@@ -151,7 +151,7 @@ def test_classes_beside_the_gpus_are_written_where_there_is_something(tmp_path):
     assert len(got.cdi) == 5
 
 
-def test_a_feature_without_a_device_file_is_neither_written_nor_named(tmp_path):
+def test_feature_without_a_device_file_is_neither_written_nor_named(tmp_path):
     settings = replace(CDI, gdrcopy_enabled=True, imex_channel_ids=(0,))
     made = Written(node(tmp_path / "n")).write(settings)
     assert made.tree("gdrcopy") is None and made.tree("imex-channel") is None
@@ -175,14 +175,14 @@ def hooks(made):
     return [hook["args"][2] for hook in made.tree()["containerEdits"].get("hooks", [])]
 
 
-def test_hooks_are_those_of_the_program_that_is_there(tmp_path):
+def test_hooks_are_those_that_the_program_supports(tmp_path):
     made = Written(with_ctk(tmp_path / "n")).write()
     assert hooks(made) == ["create-symlinks", "enable-cuda-compat", "update-ldcache"]
     hook = made.tree()["containerEdits"]["hooks"][-1]
     assert (hook["path"], hook["args"][:3]) == (CTK, ["nvidia-ctk", "hook", "update-ldcache"])
 
 
-def test_without_a_program_mounts_do_without_hooks(tmp_path):
+def test_without_a_hook_program_only_mounts_are_written(tmp_path):
     made = Written(node(tmp_path / "n")).write()
     assert hooks(made) == []
     targets = [mount["containerPath"] for mount in made.tree()["containerEdits"]["mounts"]]
@@ -197,7 +197,7 @@ def test_hooks_can_be_disabled(tmp_path, disabled, left):
     assert hooks(made) == left
 
 
-def test_paths_are_the_nodes_where_the_plugin_sees_them_through_a_mount(tmp_path):
+def test_paths_are_the_nodes_if_the_plugin_sees_them_through_a_mount(tmp_path):
     """The plugin in a container: the node's root is mounted at /driver-root."""
     host = bare_host(
         tmp_path / "n",
@@ -213,7 +213,7 @@ def test_paths_are_the_nodes_where_the_plugin_sees_them_through_a_mount(tmp_path
     assert made.nodes(uuid(0)) == ["/dev/nvidia0"]
 
 
-def test_a_driver_in_a_container_of_its_own_is_named_by_its_root(tmp_path):
+def test_driver_container_is_described_below_its_root(tmp_path):
     root = "/run/nvidia/driver"
     devices = (f"{root}/dev/nvidiactl", f"{root}/dev/nvidia0")
     files = {f"{root}{LIBRARIES}/libcuda.so.{VERSION}": "x", f"{root}/dev/placeholder": ""}
@@ -226,7 +226,7 @@ def test_a_driver_in_a_container_of_its_own_is_named_by_its_root(tmp_path):
     assert mount["hostPath"] == f"{root}{LIBRARIES}/libcuda.so.{VERSION}"
 
 
-def test_the_persistence_daemons_socket_is_mounted_with_a_driver_root_of_its_own(tmp_path):
+def test_persistence_socket_is_mounted_with_a_driver_root(tmp_path):
     """The driver root is mounted at /driver-root; the daemon runs beside that driver."""
     root, socket = "/run/nvidia/driver", "/run/nvidia-persistenced/socket"
     files = {
@@ -241,7 +241,7 @@ def test_the_persistence_daemons_socket_is_mounted_with_a_driver_root_of_its_own
     assert "noexec" in mounts[socket]["options"]
 
 
-def test_a_hook_program_that_cannot_be_seen_is_named_only_if_it_was_chosen(tmp_path):
+def test_invisible_hook_program_is_used_only_if_configured(tmp_path):
     """A driver root of its own is mounted, so the node's /usr/bin can't be looked at."""
     root = "/run/nvidia/driver"
     files = {f"/driver-root{LIBRARIES}/libcuda.so.{VERSION}": "x", "/driver-root/dev/placeholder": ""}
@@ -263,7 +263,7 @@ def stamp(made):
     return found.st_ino, found.st_mtime_ns
 
 
-def test_the_same_again_writes_nothing_also_after_a_restart(tmp_path):
+def test_equal_specification_is_not_rewritten_even_after_a_restart(tmp_path):
     made = Written(node(tmp_path / "n")).write()
     assert made.host.stat(made.path()).st_mode & 0o777 == 0o644
     before = stamp(made)
@@ -280,7 +280,7 @@ def test_without_a_cdi_strategy_nothing_is_written(tmp_path):
     assert not made.host.exists(DIRECTORY)
 
 
-def test_another_layout_replaces_the_old_devices(tmp_path):
+def test_new_layout_replaces_the_old_devices(tmp_path):
     mixed = replace(CDI, mig_strategy="mixed")
     made = Written(node(tmp_path / "n")).write(mixed)
     assert mig_uuid(1, 1) in made.names()
@@ -288,14 +288,14 @@ def test_another_layout_replaces_the_old_devices(tmp_path):
     assert made.names() == [uuid(0), mig_uuid(1, 0), uuid(2)]
 
 
-def test_another_driver_replaces_the_libraries(tmp_path):
+def test_new_driver_replaces_the_libraries(tmp_path):
     made = Written(node(tmp_path / "n", files={f"{LIBRARIES}/libcuda.so.560.1": "x"})).write()
     made.write(given=Inventory("560.1", "12.6", CUT.gpus))
     text = json.dumps(made.tree())
     assert "libcuda.so.560.1" in text and VERSION not in text
 
 
-def test_a_file_that_was_removed_or_changed_is_made_again_by_itself(tmp_path):
+def test_removed_or_changed_file_is_rewritten(tmp_path):
     made = Written(node(tmp_path / "n")).write()
     right = made.tree()
     made.specs.tick(0.0)
@@ -309,7 +309,7 @@ def test_a_file_that_was_removed_or_changed_is_made_again_by_itself(tmp_path):
     assert made.tree() == right
 
 
-def test_a_hook_program_that_comes_later_is_named(tmp_path):
+def test_hook_program_installed_later_is_used(tmp_path):
     host = with_ctk(tmp_path / "n")
     place = tmp_path / f"n{CTK}"
     program = place.read_bytes()
@@ -323,7 +323,7 @@ def test_a_hook_program_that_comes_later_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_link_in_the_directory_is_replaced_and_not_written_through(tmp_path, same):
+def test_symlink_in_the_directory_is_replaced_and_not_followed(tmp_path, same):
     made = Written(node(tmp_path / "n")).write()
     file, other = tmp_path / f"n{made.path()}", tmp_path / "n/etc/precious"
     right = file.read_bytes()
@@ -338,7 +338,7 @@ def test_a_link_in_the_directory_is_replaced_and_not_written_through(tmp_path, s
     assert other.read_bytes() == before
 
 
-def test_a_hook_program_that_hangs_holds_nobody_up(tmp_path, monkeypatch):
+def test_hanging_hook_program_does_not_block(tmp_path, monkeypatch):
     made = Written(node(tmp_path / "n")).write()
     made.host.remove(made.path())
     asked, answered = Event(), Event()
@@ -370,7 +370,7 @@ def test_a_hook_program_that_hangs_holds_nobody_up(tmp_path, monkeypatch):
     assert eventually(lambda: made.tree() is not None)
 
 
-def test_a_device_file_made_after_the_specification_has_it_written_again(tmp_path):
+def test_device_file_created_later_triggers_a_rewrite(tmp_path):
     """Engines keep a device's numbers until the file that names it changes."""
     made = Written(node(tmp_path / "n")).write()
     place = tmp_path / "n/dev/nvidia0"
@@ -382,7 +382,7 @@ def test_a_device_file_made_after_the_specification_has_it_written_again(tmp_pat
     assert stamp(made) != before
 
 
-def test_a_lost_gpu_stays_described_for_the_containers_that_have_it(tmp_path):
+def test_lost_gpu_stays_described_for_its_containers(tmp_path):
     made = Written(node(tmp_path / "n")).write()
     made.write(given=inventory(gpu(0, error="GPU is lost"), gpu(2)))
     assert made.names() == [uuid(0), uuid(2)]
@@ -391,7 +391,7 @@ def test_a_lost_gpu_stays_described_for_the_containers_that_have_it(tmp_path):
 # --- failures -------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_without_its_device_file_is_the_only_one_that_fails(tmp_path):
+def test_only_the_gpu_without_its_device_file_fails(tmp_path):
     host = bare_host(tmp_path / "n", (*CONTROL, "/dev/nvidia0"), {f"{LIBRARIES}/libcuda.so.{VERSION}": "x"})
     made = Written(host).write(given=inventory(gpu(0), gpu(1)))
     assert made.names() == [uuid(0)]
@@ -401,7 +401,7 @@ def test_a_gpu_without_its_device_file_is_the_only_one_that_fails(tmp_path):
     assert list(made.problems()) == ["1"]
 
 
-def test_a_missing_driver_library_makes_every_unit_unhealthy_until_it_is_there(tmp_path):
+def test_missing_driver_library_makes_every_device_unhealthy_until_it_exists(tmp_path):
     host = bare_host(tmp_path / "n", ("/dev/nvidia0",))
     made = Written(host).write(given=inventory(gpu(0), gpu(1)))
     assert set(made.problems()) == {"0", "1"}
@@ -421,7 +421,7 @@ def test_a_missing_driver_library_makes_every_unit_unhealthy_until_it_is_there(t
     assert set(made.problems()) == {"1"}
 
 
-def test_a_directory_that_cannot_be_written_makes_every_unit_unhealthy(tmp_path):
+def test_unwritable_directory_makes_every_device_unhealthy(tmp_path):
     host = node(tmp_path / "n", files={"/var/run/cdi": "a file, not a directory"})
     made = Written(host).write()
     assert {problem.code for problem in made.problems().values()} == {"cdi"}
@@ -432,7 +432,7 @@ def test_a_directory_that_cannot_be_written_makes_every_unit_unhealthy(tmp_path)
     assert len(made.names()) == 3
 
 
-def test_an_old_mig_uuid_that_no_specification_may_hold_is_told(tmp_path):
+def test_old_mig_uuid_that_cdi_forbids_is_reported(tmp_path):
     old = cut(1, "1g.10gb")
     old = replace(old, mig=(replace(old.mig[0], uuid=f"MIG-{uuid(1)}/1/0"),))
     made = Written(node(tmp_path / "n")).write(replace(CDI, mig_strategy="mixed"), inventory(gpu(0), old))
@@ -440,7 +440,7 @@ def test_an_old_mig_uuid_that_no_specification_may_hold_is_told(tmp_path):
     assert "0" not in made.problems()
 
 
-def test_turning_cdi_off_ends_the_problems(tmp_path):
+def test_disabling_cdi_ends_its_problems(tmp_path):
     made = Written(bare_host(tmp_path / "n")).write(given=inventory(gpu(0)))
     assert made.problems()
     made.write(Settings(), inventory(gpu(0)))

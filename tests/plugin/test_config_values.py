@@ -8,13 +8,13 @@ from gpunode.plugin.config.settings import Settings, resource_name_problem
 from gpunode.plugin.config.values import value_problem
 
 
-def test_the_socket_is_named_after_the_resource_and_lies_beside_the_kubelets() -> None:
+def test_socket_is_named_after_the_resource_beside_the_kubelets() -> None:
     settings = Settings(kubelet_socket="/k0s/kubelet/device-plugins/kubelet.sock")
     assert settings.socket("nvidia.com/gpu") == "/k0s/kubelet/device-plugins/nvidia-gpu.sock"
     assert settings.endpoint("amd.com/gpu.shared") == "amd-gpu.shared.sock"
 
 
-def test_no_two_resources_have_the_same_socket_and_none_a_path_that_is_too_long() -> None:
+def test_sockets_of_resources_are_unique_and_short_enough() -> None:
     settings = Settings()
     long = "averyverylongcompanyname.example"
     names = [
@@ -28,7 +28,7 @@ def test_no_two_resources_have_the_same_socket_and_none_a_path_that_is_too_long(
 
 
 @pytest.mark.parametrize("name", ["nvidia.com/gpu", "a/b", "nvidia.com/mig-1g.10gb", "x.y.z/" + "n" * 57])
-def test_names_that_kubernetes_takes(name: str) -> None:
+def test_valid_resource_names(name: str) -> None:
     assert resource_name_problem(name) == value_problem("resource_name", name) == ""
 
 
@@ -40,12 +40,12 @@ def test_names_that_kubernetes_takes(name: str) -> None:
         "a..b/gpu",
     ],
 )
-def test_names_that_kubernetes_refuses(name: str) -> None:
+def test_invalid_resource_names(name: str) -> None:
     assert resource_name_problem(name) != ""
     assert value_problem("resource_name", name) != ""
 
 
-def test_a_relative_or_long_socket_and_a_senseless_interval_are_named() -> None:
+def test_relative_or_long_socket_and_invalid_interval_are_refused() -> None:
     assert "not an absolute path" in value_problem("kubelet_socket", "kubelet.sock")
     assert "107 bytes" in value_problem("kubelet_socket", "/" + "d" * 107)
     assert value_problem("kubelet_socket", "") == ""

@@ -64,7 +64,7 @@ class Node:
 # --- which units -----------------------------------------------------------------------------------------
 
 
-def test_an_xid_marks_its_gpu_and_no_other() -> None:
+def test_xid_marks_only_its_gpu() -> None:
     node = Node().xid(79)
     assert [node.why(whole(index)) for index in range(4)] == ["", "xid-79", "", ""]
     problem = node.judge.problem(whole(1))
@@ -76,7 +76,7 @@ def test_an_xid_marks_its_gpu_and_no_other() -> None:
     )
 
 
-def test_an_xid_of_a_mig_instance_marks_that_instance_alone() -> None:
+def test_xid_of_a_mig_instance_marks_only_that_instance() -> None:
     node = Node().xid(94, gi=3, ci=1)
     assert node.why(part(3, 1)) == "xid-94"
     assert [node.why(part(3, 0)), node.why(part(4, 1)), node.why(part(3, 1, gpu=2))] == ["", "", ""]
@@ -88,18 +88,18 @@ def test_without_a_compute_instance_the_whole_gpu_instance_is_marked() -> None:
     assert [node.why(part(3, 0)), node.why(part(3, 1)), node.why(part(4))] == ["xid-48", "xid-48", ""]
 
 
-def test_an_xid_without_instances_marks_all_of_its_gpu() -> None:
+def test_xid_without_instances_marks_the_whole_gpu() -> None:
     node = Node().xid(94)
     assert [node.why(part(3)), node.why(part(4)), node.why(part(3, gpu=2))] == ["xid-94", "xid-94", ""]
 
 
 @pytest.mark.parametrize("number", [62, 74, 79, 95, 119, 140])
-def test_what_concerns_the_whole_gpu_marks_every_instance(number: int) -> None:
+def test_gpu_wide_xid_marks_every_instance(number: int) -> None:
     node = Node().xid(number, gi=3, ci=0)
     assert {node.why(part(gi)) for gi in range(5)} == {f"xid-{number}"}
 
 
-def test_of_the_ecc_events_only_the_double_bit_ones_condemn() -> None:
+def test_only_double_bit_ecc_events_make_a_gpu_unhealthy() -> None:
     node = Node()
     node.judge.event(GpuEvent("ecc-single", uuid(1)), NOW)
     assert node.why() == ""
@@ -107,7 +107,7 @@ def test_of_the_ecc_events_only_the_double_bit_ones_condemn() -> None:
     assert node.why() == "ecc"
 
 
-def test_the_hardest_to_mend_is_told_and_of_those_the_first() -> None:
+def test_most_serious_problem_is_reported_and_of_equals_the_first() -> None:
     node = Node().xid(94).later(1).xid(95).later(1).xid(119)
     assert (node.why(), node.mend()) == ("xid-95", "reset")
     assert node.xid(79).mend() == "reboot"
@@ -116,7 +116,7 @@ def test_the_hardest_to_mend_is_told_and_of_those_the_first() -> None:
 # --- what is ignored, and what is said of it --------------------------------------------------------------
 
 
-def test_an_event_of_an_unknown_gpu_condemns_none() -> None:
+def test_event_of_an_unknown_gpu_marks_none() -> None:
     node = Node()
     node.judge.event(GpuEvent("xid", "", 79), NOW)
     node.judge.event(GpuEvent("xid", "GPU-other", 79), NOW)
@@ -124,7 +124,7 @@ def test_an_event_of_an_unknown_gpu_condemns_none() -> None:
     assert node.log.messages() == ["health event of an unknown GPU"] * 2
 
 
-def test_a_storm_is_a_few_lines_and_a_bounded_memory() -> None:
+def test_storm_of_events_needs_few_lines_and_bounded_memory() -> None:
     node = Node()
     for number in range(1000):
         node.judge.event(GpuEvent("ecc-single", uuid(0)), NOW)
@@ -138,7 +138,7 @@ def test_a_storm_is_a_few_lines_and_a_bounded_memory() -> None:
     assert len(node.judge.kept) == 64
 
 
-def test_all_disabled_but_48() -> None:
+def test_only_xid_48_counts_if_all_others_are_disabled() -> None:
     node = Node(disabled=frozenset({ALL_XIDS}), enabled=frozenset({48}))
     node.xid(79).reads(recovery_action="reset", ecc_volatile=3)
     assert node.why() == ""
@@ -147,12 +147,12 @@ def test_all_disabled_but_48() -> None:
     assert node.why(whole(0)) == ""
 
 
-def test_all_disabled_and_lost_is_still_lost() -> None:
+def test_lost_gpu_counts_with_everything_disabled() -> None:
     node = Node(disabled=frozenset({ALL_XIDS}))
     assert node.reads(error="the GPU is lost").why() == "lost"
 
 
-def test_other_settings_hold_at_once() -> None:
+def test_changed_settings_apply_at_once() -> None:
     node = Node().xid(119).xid(79).reads(remap_pending=True)
     node.judge.configure(HealthSettings(disabled=frozenset({79})))
     assert node.mend() == "reset"
@@ -181,7 +181,7 @@ def test_other_settings_hold_at_once() -> None:
         ({"ecc_volatile": 2}, "ecc", "reset"),
     ],
 )
-def test_a_reading_that_condemns(changes: dict[str, object], code: str, mend: str) -> None:
+def test_reading_that_makes_a_gpu_unhealthy(changes: dict[str, object], code: str, mend: str) -> None:
     node = Node().reads(**changes)
     assert (node.why(), node.mend()) == (code, mend)
     assert node.why(part(3)) == code
@@ -197,29 +197,29 @@ def test_a_reading_that_condemns(changes: dict[str, object], code: str, mend: st
         {"remap_pending": False, "busy_percent": 100},
     ],
 )
-def test_a_reading_that_does_not(changes: dict[str, object]) -> None:
+def test_reading_that_does_not_make_a_gpu_unhealthy(changes: dict[str, object]) -> None:
     assert Node().reads(**changes).why() == ""
 
 
-def test_errors_counted_before_the_plugin_started_are_no_reason() -> None:
+def test_errors_counted_before_the_start_are_ignored() -> None:
     assert Node(replace(GOOD, ecc_volatile=7)).why() == ""
     assert Node(replace(GOOD, ecc_volatile=7)).reads(ecc_volatile=8).why() == "ecc"
 
 
-def test_a_standing_condition_heals_when_gone_for_the_hold_time() -> None:
+def test_persistent_condition_clears_after_the_hold_time() -> None:
     node = Node().reads(remap_pending=True).later(1000).reads(remap_pending=False)
     assert node.later(59).why() == "row-remap"
     assert node.later(2).why() == ""
 
 
-def test_joining_the_fabric_at_start_needs_no_hold_time_and_falling_out_again_does() -> None:
+def test_first_fabric_registration_needs_no_hold_time_and_a_later_loss_does() -> None:
     node = Node(replace(GOOD, fabric_state="in-progress")).reads(fabric_state="completed")
     assert node.later(1).why() == ""
     node.reads(fabric_state="in-progress").later(5).reads(fabric_state="completed")
     assert node.later(1).why() == "fabric"
 
 
-def test_a_clock_that_is_set_neither_ends_nor_lengthens_a_hold_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_system_clock_does_not_change_a_hold_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = steady_clock()
     before = clock()
     for jump in (-1e9, 1e9):
@@ -230,19 +230,19 @@ def test_a_clock_that_is_set_neither_ends_nor_lengthens_a_hold_time(monkeypatch:
 # --- healing ---------------------------------------------------------------------------------------------
 
 
-def test_a_contained_error_is_over_after_the_hold_time() -> None:
+def test_contained_error_clears_after_the_hold_time() -> None:
     node = Node(OLD).xid(94)
     assert node.later(59).why() == "xid-94"
     assert node.later(2).why() == ""
 
 
-def test_each_event_begins_the_hold_time_anew() -> None:
+def test_each_event_restarts_the_hold_time() -> None:
     node = Node(OLD).xid(94).later(50).xid(94)
     assert node.later(50).why() == "xid-94"
     assert node.later(11).why() == ""
 
 
-def test_where_the_driver_decides_its_none_is_enough_and_its_silence_is_not() -> None:
+def test_recovery_action_none_clears_a_mark_and_a_missing_one_does_not() -> None:
     assert Node().xid(48).later(61).why() == ""
     node = Node(OLD).xid(48).later(10_000)
     assert node.why() == "xid-48"
@@ -250,7 +250,7 @@ def test_where_the_driver_decides_its_none_is_enough_and_its_silence_is_not() ->
     assert node.later(61).why() == ""
 
 
-def test_where_the_driver_asks_for_a_reset_nothing_heals_before_it() -> None:
+def test_requested_reset_must_happen_before_recovery() -> None:
     node = Node().xid(48).reads(recovery_action="reset").later(10_000)
     assert node.mend() == "reset"
     node.reads(recovery_action="none")
@@ -259,7 +259,7 @@ def test_where_the_driver_asks_for_a_reset_nothing_heals_before_it() -> None:
 
 
 @pytest.mark.parametrize("number", [79, 95, 119, 54])
-def test_what_needs_a_reset_does_not_heal_by_waiting(number: int) -> None:
+def test_xid_that_needs_a_reset_does_not_clear_by_waiting(number: int) -> None:
     assert Node().xid(number).later(1_000_000).why() == f"xid-{number}"
 
 
@@ -274,7 +274,7 @@ def test_what_needs_a_reset_does_not_heal_by_waiting(number: int) -> None:
     ],
     ids=["counter-fell", "driver-content", "reloaded", "upgraded"],
 )
-def test_a_reset_that_was_seen_heals_after_the_hold_time(number: int, reset: list[dict[str, object]]) -> None:
+def test_detected_reset_clears_after_the_hold_time(number: int, reset: list[dict[str, object]]) -> None:
     node = Node().xid(number)
     for changes in reset:
         node.later(10).reads(**changes)
@@ -293,7 +293,9 @@ def test_a_reset_that_was_seen_heals_after_the_hold_time(number: int, reset: lis
     ],
     ids=["drained", "same-count", "unreadable", "fabric"],
 )
-def test_what_is_no_reset_heals_nothing_that_needs_one(number: int, changes: list[dict[str, object]]) -> None:
+def test_change_that_is_no_reset_does_not_clear_the_mark(
+    number: int, changes: list[dict[str, object]]
+) -> None:
     node = Node().xid(number)
     for change in changes:
         node.later(10).reads(**change)
@@ -311,7 +313,7 @@ def test_what_is_no_reset_heals_nothing_that_needs_one(number: int, changes: lis
     ],
     ids=["counter-fell", "driver-content", "reloaded", "booted"],
 )
-def test_hands_need_a_boot(changes: list[dict[str, object]], after: str) -> None:
+def test_manual_repair_needs_a_reboot(changes: list[dict[str, object]], after: str) -> None:
     node = Node().xid(54)
     for change in changes:
         node.later(10).reads(**change)
@@ -319,7 +321,7 @@ def test_hands_need_a_boot(changes: list[dict[str, object]], after: str) -> None
     assert node.later(100_000).why() == after
 
 
-def test_a_reset_while_the_plugin_was_down_is_seen_by_what_the_driver_had_asked_for() -> None:
+def test_reset_while_the_plugin_was_stopped_is_detected_by_the_recovery_action() -> None:
     node = Node().xid(119).reads(recovery_action="reset")
     judge = HealthJudge(HealthSettings(), None, node.judge.kept)
     judge.seen(inventory(4), node.now)
@@ -330,7 +332,7 @@ def test_a_reset_while_the_plugin_was_down_is_seen_by_what_the_driver_had_asked_
     assert judge.problem(whole(1)) is None
 
 
-def test_a_gpu_that_could_not_be_read_for_a_moment_comes_back() -> None:
+def test_gpu_unreadable_for_a_moment_recovers() -> None:
     """The inventory stays the same all the while, so nobody tells it again."""
     node = Node().reads(error="unknown error (NVML 999)")
     assert node.later(100).why() == "lost"
@@ -339,14 +341,14 @@ def test_a_gpu_that_could_not_be_read_for_a_moment_comes_back() -> None:
     assert node.later(2).why() == ""
 
 
-def test_a_gpu_that_is_listed_with_an_error_does_not_come_back_by_a_reading() -> None:
+def test_gpu_listed_with_an_error_does_not_recover_by_a_reading() -> None:
     node = Node().reads(error="unknown error (NVML 999)")
     bad = inventory(4)
     node.judge.seen(replace(bad, gpus=(*bad.gpus[:1], replace(bad.gpus[1], error="odd"), *bad.gpus[2:])), NOW)
     assert node.reads(error="").later(100).why() == "lost"
 
 
-def test_an_xid_that_counts_no_more_is_lifted_by_a_reload_and_by_a_restart() -> None:
+def test_mark_of_a_disabled_xid_is_cleared_by_reload_and_restart() -> None:
     node = Node().xid(119).xid(79, gpu=2)
     fewer = HealthSettings(disabled=frozenset({119}))
     node.judge.configure(fewer)
@@ -358,7 +360,7 @@ def test_an_xid_that_counts_no_more_is_lifted_by_a_reload_and_by_a_restart() -> 
     assert (again.kept, log.messages()) == ((), ["problem cleared"])
 
 
-def test_a_gpu_that_vanished_and_came_back_whole_was_reset() -> None:
+def test_gpu_that_disappeared_and_returned_was_reset() -> None:
     node = Node().xid(79)
     node.judge.seen(inventory(1), node.now)  # the ledger would list the others with an error
     lost = inventory(4)
@@ -371,12 +373,12 @@ def test_a_gpu_that_vanished_and_came_back_whole_was_reset() -> None:
     assert node.later(61).why() == ""
 
 
-def test_an_event_after_the_reset_needs_another_one() -> None:
+def test_event_after_the_reset_needs_another_reset() -> None:
     node = Node().xid(119).reads(generation="boot/2/550").later(30).xid(119)
     assert node.later(10_000).why() == "xid-119"
 
 
-def test_a_gpu_that_fails_again_and_again_waits_ever_longer() -> None:
+def test_repeatedly_failing_gpu_waits_longer_each_time() -> None:
     node = Node(OLD)
     waits = []
     for _ in range(4):
@@ -390,14 +392,14 @@ def test_a_gpu_that_fails_again_and_again_waits_ever_longer() -> None:
     assert node.later(61).why() == ""
 
 
-def test_nothing_heals_while_the_driver_is_broken() -> None:
+def test_nothing_recovers_while_the_driver_is_broken() -> None:
     node = Node(OLD).xid(94)
     node.judge.broken("driver not loaded", True, node.now)
     assert node.later(1000).why() == "xid-94"
     assert node.why(whole(0)) == "driver"
 
 
-def test_what_is_remembered_marks_from_the_start_and_heals_as_ever() -> None:
+def test_remembered_mark_applies_from_the_start_and_clears_as_usual() -> None:
     mark = Mark(uuid(1), "xid-119", "XID 119", "reset", NOW - 100, NOW - 100, generation="boot/1/550", ecc=0)
     judge = HealthJudge(HealthSettings(), None, [mark])
     judge.seen(inventory(2), NOW)

@@ -27,11 +27,11 @@ from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
         ("replace", "1", "replaced"),
     ],
 )
-def test_it_is_a_command_where_there_is_one(mend: str, index: str, told: str) -> None:
+def test_hint_is_a_command_if_there_is_one(mend: str, index: str, told: str) -> None:
     assert told in how_to_mend(mend, index, 77)
 
 
-def test_nothing_is_to_be_done_about_what_mends_itself() -> None:
+def test_self_clearing_problem_has_no_hint() -> None:
     assert how_to_mend("", "1", 77) == ""
     assert "USR1" not in how_to_mend("reset", "1")
 
@@ -45,7 +45,7 @@ class Starting:
         return self.problem_now
 
 
-def test_the_log_tells_it_and_a_start_is_no_alarm(tmp_path: Path) -> None:
+def test_hint_is_logged_and_a_normal_start_logs_no_error(tmp_path: Path) -> None:
     host: Host = recorded_host(tmp_path, 2)
     log = MemoryLog()
     settings = Settings()

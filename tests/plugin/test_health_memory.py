@@ -47,7 +47,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_what_was_written_is_read_again(node: Node) -> None:
+def test_written_memory_is_read_again(node: Node) -> None:
     node.remember(MARK, HARDWARE)
     assert node.file.stat().st_mode & 0o777 == 0o644
     memory, log = node.memory()
@@ -55,14 +55,14 @@ def test_what_was_written_is_read_again(node: Node) -> None:
     assert log.messages() == ["health memory read"]
 
 
-def test_a_reboot_is_a_reset_of_every_gpu(node: Node) -> None:
+def test_reboot_counts_as_a_reset_of_every_gpu(node: Node) -> None:
     node.remember(MARK, HARDWARE)
     node.boot("boot-2")
     memory, _ = node.memory()
     assert memory.load() == (HARDWARE,)
 
 
-def test_without_a_file_there_is_nothing_to_say_and_nothing_is_written(node: Node) -> None:
+def test_missing_file_is_not_logged_and_nothing_is_written(node: Node) -> None:
     memory, log = node.memory()
     assert memory.load() == ()
     memory.tick(0.0)
@@ -70,7 +70,7 @@ def test_without_a_file_there_is_nothing_to_say_and_nothing_is_written(node: Nod
     assert (log.lines, node.file.exists()) == ([], False)
 
 
-def test_it_is_written_when_something_changes_and_not_in_between(node: Node) -> None:
+def test_file_is_written_only_on_changes(node: Node) -> None:
     memory, _ = node.memory()
     marks = [MARK]
     memory.source = lambda: tuple(marks)
@@ -103,7 +103,7 @@ def test_it_is_written_when_something_changes_and_not_in_between(node: Node) -> 
     ],
     ids=["empty", "cut", "list", "null", "future", "short", "foreign", "number", "deep", "large"],
 )
-def test_a_file_that_makes_no_sense_is_laid_aside_and_said(node: Node, text: str) -> None:
+def test_invalid_file_is_renamed_and_logged(node: Node, text: str) -> None:
     node.file.parent.mkdir(parents=True)
     node.file.write_text(text)
     memory, log = node.memory()
@@ -117,7 +117,7 @@ def test_a_file_that_makes_no_sense_is_laid_aside_and_said(node: Node, text: str
     field=st.sampled_from(["gpu", "code", "reason", "kind", "since", "gi", "ecc", "mended"]),
     value=st.none() | st.booleans() | st.lists(st.integers()) | st.dictionaries(st.text(), st.none()),
 )
-def test_a_mark_of_wrong_types_is_no_mark(
+def test_mark_with_wrong_types_is_dropped(
     tmp_path_factory: pytest.TempPathFactory, field: str, value: object
 ) -> None:
     node = Node(tmp_path_factory.mktemp("memory"))
@@ -131,7 +131,7 @@ def test_a_mark_of_wrong_types_is_no_mark(
 
 
 @pytest.mark.parametrize("when", ["NaN", "Infinity", "-Infinity"])
-def test_a_time_that_is_none_is_no_mark(node: Node, when: str) -> None:
+def test_mark_with_an_invalid_time_is_dropped(node: Node, when: str) -> None:
     node.remember(MARK)
     node.file.write_text(node.file.read_text().replace('"last": 6.0', f'"last": {when}'))
     memory, log = node.memory()
@@ -139,14 +139,14 @@ def test_a_time_that_is_none_is_no_mark(node: Node, when: str) -> None:
     assert log.messages() == ["health memory is invalid and was renamed"]
 
 
-def test_marks_of_a_clock_that_was_ahead_are_of_now(node: Node) -> None:
+def test_marks_in_the_future_count_as_new(node: Node) -> None:
     node.remember(replace(MARK, since=9e12, last=9e12, mended=9e12))
     memory, _ = node.memory()
     (mark,) = memory.load()
     assert max(mark.since, mark.last, mark.mended) <= time.time()
 
 
-def test_what_could_not_be_written_is_tried_again(node: Node) -> None:
+def test_failed_write_is_retried(node: Node) -> None:
     (node.root / "var").write_text("a file")
     memory, log = node.memory()
     memory.source = lambda: (MARK,)
@@ -160,7 +160,7 @@ def test_what_could_not_be_written_is_tried_again(node: Node) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "dangling", "loop"])
-def test_whatever_lies_there_the_plugin_starts(node: Node, kind: str) -> None:
+def test_plugin_starts_whatever_is_in_place_of_the_file(node: Node, kind: str) -> None:
     node.file.parent.mkdir(parents=True)
     if kind == "fifo":
         os.mkfifo(node.file)
@@ -177,7 +177,7 @@ def test_whatever_lies_there_the_plugin_starts(node: Node, kind: str) -> None:
     assert len(log.messages("warning")) <= 2
 
 
-def test_a_directory_that_cannot_be_written_is_said_once(node: Node) -> None:
+def test_unwritable_directory_is_logged_once(node: Node) -> None:
     (node.root / "var").write_text("a file")
     memory, log = node.memory()
     memory.source = lambda: (MARK,)

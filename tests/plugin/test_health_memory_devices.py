@@ -12,7 +12,7 @@ from gpunode.plugin.model import NOT_LISTED, remembered
 from tests.plugin.gpus import cut, gpu, inventory, uuid
 
 
-def test_a_lost_mig_gpu_keeps_its_mig_devices():
+def test_lost_mig_gpu_keeps_its_mig_devices():
     before = inventory(cut(0, "1g.10gb", "2g.20gb"), gpu(1))
     half_read = Gpu(0, uuid(0), "", "", mig_enabled=True, error="GPU is lost")
     now = remembered(inventory(half_read, gpu(1)), before)
@@ -21,14 +21,14 @@ def test_a_lost_mig_gpu_keeps_its_mig_devices():
     assert unlisted.gpus[0] == replace(before.gpus[0], error=NOT_LISTED)
 
 
-def test_another_layout_on_a_sound_gpu_replaces_the_old_one():
+def test_new_layout_on_a_healthy_gpu_replaces_the_old_one():
     before = inventory(cut(0, "1g.10gb", "2g.20gb"))
     after = inventory(cut(0, "3g.40gb"))
     assert remembered(after, before) == after
     assert remembered(inventory(gpu(0)), before) == inventory(gpu(0))
 
 
-def test_a_gpu_without_its_uuid_is_known_by_its_address_or_its_index():
+def test_gpu_without_uuid_is_matched_by_address_or_index():
     before = inventory(gpu(0), gpu(1))
     by_address = Gpu(0, "", "", gpu(1).pci, error="GPU is lost")
     found = remembered(inventory(gpu(0), replace(by_address, index=1)), before)
@@ -38,14 +38,14 @@ def test_a_gpu_without_its_uuid_is_known_by_its_address_or_its_index():
     assert [(one.uuid, one.error) for one in found.gpus] == [(uuid(0), ""), (uuid(1), "GPU is lost")]
 
 
-def test_a_gpu_that_never_was_read_whole_is_filled_in_as_far_as_it_tells():
+def test_gpu_never_read_completely_is_completed_from_what_it_reports():
     first = Gpu(0, uuid(0), "", "", error="Unknown Error")
     more = Gpu(0, uuid(0), "NVIDIA H100", "0000:19:00.0", 3, error="GPU is lost")
     assert remembered(inventory(more), inventory(first)).gpus == (more,)
     assert remembered(inventory(first), inventory(more)).gpus == (replace(more, error="Unknown Error"),)
 
 
-def test_it_is_whole_again_when_it_returns():
+def test_returning_gpu_is_complete_again():
     lost = remembered(inventory(), inventory(gpu(0)))
     assert remembered(inventory(gpu(0)), lost) == inventory(gpu(0))
 
@@ -66,7 +66,7 @@ def node(kinds):
 
 
 @given(st.lists(NODES, min_size=1, max_size=6))
-def test_over_any_history_nothing_known_is_dropped_and_nothing_sound_is_changed(history):
+def test_any_history_keeps_known_devices_and_does_not_change_healthy_ones(history):
     known = None
     seen: set[str] = set()
     for kinds in history:

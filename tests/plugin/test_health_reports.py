@@ -45,7 +45,7 @@ def fields(line: str) -> dict[str, str]:
     return {key: json.loads(text) if text.startswith('"') else text for key, text in pairs}
 
 
-def test_every_cause_is_in_log_status_and_metrics_and_goes_when_it_is_gone(node) -> None:
+def test_every_cause_is_in_log_status_and_metrics_until_it_ends(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:8", *LISTEN, *hold(place, "1h"))
     assert stub.wait_allocatable(GPU, 8, 60), serving.log()

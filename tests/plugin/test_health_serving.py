@@ -69,7 +69,7 @@ def config(node: Node, short: Path, document: dict[str, object]) -> tuple[str, s
     return ("--config-file", str(path))
 
 
-def test_every_share_of_a_failing_gpu_is_marked_and_heals(node: Node, short: Path) -> None:
+def test_every_share_of_a_failing_gpu_is_marked_and_recovers(node: Node, short: Path) -> None:
     shared = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 4}]}}
     seen = ("--health-hold-down", "3s")  # as long as it may take to look at it
     serving = node.serve(machine(3), *config(node, short, {"sharing": shared}), *seen)
@@ -82,7 +82,7 @@ def test_every_share_of_a_failing_gpu_is_marked_and_heals(node: Node, short: Pat
     assert node.ready(12), serving.log()  # a contained error: back after the hold time
 
 
-def test_of_mig_devices_exactly_the_one_concerned_is_marked(node: Node) -> None:
+def test_only_the_affected_mig_device_is_marked(node: Node) -> None:
     cut = with_mig(machine(2), 1, mixed_layout(1))
     serving = node.serve(cut, "--mig-strategy", "mixed")
     others = ("nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb", RESOURCE)
@@ -98,7 +98,7 @@ def test_of_mig_devices_exactly_the_one_concerned_is_marked(node: Node) -> None:
     assert node.kubelet.allocatable(RESOURCE) == 1
 
 
-def test_mig_devices_that_are_made_anew_are_seen_without_ending_a_stream(node: Node) -> None:
+def test_recreated_mig_devices_are_detected_without_ending_a_stream(node: Node) -> None:
     serving = node.serve(with_mig(machine(2), 1, mixed_layout(1)), "--mig-strategy", "mixed")
     assert eventually(lambda: serving.log().count("the kubelet watches") == 5), serving.log()
     before = len(node.kubelet.registrations)
@@ -111,7 +111,7 @@ def test_mig_devices_that_are_made_anew_are_seen_without_ending_a_stream(node: N
     assert serving.log().count("the kubelet watches") == before
 
 
-def test_gpus_that_are_plugged_in_are_seen_and_watched(node: Node) -> None:
+def test_hotplugged_gpus_are_detected_and_watched(node: Node) -> None:
     serving = node.serve(machine(2))
     assert node.ready(2), serving.log()
     node.write(machine(4))
@@ -122,7 +122,7 @@ def test_gpus_that_are_plugged_in_are_seen_and_watched(node: Node) -> None:
     assert len(node.kubelet.registrations) == 1
 
 
-def test_a_driver_upgrade_under_the_plugin_ends_no_stream(node: Node) -> None:
+def test_driver_upgrade_ends_no_stream(node: Node) -> None:
     """The child's library no longer fits the kernel's module; later both are new."""
     serving = node.serve(replace(machine(2), driver="535.104.05"))
     assert node.ready(2), serving.log()
@@ -137,7 +137,7 @@ def test_a_driver_upgrade_under_the_plugin_ends_no_stream(node: Node) -> None:
     assert serving.log().count("the kubelet watches") == 1
 
 
-def test_a_crash_of_nvml_costs_a_new_child_and_nothing_else(node: Node) -> None:
+def test_nvml_crash_only_restarts_the_child(node: Node) -> None:
     serving = node.serve(machine(2))
     assert node.ready(2), serving.log()
     node.write(machine(2).with_faults(Fault("nvmlDeviceGetName", abort=True)))
@@ -150,7 +150,9 @@ def test_a_crash_of_nvml_costs_a_new_child_and_nothing_else(node: Node) -> None:
     assert serving.process.poll() is None
 
 
-def test_a_bad_gpu_is_remembered_over_a_restart_and_healed_by_a_new_driver(node: Node, short: Path) -> None:
+def test_unhealthy_gpu_is_remembered_over_a_restart_and_cleared_by_a_new_driver(
+    node: Node, short: Path
+) -> None:
     serving = node.serve(machine(3))
     assert node.ready(3), serving.log()
     assert serving.says("watching health events")
@@ -168,7 +170,7 @@ def test_a_bad_gpu_is_remembered_over_a_restart_and_healed_by_a_new_driver(node:
     assert node.ready(3), upgraded.log()
 
 
-def test_a_reading_condemns_without_any_event(node: Node) -> None:
+def test_reading_marks_a_gpu_without_any_event(node: Node) -> None:
     serving = node.serve(machine(2), "--health-poll-interval", "300ms")
     assert node.ready(2), serving.log()
     node.write(machine(2).with_gpu(1, remap=(1, 0)))
@@ -178,7 +180,7 @@ def test_a_reading_condemns_without_any_event(node: Node) -> None:
     assert node.ready(2), serving.log()
 
 
-def test_all_disabled_but_48_is_only_48(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_xid_48_counts_if_all_others_are_disabled(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "all")
     monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "48")
     serving = node.serve(machine(3), "--health-hold-down", "1h")  # this one would heal by itself
@@ -192,7 +194,7 @@ def test_all_disabled_but_48_is_only_48(node: Node, monkeypatch: pytest.MonkeyPa
     assert node.unhealthy() == (gpu_uuid(2),)
 
 
-def test_a_thousand_xids_are_few_lines(node: Node) -> None:
+def test_thousand_xids_give_few_log_lines(node: Node) -> None:
     serving = node.serve(machine(4))
     assert node.ready(4), serving.log()
     assert serving.says("watching health events")
@@ -204,7 +206,7 @@ def test_a_thousand_xids_are_few_lines(node: Node) -> None:
     assert serving.log().count("\n") - before <= 8
 
 
-def test_usr1_closes_nvml_so_that_the_driver_can_be_unloaded(node: Node) -> None:
+def test_sigusr1_closes_nvml_so_that_the_driver_can_be_unloaded(node: Node) -> None:
     serving = node.serve(machine(2))
     assert node.ready(2), serving.log()
     serving.process.send_signal(signal.SIGUSR1)
@@ -251,7 +253,9 @@ HANG: list[Callable[[str], Fault]] = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", HANG, ids=["handle-hangs", "reading-hangs", "crashes"])
-def test_a_gpu_that_hangs_or_crashes_nvml_costs_no_other(short: Path, fault: Callable[[str], Fault]) -> None:
+def test_gpu_that_hangs_or_crashes_nvml_does_not_affect_the_others(
+    short: Path, fault: Callable[[str], Fault]
+) -> None:
     with embedded(short, machine(4)) as (stub, made, log):
         assert made.wait_allocatable(RESOURCE, 4, 30), log.lines
         stub.write(machine(4).with_faults(fault(gpu_uuid(2))))
@@ -263,7 +267,7 @@ def test_a_gpu_that_hangs_or_crashes_nvml_costs_no_other(short: Path, fault: Cal
 
 
 @pytest.mark.full
-def test_an_nvml_that_hangs_as_a_whole_makes_all_unhealthy_until_it_answers(short: Path) -> None:
+def test_hanging_nvml_makes_all_gpus_unhealthy_until_it_responds(short: Path) -> None:
     with embedded(short, machine(2)) as (stub, made, log):
         assert made.wait_allocatable(RESOURCE, 2, 30), log.lines
         hangs = [Fault(call, hang=60.0) for call in ("nvmlInitWithFlags", "nvmlDeviceGetCount")]

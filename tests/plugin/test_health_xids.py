@@ -20,12 +20,12 @@ def settings(disabled: set[int] | None = None, enabled: set[int] | None = None) 
     return HealthSettings(frozenset(disabled or ()), frozenset(enabled or ()))
 
 
-def test_every_documented_code_is_there_once_with_a_meaning() -> None:
+def test_every_documented_code_is_listed_once_with_a_meaning() -> None:
     assert list(catalogue()) == list(range(1, 173))
     assert all(item.meaning and item.number == number for number, item in catalogue().items())
 
 
-def test_what_nvidias_plugin_ignores_is_ignored() -> None:
+def test_xids_ignored_by_the_nvidia_plugin_are_ignored() -> None:
     assert not any(xid(number).counts for number in NVIDIAS_SIX)
 
 
@@ -50,7 +50,7 @@ def test_classes(number: int, kind: str, whole: bool) -> None:
     assert (xid(number).kind, xid(number).whole) == (kind, whole)
 
 
-def test_an_unknown_code_counts() -> None:
+def test_unknown_code_counts() -> None:
     assert xid(4711).counts
     assert xid(4711).text == "XID 4711"
 
@@ -68,7 +68,7 @@ def test_an_unknown_code_counts() -> None:
         ({79, 48}, {79}, {79}, {48}),
     ],
 )
-def test_disabling_and_enabling(
+def test_codes_are_disabled_and_enabled(
     disabled: set[int], enabled: set[int], counted: set[int], ignored: set[int]
 ) -> None:
     made = settings(disabled, enabled)
@@ -76,19 +76,21 @@ def test_disabling_and_enabling(
 
 
 @given(st.sets(st.integers(0, 200)), st.sets(st.integers(0, 200)), st.integers(0, 200))
-def test_enabled_beats_disabled_beats_the_class(disabled: set[int], enabled: set[int], number: int) -> None:
+def test_enabled_overrides_disabled_overrides_the_class(
+    disabled: set[int], enabled: set[int], number: int
+) -> None:
     made = settings(disabled, enabled)
     expected = number in enabled or (number not in disabled and xid(number).counts)
     assert counts(number, made) is expected
 
 
-def test_disabling_all_means_the_readings_too() -> None:
+def test_disabling_all_includes_the_readings() -> None:
     assert readings_count(settings())
     assert readings_count(settings({79}))
     assert not readings_count(settings({ALL_XIDS}, {48}))
 
 
-def test_the_page_has_the_table_of_the_code() -> None:
+def test_page_has_the_table_of_the_code() -> None:
     rows = [
         f"| {item.number} | {item.meaning} | {item.kind} | {'yes' if item.counts else 'no'} |"
         f" {'GPU' if item.whole else 'instance'} |"

@@ -125,7 +125,7 @@ def check(ledger: Ledger, judge: FakeJudge, condemner: Condemns, plan: Plan) -> 
         assert shown.healthy == sum(device.healthy for device in shown.devices)
 
 
-def test_what_containers_need_is_there_before_a_plan_is_shown() -> None:
+def test_container_files_are_prepared_before_a_plan_is_advertised() -> None:
     ledger, backend, _, _ = made()
     order = []
 
@@ -139,7 +139,7 @@ def test_what_containers_need_is_there_before_a_plan_is_shown() -> None:
     assert len(ledger.feeds[A].snapshot().devices) == 3
 
 
-def test_a_plan_that_fails_leaves_the_last_good_one_and_says_why_once() -> None:
+def test_failed_plan_keeps_the_last_valid_one_and_logs_the_reason_once() -> None:
     ledger, backend, _, log = made()
     backend.look()
     backend.refuses = "one reason"
@@ -155,7 +155,7 @@ def test_a_plan_that_fails_leaves_the_last_good_one_and_says_why_once() -> None:
     assert ledger.trouble == ""
 
 
-def test_bad_news_does_not_wait_for_what_is_being_prepared() -> None:
+def test_unhealthy_state_does_not_wait_for_the_preparation() -> None:
     ledger, backend, _, _ = made()
     backend.look()
     begun, go_on = Event(), Event()
@@ -178,7 +178,7 @@ def test_bad_news_does_not_wait_for_what_is_being_prepared() -> None:
     assert (ledger.feeds[A].snapshot().healthy, len(ledger.feeds[A].snapshot().devices)) == (2, 3)
 
 
-def test_nothing_new_wakes_nobody_and_keeps_the_version() -> None:
+def test_unchanged_state_notifies_no_waiter_and_keeps_the_version() -> None:
     ledger, backend, _, _ = made()
     backend.look()
     before = ledger.feeds[A].snapshot()
@@ -191,7 +191,7 @@ def test_nothing_new_wakes_nobody_and_keeps_the_version() -> None:
     assert ledger.feeds[A].snapshot() is before
 
 
-def test_another_reason_is_shown_and_is_no_news_for_the_kubelet() -> None:
+def test_changed_reason_is_visible_without_a_kubelet_update() -> None:
     ledger, backend, _, log = made()
     backend.look()
     for xid in (79, 48):
@@ -204,7 +204,7 @@ def test_another_reason_is_shown_and_is_no_news_for_the_kubelet() -> None:
     assert log.messages() == ["GPU is unhealthy", "GPU is unhealthy", "GPU is healthy again"]
 
 
-def test_an_idle_tick_is_cheap_with_a_thousand_shares() -> None:
+def test_idle_tick_is_cheap_with_a_thousand_shares() -> None:
     backend = FakeBackend({A: 8})
     backend.shares = 128
     ledger, _, _, _ = made(backend)
@@ -249,7 +249,7 @@ def test_every_waiter_sees_the_last_of_many_changes() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_stopped_waiter_gets_nothing(first: bool) -> None:
+def test_stopped_waiter_gets_no_update(first: bool) -> None:
     one: Feed = feed(1)
     answer: list[Snapshot | None] = []
     wanted = [not first]
@@ -262,7 +262,7 @@ def test_a_stopped_waiter_gets_nothing(first: bool) -> None:
     assert answer == [None]
 
 
-def test_the_inventory_goes_through_memory() -> None:
+def test_inventory_is_merged_with_known_devices() -> None:
     ledger, _, _, _ = made()
     ledger.seen(inventory(2), Topology())
     ledger.seen(inventory(1), Topology())
@@ -270,7 +270,7 @@ def test_the_inventory_goes_through_memory() -> None:
     assert [bool(gpu.error) for gpu in ledger.inventory.gpus] == [False, True]
 
 
-def test_a_problem_that_the_log_already_has_is_not_logged_for_each_device() -> None:
+def test_problem_already_logged_is_not_logged_for_each_device() -> None:
     ledger, backend, _, log = made(FakeBackend({A: 8}))
 
     class WithoutFiles:

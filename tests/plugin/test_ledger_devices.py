@@ -73,24 +73,24 @@ def broken(count: int, index: int, reason: str = LOST) -> Inventory:
     )
 
 
-def test_one_unreadable_gpu_hides_no_other() -> None:
+def test_unreadable_gpu_does_not_hide_the_others() -> None:
     node = Node(3).see(broken(3, 1))
     assert node.unhealthy() == {uuid(1): LOST}
     assert len(node.ledger.feeds[RESOURCE].snapshot().devices) == 6
 
 
-def test_a_gpu_dead_from_the_start_is_unhealthy_and_the_others_are_not() -> None:
+def test_gpu_lost_from_the_start_is_unhealthy_and_the_others_are_not() -> None:
     node = Node(0).see(broken(3, 1))
     assert node.unhealthy() == {uuid(1): LOST}
 
 
-def test_a_gpu_without_a_uuid_condemns_its_pci_address() -> None:
+def test_gpu_without_a_uuid_is_marked_by_its_pci_address() -> None:
     node = Node(2)
     node.see(Inventory("550", gpus=(gpu(0, 0), replace(gpu(1), uuid="", error="Unknown Error"))))
     assert node.unhealthy() == {uuid(1): "Unknown Error"}
 
 
-def test_every_share_of_a_failing_gpu_is_marked_and_no_other() -> None:
+def test_only_the_shares_of_a_failing_gpu_are_marked() -> None:
     node = Node()
     before = node.version
     node.ledger.event(GpuEvent("xid", uuid(3), 79))
@@ -99,7 +99,7 @@ def test_every_share_of_a_failing_gpu_is_marked_and_no_other() -> None:
     assert node.log.messages("error") == ["GPU is unhealthy"]
 
 
-def test_a_lost_gpu_keeps_its_place_and_heals_at_the_second_whole_sighting() -> None:
+def test_lost_gpu_keeps_its_position_and_recovers_at_the_second_complete_poll() -> None:
     node = Node().see(without(4, 2))
     assert list(node.unhealthy()) == [uuid(2)]
     assert list(node.see(inventory(4), 1).unhealthy()) == [uuid(2)]
@@ -107,13 +107,13 @@ def test_a_lost_gpu_keeps_its_place_and_heals_at_the_second_whole_sighting() -> 
     assert node.log.messages()[-1] == "GPU is healthy again"
 
 
-def test_whole_for_some_seconds_is_as_good_as_a_second_sighting() -> None:
+def test_gpu_complete_for_some_seconds_recovers_without_a_second_poll() -> None:
     node = Node().see(without(4, 2)).see(inventory(4))
     assert node.later(9).unhealthy()
     assert not node.later(2).unhealthy()
 
 
-def test_a_gpu_that_comes_and_goes_does_not_flap() -> None:
+def test_intermittent_gpu_does_not_flap() -> None:
     node = Node().see(without(4, 1))
     version = node.version
     for _ in range(5):
@@ -121,7 +121,7 @@ def test_a_gpu_that_comes_and_goes_does_not_flap() -> None:
     assert node.version == version
 
 
-def test_a_second_loss_within_the_hour_costs_the_hold_time() -> None:
+def test_second_loss_within_the_hour_needs_the_hold_time() -> None:
     node = Node().see(without(4, 1))
     node.see(inventory(4), 1).see(inventory(4), 1)
     assert node.unhealthy() == {}
@@ -130,7 +130,7 @@ def test_a_second_loss_within_the_hour_costs_the_hold_time() -> None:
     assert not node.later(11).unhealthy()
 
 
-def test_a_loss_in_a_reading_is_a_loss_and_heals_with_a_good_one() -> None:
+def test_loss_in_a_reading_counts_and_clears_with_a_valid_one() -> None:
     node = Node()
     node.ledger.readings([Reading(uuid(1), error=LOST)])
     assert node.unhealthy() == {uuid(1): LOST}
@@ -140,7 +140,7 @@ def test_a_loss_in_a_reading_is_a_loss_and_heals_with_a_good_one() -> None:
     assert node.see(inventory(4), 1).unhealthy() == {}
 
 
-def test_healing_from_a_loss_does_not_forgive_an_xid_at_once() -> None:
+def test_recovery_from_a_loss_does_not_clear_an_xid_at_once() -> None:
     node = Node()
     node.ledger.event(GpuEvent("xid", uuid(1), 79))
     node.see(without(4, 1), 1).see(inventory(4), 1).see(inventory(4), 1)
@@ -148,7 +148,7 @@ def test_healing_from_a_loss_does_not_forgive_an_xid_at_once() -> None:
     assert node.later(61).unhealthy() == {}
 
 
-def test_a_broken_driver_makes_all_unhealthy_says_so_once_and_heals_at_the_second_sighting() -> None:
+def test_broken_driver_makes_all_unhealthy_is_logged_once_and_clears_at_the_second_poll() -> None:
     node = Node()
     node.ledger.broken("no answer", False)
     assert node.unhealthy() == {}
@@ -160,7 +160,7 @@ def test_a_broken_driver_makes_all_unhealthy_says_so_once_and_heals_at_the_secon
     assert node.see(inventory(4), 1).unhealthy() == {}
 
 
-def test_a_thousand_xids_are_few_lines() -> None:
+def test_thousand_xids_give_few_log_lines() -> None:
     node = Node(8)
     for number in range(1000):
         node.ledger.event(GpuEvent("xid", uuid(number % 8), 48 + number % 100))

@@ -16,7 +16,7 @@ from gpunode.plugin.logfmt import OnChange, Rarely, line, open_log, silent_log
 from tests.plugin.nodes import MemoryLog
 
 
-def test_a_line_has_time_level_message_and_fields() -> None:
+def test_line_has_time_level_message_and_fields() -> None:
     stream = io.StringIO()
     open_log(stream, {}).info("registered with the kubelet", resource="nvidia.com/gpu", count=8)
     assert re.fullmatch(
@@ -26,27 +26,27 @@ def test_a_line_has_time_level_message_and_fields() -> None:
     )
 
 
-def test_the_journal_gets_a_priority_and_keeps_its_own_time(tmp_path: Path) -> None:
+def test_journal_gets_a_priority_and_keeps_its_own_time(tmp_path: Path) -> None:
     with (tmp_path / "journal").open("w") as stream:
         seen = os.fstat(stream.fileno())
         open_log(stream, {"JOURNAL_STREAM": f"{seen.st_dev}:{seen.st_ino}"}).error("GPU is unhealthy")
     assert (tmp_path / "journal").read_text() == '<3>level=error msg="GPU is unhealthy"\n'
 
 
-def test_stderr_that_was_redirected_away_from_the_journal_gets_the_time(tmp_path: Path) -> None:
+def test_redirected_stderr_has_timestamps(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as stream:
         open_log(stream, {"JOURNAL_STREAM": "8:12345"}).warning("x")
     assert (tmp_path / "file").read_text().startswith("time=")
 
 
 @given(st.text())
-def test_no_value_breaks_the_line_or_its_quotes(value: str) -> None:
+def test_any_value_is_quoted_correctly(value: str) -> None:
     text = line({"msg": value, "next": "1"})
     assert len(text.splitlines()) == 1
     assert re.fullmatch(r'msg=("([^"\\]|\\.)*"|[^ "=\\]+) next=1', text)
 
 
-def test_a_state_is_said_once_until_another_one_was() -> None:
+def test_state_is_logged_once_until_it_changes() -> None:
     log = MemoryLog()
     say = OnChange(log)
     for message in ("a", "a", "b", "a"):
@@ -61,13 +61,13 @@ class FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_log_that_can_not_be_written_stops_nobody() -> None:
+def test_unwritable_log_stops_no_caller() -> None:
     stream = FullDisk()
     open_log(stream, {}).info("unheard")
     assert "unheard" in stream.getvalue()
 
 
-def test_a_defect_of_a_value_is_not_hidden() -> None:
+def test_exception_of_a_value_is_raised() -> None:
     class Broken:
         def __str__(self) -> str:
             raise RuntimeError("broken")
@@ -76,18 +76,18 @@ def test_a_defect_of_a_value_is_not_hidden() -> None:
         open_log(io.StringIO(), {}).info("x", value=Broken())
 
 
-def test_a_silent_log_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_silent_log_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     silent_log().error("GPU is unhealthy")
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_message_with_a_percent_sign_is_no_format() -> None:
+def test_percent_sign_in_a_message_is_not_a_format() -> None:
     stream = io.StringIO()
     open_log(stream, {}).warning("90%s full")
     assert 'msg="90%s full"' in stream.getvalue()
 
 
-def test_the_same_thing_is_let_through_once_in_a_while_with_its_count() -> None:
+def test_repeated_line_is_logged_occasionally_with_its_count() -> None:
     now = [0.0]
     rarely = Rarely(60, lambda: now[0])
     assert [rarely.times("a") for _ in range(3)] + [rarely.times("b")] == [1, 0, 0, 1]

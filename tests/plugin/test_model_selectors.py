@@ -44,12 +44,12 @@ OTHER = Unit(uuid(2), uuid(2), "2", name="Tesla T4", pci="0001:10:00.1")
         ("", ()),
     ],
 )
-def test_what_a_selector_names(selector, selected):
+def test_selector_matches(selector, selected):
     test = matcher(selector)
     assert tuple(unit for unit in (WHOLE, PART, OTHER) if test(unit)) == selected
 
 
-def test_what_names_nothing_is_told_in_order():
+def test_unmatched_selectors_are_listed_in_order():
     assert unmatched(["7", "10", "GPU-nope"], [WHOLE, OTHER]) == ("7", "GPU-nope")
 
 
@@ -70,5 +70,5 @@ def test_only_the_star_is_special(pattern, text):
     assert glob_matches(pattern, text) is (re.fullmatch(expression, text, re.DOTALL) is not None)
 
 
-def test_a_pattern_of_many_stars_takes_no_time():
+def test_pattern_with_many_stars_matches_quickly():
     assert not glob_matches("*a" * 500 + "b", "a" * 5000)

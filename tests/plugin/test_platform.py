@@ -12,7 +12,7 @@ from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import RESOURCE
 
 
-def test_a_tegra_is_served_without_nvml(short: Path) -> None:
+def test_tegra_is_served_without_nvml(short: Path) -> None:
     (short / "dp").mkdir()
     kubelet = KubeletStub(Host(), str(short / "dp"))
     kubelet.start()

@@ -62,14 +62,14 @@ def compiled(code: Any) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 @each
-def test_the_committed_code_has_the_messages_fields_numbers_and_types_of_the_proto(name: str) -> None:
+def test_committed_code_has_the_messages_fields_numbers_and_types_of_the_proto(name: str) -> None:
     code, _, count = CODE[name]
     assert len(declared(name)) == count
     assert compiled(code) == declared(name)
 
 
 @each
-def test_the_services_are_those_of_the_proto(name: str) -> None:
+def test_services_are_those_of_the_proto(name: str) -> None:
     code, services, _ = CODE[name]
     methods = re.findall(r"rpc (\w+)\((\w+)\) returns \((stream )?(\w+)\);", text(name))
     assert methods
@@ -90,7 +90,7 @@ def test_the_services_are_those_of_the_proto(name: str) -> None:
 
 @each
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed")
-def test_generating_again_changes_nothing(tmp_path: Path, name: str) -> None:
+def test_regenerating_changes_nothing(tmp_path: Path, name: str) -> None:
     if version("grpcio-tools") != generate_protos.GENERATOR:
         pytest.skip(f"grpcio-tools is not {generate_protos.GENERATOR}")
     proto = path_of(name)

@@ -92,7 +92,7 @@ def test_each_resource_is_registered_and_counted(host: Host, kubelet: KubeletStu
     assert host.glob(DIRECTORY, "nvidia*") == host.glob(REGISTRY, "*") == ()
 
 
-def test_a_resource_that_appears_later_gets_its_socket_and_one_that_goes_keeps_its_own(
+def test_resource_appearing_later_gets_a_socket_and_a_disappearing_one_keeps_its_own(
     host: Host, kubelet: KubeletStub
 ) -> None:
     with running(host, FakeBackend({GPU: 2, MIG: 0})) as made:
@@ -112,9 +112,7 @@ def test_a_resource_that_appears_later_gets_its_socket_and_one_that_goes_keeps_i
 
 
 @both
-def test_somebody_elses_socket_is_an_error_at_the_start(
-    host: Host, kubelet: KubeletStub, registration: str
-) -> None:
+def test_foreign_socket_is_an_error_at_the_start(host: Host, kubelet: KubeletStub, registration: str) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         directory = REGISTRY if registration == "watcher" else DIRECTORY
         name = "nvidia-mig-1g.10gb@0123abcd.sock" if registration == "watcher" else "nvidia-mig-1g.10gb.sock"
@@ -130,7 +128,7 @@ def test_somebody_elses_socket_is_an_error_at_the_start(
         assert host.exists(f"{directory}/{name}")
 
 
-def test_somebody_elses_socket_is_waited_for_later(host: Host, kubelet: KubeletStub) -> None:
+def test_foreign_socket_is_waited_for_later(host: Host, kubelet: KubeletStub) -> None:
     path = host.path(f"{DIRECTORY}/nvidia-mig-1g.10gb.sock")
     with running(host, FakeBackend({GPU: 1})) as made:
         assert kubelet.wait_allocatable(GPU, 1, 30)
@@ -146,7 +144,7 @@ def test_somebody_elses_socket_is_waited_for_later(host: Host, kubelet: KubeletS
 
 
 @both
-def test_resources_that_differ_in_their_domain_only_are_all_served(
+def test_resources_that_differ_only_in_their_domain_are_all_served(
     host: Host, kubelet: KubeletStub, registration: str
 ) -> None:
     counts = {"nvidia.com/gpu": 1, "nvidia.org/gpu": 2, f"{'long.' * 20}example.com/{'n' * 63}": 3}
@@ -156,7 +154,7 @@ def test_resources_that_differ_in_their_domain_only_are_all_served(
 
 
 @both
-def test_restarts_of_the_kubelet_bring_every_resource_back(
+def test_kubelet_restarts_register_every_resource_again(
     host: Host, kubelet: KubeletStub, registration: str
 ) -> None:
     with running(host, FakeBackend({GPU: 2, MIG: 7}), registration=registration) as made:
@@ -169,7 +167,7 @@ def test_restarts_of_the_kubelet_bring_every_resource_back(
         assert "registering again" not in made.log.messages()
 
 
-def test_without_a_kubelet_socket_it_serves_and_registers_nothing(host: Host, kubelet: KubeletStub) -> None:
+def test_without_a_kubelet_socket_the_plugin_serves_unregistered(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 1}), kubelet_socket="") as made:
         assert eventually(lambda: "serving without a registration" in made.service.status)
         assert host.path(f"{DIRECTORY}/nvidia-gpu.sock").is_socket()
@@ -179,7 +177,7 @@ def test_without_a_kubelet_socket_it_serves_and_registers_nothing(host: Host, ku
 # --- the plugin watcher --------------------------------------------------------------------------------
 
 
-def test_the_watcher_finds_one_socket_that_serves_both(host: Host, kubelet: KubeletStub) -> None:
+def test_watcher_socket_serves_registration_and_plugin(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert kubelet.registrations[0].endpoint == str(host.path(registry_socket(host)))
@@ -187,7 +185,7 @@ def test_the_watcher_finds_one_socket_that_serves_both(host: Host, kubelet: Kube
         assert eventually(lambda: made.service.registrations == 1)
 
 
-def test_a_refusal_by_the_watcher_is_told_and_ends(host: Host, kubelet: KubeletStub) -> None:
+def test_refusal_by_the_watcher_is_reported_and_ends(host: Host, kubelet: KubeletStub) -> None:
     kubelet.refuse = "the resource is taken"
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         refused = (
@@ -201,7 +199,7 @@ def test_a_refusal_by_the_watcher_is_told_and_ends(host: Host, kubelet: KubeletS
         assert "the kubelet has not registered us: using a new socket" in made.log.messages()
 
 
-def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet: KubeletStub) -> None:
+def test_get_info_on_the_socket_changes_nothing(host: Host, kubelet: KubeletStub) -> None:
     """A kubelet may ask a registered plugin, too, to see whether it lives."""
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
@@ -215,7 +213,7 @@ def test_whoever_asks_the_socket_what_it_is_changes_nothing(host: Host, kubelet:
         assert kubelet.allocatable(GPU) == 2
 
 
-def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: KubeletStub) -> None:
+def test_deleted_watched_socket_is_recreated(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
@@ -225,7 +223,7 @@ def test_a_watched_socket_that_was_deleted_is_made_again(host: Host, kubelet: Ku
         assert eventually(lambda: made.service.registrations == 2)
 
 
-def test_a_stream_that_a_living_kubelet_ends_brings_a_new_socket(host: Host, kubelet: KubeletStub) -> None:
+def test_stream_ended_by_a_running_kubelet_brings_a_new_socket(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
@@ -236,7 +234,7 @@ def test_a_stream_that_a_living_kubelet_ends_brings_a_new_socket(host: Host, kub
 
 
 @both
-def test_a_stale_socket_of_the_other_way_goes(host: Host, registration: str) -> None:
+def test_stale_socket_of_the_other_registration_method_is_removed(host: Host, registration: str) -> None:
     other = DIRECTORY if registration == "watcher" else REGISTRY
     for directory in (DIRECTORY, REGISTRY):
         host.make_dirs(directory)
@@ -255,9 +253,7 @@ def left_socket(host: Host, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nvidia-gpu.sock", "nvidia-gpu@0123abcd.sock"])
-def test_a_delay_for_the_socket_of_a_killed_plugin_does_not_hold_up_its_successor(
-    host: Host, name: str
-) -> None:
+def test_delay_for_the_socket_of_a_killed_plugin_does_not_block_its_successor(host: Host, name: str) -> None:
     """The kubelet has restarted while the plugin was down, and has failed to connect to what it left."""
     left_socket(host, name)
     stub = KubeletStub(host, times=Times(dial=0.2, first_retry=60.0))
@@ -269,7 +265,7 @@ def test_a_delay_for_the_socket_of_a_killed_plugin_does_not_hold_up_its_successo
     stub.stop()
 
 
-def test_a_plugin_that_returns_while_the_kubelet_dials_is_registered_once(host: Host) -> None:
+def test_plugin_returning_while_the_kubelet_dials_is_registered_once(host: Host) -> None:
     left_socket(host, "nvidia-gpu.sock")
     stub = KubeletStub(host, times=Times(reconcile=0.3))
     stub.start()
@@ -284,7 +280,7 @@ def test_a_plugin_that_returns_while_the_kubelet_dials_is_registered_once(host: 
 # --- what pods meet ------------------------------------------------------------------------------------
 
 
-def test_a_container_with_two_resources_gets_both_merged(host: Host, kubelet: KubeletStub) -> None:
+def test_container_with_two_resources_gets_both_merged(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2, MIG: 7})):
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert kubelet.wait_allocatable(MIG, 7, 30)
@@ -296,9 +292,7 @@ def test_a_container_with_two_resources_gets_both_merged(host: Host, kubelet: Ku
             kubelet.admit("team/two", "main", {GPU: 2})
 
 
-def test_a_restarted_container_gets_what_it_had_unless_it_is_unhealthy(
-    host: Host, kubelet: KubeletStub
-) -> None:
+def test_restarted_container_keeps_its_device_unless_unhealthy(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2})) as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         given = kubelet.admit("team/one", "main", {GPU: 1})
@@ -313,7 +307,7 @@ def test_a_restarted_container_gets_what_it_had_unless_it_is_unhealthy(
         assert kubelet.admit("team/one", "main", {GPU: 1}).ids == (f"{GPU}-1",)
 
 
-def test_the_checkpoint_and_pod_resources_tell_who_has_what(host: Host, kubelet: KubeletStub) -> None:
+def test_checkpoint_and_pod_resources_list_the_holders(host: Host, kubelet: KubeletStub) -> None:
     with running(host, FakeBackend({GPU: 2})):
         assert kubelet.wait_allocatable(GPU, 2, 30)
         kubelet.admit("team/one", "main", {GPU: 1})
@@ -334,7 +328,7 @@ def test_the_checkpoint_and_pod_resources_tell_who_has_what(host: Host, kubelet:
                 server.method(channel, POD_RESOURCES, "Get")(pods.GetPodResourcesRequest(pod_name="x"))
 
 
-def test_an_observer_that_fails_fails_no_call(host: Host, kubelet: KubeletStub) -> None:
+def test_failing_observer_fails_no_call(host: Host, kubelet: KubeletStub) -> None:
     def fail(call: object) -> None:
         raise ZeroDivisionError("a bug")
 

@@ -44,7 +44,7 @@ def ours_again(stub: KubeletStub) -> bool:
     )
 
 
-def test_a_killed_plugin_that_had_replaced_our_socket_is_replaced_in_turn(node: Node) -> None:
+def test_killed_plugin_that_replaced_our_socket_is_replaced_again(node: Node) -> None:
     host, stub, made = node
     with other_plugin(host.path(DIRECTORY), "nvidia-gpu.sock", RESOURCE, "X-0", "X-1", "X-2"):
         assert stub.wait_allocatable(RESOURCE, 3, 30)
@@ -58,7 +58,7 @@ def test_a_killed_plugin_that_had_replaced_our_socket_is_replaced_in_turn(node: 
 @pytest.mark.full
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 2.0, 4.0])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside an unrelated plugin"])
-def test_a_resource_is_taken_back_from_a_plugin_that_exits(node: Node, seconds: float, beside: bool) -> None:
+def test_resource_is_reclaimed_from_a_plugin_that_exits(node: Node, seconds: float, beside: bool) -> None:
     host, stub, made = node
     with socket.socket(socket.AF_UNIX) as unrelated:
         if beside:
@@ -71,7 +71,7 @@ def test_a_resource_is_taken_back_from_a_plugin_that_exits(node: Node, seconds: 
         assert "registering again" in made.log.messages("warning")
 
 
-def test_a_running_plugin_that_takes_our_resource_is_reported_and_loses_it_again(node: Node) -> None:
+def test_running_plugin_that_registers_our_resource_is_reported_and_replaced(node: Node) -> None:
     host, stub, made = node
     with other_plugin(host.path(DIRECTORY), OTHER, RESOURCE, "X-0", "X-1", "X-2"):
         assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
@@ -81,7 +81,9 @@ def test_a_running_plugin_that_takes_our_resource_is_reported_and_loses_it_again
     assert eventually(lambda: made.service.ready)
 
 
-def test_one_look_at_another_plugins_devices_is_enough(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_of_another_plugin_are_detected_at_the_first_check(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At a second look a list of ours may have replaced them, while the other plugin's endpoint is still the
     one that the kubelet allocates from."""
     monkeypatch.setattr(AllocatableCheck, "again", 3600.0)
@@ -90,7 +92,7 @@ def test_one_look_at_another_plugins_devices_is_enough(node: Node, monkeypatch: 
         assert eventually(lambda: ours_again(stub)), made.log.text()
 
 
-def test_devices_with_new_ids_are_no_loss_while_the_kubelet_lists_the_old_ones(node: Node) -> None:
+def test_changed_ids_are_no_loss_while_the_kubelet_lists_the_old_ones(node: Node) -> None:
     host, _, made = node
     feed = made.service.ledger.feeds[RESOURCE]
     check = AllocatableCheck(host, made.service.settings, RESOURCE, feed, lambda: None)
@@ -113,7 +115,7 @@ def test_without_pod_resources_the_checkpoint_is_compared(node: Node) -> None:
 
 
 @pytest.mark.full
-def test_a_checkpoint_that_is_old_or_damaged_changes_nothing(node: Node) -> None:
+def test_old_or_damaged_checkpoint_is_ignored(node: Node) -> None:
     host, stub, made = node
     path = host.path(f"{DIRECTORY}/kubelet_internal_checkpoint")
     foreign = f'{{"Data": {{"RegisteredDevices": {{"{RESOURCE}": ["X-0"]}}}}}}'
@@ -125,7 +127,7 @@ def test_a_checkpoint_that_is_old_or_damaged_changes_nothing(node: Node) -> None
 
 
 @pytest.mark.full
-def test_another_kubelets_pod_resources_changes_nothing(short: Path) -> None:
+def test_pod_resources_of_another_kubelet_are_ignored(short: Path) -> None:
     host = Host(short, {})
     ours, theirs = KubeletStub(host), KubeletStub(host, "/other/kubelet/device-plugins")
     ours.start()
@@ -140,7 +142,7 @@ def test_another_kubelets_pod_resources_changes_nothing(short: Path) -> None:
 
 
 @pytest.mark.full
-def test_devices_that_are_all_unhealthy_are_no_loss(node: Node) -> None:
+def test_all_devices_unhealthy_is_not_a_loss(node: Node) -> None:
     _, stub, made = node
     assert made.backend.sink is not None
     made.backend.show(gpu=0, other=1)

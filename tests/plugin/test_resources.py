@@ -44,7 +44,7 @@ def reasons(plan):
 
 
 @pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
-def test_whole_gpus_are_the_same_under_every_strategy(host, strategy):
+def test_whole_gpus_are_the_same_with_every_strategy(host, strategy):
     plan = planned(host, gpu(1), gpu(0), mig_strategy=strategy)
     assert shown(plan) == {GPU_RESOURCE: ["0", "1"]}
     assert [device.id for device in only(plan).devices] == [uuid(0), uuid(1)]
@@ -53,14 +53,14 @@ def test_whole_gpus_are_the_same_under_every_strategy(host, strategy):
     assert (unit.paths, unit.pci, unit.numa, unit.minor) == (("/dev/nvidia0",), "0000:19:00.0", 0, 0)
 
 
-def test_none_advertises_a_gpu_in_mig_mode_whole_and_says_what_that_means(host):
+def test_none_strategy_advertises_a_gpu_in_mig_mode_whole_with_a_warning(host):
     plan = planned(host, cut(0, "1g.10gb", "1g.10gb"), gpu(1))
     assert shown(plan) == {GPU_RESOURCE: ["0", "1"]}
     assert all(device.healthy for device in only(plan).devices)
     assert "GPU 0 is in MIG mode and mig-strategy is none" in plan.warnings[0]
 
 
-def test_none_marks_a_gpu_in_mig_mode_without_mig_devices(host):
+def test_none_strategy_marks_a_gpu_in_mig_mode_without_mig_devices(host):
     plan = planned(host, cut(0), gpu(1))
     first, second = only(plan).devices
     assert problem_of(first).code == "mig-mode"
@@ -68,7 +68,7 @@ def test_none_marks_a_gpu_in_mig_mode_without_mig_devices(host):
     assert second.healthy
 
 
-def test_single_advertises_each_mig_device_as_a_gpu(host):
+def test_single_strategy_advertises_each_mig_device_as_a_gpu(host):
     plan = planned(host, cut(0, "1g.10gb", "1g.10gb"), cut(1, "1g.10gb"), mig_strategy="single")
     assert shown(plan) == {GPU_RESOURCE: ["0:0", "0:1", "1:0"]}
     assert only(plan).devices[0].id == mig_uuid(0, 0)
@@ -95,21 +95,21 @@ def test_single_advertises_each_mig_device_as_a_gpu(host):
         ((gpu(0, error="lost"),), ["0"], []),
     ],
 )
-def test_single_never_mixes_kinds_under_one_name(host, gpus, kept, gone):
+def test_single_strategy_never_mixes_profiles_under_one_name(host, gpus, kept, gone):
     plan = planned(host, *gpus, mig_strategy="single")
     assert shown(plan) == {GPU_RESOURCE: kept}
     assert list(reasons(plan)) == gone
     assert all("mig-strategy mixed" in reason for reason in reasons(plan).values())
 
 
-def test_single_takes_kinds_apart_that_have_names_of_their_own(host):
+def test_single_strategy_allows_profiles_with_their_own_names(host):
     rules = (NameRule("mig", "3g.*", "nvidia.com/half"),)
     plan = planned(host, cut(0, "3g.40gb", "1g.10gb", "1g.10gb"), mig_strategy="single", rules=rules)
     assert shown(plan) == {"nvidia.com/half": ["0:0"], GPU_RESOURCE: ["0:1", "0:2"]}
     assert plan.left_out == ()
 
 
-def test_mixed_names_every_profile(host):
+def test_mixed_strategy_names_every_profile(host):
     profiles = ("1g.10gb", "1g.10gb+me", "1c.3g.20gb", "1g.24gb-me", "1g.24gb+me.all", "1g.24gb+gfx")
     plan = planned(host, cut(0, *profiles), gpu(1), mig_strategy="mixed")
     assert shown(plan) == {
@@ -124,13 +124,13 @@ def test_mixed_names_every_profile(host):
 
 
 @pytest.mark.parametrize("strategy", ["single", "mixed"])
-def test_an_empty_mig_gpu_costs_the_others_nothing(host, strategy):
+def test_empty_mig_gpu_does_not_affect_the_others(host, strategy):
     plan = planned(host, cut(0), cut(1, "1g.10gb"), mig_strategy=strategy)
     assert [unit.index for unit in only(plan).units] == ["1:0"]
     assert "holds no MIG device" in reasons(plan)["0"]
 
 
-def test_a_mig_device_whose_profile_makes_no_name_is_left_out_alone(host):
+def test_mig_device_without_a_valid_profile_name_is_left_out_alone(host):
     plan = planned(host, cut(0, "1g.10gb", "", "what is/this"), mig_strategy="mixed")
     assert shown(plan) == {"nvidia.com/mig-1g.10gb": ["0:0"]}
     assert set(reasons(plan)) == {"0:1", "0:2"}
@@ -140,7 +140,7 @@ def test_a_mig_device_whose_profile_makes_no_name_is_left_out_alone(host):
 # --- one bad GPU ----------------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_cannot_be_read_stays_known_and_the_others_are_served(host):
+def test_unreadable_gpu_stays_known_and_the_others_are_served(host):
     dead = Gpu(0, "", "", "", error="GPU is lost")
     plan = planned(host, dead, gpu(1, error="Unknown Error"), gpu(2))
     assert shown(plan) == {GPU_RESOURCE: ["1", "2"]}
@@ -154,11 +154,11 @@ def test_two_gpus_with_one_uuid_are_one_device(host):
 
 
 @pytest.mark.parametrize("name", ["DGX Display", "NVIDIA DGX Display"])
-def test_a_display_card_is_no_gpu(host, name):
+def test_display_card_is_not_advertised(host, name):
     assert shown(planned(host, gpu(0), gpu(1, name=name))) == {GPU_RESOURCE: ["0"]}
 
 
-def test_no_gpu_is_no_resource(host):
+def test_node_without_gpus_has_no_resource(host):
     assert planned(host).resources == ()
 
 
@@ -182,7 +182,7 @@ def test_rules_name_gpus_by_model_and_the_first_match_wins(host):
     assert "by their model" in reasons(plan)["3"]
 
 
-def test_a_rule_can_give_the_standard_name_and_units_stay_in_order(host):
+def test_rule_can_give_the_standard_name_and_units_stay_in_order(host):
     rules = (NameRule("gpu", "*T4*", GPU_RESOURCE),)
     plan = planned(host, gpu(0), gpu(1, name="Tesla T4"), gpu(2), rules=rules)
     assert shown(plan) == {GPU_RESOURCE: ["0", "1", "2"]}
@@ -206,7 +206,7 @@ def test_a_rule_can_give_the_standard_name_and_units_stay_in_order(host):
         (("*",), ("Tesla T4",), ["1:0", "1:1", "2"]),
     ],
 )
-def test_gpus_are_chosen_by_index_uuid_address_and_model(host, include, exclude, kept):
+def test_gpus_are_selected_by_index_uuid_address_and_model(host, include, exclude, kept):
     gpus = (gpu(0, name="Tesla T4"), cut(1, "1g.10gb", "2g.20gb"), gpu(2))
     plan = planned(host, *gpus, mig_strategy="mixed", include=include, exclude=exclude)
     found = sorted(index for indices in shown(plan).values() for index in indices)
@@ -214,7 +214,7 @@ def test_gpus_are_chosen_by_index_uuid_address_and_model(host, include, exclude,
     assert len(plan.left_out) == 4 - len(kept)
 
 
-def test_a_selector_that_names_nothing_is_told(host):
+def test_selector_without_a_match_gives_a_warning(host):
     plan = planned(host, gpu(0), include=("0", "7"), exclude=("GPU-nope",))
     assert plan.warnings == ("include: this node has no GPU 7", "exclude: this node has no GPU GPU-nope")
 
@@ -234,12 +234,12 @@ def test_mig_devices_have_their_gpus_node_and_their_two_capabilities(tmp_path):
     assert "mig-minors" in problem_of(second).reason
 
 
-def test_missing_capabilities_matter_only_where_they_are_passed(host):
+def test_missing_capabilities_matter_only_if_they_are_passed(host):
     plan = planned(host, cut(0, "1g.10gb"), mig_strategy="mixed")
     assert only(plan).devices[0].healthy
 
 
-def test_the_drivers_own_list_tells_a_minor_number_that_nvml_does_not(tmp_path):
+def test_minor_number_missing_in_nvml_is_read_from_the_driver(tmp_path):
     information = "Device Minor: \t 5\n"
     files = {"/proc/driver/nvidia/gpus/0000:19:00.0/information": information}
     host = bare_host(tmp_path / "node", files=files)
@@ -256,7 +256,7 @@ def test_control_nodes_are_those_that_exist(tmp_path):
     assert only(passed).common.nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
-def test_an_imex_channel_is_skipped_with_a_warning_or_required(tmp_path):
+def test_missing_imex_channel_is_skipped_with_a_warning_or_required(tmp_path):
     bare = bare_host(tmp_path / "bare")
     plan = planned(bare, gpu(0), imex_channel_ids=(0,))
     assert only(plan).common.channels == ()
@@ -288,7 +288,7 @@ def test_tegra_has_one_device(tmp_path, gpus, files):
     assert (device.id, device.unit.index, device.unit.paths) == ("tegra", "0", ())
 
 
-def test_cdi_is_refused_where_no_specification_is_written(tmp_path):
+def test_cdi_is_refused_if_no_specification_is_written(tmp_path):
     host = bare_host(tmp_path / "node", devices=("/dev/dxg",))
     with pytest.raises(ConfigError, match="no CDI specification for wsl"):
         planned(host, gpu(0), device_list_strategy=("cdi-cri",))
@@ -301,7 +301,7 @@ def mps(replicas, **more):
     return Sharing("mps", (SharedResource(GPU_RESOURCE, replicas, **more),))
 
 
-def test_mps_shares_no_mig_device_and_says_so(host):
+def test_mps_does_not_share_mig_devices_and_says_so(host):
     plan = planned(host, cut(0, "1g.10gb"), cut(1, "1g.10gb"), mig_strategy="single", sharing=mps(2))
     assert plan.resources == ()
     assert "MPS can't share MIG devices" in reasons(plan)["0:0"]
@@ -311,18 +311,18 @@ def test_mps_shares_no_mig_device_and_says_so(host):
 
 
 @pytest.mark.parametrize(("capability", "fits"), [("7.0", True), ("7.5", True), ("6.1", False), ("", True)])
-def test_mps_has_48_clients_from_volta_on(host, capability, fits):
+def test_mps_allows_48_clients_since_volta(host, capability, fits):
     plan = planned(host, gpu(0, compute_capability=capability), gpu(1), sharing=mps(48))
     assert len(only(plan).devices) == (96 if fits else 48)
     assert ("0" in reasons(plan)) is not fits
 
 
-def test_more_clients_than_mps_ever_has_are_an_error(host):
+def test_more_clients_than_mps_supports_are_an_error(host):
     with pytest.raises(ConfigError, match="49 replicas: MPS has 48"):
         planned(host, gpu(0), sharing=mps(49))
 
 
-def test_a_thousand_shares_are_planned_in_no_time(host):
+def test_thousand_shares_are_planned_quickly(host):
     sharing = Sharing("time-slicing", (SharedResource(GPU_RESOURCE, 128),))
     best = 1.0
     for _ in range(5):

@@ -45,7 +45,7 @@ def with_common(given, **common):
 @pytest.mark.parametrize("specs", [False, True], ids=["", "specs"])
 @pytest.mark.parametrize("channels", [(), (0,)], ids=["", "imex"])
 @pytest.mark.parametrize("chosen", COMBINATIONS, ids=",".join)
-def test_every_combination_is_the_union_of_its_strategies(four, chosen, channels, specs, by):
+def test_combined_strategies_give_the_union_of_their_responses(four, chosen, channels, specs, by):
     """Row by row what NVIDIA's plugin answers; asked for GPUs 3 and 1, in this order."""
     nodes = ("/dev/nvidiactl", *(f"/dev/nvidia-caps-imex-channels/channel{one}" for one in channels))
     table = with_common(four, nodes=nodes, channels=channels, cdi=("gdrcopy",))
@@ -87,7 +87,7 @@ def test_every_combination_is_the_union_of_its_strategies(four, chosen, channels
     ],
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_feature_is_told_by_its_variable_under_every_strategy(four, field, variable, strategy):
+def test_feature_variable_is_set_with_every_strategy(four, field, variable, strategy):
     settings = Settings(device_list_strategy=(strategy,), **{field: True})  # type: ignore[arg-type]
     assert answer(settings, four, [uuid(0)]).envs[variable] == "enabled"
 
@@ -105,14 +105,14 @@ def test_shares_of_one_gpu_are_one_gpu(host):
     assert [node.container for node in got.nodes] == ["/dev/nvidia1", "/dev/nvidia0"]
 
 
-def test_a_mig_device_is_named_by_uuid_or_by_both_indices(host):
+def test_mig_device_is_named_by_uuid_or_by_both_indices(host):
     resource = only(planned(host, cut(0, "1g.10gb", "1g.10gb"), mig_strategy="single"))
     for by, value in (("uuid", mig_uuid(0, 1)), ("index", "0:1")):
         got = answer(Settings(device_id_strategy=by), snapshot(resource), [mig_uuid(0, 1)])
         assert got.envs == {"NVIDIA_VISIBLE_DEVICES": value}
 
 
-def test_mig_devices_bring_their_parents_node_once(tmp_path):
+def test_mig_devices_add_their_parents_node_once(tmp_path):
     lines = "".join(f"gpu0/gi{gi}/access {gi}1\ngpu0/gi{gi}/ci0/access {gi}2\n" for gi in (1, 2))
     host = bare_host(tmp_path / "n", files={"/proc/driver/nvidia-caps/mig-minors": lines})
     settings = Settings(mig_strategy="single", pass_device_specs=True)
@@ -135,7 +135,7 @@ def test_mig_devices_bring_their_parents_node_once(tmp_path):
         ({"dev_root": "/other/"}, "/other"),
     ],
 )
-def test_device_specs_lie_below_the_device_root(four, roots, prefix):
+def test_device_spec_paths_start_with_the_device_root(four, roots, prefix):
     got = answer(Settings(pass_device_specs=True, **roots), four, [uuid(2)])
     assert got.nodes == (DeviceNode(f"{prefix}/dev/nvidia2", "/dev/nvidia2", "rw"),)
 
@@ -147,18 +147,18 @@ def test_device_specs_lie_below_the_device_root(four, roots, prefix):
         ("example.com/", "nvidia.com/mig-1g.10gb", "example.com/nvidia-device-plugin_nvidia.com_mig-1g.10gb"),
     ],
 )
-def test_the_annotation_is_named_after_the_resource(prefix, resource, key):
+def test_annotation_is_named_after_the_resource(prefix, resource, key):
     assert annotation_key(prefix, resource) == key
 
 
-def test_long_names_make_keys_that_fit_and_differ():
+def test_long_names_give_valid_distinct_keys():
     names = [f"nvidia.com/{'x' * 50}{end}" for end in "ab"]
     keys = {annotation_key("cdi.k8s.io/", name).partition("/")[2] for name in names}
     assert len(keys) == 2
     assert all(len(key) <= 63 and key[-1].isalnum() for key in keys)
 
 
-def test_mps_parts_are_for_shares_only(host):
+def test_mps_settings_are_only_for_shares(host):
     sharing = Sharing("mps", (SharedResource(GPU_RESOURCE, 2, "", ("0",)),), False, True)
     settings = Settings(sharing=sharing, mps_root="/run/nvidia/mps")
     table = snapshot(only(planned(host, gpu(0), gpu(1), sharing=sharing)))
@@ -179,31 +179,31 @@ def refused(table, ids, settings=None) -> AllocationError:
     return caught.value
 
 
-def test_an_unknown_device_is_named_with_the_known_ones(four):
+def test_unknown_device_error_lists_the_known_ones(four):
     error = refused(four, [uuid(0), "GPU-nope"])
     assert error.code == "not-found"
     known = ", ".join(uuid(index) for index in range(4))
     assert error.message == f"invalid request: unknown device 'GPU-nope'; nvidia.com/gpu has {known}"
 
 
-def test_of_many_known_devices_a_few_are_named(host):
+def test_list_of_many_known_devices_is_shortened(host):
     error = refused(shares(host, count=500), ["x" * 10_000])
     assert error.message.endswith("::7 and 992 more")
     assert len(error.message) < 800
 
 
-def test_a_resource_that_has_become_empty_says_so():
+def test_resource_that_became_empty_is_named():
     assert refused(snapshot(Resource(GPU_RESOURCE)), ["GPU-1"]).message.endswith("nvidia.com/gpu has none")
 
 
-def test_a_request_for_nothing_is_invalid(four):
+def test_request_for_nothing_is_invalid(four):
     assert refused(four, []).code == "invalid"
 
 
 @pytest.mark.parametrize(
     ("mend", "told"), [("", ""), ("reset", "nvidia-smi --gpu-reset -i 1"), ("reboot", "reboot the node")]
 )
-def test_an_unhealthy_device_is_refused_with_the_reason_and_what_mends_it(four, mend, told):
+def test_unhealthy_device_is_refused_with_the_reason_and_the_fix(four, mend, told):
     problem = Problem("xid-79", "XID 79: the GPU has fallen off the bus", mend=mend)
     devices = [replace(one, problem=problem if one.unit.index == "1" else None) for one in four.devices]
     error = refused(snapshot(replace(four.resource, devices=tuple(devices))), [uuid(0), uuid(1)])
@@ -212,7 +212,7 @@ def test_an_unhealthy_device_is_refused_with_the_reason_and_what_mends_it(four, 
     assert told in error.message
 
 
-def test_more_than_one_share_is_refused_where_one_is_the_limit(host):
+def test_more_than_one_share_is_refused_if_the_limit_is_one(host):
     ids = [f"{uuid(0)}::0", f"{uuid(1)}::0"]
     error = refused(shares(host, single=True), ids)
     assert error.message.startswith("maximum request size for shared resources is 1; found 2")
@@ -240,7 +240,7 @@ def test_ten_thousand_ids_are_answered_or_refused_at_once(host):
     assert time.thread_time() - start < 0.5
 
 
-def test_one_id_is_answered_in_thirty_microseconds(host):
+def test_single_id_is_answered_in_thirty_microseconds(host):
     table = shares(host, count=500)
     asked = [f"{uuid(1)}::499"]
     settings = Settings(device_list_strategy=STRATEGIES, pass_device_specs=True)

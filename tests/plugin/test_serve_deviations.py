@@ -20,7 +20,7 @@ GENERIC = 999  # NVML_ERROR_UNKNOWN
 ROWS = ("`resources`, `rename`, `devices`", "unknown key", "malformed", "--nvidia-dev-root", "stays Healthy")
 
 
-def test_the_table_has_these_rows() -> None:
+def test_deviation_table_has_these_rows() -> None:
     page = (REPOSITORY / "docs/device-plugin.md").read_text()
     table = page.partition("## Differences")[2].partition("\n\nFurther")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
@@ -28,7 +28,7 @@ def test_the_table_has_these_rows() -> None:
     assert all(part in row for part, row in zip(ROWS, rows, strict=True))
 
 
-def test_names_and_devices_of_the_config_file_take_effect(tmp_path: Path) -> None:
+def test_names_and_devices_in_the_config_file_take_effect(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     shared = {"name": "nvidia.com/h100", "replicas": 2, "rename": "nvidia.com/half", "devices": [0]}
     document = {
@@ -59,7 +59,7 @@ def test_unknown_keys_and_malformed_xids_end_the_process(
     assert (ran.code, error in ran.err) == (code, True), ran.err
 
 
-def test_the_device_root_counts_for_cdi(tmp_path: Path) -> None:
+def test_device_root_applies_to_cdi(tmp_path: Path) -> None:
     files = {f"{LIBRARIES}/libcuda.so.{VERSION}": "x", "/other/dev/placeholder": ""}
     made = Written(bare_host(tmp_path / "n", ("/other/dev/nvidia0",), files))
     made.write(replace(CDI, dev_root="/other", container_driver_root=""), inventory(gpu(0)))
@@ -68,7 +68,7 @@ def test_the_device_root_counts_for_cdi(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
-def test_a_gpu_without_events_stays_healthy(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_events_stays_healthy(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = machine(2).with_faults(Fault("nvmlDeviceRegisterEvents", code=GENERIC, uuid=gpu_uuid(1)))
     stub = stub_node(short, scenario, libraries="nvml")
     for name, value in stub.env.items():

@@ -74,7 +74,7 @@ def test_eight_gpus_become_allocatable_with_their_numa_nodes(host: Host, kubelet
         assert kubelet.numa_nodes(RESOURCE) == {uuid(index): index // 4 for index in range(8)}
 
 
-def test_pods_get_gpus_of_one_node_and_never_the_same_twice(host: Host, kubelet: KubeletStub) -> None:
+def test_pods_get_gpus_of_one_node_and_no_gpu_twice(host: Host, kubelet: KubeletStub) -> None:
     with running(host):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         first, second = kubelet.allocate(RESOURCE, 3), kubelet.allocate(RESOURCE, 4)
@@ -83,7 +83,7 @@ def test_pods_get_gpus_of_one_node_and_never_the_same_twice(host: Host, kubelet:
     assert second.envs == {"NVIDIA_VISIBLE_DEVICES": ",".join(second.ids)}
 
 
-def test_a_stopped_plugin_leaves_capacity_and_nothing_to_allocate(host: Host, kubelet: KubeletStub) -> None:
+def test_stopped_plugin_leaves_capacity_and_nothing_to_allocate(host: Host, kubelet: KubeletStub) -> None:
     with running(host):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
     assert kubelet.wait_allocatable(RESOURCE, 0, 30)
@@ -91,7 +91,7 @@ def test_a_stopped_plugin_leaves_capacity_and_nothing_to_allocate(host: Host, ku
     assert not host.exists(f"{DIRECTORY}/nvidia-gpu.sock")
 
 
-def test_a_restarted_kubelet_has_the_gpus_back(host: Host, kubelet: KubeletStub) -> None:
+def test_restarted_kubelet_gets_the_gpus_again(host: Host, kubelet: KubeletStub) -> None:
     with running(host, stream_wait=5.0) as (_, log):  # a slow machine is no reason to register again
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         for _ in range(3):
@@ -100,7 +100,7 @@ def test_a_restarted_kubelet_has_the_gpus_back(host: Host, kubelet: KubeletStub)
         assert "registering again" not in log.messages()
 
 
-def test_a_restarted_kubelet_with_the_same_inode_number_has_the_gpus_back(
+def test_restarted_kubelet_with_the_same_inode_number_gets_the_gpus_again(
     host: Host, kubelet: KubeletStub
 ) -> None:
     with running(host):
@@ -114,7 +114,7 @@ def test_a_restarted_kubelet_with_the_same_inode_number_has_the_gpus_back(
                 return  # else this file system repeats none; the next test has one that always does
 
 
-def test_a_restarted_kubelet_has_the_gpus_back_where_every_inode_number_repeats(short: Path) -> None:
+def test_restarted_kubelet_gets_the_gpus_again_if_every_inode_number_repeats(short: Path) -> None:
     host = recorded_host(short, kind=OneInode)
     stub = KubeletStub(host)
     stub.start()
@@ -151,7 +151,7 @@ class OneInode(Host):
         return cast("os.stat_result", same)
 
 
-def test_the_same_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
+def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
     host = recorded_host(short, kind=OneInode)
     stub = KubeletStub(host)
     stub.start()
@@ -168,7 +168,7 @@ def test_the_same_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["inotify", "polling"])
-def test_a_deleted_socket_of_ours_is_made_again(
+def test_deleted_own_socket_is_recreated(
     host: Host, kubelet: KubeletStub, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     if not told:  # as on a node whose inotify instances are all taken
@@ -182,7 +182,7 @@ def test_a_deleted_socket_of_ours_is_made_again(
         assert "the plugin's socket was deleted: serving again" in log.messages()
 
 
-def test_a_directory_that_was_removed_is_waited_for(host: Host, kubelet: KubeletStub) -> None:
+def test_removed_directory_is_waited_for(host: Host, kubelet: KubeletStub) -> None:
     with running(host) as (_, log):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         kubelet.stop()
@@ -192,7 +192,7 @@ def test_a_directory_that_was_removed_is_waited_for(host: Host, kubelet: Kubelet
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
 
 
-def test_a_kubelet_that_comes_later_is_waited_for(host: Host) -> None:
+def test_kubelet_started_later_is_waited_for(host: Host) -> None:
     with running(host) as (_, log):
         assert eventually(lambda: any("waiting for the kubelet" in line for line in log.messages()))
         stub = KubeletStub(host)
@@ -203,7 +203,7 @@ def test_a_kubelet_that_comes_later_is_waited_for(host: Host) -> None:
             stub.stop()
 
 
-def test_a_registration_without_a_stream_is_made_again(host: Host, kubelet: KubeletStub) -> None:
+def test_registration_without_a_stream_is_repeated(host: Host, kubelet: KubeletStub) -> None:
     kubelet.watch = False
     with running(host) as (_, log):
         assert eventually(lambda: len(kubelet.registrations) >= 2)
@@ -212,9 +212,7 @@ def test_a_registration_without_a_stream_is_made_again(host: Host, kubelet: Kube
     assert "the kubelet opened no ListAndWatch stream within 0.5 s" in log.reasons()
 
 
-def test_a_registration_torn_down_by_an_older_streams_end_is_made_again(
-    host: Host, kubelet: KubeletStub
-) -> None:
+def test_registration_lost_with_an_older_stream_is_repeated(host: Host, kubelet: KubeletStub) -> None:
     with running(host) as (_, log):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         assert eventually(lambda: "the kubelet watches" in log.messages())
@@ -224,9 +222,7 @@ def test_a_registration_torn_down_by_an_older_streams_end_is_made_again(
     assert "the kubelet ended its ListAndWatch stream" in log.reasons()
 
 
-def test_a_refused_registration_is_logged_with_its_reason_and_tried_again(
-    host: Host, kubelet: KubeletStub
-) -> None:
+def test_refused_registration_is_logged_with_its_reason_and_retried(host: Host, kubelet: KubeletStub) -> None:
     kubelet.refuse = "the resource is taken"
     with running(host) as (service, log):
         assert eventually(lambda: any("the resource is taken" in line for line in log.messages()))
@@ -235,7 +231,7 @@ def test_a_refused_registration_is_logged_with_its_reason_and_tried_again(
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
 
 
-def test_a_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub) -> None:
+def test_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub) -> None:
     with running(host):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
@@ -249,7 +245,7 @@ def test_a_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
-def test_a_directory_that_may_not_be_looked_into_is_named(short: Path) -> None:
+def test_inaccessible_directory_is_named(short: Path) -> None:
     """In a child, as a process that has given root up can't get it back."""
     (short / "private/dp").mkdir(parents=True)
     (short / "private").chmod(0o700)
@@ -272,7 +268,7 @@ def test_a_directory_that_may_not_be_looked_into_is_named(short: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_kubelet_that_never_watches_fills_no_log(host: Host, kubelet: KubeletStub) -> None:
+def test_kubelet_that_never_watches_does_not_fill_the_log(host: Host, kubelet: KubeletStub) -> None:
     kubelet.watch = False
     log = MemoryLog()
     policy: Any = None  # nobody asks
@@ -294,7 +290,7 @@ def _tick(link: KubeletLink) -> int:
     return link.registrations
 
 
-def test_stopping_takes_no_time_even_while_the_kubelet_is_away(host: Host) -> None:
+def test_stop_is_quick_while_the_kubelet_is_stopped(host: Host) -> None:
     with running(host) as (service, _):
         started = time.monotonic()
         service.stop()
@@ -302,7 +298,7 @@ def test_stopping_takes_no_time_even_while_the_kubelet_is_away(host: Host) -> No
         assert time.monotonic() - started < 10
 
 
-def test_a_bug_in_a_thread_ends_the_plugin_instead_of_half_of_it(host: Host) -> None:
+def test_bug_in_a_thread_ends_the_whole_plugin(host: Host) -> None:
     service = make_service(host, Settings(), MemoryLog())
 
     def broken(sink: object, stop: object) -> None:
@@ -315,7 +311,7 @@ def test_a_bug_in_a_thread_ends_the_plugin_instead_of_half_of_it(host: Host) -> 
         service.join()
 
 
-def test_the_stand_in_checks_version_and_name_as_the_kubelet_does(kubelet: KubeletStub, host: Host) -> None:
+def test_stub_checks_version_and_name_as_the_kubelet_does(kubelet: KubeletStub, host: Host) -> None:
     import grpc
 
     from gpunode.plugin.kubelet import server

@@ -30,7 +30,7 @@ except PreconditionError as error:
 """
 
 
-def test_an_ordinary_user_is_told_to_become_root() -> None:
+def test_ordinary_user_gets_a_hint_to_use_root() -> None:
     with public_directory() as place:
         for name, mode in (("device-plugins", 0o755), ("plugins_registry", 0o750)):
             (place / name).mkdir()

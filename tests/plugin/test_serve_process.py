@@ -107,7 +107,7 @@ def test_only_the_owner_may_connect_whatever_the_umask(node: Node) -> None:
     assert "Umask:\t0022" in status  # between bind and chmod too nobody else could connect
 
 
-def test_eight_gpus_are_allocatable_and_sigterm_is_a_clean_end(node: Node) -> None:
+def test_eight_gpus_are_allocatable_and_sigterm_exits_cleanly(node: Node) -> None:
     serve, _ = node.serve(machine(8))
     assert node.ready(8), serve.log()
     given = node.kubelet.allocate(RESOURCE, 2)
@@ -121,7 +121,7 @@ def test_eight_gpus_are_allocatable_and_sigterm_is_a_clean_end(node: Node) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
-def test_ctrl_c_is_a_clean_end_too_however_often(node: Node, number: int) -> None:
+def test_repeated_ctrl_c_exits_cleanly(node: Node, number: int) -> None:
     serve, _ = node.serve(machine(1))
     assert node.ready(1), serve.log()
 
@@ -136,7 +136,7 @@ def test_ctrl_c_is_a_clean_end_too_however_often(node: Node, number: int) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_that_comes_while_it_starts_does_not_end_it(node: Node, number: int) -> None:
+def test_signal_during_the_start_does_not_end_the_plugin(node: Node, number: int) -> None:
     """It is blocked from before the command line is parsed until the plugin has its handlers."""
     serve, _ = node.serve(machine(1))
     assert eventually(lambda: keeps(serve.process.pid, number))
@@ -146,7 +146,7 @@ def test_a_signal_that_comes_while_it_starts_does_not_end_it(node: Node, number:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_an_end_that_is_asked_for_while_it_starts_is_a_clean_one(node: Node, number: int) -> None:
+def test_termination_during_the_start_exits_cleanly(node: Node, number: int) -> None:
     serve, _ = node.serve(machine(1))
     assert eventually(lambda: keeps(serve.process.pid, signal.SIGTERM))
     assert serve.end(number) == 0, serve.log()
@@ -163,7 +163,7 @@ def keeps(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def test_an_xid_marks_exactly_its_gpu(node: Node) -> None:
+def test_xid_marks_only_its_gpu(node: Node) -> None:
     serve, stub = node.serve(machine(8))
     assert node.ready(8), serve.log()
     assert serve.says("watching health events")
@@ -177,7 +177,7 @@ def test_an_xid_marks_exactly_its_gpu(node: Node) -> None:
     assert "XID 79: the GPU has fallen off the bus" in serve.log()
 
 
-def test_a_double_bit_ecc_error_marks_its_gpu(node: Node) -> None:
+def test_double_bit_ecc_error_marks_its_gpu(node: Node) -> None:
     serve, stub = node.serve(machine(2))
     assert node.ready(2), serve.log()
     assert serve.says("watching health events")
@@ -186,7 +186,7 @@ def test_a_double_bit_ecc_error_marks_its_gpu(node: Node) -> None:
     assert node.kubelet.unhealthy(RESOURCE) == (gpu_uuid(1),)
 
 
-def test_a_lost_gpu_takes_no_other_with_it_and_heals(node: Node) -> None:
+def test_lost_gpu_affects_only_itself_and_recovers(node: Node) -> None:
     serve, stub = node.serve(machine(4))
     assert node.ready(4), serve.log()
     stub.write(machine(4).with_gpu(2, lost=True))
@@ -196,7 +196,7 @@ def test_a_lost_gpu_takes_no_other_with_it_and_heals(node: Node) -> None:
     assert node.ready(4), serve.log()
 
 
-def test_a_driver_that_comes_later_is_waited_for(node: Node) -> None:
+def test_driver_loaded_later_is_waited_for(node: Node) -> None:
     unloaded = machine(2).with_faults(Fault("nvmlInitWithFlags", NVML_DRIVER_NOT_LOADED))
     serve, stub = node.serve(unloaded)
     assert serve.says("waiting for the NVIDIA driver: ")
@@ -205,7 +205,7 @@ def test_a_driver_that_comes_later_is_waited_for(node: Node) -> None:
     assert node.ready(2), serve.log()
 
 
-def test_a_driver_that_does_not_match_its_library_is_named(node: Node) -> None:
+def test_driver_library_mismatch_is_named(node: Node) -> None:
     serve, _ = node.serve(machine(2).with_faults(Fault("nvmlInitWithFlags", NVML_MISMATCH)))
     assert eventually(lambda: "library and kernel module have different versions" in serve.log(), 60), (
         serve.log()
@@ -213,13 +213,13 @@ def test_a_driver_that_does_not_match_its_library_is_named(node: Node) -> None:
     assert serve.process.poll() is None
 
 
-def test_a_hanging_nvml_does_not_stop_the_plugin_from_ending(node: Node) -> None:
+def test_hanging_nvml_does_not_prevent_the_exit(node: Node) -> None:
     serve, _ = node.serve(machine(2).with_faults(Fault("nvmlInitWithFlags", hang=30.0)))
     assert eventually(lambda: bool(hanging(serve.process.pid)), 60)
     assert serve.end() == 0
 
 
-def test_a_child_in_a_hanging_nvml_does_not_outlive_the_plugin(node: Node) -> None:
+def test_child_in_a_hanging_nvml_does_not_outlive_the_plugin(node: Node) -> None:
     serve, _ = node.serve(machine(2).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
     assert eventually(lambda: bool(hanging(serve.process.pid)), 60)
     (child,) = hanging(serve.process.pid)
@@ -236,7 +236,7 @@ def maps_nvml(pid: int) -> bool:
     return any("libnvidia-ml" in text for text in texts([Path(f"/proc/{pid}/maps")]))
 
 
-def test_a_gpu_that_is_cut_up_brings_new_resources_and_ends_no_stream(node: Node) -> None:
+def test_gpu_partitioned_later_adds_resources_without_ending_a_stream(node: Node) -> None:
     serve, stub = node.serve(machine(2), MIG_STRATEGY="mixed")
     assert node.ready(2), serve.log()
     stub.write(with_mig(machine(2), 1, mixed_layout(1)))
@@ -250,13 +250,13 @@ def test_a_gpu_that_is_cut_up_brings_new_resources_and_ends_no_stream(node: Node
     assert not list(serve.socket.parent.glob("nvidia*"))
 
 
-def test_a_gpu_that_is_dead_from_the_start_is_named(node: Node) -> None:
+def test_gpu_lost_from_the_start_is_named(node: Node) -> None:
     serve, _ = node.serve(machine(3).with_gpu(1, lost=True))
     assert node.ready(2), serve.log()
     assert serve.says('msg="GPU is not advertised" index=1') or gpu_uuid(1) in serve.log(), serve.log()
 
 
-def test_a_second_plugin_is_refused_with_status_3(node: Node) -> None:
+def test_second_plugin_is_refused_with_exit_code_3(node: Node) -> None:
     first, _ = node.serve(machine(1))
     assert node.ready(1), first.log()
     second, _ = node.serve(machine(1))
@@ -265,7 +265,7 @@ def test_a_second_plugin_is_refused_with_status_3(node: Node) -> None:
     assert node.kubelet.allocatable(RESOURCE) == 1
 
 
-def test_systemd_hears_of_readiness_state_life_and_the_end(node: Node, short: Path) -> None:
+def test_systemd_is_notified_of_readiness_status_watchdog_and_stop(node: Node, short: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(short / "notify"))
         systemd.settimeout(30)
@@ -281,7 +281,7 @@ def test_systemd_hears_of_readiness_state_life_and_the_end(node: Node, short: Pa
 
 
 @pytest.mark.full
-def test_an_idle_plugin_is_light(node: Node) -> None:
+def test_idle_plugin_uses_little_cpu_and_memory(node: Node) -> None:
     """The unit grants 256 MiB, half of it for a child that asks NVML.
 
     Rediscovery runs here sixty times as often as it does by default.

@@ -12,7 +12,7 @@ from tests.plugin.serving import kubelet
 pytestmark = pytest.mark.full
 
 
-def test_the_missing_driver_is_named_and_waited_for(
+def test_missing_driver_is_named_and_waited_for(
     libraries: dict[str, str],  # noqa: F811
     short: Path,
     monkeypatch: pytest.MonkeyPatch,

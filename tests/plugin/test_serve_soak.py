@@ -187,7 +187,7 @@ def soak(short: Path) -> Iterator[Soak]:
     made.kubelet.stop()
 
 
-def test_a_year_leaves_no_trace(soak: Soak) -> None:
+def test_simulated_year_leaves_no_leaks(soak: Soak) -> None:
     soak.ready()
     soak.round()
     first = soak.measure()

@@ -36,18 +36,18 @@ def value(key: str) -> str:
     return only
 
 
-def test_no_setting_is_given_twice() -> None:
+def test_no_setting_occurs_twice() -> None:
     keys = [(section, key) for section, key, _ in settings() if key not in REPEATABLE]
     assert len(keys) == len(set(keys))
 
 
-def test_it_is_supervised_and_always_comes_back() -> None:
+def test_service_is_supervised_and_always_restarted() -> None:
     assert (value("Type"), value("NotifyAccess"), value("Restart")) == ("notify", "main", "always")
     assert int(value("WatchdogSec")) >= 10
     assert value("StartLimitIntervalSec") == "0"
 
 
-def test_it_may_write_what_it_has_to_and_has_no_capability() -> None:
+def test_service_may_write_only_its_directories_and_has_no_capability() -> None:
     """The sockets' directories, the specifications', and the one that it remembers health in."""
     ours = Settings()
     assert value("ProtectSystem") == "strict"
@@ -62,18 +62,18 @@ def test_it_may_write_what_it_has_to_and_has_no_capability() -> None:
     assert value("RestrictAddressFamilies") == "AF_UNIX"
 
 
-def test_a_reload_is_the_signal_that_it_knows() -> None:
+def test_reload_sends_the_supported_signal() -> None:
     assert value("ExecReload") == "/bin/kill -HUP $MAINPID"
 
 
-def test_nothing_takes_the_gpus_away() -> None:
+def test_sandbox_does_not_hide_the_gpus() -> None:
     """ProtectClock implies a DeviceAllow, which shuts every device that it doesn't name."""
     forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset"}
     assert forbidden & {key for _, key, _ in settings()} == set()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_systemd_analyze_verify_reports_no_problem(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/usr/local/bin/gpunode", shutil.which("true") or "/bin/true"))
     done = subprocess.run(

@@ -27,7 +27,7 @@ def serving(root: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_without_a_kubelet_nothing_is_waited_for(short: Path) -> None:
+def test_commands_do_not_wait_for_a_missing_kubelet(short: Path) -> None:
     with serving(short, "--simulate", "h100:8", "--kubelet-socket=") as process:
         path = short / DIRECTORY[1:] / "nvidia-gpu.sock"
         assert eventually(path.is_socket), (short / "log").read_text()
@@ -37,7 +37,7 @@ def test_without_a_kubelet_nothing_is_waited_for(short: Path) -> None:
     assert not path.exists()
 
 
-def test_the_end_says_that_none_were_served_and_why(short: Path) -> None:
+def test_last_line_says_that_no_device_was_served_and_why(short: Path) -> None:
     with serving(short, "--simulate", "h100:8") as process:
         reason = f"waiting for the kubelet: {DIRECTORY} is not there"
         assert eventually(lambda: reason in (short / "log").read_text())
@@ -47,7 +47,7 @@ def test_the_end_says_that_none_were_served_and_why(short: Path) -> None:
     assert (short / "log").read_text().count("msg=stopped") == 1
 
 
-def test_the_first_line_names_the_version(short: Path) -> None:
+def test_first_line_has_the_version(short: Path) -> None:
     with serving(short):
         assert eventually(lambda: "\n" in (short / "log").read_text())
     assert "msg=starting version=" in (short / "log").read_text().splitlines()[0]

@@ -125,7 +125,7 @@ class Watcher:
         self.channel.close()
 
 
-def test_the_list_has_every_gpu_with_health_and_one_numa_node(short: Path) -> None:
+def test_list_has_every_gpu_with_health_and_one_numa_node(short: Path) -> None:
     with serving(short, feed(4)), server.channel(short / SOCKET[1:]) as channel:
         stream = server.method(channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
         devices = next(stream).devices
@@ -135,7 +135,7 @@ def test_the_list_has_every_gpu_with_health_and_one_numa_node(short: Path) -> No
     assert [[node.ID for node in device.topology.nodes] for device in devices] == [[0], [0], [1], [1]]
 
 
-def test_the_options_offer_preferred_allocation_and_no_pre_start(short: Path) -> None:
+def test_options_offer_preferred_allocation_and_no_pre_start(short: Path) -> None:
     with serving(short, feed(1)):
         options = call(short, "GetDevicePluginOptions", pb.Empty())
         assert (options.get_preferred_allocation_available, options.pre_start_required) == (True, False)
@@ -144,7 +144,7 @@ def test_the_options_offer_preferred_allocation_and_no_pre_start(short: Path) ->
         )
 
 
-def test_each_container_of_an_allocation_gets_its_own_answer(short: Path) -> None:
+def test_each_container_of_an_allocation_gets_its_own_response(short: Path) -> None:
     asked = [pb.ContainerAllocateRequest(devices_ids=ids) for ids in ([uuid(1), uuid(0)], [uuid(2)])]
     with serving(short, feed(4)):
         answer = call(short, "Allocate", pb.AllocateRequest(container_requests=asked))
@@ -169,7 +169,7 @@ def test_each_container_of_an_allocation_gets_its_own_answer(short: Path) -> Non
         ([uuid(1)], grpc.StatusCode.FAILED_PRECONDITION, "XID 79"),
     ],
 )
-def test_a_refused_allocation_says_why(
+def test_refused_allocation_names_the_reason(
     short: Path, ids: list[str], code: grpc.StatusCode, words: str
 ) -> None:
     made = feed(2, {1: "XID 79"})
@@ -180,7 +180,7 @@ def test_a_refused_allocation_says_why(
     assert words in str(caught.value.details())
 
 
-def test_a_preference_is_never_an_error(short: Path) -> None:
+def test_preferred_allocation_is_never_an_error(short: Path) -> None:
     asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["GPU-x"], allocation_size=9)
     with serving(short, feed(2)):
         answer = call(
@@ -207,7 +207,7 @@ def test_every_open_stream_gets_every_change(short: Path) -> None:
                 watcher.close()
 
 
-def test_stale_streams_starve_nobody(short: Path) -> None:
+def test_old_streams_do_not_block_new_ones(short: Path) -> None:
     with serving(short, feed(2)) as made:
         watchers = [Watcher(short) for _ in range(3 * MAX_STREAMS)]
         try:
@@ -224,7 +224,7 @@ def test_stale_streams_starve_nobody(short: Path) -> None:
                 watcher.close()
 
 
-def test_a_client_that_goes_away_frees_its_stream(short: Path) -> None:
+def test_disconnected_client_frees_its_stream(short: Path) -> None:
     with serving(short, feed(2)) as made:
         watcher = Watcher(short)
         watcher.next()
@@ -233,7 +233,7 @@ def test_a_client_that_goes_away_frees_its_stream(short: Path) -> None:
         assert eventually(lambda: not made.streams.since(0))
 
 
-def test_stopping_ends_the_streams_and_removes_the_socket(short: Path) -> None:
+def test_stop_ends_the_streams_and_removes_the_socket(short: Path) -> None:
     with serving(short, feed(2)):
         watcher = Watcher(short)
         watcher.next()
@@ -247,7 +247,7 @@ def test_only_the_owner_may_connect(short: Path) -> None:
         assert stat.S_IMODE((short / SOCKET[1:]).stat().st_mode) == 0o600
 
 
-def test_the_umask_of_other_threads_stays_while_it_binds(short: Path) -> None:
+def test_umask_of_other_threads_is_kept_while_binding(short: Path) -> None:
     """It is the whole process's: a directory that another thread made meanwhile couldn't be entered."""
     seen: list[int] = []
 
@@ -263,7 +263,7 @@ def test_the_umask_of_other_threads_stays_while_it_binds(short: Path) -> None:
     assert stat.S_IMODE((short / SOCKET[1:]).stat().st_mode) == 0o600
 
 
-def test_a_socket_that_nobody_listens_on_is_replaced(short: Path) -> None:
+def test_socket_without_a_listener_is_replaced(short: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(short / SOCKET[1:]))
     left.close()
@@ -271,14 +271,14 @@ def test_a_socket_that_nobody_listens_on_is_replaced(short: Path) -> None:
         assert call(short, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available
 
 
-def test_a_second_plugin_is_refused_and_the_first_goes_on(short: Path) -> None:
+def test_second_plugin_is_refused_and_the_first_continues(short: Path) -> None:
     with serving(short, feed(1)):
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
             Made(short, feed(1)).server.start()
         assert call(short, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available
 
 
-def test_a_process_that_speaks_no_grpc_is_not_robbed_of_its_socket(short: Path) -> None:
+def test_socket_of_a_process_without_grpc_is_not_replaced(short: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(short / SOCKET[1:]))
         other.listen(8)
@@ -288,7 +288,7 @@ def test_a_process_that_speaks_no_grpc_is_not_robbed_of_its_socket(short: Path) 
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink"])
-def test_what_is_no_socket_is_left_alone(short: Path, kind: str) -> None:
+def test_file_that_is_no_socket_is_not_replaced(short: Path, kind: str) -> None:
     path = short / SOCKET[1:]
     if kind == "file":
         path.write_text("precious")
@@ -301,12 +301,12 @@ def test_what_is_no_socket_is_left_alone(short: Path, kind: str) -> None:
     assert path.is_symlink() or path.exists()
 
 
-def test_a_path_that_is_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
+def test_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PreconditionError, match="107"):
         Made(tmp_path, feed(1), "/" + "d" * 100 + "/nvidia-gpu.sock").server.start()
 
 
-def test_a_socket_that_took_our_place_is_not_removed(short: Path) -> None:
+def test_socket_that_replaced_ours_is_not_removed(short: Path) -> None:
     server = Made(short, feed(1)).server
     server.start()
     (short / SOCKET[1:]).unlink()
@@ -320,13 +320,13 @@ def test_a_socket_that_took_our_place_is_not_removed(short: Path) -> None:
     server.stop()
 
 
-def test_a_stream_that_is_opened_after_the_end_holds_no_thread() -> None:
+def test_stream_opened_after_the_end_holds_no_thread() -> None:
     streams = Streams(feed(1), lambda: None)
     streams.close_all()
     assert not streams.is_open(streams.open())
 
 
-def test_a_crowd_of_other_clients_does_not_push_the_kubelet_out() -> None:
+def test_many_other_clients_do_not_displace_the_kubelet() -> None:
     streams = Streams(feed(1), lambda: None)
     stale = streams.open()
     streams.registering()
@@ -356,7 +356,7 @@ def asked_for(*ids: str) -> pb.AllocateRequest:
 
 
 @pytest.mark.parametrize("name", ["Allocate", "GetPreferredAllocation", "ListAndWatch"])
-def test_bytes_that_are_no_message_are_an_error_that_says_so(short: Path, name: str, capfd) -> None:
+def test_invalid_message_bytes_are_an_error_with_a_reason(short: Path, name: str, capfd) -> None:
     with serving(short, feed(1)):
         with pytest.raises(grpc.RpcError) as caught:
             raw(short, name, b"\xff" * 64)
@@ -366,7 +366,7 @@ def test_bytes_that_are_no_message_are_an_error_that_says_so(short: Path, name: 
     assert capfd.readouterr().err == ""
 
 
-def test_a_malformed_frame_ends_its_connection_and_no_other(short: Path, capfd) -> None:
+def test_malformed_frame_ends_only_its_connection(short: Path, capfd) -> None:
     with serving(short, feed(1)):
         watcher = Watcher(short)
         watcher.next()
@@ -384,7 +384,7 @@ def test_a_malformed_frame_ends_its_connection_and_no_other(short: Path, capfd) 
     assert capfd.readouterr().err == ""
 
 
-def test_ten_thousand_ids_are_refused_in_few_words(short: Path) -> None:
+def test_ten_thousand_ids_are_refused_with_a_short_message(short: Path) -> None:
     with serving(short, feed(1)):
         with pytest.raises(grpc.RpcError) as caught:
             call(short, "Allocate", asked_for(*(f"{index:044d}" for index in range(10_000))))
@@ -393,7 +393,7 @@ def test_ten_thousand_ids_are_refused_in_few_words(short: Path) -> None:
     assert "0" * 44 in str(caught.value.details())
 
 
-def test_a_reason_longer_than_a_header_may_be_is_cut(short: Path) -> None:
+def test_reason_longer_than_a_header_is_truncated(short: Path) -> None:
     with serving(short, feed(2000)), pytest.raises(grpc.RpcError) as caught:
         call(short, "Allocate", asked_for("GPU-\N{SNOWMAN}"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
@@ -402,7 +402,7 @@ def test_a_reason_longer_than_a_header_may_be_is_cut(short: Path) -> None:
     assert len(details.encode()) <= 1024
 
 
-def test_a_request_that_is_too_large_is_refused(short: Path) -> None:
+def test_oversized_request_is_refused(short: Path) -> None:
     with serving(short, feed(1)):
         with pytest.raises(grpc.RpcError) as caught:
             call(short, "Allocate", asked_for("x" * (server.MAX_REQUEST_BYTES + 1)))
@@ -410,12 +410,12 @@ def test_a_request_that_is_too_large_is_refused(short: Path) -> None:
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_no_container_is_an_empty_answer(short: Path) -> None:
+def test_request_without_containers_gets_an_empty_response(short: Path) -> None:
     with serving(short, feed(1)):
         assert call(short, "Allocate", pb.AllocateRequest()) == pb.AllocateResponse()
 
 
-def test_a_bug_in_an_answer_is_an_internal_error_with_its_cause(short: Path) -> None:
+def test_bug_in_a_response_is_an_internal_error_with_its_cause(short: Path) -> None:
     with serving(short, feed(1)) as made:
         made.policy.bug = ZeroDivisionError("a bug")
         with pytest.raises(grpc.RpcError) as caught:
@@ -429,7 +429,7 @@ def test_a_bug_in_an_answer_is_an_internal_error_with_its_cause(short: Path) -> 
     assert made.calls[0].devices == 1
 
 
-def test_a_bug_in_a_preference_still_prefers_something_and_is_counted(short: Path) -> None:
+def test_bug_in_a_preference_still_returns_devices_and_is_counted(short: Path) -> None:
     asked = pb.ContainerPreferredAllocationRequest(
         available_deviceIDs=["a", "b", "c"], must_include_deviceIDs=["b"], allocation_size=2
     )
@@ -443,7 +443,7 @@ def test_a_bug_in_a_preference_still_prefers_something_and_is_counted(short: Pat
     assert any("choosing preferred devices failed" in line for line in made.log.messages("error"))
 
 
-def test_every_call_is_told_with_its_code_and_time(short: Path) -> None:
+def test_every_call_is_reported_with_its_code_and_duration(short: Path) -> None:
     with serving(short, feed(1)) as made:
         call(short, "Allocate", asked_for(uuid(0)))
         with pytest.raises(grpc.RpcError):
@@ -460,7 +460,7 @@ def test_every_call_is_told_with_its_code_and_time(short: Path) -> None:
     assert all(0 < one.seconds < 30 for one in made.calls)
 
 
-def test_fifty_streams_at_once_leave_room_for_calls(short: Path) -> None:
+def test_fifty_open_streams_leave_capacity_for_calls(short: Path) -> None:
     with serving(short, feed(2)) as made:
         watchers = [Watcher(short) for _ in range(50)]
         try:
@@ -473,7 +473,7 @@ def test_fifty_streams_at_once_leave_room_for_calls(short: Path) -> None:
                 watcher.close()
 
 
-def test_nobody_else_can_connect() -> None:
+def test_other_users_cannot_connect() -> None:
     script = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     with public_directory() as place, serving(place, feed(1)):
         tried = [*NOBODY, sys.executable, "-c", script, str(place / SOCKET[1:])]
@@ -482,7 +482,7 @@ def test_nobody_else_can_connect() -> None:
         assert subprocess.run(tried[len(NOBODY) :], check=False).returncode == 0
 
 
-def test_stopping_does_not_wait_for_a_call_that_hangs(short: Path) -> None:
+def test_stop_does_not_wait_for_a_hanging_call(short: Path) -> None:
     made = Made(short, feed(1))
     begun, held = Event(), Queue[None]()
 

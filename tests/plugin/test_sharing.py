@@ -29,7 +29,7 @@ def counts(made):
     }
 
 
-def test_without_sharing_everything_stays():
+def test_without_sharing_resources_are_unchanged():
     (only,) = share(named(GPU_RESOURCE, 2), None, lambda unit, entry: "").resources
     assert (only.sharing, only.shares, len(only.devices)) == ("none", 1, 2)
 
@@ -53,11 +53,11 @@ def test_every_unit_is_shared_and_ids_are_numbered_by_unit_then_share():
         ((GPU_RESOURCE, 2, "nvidia.com/slice"), False, "nvidia.com/slice"),
     ],
 )
-def test_the_name_of_what_is_shared(entry, by_default, name):
+def test_name_of_a_shared_resource(entry, by_default, name):
     assert list(counts(shared(1, entry, rename_by_default=by_default))) == [name]
 
 
-def test_some_are_shared_and_the_others_stay_whole_under_their_name():
+def test_some_devices_are_shared_and_the_others_keep_their_name():
     made = shared(4, (GPU_RESOURCE, 4, "", ("1", uuid(3))), rename_by_default=True)
     assert counts(made) == {
         GPU_RESOURCE: {"0": 0, "2": 0},
@@ -78,7 +78,7 @@ def test_each_entry_has_its_own_count():
     assert made.resources[0].shares == 8
 
 
-def test_a_number_larger_than_what_there_is_takes_all_and_warns():
+def test_number_larger_than_available_uses_all_and_warns():
     made = shared(2, (GPU_RESOURCE, 2, "", 3))
     assert counts(made) == {GPU_RESOURCE: {"0": 2, "1": 2}}
     assert made.warnings == ("sharing: nvidia.com/gpu: 3 devices are to be shared, there are 2",)
@@ -92,7 +92,7 @@ def test_a_number_larger_than_what_there_is_takes_all_and_warns():
         ((GPU_RESOURCE, 2), (GPU_RESOURCE, 2, "nvidia.com/slice")),
     ],
 )
-def test_a_device_in_two_entries_is_an_error_that_names_both(first, second):
+def test_device_in_two_entries_is_an_error_that_names_both(first, second):
     with pytest.raises(ConfigError, match="shared by two entries") as caught:
         shared(2, first, second)
     for entry in (first, second):
@@ -108,13 +108,13 @@ def test_a_device_in_two_entries_is_an_error_that_names_both(first, second):
         (((GPU_RESOURCE, 2, "", ("0", "1")),) * 2, False),
     ],
 )
-def test_the_same_entry_twice_is_one(entries, warned):
+def test_duplicate_entry_counts_once(entries, warned):
     made = shared(2, *entries)
     assert counts(made) == {GPU_RESOURCE: {"0": 2, "1": 2}}
     assert bool(made.warnings) is warned
 
 
-def test_what_this_node_does_not_have_is_skipped_and_told():
+def test_entry_without_a_device_on_this_node_is_skipped_with_a_warning():
     made = shared(1, ("nvidia.com/mig-1g.10gb", 2), (GPU_RESOURCE, 2, "", ("0", "9")))
     assert counts(made) == {GPU_RESOURCE: {"0": 2}}
     assert sorted(made.warnings) == [
@@ -123,7 +123,7 @@ def test_what_this_node_does_not_have_is_skipped_and_told():
     ]
 
 
-def test_a_rename_that_makes_no_name_is_an_error():
+def test_invalid_new_name_is_an_error():
     long = f"nvidia.com/{'x' * 60}"
     entry = SharedResource(long, 2)
     with pytest.raises(ConfigError, match=r"\.shared") as caught:
@@ -141,7 +141,7 @@ def test_shares_joining_another_resource_are_ordered_by_unit():
     assert [device.id for device in only.devices] == [f"{uuid(0)}::0", f"{uuid(0)}::1", uuid(1)]
 
 
-def test_a_refused_unit_is_left_out_and_a_problem_is_every_shares():
+def test_refused_unit_is_left_out_and_a_problem_applies_to_every_share():
     problem = Problem("mig-mode", "why")
     bad = Unit(uuid(1), uuid(1), "1")
     devices = {GPU_RESOURCE: (*named(GPU_RESOURCE, 1)[GPU_RESOURCE], Device(uuid(1), bad, problem))}
@@ -162,7 +162,7 @@ def test_a_refused_unit_is_left_out_and_a_problem_is_every_shares():
     ),
     st.booleans(),
 )
-def test_every_unit_is_there_once_whatever_is_shared(count, entries, rename):
+def test_every_unit_occurs_once_with_any_sharing(count, entries, rename):
     made_of = [
         (GPU_RESOURCE, replicas, "", tuple(map(str, chosen)) if isinstance(chosen, list) else chosen)
         for replicas, chosen in entries

@@ -171,7 +171,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.plugin.nvidia.watch._CHECK_SECONDS", 0.2)
 
 
-def test_what_the_child_tells_is_handed_on(tmp_path: Path) -> None:
+def test_child_output_is_passed_on(tmp_path: Path) -> None:
     topology = Topology((Pair(uuid(0), uuid(1), 10, 4),), {uuid(0): 18})
     first, second = Reading(uuid(0), ecc_volatile=1), Reading(uuid(1), error="lost")
     event = GpuEvent("xid", uuid(3), 79, 1, 0)
@@ -185,7 +185,7 @@ def test_what_the_child_tells_is_handed_on(tmp_path: Path) -> None:
     assert node.log.lines == [("info", "GPUs found", {"count": 4, "readable": 4})]
 
 
-def test_a_missing_driver_is_waited_for_and_named_once(tmp_path: Path) -> None:
+def test_missing_driver_is_waited_for_and_named_once(tmp_path: Path) -> None:
     with Node(tmp_path, [ABSENT], [ABSENT], [MISMATCH], [GOOD], rediscover=0.05).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
     assert node.log.messages("warning") == [
@@ -195,19 +195,19 @@ def test_a_missing_driver_is_waited_for_and_named_once(tmp_path: Path) -> None:
     assert node.sink.of("broken")[0] == ("libnvidia-ml.so.1 was not found", True)
 
 
-def test_a_driver_without_gpus_is_waited_for(tmp_path: Path) -> None:
+def test_driver_without_gpus_is_waited_for(tmp_path: Path) -> None:
     with Node(tmp_path, [told(Inventory("550.54.15"))]).running() as node:
         assert eventually(lambda: "NVML lists no GPU" in node.watch.waiting)
 
 
-def test_a_node_whose_only_gpu_is_dead_does_not_count_as_one_without(tmp_path: Path) -> None:
+def test_node_with_one_dead_gpu_is_not_a_node_without_gpus(tmp_path: Path) -> None:
     dead = Inventory("550", gpus=(replace(gpu(0), uuid="", error="GPU is lost"),))
     with Node(tmp_path, [told(dead)]).running() as node:
         assert eventually(lambda: node.watch.waiting == "waiting for the NVIDIA driver: GPU 0: GPU is lost")
 
 
 @pytest.mark.parametrize("failure", [SILENT, CRASH])
-def test_one_failure_without_a_name_is_no_verdict_and_two_are(tmp_path: Path, failure: str) -> None:
+def test_second_unnamed_failure_is_certain(tmp_path: Path, failure: str) -> None:
     with Node(tmp_path, [GOOD, failure], [failure], [GOOD], probe=0.1).running() as node:
         assert eventually(lambda: len(node.sink.of("broken")) == 2)
         assert [sure for _, sure in node.sink.of("broken")] == [False, True]
@@ -215,7 +215,7 @@ def test_one_failure_without_a_name_is_no_verdict_and_two_are(tmp_path: Path, fa
 
 
 @pytest.mark.parametrize("failure", [SILENT, CRASH])
-def test_a_gpu_that_hangs_nvml_is_left_out_and_the_others_go_on(tmp_path: Path, failure: str) -> None:
+def test_gpu_that_hangs_nvml_is_excluded_and_the_others_continue(tmp_path: Path, failure: str) -> None:
     sick = ["asks nvmlDeviceGetName 2", failure]
     with Node(tmp_path, sick, sick, [GOOD, LIVES], probe=0.1).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
@@ -230,7 +230,7 @@ def test_a_gpu_that_hangs_nvml_is_left_out_and_the_others_go_on(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("function", "part"), [("nvmlDeviceGetNvLinkState", "links"), ("nvmlDeviceRegisterEvents", "events")]
 )
-def test_links_or_events_are_given_up_at_once_and_the_gpu_stays(
+def test_links_or_events_are_excluded_at_once_and_the_gpu_stays(
     tmp_path: Path, failure: str, function: str, part: str
 ) -> None:
     sick = [GOOD, f"asks {function} 3", failure]
@@ -242,7 +242,7 @@ def test_links_or_events_are_given_up_at_once_and_the_gpu_stays(
     assert (fields["index"], fields["device"], fields["function"]) == (3, uuid(3), function)
 
 
-def test_a_wait_for_events_that_crashes_is_given_up_for_all_gpus(tmp_path: Path) -> None:
+def test_crashing_event_wait_is_excluded_for_all_gpus(tmp_path: Path) -> None:
     sick = [GOOD, "asks nvmlEventSetWait", CRASH]
     with Node(tmp_path, sick, sick, [GOOD, LIVES]).running() as node:
         assert eventually(lambda: len(node.sink.of("seen")) == 3)
@@ -250,7 +250,7 @@ def test_a_wait_for_events_that_crashes_is_given_up_for_all_gpus(tmp_path: Path)
     assert [sure for _, sure in node.sink.of("broken")] == [False]
 
 
-def test_a_gpu_is_tried_again_once_nothing_is_stuck_in_it(tmp_path: Path) -> None:
+def test_excluded_gpu_is_retried_once_no_process_is_stuck_in_it(tmp_path: Path) -> None:
     sick = ["asks nvmlDeviceGetName 2", SILENT]
     node = Node(tmp_path, sick, sick, [GOOD, LIVES], probe=0.1)
     node.stuck = True
@@ -266,7 +266,7 @@ def test_a_gpu_is_tried_again_once_nothing_is_stuck_in_it(tmp_path: Path) -> Non
         assert not node.started[3][0]["without"]
 
 
-def test_other_gpus_make_every_index_be_asked_again(tmp_path: Path) -> None:
+def test_other_gpus_reset_the_exclusions(tmp_path: Path) -> None:
     sick = ["asks nvmlDeviceGetName 1", CRASH]
     gpus = tmp_path / "proc/driver/nvidia/gpus"
     (gpus / "0000:3b:00.0").mkdir(parents=True)
@@ -279,7 +279,7 @@ def test_other_gpus_make_every_index_be_asked_again(tmp_path: Path) -> None:
         assert not node.started[3][0]["without"]
 
 
-def test_a_slow_nvml_that_answers_one_question_after_another_does_not_hang(tmp_path: Path) -> None:
+def test_slow_nvml_with_regular_responses_does_not_hang(tmp_path: Path) -> None:
     with Node(tmp_path, [LIVES], probe=2.0).running() as node:
         assert eventually(lambda: bool(node.started))
         child = node.started[0][1]
@@ -292,26 +292,26 @@ def test_a_slow_nvml_that_answers_one_question_after_another_does_not_hang(tmp_p
         assert node.sink.of("broken") == []
 
 
-def test_a_child_that_talks_nonsense_has_crashed(tmp_path: Path) -> None:
+def test_invalid_child_output_counts_as_a_crash(tmp_path: Path) -> None:
     for line in ("nonsense", "[1]", '{"inventory": {}}', '{"event": 1}', '{"readings": [{}]}'):
         with Node(tmp_path, [line], [GOOD]).running() as node:
             assert eventually(lambda node=node: bool(node.sink.of("seen")))  # type: ignore[misc]
         assert node.sink.of("broken") == [(f"the NVML process printed {line!r}", False)]
 
 
-def test_a_hanging_nvml_is_asked_ever_more_rarely(tmp_path: Path) -> None:
+def test_hanging_nvml_is_queried_at_increasing_intervals(tmp_path: Path) -> None:
     node = Node(tmp_path, [GOOD], rediscover=10)
     waits = [node.watch._judge(Outcome("hung", "no answer"), cast("Any", node.sink), 15) for _ in range(9)]
     assert waits == [0, 20, 40, 80, 160, 320, 600, 600, 600]
 
 
-def test_a_driver_that_stays_away_is_looked_for_at_the_regular_pace_in_the_end(tmp_path: Path) -> None:
+def test_missing_driver_is_finally_polled_at_the_regular_interval(tmp_path: Path) -> None:
     node = Node(tmp_path, [GOOD])
     waits = [node.watch._judge(Outcome("error", "absent"), cast("Any", node.sink), 1) for _ in range(5)]
     assert waits == [5, 10, 20, 30, 30]
 
 
-def test_not_more_than_two_children_get_stuck_in_the_driver(tmp_path: Path) -> None:
+def test_at_most_two_children_get_stuck_in_the_driver(tmp_path: Path) -> None:
     node = Node(tmp_path, [SILENT], probe=0.05, rediscover=0.05)
     node.stuck = True
     with node.running():
@@ -325,28 +325,28 @@ def test_not_more_than_two_children_get_stuck_in_the_driver(tmp_path: Path) -> N
         assert eventually(lambda: "stuck inside the driver" in str(node.sink.of("broken")[-1]))
 
 
-def test_changed_traces_open_nvml_anew_without_a_word_to_the_sink(tmp_path: Path) -> None:
+def test_changed_traces_reopen_nvml_without_an_error(tmp_path: Path) -> None:
     with Node(tmp_path, [GOOD, AGAIN], [GOOD]).running() as node:
         assert eventually(lambda: len(node.sink.of("seen")) == 2)
     assert node.sink.of("broken") == []
     assert "reopening NVML" in node.log.messages()
 
 
-def test_a_driver_that_was_just_loaded_is_noticed_by_its_traces(tmp_path: Path) -> None:
+def test_newly_loaded_driver_is_detected_by_its_traces(tmp_path: Path) -> None:
     with Node(tmp_path, [ABSENT], [GOOD], rediscover=3600).running() as node:
         assert eventually(lambda: bool(node.sink.of("broken")))
         (tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0").mkdir(parents=True)
         assert eventually(lambda: bool(node.sink.of("seen")))
 
 
-def test_hurrying_makes_the_child_look(tmp_path: Path) -> None:
+def test_hurry_makes_the_child_poll(tmp_path: Path) -> None:
     with Node(tmp_path, [GOOD]).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
         node.watch.hurry()
         assert node.started[0][1].given == ["look"]
 
 
-def test_another_poll_interval_takes_another_child(tmp_path: Path) -> None:
+def test_new_poll_interval_starts_a_new_child(tmp_path: Path) -> None:
     with Node(tmp_path, [GOOD]).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
         node.watch.configure(node.settings)
@@ -355,7 +355,7 @@ def test_another_poll_interval_takes_another_child(tmp_path: Path) -> None:
         assert node.started[1][0]["poll"] == 2.0
 
 
-def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -> None:
+def test_let_go_closes_nvml_until_a_driver_is_loaded_again(tmp_path: Path) -> None:
     module = tmp_path / "sys/module/nvidia"
     module.mkdir(parents=True)
     with Node(tmp_path, [GOOD]).running() as node:
@@ -369,7 +369,7 @@ def test_letting_go_closes_nvml_until_another_driver_is_loaded(tmp_path: Path) -
     assert node.sink.of("broken") == []
 
 
-def test_who_asks_to_look_again_ends_the_time_for_which_nvml_is_closed(tmp_path: Path) -> None:
+def test_hurry_ends_the_time_with_nvml_closed(tmp_path: Path) -> None:
     with Node(tmp_path, [GOOD]).running() as node:
         assert eventually(lambda: bool(node.sink.of("seen")))
         node.watch.let_go()
@@ -381,7 +381,7 @@ def test_who_asks_to_look_again_ends_the_time_for_which_nvml_is_closed(tmp_path:
         assert eventually(lambda: len(node.started) == 2)
 
 
-def test_a_recorded_machine_answers_once(tmp_path: Path) -> None:
+def test_recorded_machine_responds_once(tmp_path: Path) -> None:
     log = MemoryLog()
     sink, stop = Sink(), Event()
     watch = Watch(recorded_host(tmp_path, 2), Settings(), log)
@@ -393,7 +393,7 @@ def test_a_recorded_machine_answers_once(tmp_path: Path) -> None:
     assert (len(sink.news), watch.waiting) == (1, "")
 
 
-def test_the_library_is_looked_for_in_the_container_driver_root(tmp_path: Path) -> None:
+def test_library_is_searched_in_the_container_driver_root(tmp_path: Path) -> None:
     settings = Settings(container_driver_root="/driver-root")
     assert nvml_library(Host(tmp_path, {}), settings) == ""
     for directory in ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"):

@@ -41,7 +41,7 @@ def missed(root: Path) -> tuple[MissedXids, MemoryLog]:
     return made, said
 
 
-def test_only_what_came_after_the_last_word_was_missed(tmp_path: Path, log: Path) -> None:
+def test_only_xids_after_the_last_output_were_missed(tmp_path: Path, log: Path) -> None:
     made, _ = missed(tmp_path)
     append(log, line(119, 1))
     made.heard()
@@ -69,14 +69,14 @@ def test_only_what_came_after_the_last_word_was_missed(tmp_path: Path, log: Path
         "\xff\0;;;\n",
     ],
 )
-def test_what_is_no_word_of_the_driver_about_our_gpus_is_none(tmp_path: Path, log: Path, text: str) -> None:
+def test_unrelated_log_lines_are_no_missed_xids(tmp_path: Path, log: Path, text: str) -> None:
     made, _ = missed(tmp_path)
     append(log, text)
     assert made.take(inventory(4)) == []
     made.close()
 
 
-def test_a_driver_that_was_loaded_anew_has_reset_them(tmp_path: Path, log: Path) -> None:
+def test_reloaded_driver_clears_missed_xids(tmp_path: Path, log: Path) -> None:
     made, _ = missed(tmp_path)
     made.ended()
     append(log, line(79, 1))
@@ -85,7 +85,7 @@ def test_a_driver_that_was_loaded_anew_has_reset_them(tmp_path: Path, log: Path)
     made.close()
 
 
-def test_a_log_that_may_not_be_read_is_said_once_and_only_when_it_was_wanted(tmp_path: Path) -> None:
+def test_unreadable_log_is_reported_once_and_only_if_needed(tmp_path: Path) -> None:
     made, said = missed(tmp_path)
     assert (made.take(inventory(4)), said.lines) == ([], [])
     for _ in range(2):
@@ -94,7 +94,7 @@ def test_a_log_that_may_not_be_read_is_said_once_and_only_when_it_was_wanted(tmp
     assert said.messages() == ["XIDs that occurred while NVML was reopened can't be read"]
 
 
-def test_the_kernels_own_log_can_be_read() -> None:
+def test_kernel_log_can_be_read() -> None:
     try:
         reader = LogReader(Path("/dev/kmsg"))
     except OSError as error:
@@ -103,7 +103,7 @@ def test_the_kernels_own_log_can_be_read() -> None:
     reader.close()
 
 
-def test_an_xid_between_two_children_is_told_before_anything_else(tmp_path: Path, log: Path) -> None:
+def test_xid_between_two_children_is_reported_first(tmp_path: Path, log: Path) -> None:
     crash = "crash"
     with Node(tmp_path, [GOOD, WATCHING, SILENT], [WATCHING, GOOD, SILENT]).running() as node:
         assert eventually(lambda: len(node.started) == 1 and len(node.sink.of("seen")) == 1)

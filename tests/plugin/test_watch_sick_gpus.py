@@ -173,7 +173,7 @@ def test_every_function_that_the_plugin_may_call_is_in_the_matrix(tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", [Fault("", hang=60.0), Fault("", abort=True)], ids=["hangs", "crashes"])
-def test_a_question_that_fails_affects_its_gpu_only(
+def test_failing_query_affects_only_its_gpu(
     tmp_path: Path, short: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, _ = questions(stub_node(tmp_path, scenario(), libraries="nvml"))
@@ -193,7 +193,7 @@ def test_a_question_that_fails_affects_its_gpu_only(
     ],
     ids=["crash", "hang"],
 )
-def test_a_served_node_loses_only_the_gpus_whose_questions_stop_nvml(
+def test_served_node_loses_only_gpus_with_queries_that_stop_nvml(
     tmp_path: Path, short: Path, fault: Fault, program: tuple[str, ...]
 ) -> None:
     """`plugin serve` as a whole: each question fails for a GPU of its own, and the kubelet counts."""
@@ -224,7 +224,7 @@ def test_a_served_node_loses_only_the_gpus_whose_questions_stop_nvml(
         assert set(stub.unhealthy(RESOURCE)) == left_out | {last}
 
 
-def test_a_served_node_loses_no_other_gpu_to_questions_that_fail(tmp_path: Path, short: Path) -> None:
+def test_served_node_loses_no_other_gpu_to_failing_queries(tmp_path: Path, short: Path) -> None:
     asked, _ = questions(stub_node(tmp_path, with_nvswitch(machine(GPUS)), libraries="nvml"))
     sick = {function: gpu_uuid(index) for index, function in enumerate(sorted(asked))}
     faults = [Fault(name, uuid=uuid, code=UNKNOWN_ERROR, times=10**6) for name, uuid in sick.items()]

@@ -18,12 +18,12 @@ def settings_of(name: str, **flags: str):
 
 
 @pytest.mark.parametrize("file", KNOWN_FILES, ids=lambda path: path.name)
-def test_what_people_write_is_accepted(file: Path) -> None:
+def test_valid_files_are_accepted(file: Path) -> None:
     resolved = sources({"mps": "true"} if "mps" in file.name else {}, file=file).resolve()
     assert (resolved.problems, resolved.warnings) == ((), ())
 
 
-def test_an_empty_file_changes_nothing_but_its_own_name() -> None:
+def test_empty_file_changes_only_its_own_name() -> None:
     assert settings_of("empty.yaml", config_file="") != settings_of("readme-flags.yaml")
     assert settings_of("empty.yaml").sharing is None
 
@@ -35,14 +35,14 @@ def test_ten_slices() -> None:
     assert (sharing.rename_by_default, sharing.fail_requests_greater_than_one) == (False, False)
 
 
-def test_mps_lets_a_container_ask_for_one_share_unless_told_otherwise() -> None:
+def test_mps_container_may_request_one_share_by_default() -> None:
     for name, single in (("mps-ten.yaml", True), ("mps-many.yaml", False)):
         sharing = settings_of(name, mps="true").sharing
         assert sharing is not None and sharing.strategy == "mps"
         assert sharing.fail_requests_greater_than_one is single
 
 
-def test_what_the_other_plugin_prints_as_its_configuration_is_accepted() -> None:
+def test_printed_configuration_of_the_nvidia_plugin_is_accepted() -> None:
     found = settings_of("mps-printed.json")
     assert (found.mig_strategy, found.mps_root, found.mps) == ("single", "/run/nvidia/mps", False)
     assert found.rules == (NameRule("gpu", "*", GPU), NameRule("mig", "*", GPU))
@@ -59,13 +59,13 @@ def test_devices_are_all_a_number_or_a_list() -> None:
     assert (second.devices, third.devices) == (2, None)
 
 
-def test_case_is_ignored_where_the_other_plugin_ignores_it() -> None:
+def test_case_is_ignored_as_in_the_nvidia_plugin() -> None:
     sharing = settings_of("time-slicing-lower-case.yaml").sharing
     assert sharing is not None
     assert sharing.resources == (SharedResource(GPU, 8),)
 
 
-def test_a_comma_list_in_a_string_is_split() -> None:
+def test_comma_separated_string_is_split() -> None:
     assert settings_of("strategies-string.yaml").device_list_strategy == ("volume-mounts", "cdi-cri")
     assert settings_of("strategies-list.yaml").device_list_strategy == (
         "envvar",
@@ -74,19 +74,19 @@ def test_a_comma_list_in_a_string_is_split() -> None:
     )
 
 
-def test_yamls_words_for_true_count() -> None:
+def test_yaml_booleans_in_words_are_accepted() -> None:
     found = settings_of("operator-roots.yaml")
     assert (found.gds_enabled, found.mofed_enabled, found.gdrcopy_enabled) == (True, True, True)
 
 
-def test_anchors_and_merges_are_followed() -> None:
+def test_anchors_and_merges_are_resolved() -> None:
     found = settings_of("anchors.yaml")
     assert found.pass_device_specs
     assert found.sharing is not None
     assert found.sharing.resources == (SharedResource(GPU, 4), SharedResource("nvidia.com/other", 4))
 
 
-def test_ours() -> None:
+def test_gpunode_section() -> None:
     found = settings_of("ours.yaml")
     assert (found.include, found.exclude) == (("*H100*", "0000:3b:00.0"), ("7",))
     assert (found.health.disabled, found.health.enabled) == (frozenset({ALL_XIDS}), frozenset({48, 79}))
@@ -171,12 +171,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: " ".join(text.split())[:40])
-def test_a_mistake_is_named_with_line_and_key(text: str, tmp_path: Path) -> None:
+def test_error_is_reported_with_line_and_key(text: str, tmp_path: Path) -> None:
     resolved = resolve_text(text, tmp_path / "c")
     assert any(WRONG[text] in one for one in told(resolved, tmp_path / "c")), told(resolved, tmp_path / "c")
 
 
-def test_what_the_other_plugin_passes_over_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_settings_that_the_nvidia_plugin_ignores_are_ignored_with_a_warning(tmp_path: Path) -> None:
     """The last value of a key counts, the first document, and MPS of two ways to share."""
     file = tmp_path / "c"
     mps = "  mps:\n    resources: [{name: gpu, replicas: 3}]\n"
@@ -194,7 +194,7 @@ def test_what_the_other_plugin_passes_over_is_passed_over_and_told(tmp_path: Pat
     assert resolved.settings.sharing.resources == (SharedResource(GPU, 3),)
 
 
-def test_a_name_that_grows_too_long_by_renaming_is_an_error(tmp_path: Path) -> None:
+def test_name_too_long_after_renaming_is_an_error(tmp_path: Path) -> None:
     name = "nvidia.com/" + "n" * 58
     text = f"sharing:\n  timeSlicing:\n    resources:\n    - {{name: {name}, replicas: 2}}\n"
     assert resolve_text(text, tmp_path / "c").problems == ()
@@ -202,13 +202,13 @@ def test_a_name_that_grows_too_long_by_renaming_is_an_error(tmp_path: Path) -> N
     assert "with .shared behind it" in told(resolve_text(longer, tmp_path / "c"), tmp_path / "c")[0]
 
 
-def test_all_mistakes_are_told_at_once_in_the_files_order(tmp_path: Path) -> None:
+def test_all_errors_are_reported_in_file_order(tmp_path: Path) -> None:
     text = "resources:\n  exclude: [x]\nflags:\n  migStrategy: all\n  nope: 1\nhealth: []\nversion: 3\n"
     found = told(resolve_text(text, tmp_path / "c"), tmp_path / "c")
     assert [one.partition(":")[0] for one in found] == ["2", "4", "5", "6", "7"]
 
 
-def test_lenient_makes_warnings_of_unknown_keys_and_of_what_is_no_xid(tmp_path: Path) -> None:
+def test_lenient_turns_unknown_keys_and_invalid_xids_into_warnings(tmp_path: Path) -> None:
     text = "flags: {migStrategy: single, nope: 1}\nhealth: {disable: [ecc, 31]}\n"
     resolved = resolve_text(text, tmp_path / "c", lenient="true")
     assert resolved.problems == ()
@@ -217,13 +217,13 @@ def test_lenient_makes_warnings_of_unknown_keys_and_of_what_is_no_xid(tmp_path: 
     assert resolved.settings.health.disabled == {31}
 
 
-def test_an_alias_bomb_ends_early(tmp_path: Path) -> None:
+def test_alias_bomb_ends_early(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
     assert "aliases resolved" in told(resolve_text("\n".join(lines), tmp_path / "c"), tmp_path / "c")[0]
 
 
-def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named_with_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "c"
     file.write_bytes(b"version: v1\nflags: {x: '\xff'}\n")
     assert told(sources(file=file).resolve(), file) == ["2: not UTF-8 text"]
@@ -235,7 +235,7 @@ def test_what_is_no_text_file_is_named(tmp_path: Path) -> None:
     assert problem.text == f"{tmp_path}/gone: does not exist"
 
 
-def test_config_managers_link_to_nothing_is_an_empty_file(tmp_path: Path) -> None:
+def test_config_manager_link_to_dev_null_is_an_empty_file(tmp_path: Path) -> None:
     link = tmp_path / "config.yaml"
     link.symlink_to("/dev/null")
     assert sources(file=link).resolve().problems == ()

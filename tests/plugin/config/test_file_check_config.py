@@ -28,7 +28,7 @@ def values(ran: Ran) -> dict[str, tuple[Any, str]]:
     return {one["option"]: (one["value"], one["from"]) for one in ran.document["data"]["settings"]}
 
 
-def test_each_value_tells_where_it_comes_from() -> None:
+def test_source_of_each_value_is_printed() -> None:
     file = FILES / "with-gfd.yaml"
     ran = check(str(file), "--device-id-strategy", "index", *H100, GDS_ENABLED="true")
     assert ran.code == 0, ran.err
@@ -40,7 +40,7 @@ def test_each_value_tells_where_it_comes_from() -> None:
     assert ran.document["kind"] == "PluginConfig"
 
 
-def test_the_devices_that_would_be_advertised_are_told(tmp_path: Path) -> None:
+def test_advertised_devices_are_printed(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "resources: {exclude: [3]}\nsharing:\n  timeSlicing:\n    renameByDefault: true\n"
@@ -67,14 +67,14 @@ def test_whole_devices_beside_shares_have_no_number_of_shares(tmp_path: Path) ->
     assert re.search(r"^ +1 +GPU-\S+ +NVIDIA H100 80GB HBM3 +2 by time-slicing", out, re.MULTILINE)
 
 
-def test_a_simulated_node_lacks_no_imex_channel() -> None:
+def test_simulated_node_needs_no_imex_channel() -> None:
     found = check(*H100, "--imex-channel-ids", "0", "--imex-required")
     devices = found.document["data"]["resources"][0]["devices"]
     assert [one["problem"] for one in devices] == [""] * 4
     assert "IMEX" not in found.out
 
 
-def test_a_recorded_machine_is_asked(tmp_path: Path) -> None:
+def test_recorded_machine_is_used(tmp_path: Path) -> None:
     recorded_host("containerd-not-restarted", tmp_path)
     ran = gpunode("--root", str(tmp_path), "-o", "json", "plugin", "check-config")
     assert ran.code == 0, ran.err
@@ -82,7 +82,7 @@ def test_a_recorded_machine_is_asked(tmp_path: Path) -> None:
     assert data["resources"] or data["unknown"]
 
 
-def test_without_a_gpu_the_file_is_checked_all_the_same(tmp_path: Path) -> None:
+def test_file_is_checked_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("flags: {migStrategy: single}\n")
     ran = gpunode("--root", str(tmp_path), "plugin", "check-config", "/c.yaml")
     assert ran.code == 0, ran.err
@@ -90,14 +90,14 @@ def test_without_a_gpu_the_file_is_checked_all_the_same(tmp_path: Path) -> None:
     assert re.search(r"--mig-strategy +single +/c.yaml:1", ran.out)
 
 
-def test_a_relative_file_is_this_shells_whatever_the_root(tmp_path: Path) -> None:
+def test_relative_file_is_resolved_from_the_working_directory(tmp_path: Path) -> None:
     file = os.path.relpath(FILES / "with-gfd.yaml")
     ran = gpunode("--root", str(tmp_path), "-o", "json", "plugin", "check-config", file)
     assert ran.code == 0, ran.err
     assert values(ran)["--mig-strategy"] == ("mixed", f"{FILES}/with-gfd.yaml:3")
 
 
-def test_a_bad_file_ends_with_1_and_every_problem(tmp_path: Path) -> None:
+def test_invalid_file_exits_with_1_and_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("flags:\n  migStrategy: all\n  passDeviceSpecs: true\nsharing: 3\n")
     ran = check(str(file))
@@ -111,7 +111,7 @@ def test_a_bad_file_ends_with_1_and_every_problem(tmp_path: Path) -> None:
     assert "Traceback" not in ran.err
 
 
-def test_a_bad_command_line_ends_with_2() -> None:
+def test_invalid_command_line_exits_with_2() -> None:
     ran = check("--mig-strategy", "all", "--listen=nowhere")
     assert ran.code == 2
     assert [one["code"] for one in ran.document["errors"]] == ["usage", "usage"]
@@ -123,14 +123,14 @@ def test_a_bad_command_line_ends_with_2() -> None:
     ]
 
 
-def test_a_file_that_is_not_there_ends_with_1(tmp_path: Path) -> None:
+def test_missing_file_exits_with_1(tmp_path: Path) -> None:
     ran = check(str(tmp_path / "nowhere.yaml"))
     assert ran.code == 1
     assert "nowhere.yaml: does not exist" in ran.err
     assert gpunode("plugin", "serve", "--config-file", str(tmp_path / "nowhere.yaml")).code == 1
 
 
-def test_what_matches_nothing_on_this_node_is_warned_of(tmp_path: Path) -> None:
+def test_setting_without_a_match_on_this_node_gives_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "resources:\n  include: ['*H100*']\n  exclude: [17]\n"
@@ -145,7 +145,7 @@ def test_what_matches_nothing_on_this_node_is_warned_of(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 @pytest.mark.parametrize("flag", ["--driver-root-ctr-path", "--driver-root"])
-def test_the_driver_is_found_where_serving_would_find_it(tmp_path: Path, flag: str) -> None:
+def test_driver_is_found_as_by_plugin_serve(tmp_path: Path, flag: str) -> None:
     node = stub_node(tmp_path, machine(2), libraries="nvml")
     directory = tmp_path / "root/usr/lib64"
     directory.mkdir(parents=True)
@@ -156,12 +156,12 @@ def test_the_driver_is_found_where_serving_would_find_it(tmp_path: Path, flag: s
     assert [len(one["devices"]) for one in data["resources"]] == [2]
 
 
-def test_a_tegra_is_one_device_and_nvml_is_not_asked() -> None:
+def test_tegra_is_one_device_without_nvml() -> None:
     data = check("--device-discovery-strategy", "tegra").document["data"]
     assert [device["id"] for one in data["resources"] for device in one["devices"]] == ["tegra"]
 
 
-def test_a_key_in_the_wrong_place_is_not_to_be_passed_over(tmp_path: Path) -> None:
+def test_key_in_the_wrong_section_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("sharing:\n  timeSlicing:\n  resources:\n  - {name: nvidia.com/gpu, replicas: 4}\n")
     (error,) = check(str(file)).document["errors"]
@@ -169,7 +169,7 @@ def test_a_key_in_the_wrong_place_is_not_to_be_passed_over(tmp_path: Path) -> No
     assert error["hint"] == "move it there, or correct its indentation"
 
 
-def test_a_pattern_that_fits_no_model_is_warned_of_with_the_models(tmp_path: Path) -> None:
+def test_pattern_without_a_match_gives_a_warning_with_the_models(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "resources:\n  gpus:\n  - {pattern: 'H100*', name: h100}\n  - {pattern: '*', name: gpu}\n"
@@ -180,7 +180,7 @@ def test_a_pattern_that_fits_no_model_is_warned_of_with_the_models(tmp_path: Pat
     )
 
 
-def test_settings_that_this_node_cannot_hold_are_an_error(tmp_path: Path) -> None:
+def test_settings_impossible_on_this_node_are_an_error(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "sharing:\n  timeSlicing:\n    resources:\n"
@@ -206,13 +206,13 @@ def test_settings_that_this_node_cannot_hold_are_an_error(tmp_path: Path) -> Non
     ],
     ids=" ".join,
 )
-def test_booleans_are_given_as_in_go(argv: list[str]) -> None:
+def test_booleans_are_written_as_in_go(argv: list[str]) -> None:
     ran = check(*argv, str(FILES / "version-only.yaml"))
     assert ran.code == 0, ran.err
     assert values(ran)["--pass-device-specs"] == (True, "--pass-device-specs")
 
 
-def test_every_alias_list_and_single_dash_is_taken() -> None:
+def test_every_alias_list_and_single_dash_is_accepted() -> None:
     argv = ["--nvidia-driver-root=/run/nvidia/driver", "--nvidia-dev-root", "/", "-mig-strategy=mixed"]
     argv += ["--container-driver-root", "/host", "--nvidia-ctk-path=/x", "--imex-channel-ids", "0"]
     argv += ["--device-list-strategy", "envvar", "--device-list-strategy=cdi-cri,cdi-annotations"]
@@ -226,7 +226,7 @@ def test_every_alias_list_and_single_dash_is_taken() -> None:
     assert found["--kubelet-socket"] == ("", "--kubelet-socket")
 
 
-def test_an_unknown_flag_is_usage() -> None:
+def test_unknown_flag_is_a_usage_error() -> None:
     ran = check("--mig-stratgy=none")
     assert ran.code == 2
     assert "--mig-strategy" in ran.err
@@ -236,7 +236,7 @@ EXAMPLES = re.findall(r"```(?:yaml|json)\n(.*?)```", PAGE.read_text(), re.DOTALL
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_the_examples_of_the_page_are_valid(number: int, tmp_path: Path) -> None:
+def test_examples_of_the_page_are_valid(number: int, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(EXAMPLES[number])
     more = ["--mps"] if "mps:" in EXAMPLES[number] else []
@@ -245,7 +245,7 @@ def test_the_examples_of_the_page_are_valid(number: int, tmp_path: Path) -> None
     assert not [one for one in ran.document["messages"] if "unknown" in one]
 
 
-def test_the_page_has_examples_and_names_every_key() -> None:
+def test_page_has_examples_and_every_key() -> None:
     text = PAGE.read_text()
     assert len(EXAMPLES) >= 5
     shared = ("renameByDefault", "failRequestsGreaterThanOne", "resources[].devices")

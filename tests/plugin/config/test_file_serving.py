@@ -37,7 +37,9 @@ def serving(short: Path, kubelet: KubeletStub) -> Iterator[Serving]:
     assert "Traceback" not in made.log()
 
 
-def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletStub, short: Path) -> None:
+def test_valid_edits_take_effect_and_invalid_ones_do_not(
+    serving: Serving, kubelet: KubeletStub, short: Path
+) -> None:
     file = short / "config.yaml"
     assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     assert 'simulate=h100:4 time-slicing="nvidia.com/gpu by 2"' in serving.log()
@@ -55,7 +57,9 @@ def test_edits_take_effect_and_bad_ones_dont(serving: Serving, kubelet: KubeletS
     assert list(kubelet.registrations) == registered
 
 
-def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: KubeletStub, short: Path) -> None:
+def test_sighup_rereads_the_file_without_a_restart(
+    serving: Serving, kubelet: KubeletStub, short: Path
+) -> None:
     assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     (short / "config.yaml").write_text(SLICED.format(5))
     serving.process.send_signal(signal.SIGHUP)
@@ -65,14 +69,14 @@ def test_sighup_reads_the_file_and_ends_nothing(serving: Serving, kubelet: Kubel
     assert eventually(lambda: "config file loaded" in serving.log())
 
 
-def test_sigquit_is_a_clean_end(serving: Serving, kubelet: KubeletStub) -> None:
+def test_sigquit_exits_cleanly(serving: Serving, kubelet: KubeletStub) -> None:
     assert kubelet.wait_allocatable(GPU, 8, 30), serving.log()
     serving.process.send_signal(signal.SIGQUIT)
     assert serving.process.wait(20) == 0
     assert "signal=SIGQUIT" in serving.log()
 
 
-def test_an_existing_deployments_command_line_serves(short: Path, kubelet: KubeletStub) -> None:
+def test_command_line_of_an_existing_deployment_serves(short: Path, kubelet: KubeletStub) -> None:
     flags = ["--fail-on-init-error=false", "--pass-device-specs=true", "--device-list-strategy=envvar"]
     flags += ["--device-id-strategy=index", "-mig-strategy=none", "--nvidia-driver-root=/run/nvidia/driver"]
     serving = Serving(short, ["--simulate", "h100:2", *flags])

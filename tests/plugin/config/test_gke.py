@@ -88,7 +88,7 @@ def from_gke(tree: Any) -> Translation:
         ({"GPUFractionDivisor": 2}, {}, {"GPUFractionDivisor"}),
     ],
 )
-def test_what_gkes_file_becomes(theirs: dict[str, Any], ours: dict[str, Any], left: set[str]) -> None:
+def test_gke_file_is_translated(theirs: dict[str, Any], ours: dict[str, Any], left: set[str]) -> None:
     found = from_gke(theirs)
     assert found.config == {"version": "v1", **ours}
     assert ({one.key for one in found.left}, found.problems) == (left, ())
@@ -108,7 +108,7 @@ def test_what_gkes_file_becomes(theirs: dict[str, Any], ours: dict[str, Any], le
         ([1], "no gpu_config.json"),
     ],
 )
-def test_what_gkes_plugin_refuses_too(theirs: Any, said: str) -> None:
+def test_invalid_gke_file_is_refused(theirs: Any, said: str) -> None:
     with pytest.raises(WrongInput, match=said):
         from_gke(theirs)
 
@@ -117,7 +117,7 @@ def xid_map(xids: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "data": {"HealthCriticalXid": xids}}
 
 
-def test_the_xids_of_gkes_config_map_beat_those_of_the_file() -> None:
+def test_xids_of_the_gke_config_map_override_the_file() -> None:
     stream = (json.dumps({"HealthCriticalXid": [61]}), json.dumps(xid_map("32, 79,74")))
     found = settled(translate(documents("\n---\n".join(stream).encode())))[0]
     assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
@@ -134,7 +134,7 @@ def test_the_xids_of_gkes_config_map_beat_those_of_the_file() -> None:
     older=st.integers(0, 48),
     xids=st.lists(st.integers(1, 200), max_size=4),
 )
-def test_every_valid_file_of_gkes_becomes_one_that_the_plugin_takes(
+def test_every_valid_gke_file_becomes_a_valid_plugin_file(
     size: str, strategy: str, clients: int, older: int, xids: list[int]
 ) -> None:
     shared = {"GPUSharingStrategy": strategy, "MaxSharedClientsPerGPU": clients}
@@ -156,7 +156,7 @@ trees = st.recursive(
 
 
 @given(trees)
-def test_no_file_is_too_strange(tree: Any) -> None:
+def test_any_gke_file_is_translated_or_refused(tree: Any) -> None:
     try:
         found, text = settled(translate(documents(yaml.safe_dump(tree).encode())))
     except WrongInput:
@@ -167,7 +167,7 @@ def test_no_file_is_too_strange(tree: Any) -> None:
 # --- as a user meets it ---------------------------------------------------------------------------------
 
 
-def test_the_outcome_is_a_file_that_plugin_serve_takes(tmp_path: Path) -> None:
+def test_translated_file_is_accepted_by_plugin_serve(tmp_path: Path) -> None:
     theirs, ours = tmp_path / "gpu_config.json", tmp_path / "plugin.yaml"
     config = {"GPUPartitionSize": "1g.10gb", "MaxTimeSharedClientsPerGPU": 3, "HealthCriticalXid": [79]}
     theirs.write_text(json.dumps(config))
@@ -181,7 +181,7 @@ def test_the_outcome_is_a_file_that_plugin_serve_takes(tmp_path: Path) -> None:
     assert resolved.settings.health.enabled == frozenset({48, 79})
 
 
-def test_json_holds_the_tree_the_text_and_what_is_left(tmp_path: Path) -> None:
+def test_json_has_the_tree_the_text_and_what_is_left(tmp_path: Path) -> None:
     file = tmp_path / "gpu_config.json"
     file.write_text('{"GPUPartitionSize": "1g.5gb"}')
     ran = check_config(file, "-o", "json")
@@ -192,7 +192,7 @@ def test_json_holds_the_tree_the_text_and_what_is_left(tmp_path: Path) -> None:
     assert {one["key"] for one in data["left"]} == {"GPUPartitionSize"}
 
 
-def test_a_stream_from_kubectl_is_taken_from_stdin() -> None:
+def test_stream_from_kubectl_is_read_from_stdin() -> None:
     done = subprocess.run(
         command("plugin", "check-config", "--from", "gke", "-"),
         input=json.dumps(xid_map("79")),
@@ -216,7 +216,9 @@ def test_a_stream_from_kubectl_is_taken_from_stdin() -> None:
         (("--from", "gke", "/nowhere/gpu_config.json"), 1, "is no file"),
     ],
 )
-def test_what_cant_be_meant(argv: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+def test_contradicting_options_are_refused(
+    argv: tuple[str, ...], code: int, said: str, tmp_path: Path
+) -> None:
     file = tmp_path / "gpu_config.json"
     file.write_text('{"Other": {}}')
     ran = gpunode("plugin", "check-config", *(str(file) if word == "FILE" else word for word in argv))
@@ -224,7 +226,7 @@ def test_what_cant_be_meant(argv: tuple[str, ...], code: int, said: str, tmp_pat
     assert said in ran.err
 
 
-def test_a_stream_that_is_too_long_is_not_cut_off(tmp_path: Path) -> None:
+def test_oversized_stream_is_refused_instead_of_truncated(tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     file.write_text(f"{json.dumps(xid_map('79'))}\n{'#' * (4 << 20)}\n")
     ran = check_config(file)
@@ -232,7 +234,7 @@ def test_a_stream_that_is_too_long_is_not_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00"], ids=["empty", "binary"])
-def test_a_file_that_is_none_says_what_belongs_there(tmp_path: Path, content: bytes) -> None:
+def test_invalid_file_hints_at_its_expected_content(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "config"
     file.write_bytes(content)
     ran = check_config(file)

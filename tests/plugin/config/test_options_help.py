@@ -14,13 +14,13 @@ from tests.cli import gpunode
         (["plugin", "serve"], "--fail-on-init-error"),
     ],
 )
-def test_a_command_s_own_options_come_first_and_those_of_all_last(verb: list[str], first: str) -> None:
+def test_own_options_come_first_and_global_ones_last(verb: list[str], first: str) -> None:
     options = gpunode(*verb, "--help").out.partition("ptions:")[2]
     assert options.split()[0] == first
     assert options.index("--lenient") < options.index("--mig-strategy") < options.index("--root")
 
 
-def test_defaults_that_say_something_are_listed_without_variables() -> None:
+def test_informative_defaults_are_listed_without_variables() -> None:
     text = " ".join(gpunode("plugin", "serve", "--help").out.split())
     assert "[default: envvar]" in text
     assert "default: none" not in text and "default: false" not in text

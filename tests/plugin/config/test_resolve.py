@@ -12,7 +12,7 @@ from gpunode.plugin.config.resolve import MPS_ROOT
 from tests.plugin.config.resolving import FILES, resolve_text, sources
 
 
-def test_flag_beats_our_variable_beats_theirs_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+def test_flag_overrides_our_variable_then_theirs_then_the_file_then_the_default(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("version: v1\nflags:\n  migStrategy: single\n")
     theirs = {"MIG_STRATEGY": "none"}
@@ -29,13 +29,13 @@ def test_flag_beats_our_variable_beats_theirs_beats_the_file_beats_the_default(t
     assert "mig_strategy" not in sources().resolve().origins
 
 
-def test_an_empty_variable_is_none(tmp_path: Path) -> None:
+def test_empty_variable_is_ignored(tmp_path: Path) -> None:
     environ = {"MIG_STRATEGY": "", "PASS_DEVICE_SPECS": "", "DEVICE_LIST_STRATEGY": "", "CONFIG_FILE": ""}
     resolved = sources({}, environ, FILES / "with-gfd.yaml").resolve()
     assert (resolved.valid_settings().mig_strategy, resolved.settings.pass_device_specs) == ("mixed", True)
 
 
-def test_an_empty_flag_is_a_value() -> None:
+def test_empty_flag_is_a_value() -> None:
     assert (
         sources({"kubelet_socket": ""}, {"KUBELET_SOCKET": "/x"}).resolve().valid_settings().kubelet_socket
         == ""
@@ -46,7 +46,7 @@ def test_an_empty_flag_is_a_value() -> None:
 
 
 @pytest.mark.parametrize("option", [one for one in OPTIONS if one.variables], ids=lambda one: one.field)
-def test_every_variable_of_the_other_plugin_counts(option) -> None:
+def test_every_variable_of_the_nvidia_plugin_is_read(option) -> None:
     text = {
         **{"boolean": "true", "path": "/x", "socket": "/x", "text": "/x", "integers": "0", "xids": "48"},
         **{"words": "all", "hold": "60s"},
@@ -56,7 +56,7 @@ def test_every_variable_of_the_other_plugin_counts(option) -> None:
         assert resolved.origins[option.field] == name
 
 
-def test_the_health_variables_mean_what_they_are_documented_to() -> None:
+def test_health_variables_behave_as_documented() -> None:
     environ = {"DP_DISABLE_HEALTHCHECKS": "all", "DP_ENABLE_HEALTHCHECKS": "48"}
     health = sources({}, environ).resolve().valid_settings().health
     assert (health.disabled, health.enabled) == (frozenset({-1}), frozenset({48}))
@@ -69,7 +69,7 @@ def test_the_health_variables_mean_what_they_are_documented_to() -> None:
     ]
 
 
-def test_every_wrong_value_is_told_with_who_said_it() -> None:
+def test_every_invalid_value_is_reported_with_its_source() -> None:
     resolved = sources({"mig_strategy": "all"}, {"GDS_ENABLED": "perhaps"}).resolve()
     assert [one.text for one in resolved.problems] == [
         "--mig-strategy: 'all' is none of none, single, mixed",
@@ -80,7 +80,7 @@ def test_every_wrong_value_is_told_with_who_said_it() -> None:
     assert caught.value.exit_code is ExitCode.USAGE  # type: ignore[attr-defined]
 
 
-def test_mps_needs_somebody_to_run_its_daemons() -> None:
+def test_mps_needs_an_option_that_selects_its_daemons() -> None:
     file = FILES / "mps-ten.yaml"
     (problem,) = sources(file=file).resolve().problems
     assert problem.key == "sharing.mps" and "--mps" in problem.hint
@@ -100,7 +100,7 @@ def test_cdi_needs_no_driver_while_the_configuration_is_read() -> None:
     assert sources({"device_list_strategy": "cdi-annotations,cdi-cri"}).resolve().problems == ()
 
 
-def test_amd_has_a_name_of_its_own_and_no_mps(tmp_path: Path) -> None:
+def test_amd_has_its_own_resource_name_and_no_mps(tmp_path: Path) -> None:
     assert sources({"vendor": "amd"}).resolve().valid_settings().resource_name == "amd.com/gpu"
     assert (
         sources({"vendor": "amd", "resource_name": "a/b"}).resolve().valid_settings().resource_name == "a/b"
@@ -111,7 +111,7 @@ def test_amd_has_a_name_of_its_own_and_no_mps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["cdi.k8s.io", "", "/", "CDI/", "cdi.k8s.io//"])
-def test_a_prefix_that_makes_no_annotation_is_warned_of(prefix: str) -> None:
+def test_invalid_annotation_prefix_gives_a_warning(prefix: str) -> None:
     flags = {"cdi_annotation_prefix": prefix, "device_list_strategy": "cdi-annotations"}
     (warning,) = sources(flags).resolve().warnings
     assert "cdi.k8s.io/" in warning.text
@@ -119,7 +119,7 @@ def test_a_prefix_that_makes_no_annotation_is_warned_of(prefix: str) -> None:
     assert sources(flags).resolve().warnings == ()
 
 
-def test_unknown_hooks_and_features_are_warned_of() -> None:
+def test_unknown_hooks_and_features_give_a_warning() -> None:
     resolved = sources({"cdi_disable_hooks": "update-ldcach", "cdi_feature_flags": "frobnicate"}).resolve()
     assert resolved.problems == ()
     assert sorted(one.text for one in resolved.warnings) == [

@@ -67,7 +67,7 @@ THEIRS = """
 """NVIDIA's plugin 0.20: flags | variables, then key | default. Keys in flags.gpunode are ours alone."""
 
 
-def test_every_option_of_the_other_plugin_is_there_with_its_default() -> None:
+def test_every_option_of_the_nvidia_plugin_exists_with_its_default() -> None:
     there = (
         f"{' '.join(one.flags)} | {' '.join(one.variables)}\n  {one.key} | {default_text(one)}".rstrip()
         for one in OPTIONS
@@ -77,7 +77,7 @@ def test_every_option_of_the_other_plugin_is_there_with_its_default() -> None:
     assert theirs <= set(there)
 
 
-def test_names_are_given_once() -> None:
+def test_names_are_unique() -> None:
     flags = [flag for option in OPTIONS for flag in option.flags]
     variables = [name for option in OPTIONS for name in (option.variable, *option.variables)]
     keys = [option.key for option in OPTIONS if option.key]
@@ -86,7 +86,7 @@ def test_names_are_given_once() -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.field)
-def test_every_default_is_a_value_that_may_be_given(option) -> None:
+def test_every_default_is_a_valid_value(option) -> None:
     default = option_value(Settings(), option)
     if default is None:
         assert option.field in ("lenient", "kube_api_qps", "kube_api_burst")  # which nothing keeps
@@ -102,16 +102,16 @@ def test_every_default_is_a_value_that_may_be_given(option) -> None:
 @pytest.mark.parametrize(
     "text", ["1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False"]
 )
-def test_booleans_have_gos_spellings(text: str) -> None:
+def test_booleans_are_spelled_as_in_go(text: str) -> None:
     assert value("pass_device_specs", text) is (text in {"1", "t", "T", "true", "TRUE", "True"})
 
 
 @pytest.mark.parametrize("text", ["yes", "on", "2", "", "tRue", "null"])
-def test_other_spellings_are_no_booleans(text: str) -> None:
+def test_other_spellings_are_not_booleans(text: str) -> None:
     assert "neither true nor false" in value_problem("pass_device_specs", text)
 
 
-def test_lists_are_split_trimmed_and_free_of_repetitions() -> None:
+def test_lists_are_split_trimmed_and_deduplicated() -> None:
     assert value("device_list_strategy", " envvar , cdi-cri", "envvar") == ("envvar", "cdi-cri")
     assert value("cdi_disable_hooks", "") == ()
     assert "at least one of" in value_problem("device_list_strategy", ",")
@@ -131,7 +131,7 @@ def test_lists_are_split_trimmed_and_free_of_repetitions() -> None:
         ("90000000000ns", 90),
     ],
 )
-def test_hold_down_times_are_gos_durations(text: str, seconds: float) -> None:
+def test_hold_down_times_are_go_durations(text: str, seconds: float) -> None:
     assert value("health_hold_down", text) == pytest.approx(seconds)
 
 
@@ -147,11 +147,11 @@ def test_hold_down_times_are_gos_durations(text: str, seconds: float) -> None:
         ("s", "no duration"),
     ],
 )
-def test_what_is_no_hold_down_time(text: str, words: str) -> None:
+def test_invalid_hold_down_time_is_refused(text: str, words: str) -> None:
     assert words in value_problem("health_hold_down", text)
 
 
-def test_a_gpu_must_be_asked_now_and_then() -> None:
+def test_health_poll_interval_is_bounded() -> None:
     assert "can't be monitored" in value_problem("health_poll_interval", "infinite")
     assert "not between 0.1s" in value_problem("health_poll_interval", "1ms")
 
@@ -188,7 +188,7 @@ def test_selectors(text: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "text", ["foo", "GPU-1234", "-1", "2.0", "0:1:2", "0:x", "MIG-GPU-1/2", "gpu0", "1 2", "zz:00.0", "GPU_1"]
 )
-def test_what_selects_nothing_ever_is_an_error(text: str) -> None:
+def test_selector_that_never_matches_is_an_error(text: str) -> None:
     assert repr(text) in value_problem("exclude", text)
 
 
@@ -198,11 +198,11 @@ def test_addresses(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["9400", "127.0.0.1", "a:65536", "::1:9400", "a b:1", ":"])
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     assert "HOST:PORT" in value_problem("listen", text)
 
 
-def test_only_channel_zero_can_be_handed_out() -> None:
+def test_only_imex_channel_zero_can_be_allocated() -> None:
     assert value("imex_channel_ids", "0") == (0,)
     assert value("imex_channel_ids", "") == ()
     assert "only channel 0" in value_problem("imex_channel_ids", "0,1")

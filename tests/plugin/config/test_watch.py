@@ -85,13 +85,13 @@ def watched(file: Path) -> Watched:
     return Watched(file)
 
 
-def test_nothing_is_done_or_said_while_nothing_changes(watched: Watched, file: Path) -> None:
+def test_unchanged_file_causes_no_action_and_no_log(watched: Watched, file: Path) -> None:
     file.touch()
     watched.tick(5)
     assert watched.log.lines == []
 
 
-def test_an_edit_is_taken_within_a_second(watched: Watched, file: Path) -> None:
+def test_edit_is_applied_within_a_second(watched: Watched, file: Path) -> None:
     file.write_text(BETTER)
     watched.tick(1)
     assert (watched.service.settings.mig_strategy, watched.service.settings.exclude) == ("mixed", ("3",))
@@ -100,7 +100,9 @@ def test_an_edit_is_taken_within_a_second(watched: Watched, file: Path) -> None:
     ]
 
 
-def test_a_bad_edit_changes_nothing_and_is_told_once_with_every_problem(watched: Watched, file: Path) -> None:
+def test_invalid_edit_changes_nothing_and_is_reported_once_with_every_problem(
+    watched: Watched, file: Path
+) -> None:
     file.write_text(BAD)
     watched.tick(10)
     assert watched.service.settings.mig_strategy == "single"
@@ -115,7 +117,7 @@ def test_a_bad_edit_changes_nothing_and_is_told_once_with_every_problem(watched:
     assert watched.watch.last_error == watched.service.config_trouble == ""
 
 
-def test_a_half_written_file_is_not_complained_about(watched: Watched, file: Path) -> None:
+def test_partially_written_file_is_not_reported(watched: Watched, file: Path) -> None:
     for end in range(0, len(BETTER), 7):
         file.write_text(BETTER[:end])
         watched.tick(0.25)
@@ -125,7 +127,7 @@ def test_a_half_written_file_is_not_complained_about(watched: Watched, file: Pat
     assert watched.log.messages("error") == []
 
 
-def test_a_config_maps_swap_is_noticed(tmp_path: Path) -> None:
+def test_swap_of_a_config_map_is_detected(tmp_path: Path) -> None:
     for name, text in (("one", GOOD), ("two", BETTER)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(text)
@@ -139,7 +141,7 @@ def test_a_config_maps_swap_is_noticed(tmp_path: Path) -> None:
     assert watched.service.settings.mig_strategy == "mixed"
 
 
-def test_config_managers_link_may_be_gone_for_a_moment_and_lead_to_nothing(tmp_path: Path) -> None:
+def test_config_manager_link_may_be_missing_for_a_moment_or_lead_to_dev_null(tmp_path: Path) -> None:
     (tmp_path / "named").write_text(GOOD)
     file = tmp_path / "config.yaml"
     file.symlink_to("named")
@@ -152,7 +154,7 @@ def test_config_managers_link_may_be_gone_for_a_moment_and_lead_to_nothing(tmp_p
     assert watched.log.messages("error") == []
 
 
-def test_a_file_that_is_gone_leaves_the_last_good_one(watched: Watched, file: Path) -> None:
+def test_removed_file_keeps_the_last_valid_settings(watched: Watched, file: Path) -> None:
     file.unlink()
     watched.tick(5)
     assert watched.service.settings.mig_strategy == "single"
@@ -162,7 +164,7 @@ def test_a_file_that_is_gone_leaves_the_last_good_one(watched: Watched, file: Pa
     assert watched.watch.last_error == ""
 
 
-def test_what_the_node_cannot_hold_leaves_the_last_good_one(watched: Watched, file: Path) -> None:
+def test_settings_impossible_on_this_node_keep_the_last_valid_ones(watched: Watched, file: Path) -> None:
     watched.service.refusal = "two entries share GPU 0"
     file.write_text(BETTER)
     watched.tick(5)
@@ -170,7 +172,7 @@ def test_what_the_node_cannot_hold_leaves_the_last_good_one(watched: Watched, fi
     assert "two entries share GPU 0" in watched.watch.last_error
 
 
-def test_what_takes_a_restart_is_named_and_the_rest_taken(watched: Watched, file: Path) -> None:
+def test_options_that_need_a_restart_are_named_and_the_rest_applied(watched: Watched, file: Path) -> None:
     file.write_text("flags: {migStrategy: mixed, gpunode: {listen: ':9400', registration: watcher}}\n")
     watched.tick(1)
     assert (watched.service.settings.mig_strategy, watched.service.settings.listen) == ("mixed", "")
@@ -181,14 +183,14 @@ def test_what_takes_a_restart_is_named_and_the_rest_taken(watched: Watched, file
     )
 
 
-def test_a_flag_keeps_its_place_over_an_edit(file: Path) -> None:
+def test_flag_takes_precedence_over_an_edit(file: Path) -> None:
     watched = Watched(file, mig_strategy="none")
     file.write_text(BETTER)
     watched.tick(1)
     assert (watched.service.settings.mig_strategy, watched.service.settings.exclude) == ("none", ("3",))
 
 
-def test_sighup_looks_at_once_at_the_gpus_and_the_file(watched: Watched, file: Path) -> None:
+def test_sighup_polls_the_gpus_and_the_file_at_once(watched: Watched, file: Path) -> None:
     file.write_text(BETTER)
     watched.hangup.asked = True
     watched.tick(0.25)
@@ -196,7 +198,7 @@ def test_sighup_looks_at_once_at_the_gpus_and_the_file(watched: Watched, file: P
     assert watched.service.settings.mig_strategy == "mixed"
 
 
-def test_sighup_without_a_file_looks_at_the_gpus() -> None:
+def test_sighup_without_a_file_polls_the_gpus() -> None:
     source = sources()
     service, hangup = Service(Settings()), Hangup()
     watch = ConfigWatch(service, source, hangup, b"")
@@ -207,7 +209,7 @@ def test_sighup_without_a_file_looks_at_the_gpus() -> None:
     assert service.looked == 1
 
 
-def test_what_takes_its_time_is_done_beside_the_turn(file: Path) -> None:
+def test_slow_work_does_not_block_the_main_loop(file: Path) -> None:
     source, service, hangup = sources(file=file), Service(Settings()), Hangup()
     begun, go = Event(), Event()
 

@@ -60,12 +60,12 @@ def test_amd(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mib", "word"), [(512, "1G"), (511, "0G"), (24560, "24G"), (196592, "192G")])
-def test_amd_memory_is_rounded_as_the_node_labeller_does(mib: int, word: str) -> None:
+def test_amd_memory_is_rounded_as_by_the_node_labeller(mib: int, word: str) -> None:
     found = amd_labels((Card("gfx1103", memory_bytes=mib << 20),), Driver(), firmware=False).values
     assert found["amd.com/gpu.vram"] == word
 
 
-def test_amd_gpus_of_several_kinds(tmp_path: Path) -> None:
+def test_amd_gpus_of_several_models(tmp_path: Path) -> None:
     amd_machine(tmp_path, "desktop")
     found = values(gpunode("labels", "--vendor", "amd", "--root", str(tmp_path)))
     assert found["amd.com/gpu.family.GC_11_0_0"] == "1"

@@ -47,7 +47,7 @@ def values(ran: Ran) -> dict[str, str]:
 
 
 @needs_stub
-def test_labels_by_nvml(node: StubNode) -> None:
+def test_labels_from_nvml(node: StubNode) -> None:
     found = values(labels(node, "--mig-strategy", "mixed"))
     assert {k: v for k, v in found.items() if k.startswith("nvidia.com/mig-1g.5gb.me.")} == {
         f"nvidia.com/mig-1g.5gb.me.{key}": value
@@ -75,7 +75,7 @@ def test_labels_by_nvml(node: StubNode) -> None:
 
 
 @needs_stub
-def test_the_clique_and_what_knows_no_mig(tmp_path: Path) -> None:
+def test_clique_and_gpus_without_mig(tmp_path: Path) -> None:
     linked = machine(2).with_gpu(0, fabric=(3, 0, 0), told={"cluster": 0xA1, "clique": 7})
     found = values(labels(stub_node(tmp_path, linked)))
     assert found["nvidia.com/gpu.clique"] == "a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1.7"
@@ -87,7 +87,7 @@ def test_the_clique_and_what_knows_no_mig(tmp_path: Path) -> None:
 
 
 @needs_stub
-def test_flags_variables_and_file_of_the_other_tool(node: StubNode, tmp_path: Path) -> None:
+def test_flags_variables_and_file_of_gpu_feature_discovery(node: StubNode, tmp_path: Path) -> None:
     config, product = tmp_path / "c.yaml", tmp_path / "product"
     product.write_text("DGX A100\n")
     config.write_text(
@@ -112,13 +112,13 @@ def test_flags_variables_and_file_of_the_other_tool(node: StubNode, tmp_path: Pa
 
 @needs_stub
 @pytest.mark.parametrize("flag", ["--output", "-o"])
-def test_the_feature_file_by_its_other_names(node: StubNode, tmp_path: Path, flag: str) -> None:
+def test_feature_file_under_its_other_option_names(node: StubNode, tmp_path: Path, flag: str) -> None:
     path = tmp_path / "gfd"
     assert f"{path}: would be created" in labels(node, flag, str(path), "--dry-run").out
 
 
 @needs_stub
-def test_the_feature_file(node: StubNode, tmp_path: Path) -> None:
+def test_feature_file(node: StubNode, tmp_path: Path) -> None:
     path = tmp_path / "features.d/gfd"
     flag = "--output-file"
     dry = labels(node, flag, str(path), "--dry-run")
@@ -145,7 +145,9 @@ def test_the_feature_file(node: StubNode, tmp_path: Path) -> None:
     assert sorted(path.parent.iterdir()) == [path]
 
 
-def test_somebody_else_who_writes_the_file_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feature_file_changed_concurrently_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "gfd"
     path.write_text("nvidia.com/gpu.count=1\n")
     numbers, write = iter(range(5, 8)), Host.write_atomic
@@ -166,7 +168,9 @@ def test_somebody_else_who_writes_the_file_meanwhile(tmp_path: Path, monkeypatch
         put({"nvidia.com/gpu.count": "3"}, dry_run=False)
 
 
-def test_a_symlink_in_its_place_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symlink_in_place_of_the_feature_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, precious = tmp_path / "gfd", tmp_path / "ld.so.preload"
     precious.touch()
     path.symlink_to(precious)
@@ -180,7 +184,7 @@ def test_a_symlink_in_its_place_leads_nowhere(tmp_path: Path, monkeypatch: pytes
 
 
 @needs_stub
-def test_what_is_no_feature_file_is_left_alone(node: StubNode, tmp_path: Path) -> None:
+def test_other_file_is_not_overwritten(node: StubNode, tmp_path: Path) -> None:
     path = tmp_path / "passwd"
     path.write_text("root:x:0:0:root:/root:/bin/bash\n")
     ran = labels(node, "--output-file", str(path))
@@ -192,7 +196,7 @@ def test_what_is_no_feature_file_is_left_alone(node: StubNode, tmp_path: Path) -
 
 
 @needs_stub
-def test_json(node: StubNode, tmp_path: Path) -> None:
+def test_labels_as_json(node: StubNode, tmp_path: Path) -> None:
     path = tmp_path / "gfd"
     found = labels(node, "--output-file", str(path), "-o", "json", "--mig-strategy", "single").document
     assert found["kind"] == "NodeLabels"
@@ -205,13 +209,13 @@ def test_json(node: StubNode, tmp_path: Path) -> None:
 
 
 @needs_stub
-def test_a_driver_that_does_not_answer(node: StubNode) -> None:
+def test_unresponsive_driver(node: StubNode) -> None:
     node.write(a100(2).with_faults(Fault("nvmlInitWithFlags", DRIVER_NOT_LOADED)))
     found = values(labels(node, "--fail-on-init-error=false"))
     assert found.keys() - {"nvidia.com/vgpu.present"} == {"nvidia.com/gfd.timestamp"}
 
 
-def test_no_gpu_and_a_gpu_that_does_not_answer(tmp_path: Path) -> None:
+def test_missing_gpu_and_unresponsive_gpu(tmp_path: Path) -> None:
     """A recorded machine with an empty bus, and one with a GPU that no driver knows."""
     (tmp_path / ".gpunode").mkdir()
     nvml = {"error": {"code": DRIVER_NOT_LOADED, "message": "driver not loaded"}}
@@ -231,7 +235,7 @@ def test_no_gpu_and_a_gpu_that_does_not_answer(tmp_path: Path) -> None:
     assert gpunode("labels", "--root", str(tmp_path), "--fail-on-init-error=false").code == 0
 
 
-def test_gpus_that_are_kept_for_virtual_machines(tmp_path: Path) -> None:
+def test_gpus_reserved_for_virtual_machines(tmp_path: Path) -> None:
     gpu = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
     gpu.mkdir(parents=True)
     for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330")):
@@ -271,7 +275,7 @@ def test_gpus_that_are_kept_for_virtual_machines(tmp_path: Path) -> None:
 
 
 @needs_stub
-def test_a_tegra_is_asked_by_cuda(tmp_path: Path) -> None:
+def test_tegra_is_queried_through_cuda(tmp_path: Path) -> None:
     """NVML isn't there: what CUDA tells of an AGX Orin, and what GPU feature discovery makes of it."""
     orin = machine(1, name="Orin", cc="8.7").with_gpu(0, memory=31378 << 20)
     node = stub_node(tmp_path, orin, libraries="cuda")
@@ -324,13 +328,13 @@ def test_a_tegra_is_asked_by_cuda(tmp_path: Path) -> None:
         (("--simulate", "h100:8,mig=9g"), 2, "has no MIG profile '9g'"),
     ],
 )
-def test_bad_input(argv: tuple[str, ...], code: int, words: str) -> None:
+def test_invalid_input(argv: tuple[str, ...], code: int, words: str) -> None:
     ran = gpunode("labels", *argv)
     assert (ran.code, words in ran.err) == (code, True), ran.err
 
 
 @needs_stub
-def test_one_shot_opens_nvml_once_and_asks_each_gpu_once(node: StubNode) -> None:
+def test_one_shot_run_opens_nvml_once_and_queries_each_gpu_once(node: StubNode) -> None:
     """On hardware to open NVML takes seconds, and each call its time. Faults that never strike count them."""
     calls = {"nvmlInitWithFlags": 1, "nvmlDeviceGetHandleByIndex": 2, "nvmlDeviceGetUUID": 4}
     calls |= {"nvmlDeviceGetName": 2, "nvmlDeviceGetMemoryInfo": 2, "nvmlDeviceGetMigMode": 2}
@@ -344,7 +348,7 @@ def test_one_shot_opens_nvml_once_and_asks_each_gpu_once(node: StubNode) -> None
 
 
 @needs_stub
-def test_one_shot_loads_no_library_that_it_needs_not(node: StubNode) -> None:
+def test_one_shot_run_loads_only_needed_libraries(node: StubNode) -> None:
     done = labels(node, PYTHONPROFILEIMPORTTIME="1")
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.err.splitlines()}
     assert "gpunode" in loaded

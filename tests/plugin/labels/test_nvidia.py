@@ -102,7 +102,7 @@ def whole(model: Model, count: int, replicas: int, way: str, shared: bool) -> di
     ],
     ids=["empty", "some", "several"],
 )
-def test_single_on_gpus_that_are_cut_in_another_way_is_invalid(gpus: tuple[Gpu, ...], why: str) -> None:
+def test_single_strategy_with_mixed_mig_layouts_is_invalid(gpus: tuple[Gpu, ...], why: str) -> None:
     found = labels(*gpus, mig_strategy="single")
     assert of_gpu(found) == {
         "product": "NVIDIA-A100-SXM4-40GB-MIG-INVALID",
@@ -117,7 +117,7 @@ def test_single_on_gpus_that_are_cut_in_another_way_is_invalid(gpus: tuple[Gpu, 
     assert found.warnings == (f"mig-strategy is single and {why}: nvidia.com/gpu.product is MIG-INVALID",)
 
 
-def test_single_tells_of_the_model_that_is_cut() -> None:
+def test_single_strategy_describes_the_partitioned_model() -> None:
     """Family and compute capability are those of the model that the product names."""
     found = of_gpu(labels(T4.gpu(0), T4.gpu(1), A100.gpu(2, 7), mig_strategy="single"))
     assert (found["product"], found["family"]) == ("NVIDIA-A100-SXM4-40GB-MIG-INVALID", "ampere")
@@ -128,7 +128,7 @@ def test_single_tells_of_the_model_that_is_cut() -> None:
     assert (found["count"], found["compute.major"]) == ("9", "8")
 
 
-def test_a_profile_with_a_plus_is_written_with_a_dot() -> None:
+def test_plus_in_a_profile_name_becomes_a_dot() -> None:
     gpu = replace(H100.gpu(0), mig_enabled=True, mig=(MigDevice(0, "MIG-x", "1g.10gb+me", 9, 0, 9984 << 20),))
     found = labels(gpu, mig_strategy="mixed")
     assert told(found, "nvidia.com/mig-1g.10gb.me") == {
@@ -140,14 +140,14 @@ def test_a_profile_with_a_plus_is_written_with_a_dot() -> None:
     }
 
 
-def test_mps_on_a_gpu_that_is_cut_is_not_capable() -> None:
+def test_mps_on_a_gpu_in_mig_mode_is_not_capable() -> None:
     found = labels(A100.gpu(0, 7), A100.gpu(1), sharing=sharing("mps"))
     assert found.values["nvidia.com/mps.capable"] == "false"
     assert of_gpu(found) == whole(A100, 1, 4, "mps", True)  # the plugin doesn't advertise the other
 
 
 @pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
-def test_labels_count_no_device_that_the_plugin_does_not_advertise(strategy: str) -> None:
+def test_labels_count_only_advertised_devices(strategy: str) -> None:
     """MPS can't share MIG devices, so the plugin leaves out those that sharing.mps names."""
     name = "nvidia.com/mig-1g.5gb" if strategy == "mixed" else "nvidia.com/gpu"
     found = labels(A100.gpu(0, 7), A100.gpu(1, 7), mig_strategy=strategy, sharing=sharing("mps", name))
@@ -156,13 +156,13 @@ def test_labels_count_no_device_that_the_plugin_does_not_advertise(strategy: str
     assert any("MPS can't share MIG devices" in warning for warning in found.warnings)
 
 
-def test_a_node_without_gpus_is_warned_about() -> None:
+def test_node_without_gpus_gives_a_warning() -> None:
     found = labels(machine=Machine(vgpu=False))
     assert set(found.values) == {"nvidia.com/gfd.timestamp", "nvidia.com/vgpu.present"}
     assert found.warnings == ("no GPU was found on this node",)
 
 
-def test_several_models_are_told_the_same_each_time() -> None:
+def test_several_models_give_the_same_labels_each_time() -> None:
     """The model that most GPUs have; of two such the first. Original: another one on each pass."""
     found = labels(T4.gpu(0), L40S.gpu(1), L40S.gpu(2))
     assert of_gpu(found) == whole(L40S, 2, 1, "none", False)
@@ -173,7 +173,7 @@ def test_several_models_are_told_the_same_each_time() -> None:
     assert of_gpu(labels(T4.gpu(0), L40S.gpu(1))) == whole(T4, 1, 1, "none", False)
 
 
-def test_resources_with_names_of_their_own_have_labels_of_their_own() -> None:
+def test_renamed_resources_have_their_own_labels() -> None:
     rules = (NameRule("gpu", "*L40S*", "nvidia.com/l40s"), NameRule("gpu", "Tesla T4", "nvidia.com/t4"))
     found = labels(
         T4.gpu(0),
@@ -185,26 +185,26 @@ def test_resources_with_names_of_their_own_have_labels_of_their_own() -> None:
     assert told(found, "nvidia.com/t4") == whole(T4, 1, 4, "time-slicing", False)
 
 
-def test_another_name_for_all_gpus_is_no_renaming() -> None:
+def test_resource_name_for_all_gpus_is_not_a_renaming() -> None:
     found = labels(
         T4.gpu(0), resource_name="example.com/gpu", sharing=sharing("time-slicing", "example.com/gpu")
     )
     assert of_gpu(found) == whole(T4, 1, 4, "time-slicing", True)
 
 
-def test_sharing_a_part_of_the_gpus() -> None:
+def test_some_gpus_are_shared() -> None:
     found = labels(T4.gpu(0), T4.gpu(1), sharing=sharing("time-slicing", devices=("1",)))
     assert of_gpu(found) == whole(T4, 2, 4, "time-slicing", True)
 
 
-def test_gpus_that_nobody_is_given_are_not_counted() -> None:
+def test_excluded_gpus_are_not_counted() -> None:
     assert of_gpu(labels(T4.gpu(0), T4.gpu(1), exclude=("0",)))["count"] == "1"
     assert of_gpu(labels(T4.gpu(0), replace(T4.gpu(1), name="DGX Display")))["count"] == "1"
     found = labels(A100.gpu(0, 7), mig_strategy="mixed", exclude=("0:0", "0:1"))
     assert told(found, "nvidia.com/mig-1g.5gb")["count"] == "5"
 
 
-def test_a_gpu_that_is_lost_costs_the_others_nothing() -> None:
+def test_lost_gpu_does_not_affect_the_others() -> None:
     found = labels(T4.gpu(0), Gpu(1, "", "", "", error="GPU is lost"), T4.gpu(2))
     assert of_gpu(found)["count"] == "2"
     assert found.warnings == ("GPU 1 isn't counted: GPU is lost",)
@@ -213,7 +213,7 @@ def test_a_gpu_that_is_lost_costs_the_others_nothing() -> None:
     assert nothing.values["nvidia.com/cuda.driver-version.full"] == "550.54.15"
 
 
-def test_memory_is_left_out_if_it_isnt_told_and_so_is_an_unknown_capability() -> None:
+def test_unknown_memory_and_capability_are_left_out() -> None:
     found = of_gpu(labels(T4.gpu(0, memory_bytes=0, compute_capability="")))
     assert set(found) == {"product", "count", "replicas", "sharing-strategy"}
 
@@ -241,7 +241,7 @@ def test_families(capability: str, word: str) -> None:
 # --- the node -------------------------------------------------------------------------------------------
 
 
-def test_what_is_said_of_the_node() -> None:
+def test_labels_of_the_node() -> None:
     gpu = H100.gpu(0, clique="a1b2c3d4-0000-0000-0000-000000000001.3")
     machine = Machine("PowerEdge R760xa\nrev. 2", {gpu.pci: 0x030200}, True, ("550.90.05", "r550_00"))
     found = labels(gpu, machine=machine).values
@@ -300,7 +300,7 @@ def test_cliques(cliques: tuple[str, str], clique: str | None) -> None:
     assert labels(*gpus).values.get("nvidia.com/gpu.clique") == clique
 
 
-def test_a_node_without_gpus_has_the_time_and_what_concerns_vgpus() -> None:
+def test_node_without_gpus_has_timestamp_and_vgpu_labels() -> None:
     machine = Machine("x", {}, False)
     assert labels(machine=machine).values == {
         "nvidia.com/gfd.timestamp": "1800000000",
@@ -309,7 +309,7 @@ def test_a_node_without_gpus_has_the_time_and_what_concerns_vgpus() -> None:
     assert labels(machine=Machine("x", {}, None)).values == {"nvidia.com/gfd.timestamp": "1800000000"}
 
 
-def test_odd_driver_versions_are_no_reason_to_go_without_labels() -> None:
+def test_unusual_driver_versions_still_give_labels() -> None:
     for version, revision in (("550.54", ""), ("550.54.15.01", "15.01"), ("nightly", "")):
         seen = Inventory(version, "", (T4.gpu(0),))
         found = nvidia_labels(Settings(), seen, plan_seen(HOST, Settings(), seen).plan, Machine(), NOW).values
@@ -318,7 +318,7 @@ def test_odd_driver_versions_are_no_reason_to_go_without_labels() -> None:
         assert "nvidia.com/cuda.runtime.major" not in found
 
 
-def test_a_sharing_section_that_cannot_hold_is_an_error() -> None:
+def test_impossible_sharing_section_is_an_error() -> None:
     double = Sharing("time-slicing", (SharedResource("nvidia.com/gpu", 2, "a.com/x", ("0",)),) * 1)
     both = replace(double, resources=(*double.resources, SharedResource("nvidia.com/gpu", 3, "", ("0",))))
     with pytest.raises(ConfigError, match="shared by two entries"):
@@ -338,30 +338,30 @@ def test_a_sharing_section_that_cannot_hold_is_an_error() -> None:
         ("機械", ""),
     ],
 )
-def test_sanitising(text: str, plain: str) -> None:
+def test_values_are_sanitized(text: str, plain: str) -> None:
     assert sanitised(text) == plain
 
 
-def test_a_value_that_kubernetes_would_refuse_is_cut_to_one_that_it_takes() -> None:
+def test_value_that_kubernetes_refuses_is_shortened() -> None:
     assert label_value("-Default string-") == "Default-string"
     assert label_value("x" * 62 + "-yz") == "x" * 62
 
 
 @given(st.text(max_size=100))
-def test_every_value_is_one_that_kubernetes_takes(text: str) -> None:
+def test_every_value_is_valid_for_kubernetes(text: str) -> None:
     value = label_value(text)
     assert len(value) <= 63
     assert value == "" or not key_problem(value)
 
 
-def test_a_key_that_kubernetes_would_refuse_is_told() -> None:
+def test_key_that_kubernetes_refuses_is_reported() -> None:
     long = "nvidia.com/" + "x" * 60
     found = made({f"{long}.product": "a", "nvidia.com/gpu.count": "1"})
     assert found.values == {"nvidia.com/gpu.count": "1"}
     assert found.warnings[0].startswith(f"the label {long}.product is left out")
 
 
-def test_the_timestamp_is_that_of_the_last_change() -> None:
+def test_timestamp_is_that_of_the_last_change() -> None:
     before = {"nvidia.com/gfd.timestamp": "1", "nvidia.com/gpu.count": "8"}
     assert settled({**before, "nvidia.com/gfd.timestamp": "2"}, before) is before
     other = {"nvidia.com/gfd.timestamp": "2", "nvidia.com/gpu.count": "7"}

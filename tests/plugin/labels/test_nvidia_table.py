@@ -137,7 +137,7 @@ EVERY = list(chain.from_iterable(((model, *case) for case in cases(model)) for m
 
 
 @pytest.mark.parametrize(("model", "layout", "strategy", "way"), EVERY, ids=map(" ".join, EVERY))
-def test_labels_are_those_of_gpu_feature_discovery(
+def test_labels_match_gpu_feature_discovery(
     model: str, layout: str, strategy: str, way: str, inventories: dict[str, Inventory]
 ) -> None:
     chosen = settings(model, strategy, way)
@@ -146,6 +146,6 @@ def test_labels_are_those_of_gpu_feature_discovery(
     assert kept(found.values.items()) == table(model)[f"{layout} {strategy} {way}"]
 
 
-def test_the_tables_have_no_other_cases() -> None:
+def test_tables_have_no_other_cases() -> None:
     for model in MODELS:
         assert list(table(model)) == [" ".join(case) for case in cases(model)]

@@ -89,7 +89,7 @@ def children(pid: int) -> list[str]:
     return found
 
 
-def test_what_happens_to_the_gpus_is_in_the_file_soon(tmp_path: Path, kept: list[Kept]) -> None:
+def test_gpu_changes_are_soon_in_the_file(tmp_path: Path, kept: list[Kept]) -> None:
     node = stub_node(tmp_path, machine(2))
     kept.append(Kept(tmp_path, node, "labels", "--watch", "--mig-strategy", "mixed"))
     one = kept[0]
@@ -106,7 +106,7 @@ def test_what_happens_to_the_gpus_is_in_the_file_soon(tmp_path: Path, kept: list
     assert one.labels()["nvidia.com/gpu.count"] == "2"  # and stays there
 
 
-def test_a_config_file_that_changes(tmp_path: Path, kept: list[Kept]) -> None:
+def test_changed_config_file_is_applied(tmp_path: Path, kept: list[Kept]) -> None:
     node, config = stub_node(tmp_path, machine(2)), tmp_path / "c.yaml"
     config.write_text("version: v1\nflags: {gfd: {oneshot: false}}\n")
     kept.append(Kept(tmp_path, node, "labels", "--config-file", str(config)))
@@ -121,7 +121,7 @@ def test_a_config_file_that_changes(tmp_path: Path, kept: list[Kept]) -> None:
     assert one.end() == 0
 
 
-def test_a_place_that_cant_be_had_is_tried_again(tmp_path: Path, kept: list[Kept]) -> None:
+def test_unwritable_target_is_retried(tmp_path: Path, kept: list[Kept]) -> None:
     node = stub_node(tmp_path, machine(1))
     blocked = tmp_path / "features.d"
     blocked.write_text("a file where a directory should be")
@@ -133,7 +133,7 @@ def test_a_place_that_cant_be_had_is_tried_again(tmp_path: Path, kept: list[Kept
     assert eventually(lambda: "the labels are updated again" in one.log()), one.log()
 
 
-def test_a_tegra_is_asked_by_cuda_until_it_answers(tmp_path: Path, kept: list[Kept]) -> None:
+def test_tegra_is_queried_through_cuda_until_it_responds(tmp_path: Path, kept: list[Kept]) -> None:
     orin = machine(1, name="Orin", cc="8.7")
     node = stub_node(tmp_path, orin.with_faults(Fault("cuInit", 100)), libraries="cuda")
     argv = ("labels", "--watch", "--device-discovery-strategy", "tegra", "--sleep-interval", "1s")
@@ -146,7 +146,7 @@ def test_a_tegra_is_asked_by_cuda_until_it_answers(tmp_path: Path, kept: list[Ke
     assert one.end() == 0
 
 
-def test_a_tegra_without_nvml_is_told_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tegra_without_nvml_is_detected_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "tegra_files", lambda host: True)
     node = stub_node(tmp_path, machine(1, name="Orin", cc="8.7"), libraries="cuda")
     host = Host(environ=clean_environment(node.env))
@@ -158,7 +158,7 @@ def test_a_tegra_without_nvml_is_told_by_its_files(tmp_path: Path, monkeypatch: 
     assert (told, kept_by.source()) == ([True], (Settings(), Inventory("")))
 
 
-def test_the_plugin_keeps_them_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:
+def test_plugin_keeps_labels_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:
     node = stub_node(tmp_path, machine(2))
     (short / "dp").mkdir()  # its kubelet never comes
     argv = ("plugin", "serve", "--labels", "file", "--kubelet-socket", str(short / "dp/kubelet.sock"))
@@ -173,7 +173,7 @@ def test_the_plugin_keeps_them_with_its_own_nvml(tmp_path: Path, short: Path, ke
     assert one.labels()["nvidia.com/gpu.count"] == "3"
 
 
-def test_a_service_has_no_stdout(tmp_path: Path) -> None:
+def test_service_has_no_stdout(tmp_path: Path) -> None:
     from tests.cli import gpunode
 
     ran = gpunode("plugin", "serve", "--labels", "stdout")

@@ -23,7 +23,7 @@ HEAD = "[2026-11-21 10:05:06.065 Control 13013] "
         ),
     ],
 )
-def test_chatter_is_not_told(text: str) -> None:
+def test_routine_lines_are_not_logged(text: str) -> None:
     assert read_line(HEAD + text) is None
 
 
@@ -39,16 +39,16 @@ def test_chatter_is_not_told(text: str) -> None:
         ("Warning: Failed writing log files to directory [/x]. No logs will be available.", True, ""),
     ],
 )
-def test_news_is_told_without_time_and_number(text: str, bad: bool, server: str) -> None:
+def test_relevant_lines_are_logged_without_time_and_number(text: str, bad: bool, server: str) -> None:
     assert read_line(HEAD + text) == Line(text, bad, server)
 
 
-def test_a_line_of_another_shape_is_told_as_it_is() -> None:
+def test_line_of_another_format_is_logged_unchanged() -> None:
     other = "An instance of this daemon is already running"
     assert read_line(other) == Line(other, bad=True)
 
 
-def test_servers_that_never_come_up_are_failing_until_one_does() -> None:
+def test_servers_that_never_start_are_failing_until_one_does() -> None:
     watch = ServerWatch()
     for _ in range(3):
         assert not watch.failing
@@ -60,6 +60,6 @@ def test_servers_that_never_come_up_are_failing_until_one_does() -> None:
 
 
 @given(st.text())
-def test_any_line_is_read(raw: str) -> None:
+def test_any_line_is_parsed(raw: str) -> None:
     line = read_line(raw)
     assert line is None or line.text

@@ -18,7 +18,7 @@ from gpunode.plugin.mps.daemon import PROGRAM, find_program
         Settings(container_driver_root="/run/nvidia/driver"),  # as it is mounted in the plugin's container
     ],
 )
-def test_the_program_is_found_below_the_drivers_root(tmp_path: Path, settings: Settings) -> None:
+def test_program_is_found_below_the_driver_root(tmp_path: Path, settings: Settings) -> None:
     program = tmp_path / "run/nvidia/driver/usr/bin" / PROGRAM
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")

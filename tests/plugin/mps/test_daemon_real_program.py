@@ -33,7 +33,7 @@ def real(node: MpsNode, program: Path) -> MpsNode:
     return replace(node, host=replace(node.host, environ={**node.host.environ, "PATH": path}))
 
 
-def test_the_real_daemon_is_kept(real: MpsNode, program: Path) -> None:
+def test_real_daemon_is_supervised(real: MpsNode, program: Path) -> None:
     log = MemoryLog()
     wanted = spec(real, 0, 1)
     with kept(real, wanted, log) as made:
@@ -73,7 +73,7 @@ def test_real_servers_fail_without_a_driver(real: MpsNode, program: Path) -> Non
     assert any("exited with status" in line for line in told), log.lines
 
 
-def test_a_real_daemon_beside_which_another_runs(real: MpsNode, program: Path) -> None:
+def test_real_daemon_beside_another_one(real: MpsNode, program: Path) -> None:
     log = MemoryLog()
     wanted = spec(real)
     with kept(real, wanted) as first:

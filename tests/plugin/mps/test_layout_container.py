@@ -20,7 +20,7 @@ def shares(index: int, *numbers: int) -> list[str]:
     return [f"{uuid(index)}::{number}" for number in numbers]
 
 
-def test_one_share_of_a_gpu_with_a_daemon_of_its_own() -> None:
+def test_one_share_of_a_gpu_with_its_own_daemon() -> None:
     env, mounts = container_parts(OWN, snapshot({0: 4, 1: 10}), shares(1, 7))
     assert env == {
         "CUDA_MPS_PIPE_DIRECTORY": f"/mps/{NAME}/pipe",
@@ -33,7 +33,7 @@ def test_one_share_of_a_gpu_with_a_daemon_of_its_own() -> None:
     )
 
 
-def test_limits_grow_with_the_shares() -> None:
+def test_limits_grow_with_the_number_of_shares() -> None:
     env, mounts = container_parts(OWN, snapshot({0: 4}, single=False), shares(0, 1, 2, 3))
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "75"
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=61440M"
@@ -41,32 +41,32 @@ def test_limits_grow_with_the_shares() -> None:
     assert mounts[0].host == f"{ROOT}/{NAME}/pipe"
 
 
-def test_shares_of_several_gpus_name_them_and_limit_each() -> None:
+def test_shares_of_several_gpus_name_and_limit_each() -> None:
     env, _ = container_parts(OWN, snapshot({0: 4, 1: 4, 2: 4}, single=False), shares(0, 0, 1) + shares(2, 3))
     assert env["CUDA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(2)}"
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{uuid(0)}=40960M,{uuid(2)}=20480M"
     assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
 
 
-def test_somebody_elses_daemon_serves_all_gpus() -> None:
+def test_external_daemon_serves_all_gpus() -> None:
     env, mounts = container_parts(OTHERS, snapshot({0: 4, 1: 4}), shares(1, 0))
     assert mounts[0] == Mount(f"{ROOT}/{NAME}/pipe", f"/mps/{NAME}/pipe")
     assert env["CUDA_VISIBLE_DEVICES"] == uuid(1)
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{uuid(1)}=20480M"
 
 
-def test_memory_that_is_not_known_has_no_limit() -> None:
+def test_unknown_memory_has_no_limit() -> None:
     env, _ = container_parts(OWN, snapshot({0: 4}, gib=0), shares(0, 0))
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env
 
 
-def test_what_is_not_shared_gets_nothing() -> None:
+def test_device_without_mps_sharing_gets_no_settings() -> None:
     assert container_parts(OWN, snapshot({0: 4}, sharing="time-slicing"), shares(0, 0)) == ({}, ())
     assert container_parts(OWN, snapshot({0: 0, 1: 4}), [uuid(0)]) == ({}, ())
     assert container_parts(OWN, snapshot({0: 4}), []) == ({}, ())
 
 
-def test_what_one_client_could_not_see_is_refused() -> None:
+def test_devices_that_one_client_cannot_see_together_are_refused() -> None:
     with pytest.raises(AllocationError, match="whole GPU"):
         container_parts(OWN, snapshot({0: 0, 1: 4}, single=False), [uuid(0), *shares(1, 0)])
     with pytest.raises(AllocationError, match="one share only"):
@@ -82,12 +82,12 @@ def test_what_one_client_could_not_see_is_refused() -> None:
         *(("9.0", "13.1", 60), ("6.1", "13.1", 16), ("", "12.0", 48), ("nonsense", "", 48)),
     ],
 )
-def test_how_many_clients_a_gpu_can_have(capability: str, cuda: str, clients: int) -> None:
+def test_number_of_clients_a_gpu_can_have(capability: str, cuda: str, clients: int) -> None:
     assert limit(capability, cuda) == clients
 
 
 @given(counts=st.lists(st.integers(1, 48), min_size=1, max_size=8), choice=st.randoms(use_true_random=False))
-def test_no_container_gets_more_than_its_part(counts: list[int], choice) -> None:
+def test_no_container_gets_more_than_its_share(counts: list[int], choice) -> None:
     shown = snapshot(dict(enumerate(counts)), single=False)
     ids = choice.sample([device.id for device in shown.devices], choice.randint(1, len(shown.devices)))
     env, mounts = container_parts(OWN, shown, ids)

@@ -53,7 +53,7 @@ def up(made: Keeper, seconds: float = 30.0) -> bool:
     return eventually(lambda: made.problem is None, seconds)
 
 
-def test_a_daemon_comes_up_with_its_limits_and_goes_without_a_trace(node: MpsNode) -> None:
+def test_daemon_starts_with_its_limits_and_stops_without_leftovers(node: MpsNode) -> None:
     log = MemoryLog()
     wanted = spec(node, 1, 3)
     with kept(node, wanted, log) as made:
@@ -81,7 +81,7 @@ def test_a_daemon_comes_up_with_its_limits_and_goes_without_a_trace(node: MpsNod
     assert log.messages("error") == []
 
 
-def test_a_killed_daemon_comes_again(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_daemon_is_restarted(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_BACK_OFF", (3600.0,))  # until it has been looked at
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
@@ -97,7 +97,7 @@ def test_a_killed_daemon_comes_again(node: MpsNode, monkeypatch: pytest.MonkeyPa
     assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
 
 
-def test_a_program_that_ends_at_once_is_tried_again_later(node: MpsNode) -> None:
+def test_program_that_exits_at_once_is_retried_later(node: MpsNode) -> None:
     log = MemoryLog()
     node.mps.behave(exits=1)
     with kept(node, spec(node), log) as made:
@@ -108,9 +108,7 @@ def test_a_program_that_ends_at_once_is_tried_again_later(node: MpsNode) -> None
         assert up(made), log.lines
 
 
-def test_without_the_program_the_hint_says_who_brings_it(
-    node: MpsNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_program_hint_names_its_package(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryLog()
     node.mps.program.rename(node.place / "away")
     monkeypatch.setattr("gpunode.gpu.library_paths.PROGRAM_DIRECTORIES", ())
@@ -122,7 +120,7 @@ def test_without_the_program_the_hint_says_who_brings_it(
         assert up(made)
 
 
-def test_a_deaf_daemon_is_replaced(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_daemon_is_replaced(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryLog()
     monkeypatch.setattr(supervisor, "_ASK_SECONDS", 0.2)
     monkeypatch.setattr("gpunode.plugin.mps.daemon._SECONDS", 1.0)
@@ -137,7 +135,7 @@ def test_a_deaf_daemon_is_replaced(node: MpsNode, monkeypatch: pytest.MonkeyPatc
         assert pid(node) != first
 
 
-def test_servers_that_do_not_come_up_are_a_problem_until_one_does(
+def test_servers_that_do_not_start_are_a_problem_until_one_does(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_SERVER_SECONDS", 0.3)
@@ -156,7 +154,7 @@ def test_servers_that_do_not_come_up_are_a_problem_until_one_does(
         assert len(node.mps.environments()) == 1
 
 
-def test_a_daemon_that_outlived_its_keeper_is_adopted(node: MpsNode) -> None:
+def test_daemon_that_outlived_its_supervisor_is_adopted(node: MpsNode) -> None:
     """As after SIGKILL of the plugin: the clients of the daemon live on."""
     wanted = spec(node)
     layout.prepare(node.host, wanted, node.root, MemoryLog())
@@ -174,7 +172,7 @@ def test_a_daemon_that_outlived_its_keeper_is_adopted(node: MpsNode) -> None:
     assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
 
 
-def test_a_daemon_of_before_with_other_gpus_is_ended_first(node: MpsNode) -> None:
+def test_earlier_daemon_with_other_gpus_is_stopped_first(node: MpsNode) -> None:
     wanted = spec(node, 0, 1)
     layout.prepare(node.host, wanted, node.root, MemoryLog())
     orphan = start(node.host, str(node.mps.program), spec(node, 0))
@@ -185,7 +183,7 @@ def test_a_daemon_of_before_with_other_gpus_is_ended_first(node: MpsNode) -> Non
         assert pid(node) != orphan.pid
 
 
-def test_a_process_that_got_the_number_is_left_alone(node: MpsNode) -> None:
+def test_process_that_reused_the_pid_is_not_stopped(node: MpsNode) -> None:
     """The file names this test's own process, with another start time."""
     wanted = spec(node)
     Path(wanted.directory).mkdir(parents=True)
@@ -209,7 +207,7 @@ def vars_of(identity: Identity) -> dict[str, object]:
     }
 
 
-def test_somebody_elses_daemon_is_not_touched(node: MpsNode) -> None:
+def test_foreign_daemon_is_not_touched(node: MpsNode) -> None:
     wanted = spec(node)
     layout.prepare(node.host, wanted, node.root, MemoryLog())
     other = start(node.host, str(node.mps.program), wanted)
@@ -229,7 +227,7 @@ def test_somebody_elses_daemon_is_not_touched(node: MpsNode) -> None:
         assert eventually(lambda: other.ended() is not None)
 
 
-def test_stopping_does_not_wait_for_an_nvml_that_hangs(node: MpsNode) -> None:
+def test_stop_does_not_wait_for_a_hanging_nvml(node: MpsNode) -> None:
     node.gpus.write(machine(4).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
@@ -241,7 +239,7 @@ def test_stopping_does_not_wait_for_an_nvml_that_hangs(node: MpsNode) -> None:
     assert log.messages("error") == []
 
 
-def test_stopping_a_deaf_daemon_under_an_nvml_that_hangs_takes_less_than_systemd_waits(
+def test_stop_with_hanging_daemon_and_nvml_is_faster_than_the_systemd_timeout(
     node: MpsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpunode.plugin.mps.compute_mode._HURRIED_SECONDS", 0.5)
@@ -261,7 +259,7 @@ def test_stopping_a_deaf_daemon_under_an_nvml_that_hangs_takes_less_than_systemd
     assert remains(node.host, node.root) != []  # the next start puts the modes back
 
 
-def test_a_lost_gpu_costs_the_others_nothing(node: MpsNode) -> None:
+def test_lost_gpu_does_not_affect_the_others(node: MpsNode) -> None:
     node.gpus.write(machine(4).with_gpu(1, lost=True))
     with kept(node, spec(node, 0, 1)) as made:
         assert up(made)
@@ -277,7 +275,7 @@ def test_a_lost_gpu_costs_the_others_nothing(node: MpsNode) -> None:
     ],
     ids=["permission", "driver"],
 )
-def test_gpus_that_can_not_be_set_are_named(node: MpsNode, fault: Fault, reason: str) -> None:
+def test_gpus_that_refuse_the_mode_are_named(node: MpsNode, fault: Fault, reason: str) -> None:
     node.gpus.write(machine(4).with_faults(fault))
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
@@ -288,14 +286,14 @@ def test_gpus_that_can_not_be_set_are_named(node: MpsNode, fault: Fault, reason:
         assert up(made)
 
 
-def test_a_prohibited_gpu_stays_prohibited(node: MpsNode) -> None:
+def test_prohibited_gpu_stays_prohibited(node: MpsNode) -> None:
     node.gpus.write(machine(4).with_gpu(0, compute_mode=PROHIBITED))
     with kept(node, spec(node)) as made:
         assert eventually(lambda: made.problem is not None and "PROHIBITED" in made.problem.reason)
     assert node.gpus.compute_modes() == {}
 
 
-def test_a_mode_that_somebody_has_changed_meanwhile_stays(node: MpsNode) -> None:
+def test_mode_changed_by_another_user_meanwhile_is_kept(node: MpsNode) -> None:
     with kept(node, spec(node)) as made:
         assert up(made)
         with Path(f"{node.gpus.scenario_path}.modes").open("a") as file:
@@ -303,14 +301,14 @@ def test_a_mode_that_somebody_has_changed_meanwhile_stays(node: MpsNode) -> None
     assert node.gpus.compute_modes() == {gpu_uuid(0): PROHIBITED}
 
 
-def test_a_gpu_that_was_exclusive_stays_exclusive(node: MpsNode) -> None:
+def test_exclusive_gpu_stays_exclusive(node: MpsNode) -> None:
     node.gpus.write(machine(4).with_gpu(0, compute_mode=EXCLUSIVE))
     with kept(node, spec(node)) as made:
         assert up(made)
     assert node.gpus.compute_modes() == {}
 
 
-def test_a_mode_that_can_not_be_put_back_is_said_and_remembered(node: MpsNode) -> None:
+def test_mode_that_cannot_be_restored_is_reported_and_remembered(node: MpsNode) -> None:
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
         assert up(made)
@@ -327,7 +325,7 @@ def test_a_mode_that_can_not_be_put_back_is_said_and_remembered(node: MpsNode) -
     assert remains(node.host, node.root) == []
 
 
-def test_other_limits_need_no_other_daemon(node: MpsNode) -> None:
+def test_other_limits_need_no_new_daemon(node: MpsNode) -> None:
     with kept(node, spec(node)) as made:
         assert up(made)
         made.adjust(spec(node, percentage=10, mib=400))
@@ -336,7 +334,7 @@ def test_other_limits_need_no_other_daemon(node: MpsNode) -> None:
         assert len(node.mps.environments()) == 1
 
 
-def test_shm_that_is_not_the_daemons_own_is_refused(node: MpsNode) -> None:
+def test_shared_memory_that_is_not_private_is_refused(node: MpsNode) -> None:
     Path(f"{node.root}/shm").mkdir(parents=True)
     with kept(node, spec(node)) as made:
         assert eventually(
@@ -345,7 +343,7 @@ def test_shm_that_is_not_the_daemons_own_is_refused(node: MpsNode) -> None:
     assert Path(f"{node.root}/shm").is_dir()
 
 
-def test_a_container_without_the_nodes_shm_is_told_what_to_mount(node: MpsNode) -> None:
+def test_container_without_the_nodes_shm_gets_a_mount_hint(node: MpsNode) -> None:
     pod = replace(
         node, host=replace(node.host, environ={**node.host.environ, "KUBERNETES_SERVICE_HOST": "x"})
     )
@@ -355,7 +353,7 @@ def test_a_container_without_the_nodes_shm_is_told_what_to_mount(node: MpsNode) 
         assert "mount a tmpfs of the node" in str(log.lines[-1][2]["hint"])
 
 
-def test_the_log_is_followed_and_kept_small(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_followed_and_kept_small(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.plugin.mps.daemon._MOST", 4000)
     log = MemoryLog()
     with kept(node, spec(node), log) as made:

@@ -55,7 +55,7 @@ def test_devices_wait_for_the_daemon_and_follow_it(
         assert eventually(lambda: made.problem is not None)
 
 
-def test_nvidias_deployment_mounts_the_root_elsewhere(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_mounted_elsewhere_by_nvidias_deployment(node: MpsNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_MOUNTED", node.root)
     here = DaemonSpec(NAME, (uuid(0),), f"{node.root}/{NAME}")
     layout.prepare(node.host, here, node.root, MemoryLog())

@@ -42,7 +42,7 @@ def pid_of(node: MpsNode, gpu: int) -> int:
     return int(json.loads(path.read_text())["pid"])
 
 
-def test_devices_are_healthy_while_their_daemon_is_up(
+def test_devices_are_healthy_while_their_daemon_runs(
     node: MpsNode, cluster: tuple[KubeletStub, Start]
 ) -> None:
     stub, start = cluster
@@ -98,7 +98,7 @@ def test_limits_grow_with_the_shares_of_a_container(
     assert node.mps.commands() == []  # a limit of the daemon would hold for every container
 
 
-def test_who_comes_after_a_killed_plugin_goes_on_with_its_daemons(
+def test_restarted_plugin_adopts_the_daemons_of_a_killed_one(
     node: MpsNode, cluster: tuple[KubeletStub, Start]
 ) -> None:
     stub, start = cluster
@@ -117,7 +117,7 @@ def test_who_comes_after_a_killed_plugin_goes_on_with_its_daemons(
     assert [Identity.of(node.host, process, ()) for process in before] == [None] * 4
 
 
-def test_what_a_killed_plugin_left_goes_when_mps_is_switched_off(
+def test_leftovers_of_a_killed_plugin_are_removed_if_mps_is_disabled(
     node: MpsNode, cluster: tuple[KubeletStub, Start]
 ) -> None:
     stub, start = cluster
@@ -132,7 +132,7 @@ def test_what_a_killed_plugin_left_goes_when_mps_is_switched_off(
     assert "CUDA_MPS_PIPE_DIRECTORY" not in stub.allocate(RESOURCE, 1).envs
 
 
-def test_switching_mps_off_and_on_in_the_config_file(
+def test_mps_is_disabled_and_enabled_in_the_config_file(
     node: MpsNode, cluster: tuple[KubeletStub, Start]
 ) -> None:
     stub, start = cluster
@@ -149,7 +149,7 @@ def test_switching_mps_off_and_on_in_the_config_file(
     assert set(node.gpus.compute_modes().values()) == {EXCLUSIVE}
 
 
-def test_two_that_keep_the_same_daemons(node: MpsNode, cluster: tuple[KubeletStub, Start]) -> None:
+def test_two_plugins_with_the_same_daemons(node: MpsNode, cluster: tuple[KubeletStub, Start]) -> None:
     stub, start = cluster
     node.host.make_dirs(node.root)
     with node.host.lock(f"{node.root}/.lock", 0.0):
@@ -160,7 +160,7 @@ def test_two_that_keep_the_same_daemons(node: MpsNode, cluster: tuple[KubeletStu
     assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
 
 
-def test_a_plugin_that_keeps_no_daemons_waits_for_those_of_another_service(
+def test_plugin_without_daemons_waits_for_those_of_another_service(
     node: MpsNode, cluster: tuple[KubeletStub, Start]
 ) -> None:
     """As beside NVIDIA's MPS control daemon: one daemon for a resource, in its layout."""
@@ -183,7 +183,7 @@ def test_a_plugin_that_keeps_no_daemons_waits_for_those_of_another_service(
         assert eventually(lambda: daemon.ended() is not None)
 
 
-def test_the_plugin_waits_for_the_driver_and_takes_an_edited_file(
+def test_plugin_waits_for_the_driver_and_applies_an_edited_file(
     node: MpsNode, cluster: tuple[KubeletStub, Start]
 ) -> None:
     stub, start = cluster
@@ -199,9 +199,7 @@ def test_the_plugin_waits_for_the_driver_and_takes_an_edited_file(
     assert len(node.mps.environments()) == 4
 
 
-def test_nothing_of_mps_runs_where_nothing_is_shared(
-    node: MpsNode, cluster: tuple[KubeletStub, Start]
-) -> None:
+def test_no_mps_process_runs_without_shared_gpus(node: MpsNode, cluster: tuple[KubeletStub, Start]) -> None:
     stub, start = cluster
     serving = start()
     assert stub.wait_allocatable(RESOURCE, 4, 60.0), serving.log()

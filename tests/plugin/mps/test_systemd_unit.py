@@ -34,32 +34,32 @@ def value(key: str) -> str:
     return [given for name, given in settings() if name == key][-1]
 
 
-def test_no_setting_is_given_twice() -> None:
+def test_no_setting_occurs_twice() -> None:
     keys = [line.partition("=")[0] for line in DROP_IN.read_text().splitlines() if "=" in line[:30]]
     assert len(keys) == len(set(keys))
 
 
-def test_it_is_supervised_and_always_comes_back() -> None:
+def test_service_is_supervised_and_always_restarted() -> None:
     assert (value("Type"), value("NotifyAccess"), value("Restart")) == ("notify", "main", "always")
     assert value("StartLimitIntervalSec") == "0"
     assert value("ExecReload") == "/bin/kill -HUP $MAINPID"
     assert value("Environment") == "GPUNODE_PLUGIN_SERVE_MPS=true"
 
 
-def test_the_daemons_outlive_it_and_it_has_the_time_to_end_them() -> None:
+def test_daemons_survive_the_service_and_it_has_time_to_stop_them() -> None:
     assert value("KillMode") == "process"
     assert int(value("TimeoutStopSec")) > 10
     assert value("MemoryMax") == "infinity"
 
 
-def test_it_may_write_its_root_and_sees_the_nodes_shared_memory() -> None:
+def test_service_may_write_its_root_and_sees_the_nodes_shared_memory() -> None:
     assert (f"/run/{value('RuntimeDirectory')}", value("RuntimeDirectoryPreserve")) == (DEFAULT_ROOT, "yes")
     assert value("ReadWritePaths") == "/dev/shm"
     assert value("PrivateTmp") == "no"
     assert not {"PrivateIPC", "PrivateUsers"} & {key for key, _ in settings()}
 
 
-def test_it_may_set_compute_modes_and_reach_the_gpus() -> None:
+def test_service_may_set_compute_modes_and_open_the_gpus() -> None:
     assert "CAP_SYS_ADMIN" in value("CapabilityBoundingSet").split()
     assert value("SystemCallFilter") == ""
     forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset"}
@@ -67,7 +67,7 @@ def test_it_may_set_compute_modes_and_reach_the_gpus() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_systemd_analyze_verify_reports_no_problem(tmp_path: Path) -> None:
     copy = tmp_path / PLUGIN.name
     text = PLUGIN.read_text().replace("/usr/local/bin/gpunode", shutil.which("true") or "/bin/true")
     copy.write_text(text)

@@ -52,7 +52,7 @@ def say(port: int, data: bytes) -> bytes:
         return found
 
 
-def test_get_and_head_are_answered_and_nothing_else(web) -> None:
+def test_only_get_and_head_are_answered(web) -> None:
     port, _ = web
     got = say(port, b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nAccept: b\r\n\r\n")
     head, _, body = got.partition(b"\r\n\r\n")
@@ -80,14 +80,14 @@ def test_get_and_head_are_answered_and_nothing_else(web) -> None:
     ],
     ids=lambda data: repr(data[:14]),
 )
-def test_garbage_is_no_news_and_no_harm(web, garbage: bytes) -> None:
+def test_invalid_requests_are_refused_without_a_log_entry(web, garbage: bytes) -> None:
     port, log = web
     assert b" 200 " not in say(port, garbage).partition(b"\r\n")[0]
     assert b"m " in say(port, b"GET /metrics HTTP/1.1\r\n\r\n")
     assert log.lines == []
 
 
-def test_a_bug_in_a_page_is_logged_and_answered(web) -> None:
+def test_bug_in_a_page_is_logged_and_answered(web) -> None:
     port, log = web
     for _ in range(3):
         assert say(port, b"GET /broken HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500 ")
@@ -103,9 +103,7 @@ def slow_clients(stack: ExitStack, port: int, count: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [40, 200])
-def test_slow_clients_dont_keep_the_next_request_waiting(
-    web, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_slow_clients_do_not_delay_the_next_request(web, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(http, "CONNECTION_SECONDS", 300.0)
     port, log = web
     threads = threading.active_count()
@@ -120,7 +118,7 @@ def test_slow_clients_dont_keep_the_next_request_waiting(
     assert log.lines == []
 
 
-def test_requests_are_answered_while_slow_clients_keep_coming_back(web) -> None:
+def test_requests_are_answered_while_slow_clients_reconnect(web) -> None:
     port, _ = web
     stop = threading.Event()
 
@@ -141,7 +139,7 @@ def test_requests_are_answered_while_slow_clients_keep_coming_back(web) -> None:
             thread.join(60)
 
 
-def test_a_client_that_drips_is_disconnected(web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dripping_client_is_disconnected(web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "CONNECTION_SECONDS", 0.5)
     port, _ = web
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
@@ -151,9 +149,7 @@ def test_a_client_that_drips_is_disconnected(web, monkeypatch: pytest.MonkeyPatc
                 time.sleep(0.02)
 
 
-def test_a_client_that_does_not_read_its_response_is_disconnected(
-    web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_does_not_read_its_response_is_disconnected(web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "CONNECTION_SECONDS", 0.5)
     port, log = web
     threads = threading.active_count()
@@ -182,7 +178,7 @@ def rest_of(connection: socket.socket) -> int:
     return count
 
 
-def test_who_goes_away_in_the_middle_is_no_news(web) -> None:
+def test_client_that_disconnects_early_is_not_logged(web) -> None:
     port, log = web
     for _ in range(20):
         connection = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -202,11 +198,11 @@ def test_who_goes_away_in_the_middle_is_no_news(web) -> None:
         ("localhost:1", "localhost", 1),
     ],
 )
-def test_addresses(given: str, address: str, port: int) -> None:
+def test_listen_addresses(given: str, address: str, port: int) -> None:
     assert listen_address(given) == (address, port)
 
 
-def test_an_ipv6_address_can_be_listened_on() -> None:
+def test_ipv6_address_can_be_listened_on() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6")
     try:
@@ -216,7 +212,7 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
         pytest.skip(str(error))
 
 
-def test_a_service_without_network_is_told_where_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_without_network_gets_a_hint_to_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*given: object) -> None:
         raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
 

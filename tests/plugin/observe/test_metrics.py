@@ -30,7 +30,7 @@ def node(short: Path) -> Iterator[tuple[Path, KubeletStub, Start]]:
         yield short, stub, start
 
 
-def test_what_is_advertised_allocated_and_ill(node) -> None:
+def test_advertised_allocated_and_unhealthy_devices_are_counted(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:4", *LISTEN, *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
@@ -79,7 +79,7 @@ def test_what_is_advertised_allocated_and_ill(node) -> None:
 HEALTHY = "gpunode_gpu_healthy"
 
 
-def test_every_metric_there_is_has_its_family_and_labels(node) -> None:
+def test_every_metric_has_its_family_and_labels(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:2", *LISTEN, *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -93,7 +93,7 @@ def test_every_metric_there_is_has_its_family_and_labels(node) -> None:
         assert set(dict(labels)) - {"le"} == set(FAMILIES[plain].labels), name
 
 
-def test_shares_are_counted_and_their_use_is_not_invented(node) -> None:
+def test_shares_are_counted_and_their_utilization_is_left_out(node) -> None:
     place, stub, start = node
     config = place / "config.yaml"
     config.write_text(SHARED)
@@ -109,7 +109,7 @@ def test_shares_are_counted_and_their_use_is_not_invented(node) -> None:
     assert "gpunode_gpu_memory_used_bytes" in names
 
 
-def test_of_a_mig_device_its_memory_is_told_and_not_how_busy_it_is(node) -> None:
+def test_mig_device_has_memory_metrics_and_no_utilization(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "a100:1,mig=3g.20gb*2", "--mig-strategy", "mixed", *LISTEN, *QUICK)
     assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 2, 60), serving.log()
@@ -119,7 +119,7 @@ def test_of_a_mig_device_its_memory_is_told_and_not_how_busy_it_is(node) -> None
     assert mine == {"gpunode_container_gpu_memory_total_bytes", "gpunode_container_gpu_memory_used_bytes"}
 
 
-def test_without_pod_resources_the_rest_is_told(node) -> None:
+def test_without_pod_resources_the_other_metrics_remain(node) -> None:
     place, stub, start = node
     absent = ("--pod-resources-socket", str(place / "none.sock"))
     serving = start("--simulate", "h100:2", *LISTEN, *absent, *QUICK)
@@ -131,7 +131,7 @@ def test_without_pod_resources_the_rest_is_told(node) -> None:
     assert serving.log().count("no metrics per container") == 1
 
 
-def test_a_missing_driver_and_kubelet_are_told(node) -> None:
+def test_missing_driver_and_kubelet_are_reported(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:2", *LISTEN, *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -149,7 +149,7 @@ def test_a_missing_driver_and_kubelet_are_told(node) -> None:
     assert value(scrape(port), "gpunode_plugin_watched", resource=GPU) == 0
 
 
-def test_a_bad_edit_of_the_config_file_is_told(node) -> None:
+def test_invalid_edit_of_the_config_file_is_reported(node) -> None:
     place, stub, start = node
     config = place / "config.yaml"
     config.write_text("version: v1\n")
@@ -168,7 +168,7 @@ def test_a_bad_edit_of_the_config_file_is_told(node) -> None:
     assert eventually(lambda: value(scrape(port), "gpunode_plugin_config_last_reload_successful") == 1)
 
 
-def test_openmetrics_is_spoken_to_who_asks(node) -> None:
+def test_openmetrics_format_is_served_on_request(node) -> None:
     _, stub, start = node
     serving = start("--simulate", "h100:1", *LISTEN, *QUICK)
     assert stub.wait_allocatable(GPU, 1, 60), serving.log()
@@ -187,7 +187,7 @@ def serve(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_a_port_that_is_taken_is_refused_at_the_start(short: Path) -> None:
+def test_port_in_use_is_refused_at_the_start(short: Path) -> None:
     (short / "dp").mkdir()
     at = ("--kubelet-socket", f"{short}/dp/kubelet.sock", "--state-dir", f"{short}/state")
     with socket.socket() as taken:
@@ -202,7 +202,7 @@ def test_a_port_that_is_taken_is_refused_at_the_start(short: Path) -> None:
     assert (done.returncode, "ip -brief address" in done.stderr) == (3, True), done.stderr
 
 
-def test_without_the_library_the_way_out_is_named(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_gives_an_install_command(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "find_spec", lambda name: None)
     asked = Settings(simulate="h100:1", listen="127.0.0.1:0", state_dir=str(short))
     with pytest.raises(PreconditionError) as refused:
@@ -210,6 +210,6 @@ def test_without_the_library_the_way_out_is_named(short: Path, monkeypatch: pyte
     assert f"{sys.executable} -m pip install 'prometheus-client" in refused.value.hint
 
 
-def test_parsing_would_notice_a_twin() -> None:
+def test_duplicate_sample_would_be_detected() -> None:
     with pytest.raises(AssertionError):
         parsed('a{b="c"} 1\na{b="c"} 2\n')

@@ -17,17 +17,17 @@ def series(text: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bgpunode_\w+[a-z]\b", text)}
 
 
-def test_the_table_is_that_of_the_code() -> None:
+def test_metrics_table_is_up_to_date() -> None:
     rows = re.findall(r"^\| `(gpunode_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", PAGE, re.MULTILINE)
     told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows}
     assert told == {one.name: (one.kind, one.labels, one.text) for one in FAMILIES.values()}
 
 
-def test_every_metric_that_is_named_exists() -> None:
+def test_every_metric_named_on_the_page_exists() -> None:
     assert series(PAGE) - {"gpunode_container"} <= set(FAMILIES)
 
 
-def test_questions_and_alerts_use_labels_that_there_are() -> None:
+def test_queries_and_alerts_use_existing_labels() -> None:
     blocks = re.findall(r"```(promql|yaml)\n(.*?)```", PAGE, re.DOTALL)
     expressions = [text for kind, text in blocks if kind == "promql"]
     for kind, text in blocks:

@@ -44,7 +44,7 @@ def asks_for_use(argv: list[str]) -> bool:
     return any(json.loads(word).get("use", False) for word in argv if word.startswith("{"))
 
 
-def test_use_is_what_nvml_says_of_the_gpu_that_a_container_holds(node) -> None:
+def test_utilization_is_that_of_the_gpu_that_a_container_holds(node) -> None:
     stub, stand_in, start = node
     busy = machine(2).with_gpu(0, busy=42, used=5 << 30).with_gpu(1, busy=None, used=7 << 30)
     stub.write(busy)
@@ -69,7 +69,7 @@ def test_use_is_what_nvml_says_of_the_gpu_that_a_container_holds(node) -> None:
 DUTY, USED = "gpunode_gpu_duty_cycle_ratio", "gpunode_gpu_memory_used_bytes"
 
 
-def test_a_mig_devices_memory_in_use_is_its_containers_unless_others_share_it(node) -> None:
+def test_memory_of_a_mig_device_belongs_to_its_container_unless_shared(node) -> None:
     stub, stand_in, start = node
     layout = [replace(part, used=(1 + part.index) << 30) for part in mixed_layout(1)]
     halves = [
@@ -91,7 +91,7 @@ def test_a_mig_devices_memory_in_use_is_its_containers_unless_others_share_it(no
     assert value(found, "gpunode_container_gpu_memory_total_bytes", pod="b") == 40448 << 20
 
 
-def test_nobody_asks_for_use_that_nobody_reads(node) -> None:
+def test_utilization_is_queried_only_if_metrics_are_enabled(node) -> None:
     _, stand_in, start = node
     serving = start(*QUICK)
     assert stand_in.wait_allocatable(GPU, 2, 60), serving.log()

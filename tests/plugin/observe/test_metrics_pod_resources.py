@@ -60,7 +60,7 @@ def test_devices_are_grouped_by_resource(pods: Any) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=60))
-def test_arbitrary_bytes_are_an_error_or_nothing(data: bytes) -> None:
+def test_any_bytes_are_an_error_or_an_empty_list(data: bytes) -> None:
     try:
         answer = pb.ListPodResourcesResponse.FromString(data)
     except DecodeError:
@@ -88,7 +88,7 @@ def refused(socket: Path, ask: Any = list_pods, timeout: float = 30.0) -> Daemon
     return error.value
 
 
-def test_an_old_kubelet_is_told_by_name(short: Path) -> None:
+def test_old_kubelet_error_names_the_missing_method(short: Path) -> None:
     answer = message([("ml", "train", [("main", [("a/b", ["x"])])])]).SerializeToString()
     with serving(short / "s", {"List": lambda request, context: answer}):
         assert list_pods(Host(), str(short / "s")) == (Holding("ml", "train", "main", "a/b", ("x",)),)
@@ -98,7 +98,7 @@ def test_an_old_kubelet_is_told_by_name(short: Path) -> None:
     assert "1.23" in error.hint
 
 
-def test_a_refusal_is_told_in_the_kubelets_words(short: Path) -> None:
+def test_refusal_keeps_the_kubelets_message(short: Path) -> None:
     def refuse(request: Any, context: Any) -> bytes:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         return b""
@@ -108,12 +108,12 @@ def test_a_refusal_is_told_in_the_kubelets_words(short: Path) -> None:
     assert "rejected by rate limit (RESOURCE_EXHAUSTED)" in error.message
 
 
-def test_an_answer_that_makes_no_sense_is_an_error(short: Path) -> None:
+def test_invalid_response_is_an_error(short: Path) -> None:
     with serving(short / "s", {"List": lambda request, context: b"\xff\xff\xff"}):
         assert refused(short / "s").code == "protocol"
 
 
-def test_what_stands_in_the_way_is_named(short: Path) -> None:
+def test_missing_or_invalid_socket_is_named(short: Path) -> None:
     assert "is not there" in refused(short / "s").message
     assert "--pod-resources-socket" in refused(short / "s").hint
     (short / "s").write_text("")
@@ -121,7 +121,7 @@ def test_what_stands_in_the_way_is_named(short: Path) -> None:
     assert refused(Path("/any"), lambda host, path, timeout: list_pods(Host(short), path)).code == "not-live"
 
 
-def test_who_may_not_look_is_told_to_be_root() -> None:
+def test_user_without_access_gets_a_hint_to_use_root() -> None:
     with public_directory() as place, serving(place / "s", {}):
         (place / "s").chmod(0o600)
         (place / "dp").mkdir(0o700)
@@ -143,7 +143,7 @@ def test_who_may_not_look_is_told_to_be_root() -> None:
     assert "hint: run as root" in done.stderr
 
 
-def test_the_socket_is_looked_for_beside_an_unusual_kubelets() -> None:
+def test_socket_is_searched_beside_a_custom_kubelet_socket() -> None:
     usual = "/var/lib/kubelet/pod-resources/kubelet.sock"
     assert pod_resources_socket("/var/lib/kubelet/device-plugins/kubelet.sock", usual) == usual
     assert pod_resources_socket("", usual) == usual
@@ -163,7 +163,7 @@ def test_counting_a_call_takes_microseconds() -> None:
     assert counts.latencies["Allocate"].buckets[2] == 10_000
 
 
-def test_events_of_a_confused_driver_are_bounded() -> None:
+def test_events_of_a_faulty_driver_are_bounded() -> None:
     counters = Counters()
     for number in range(10_000):
         counters.event(GpuEvent("xid", "GPU-1", number))

@@ -21,7 +21,7 @@ from tests.plugin.fakes import FakeBackend, FakeJudge
 from tests.plugin.nodes import MemoryLog, content, eventually, recorded_host
 
 
-def test_a_process_that_has_died_and_that_nobody_waited_for_does_not_live() -> None:
+def test_zombie_process_is_not_alive() -> None:
     host = Host()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -35,7 +35,7 @@ def test_a_process_that_has_died_and_that_nobody_waited_for_does_not_live() -> N
     assert start_ticks(host, child.pid) is None
 
 
-def test_a_write_that_failed_is_made_again_without_news(tmp_path: Path) -> None:
+def test_failed_write_is_retried_without_changes(tmp_path: Path) -> None:
     blocked = tmp_path / "state"
     blocked.write_text("no directory")
     log = MemoryLog()
@@ -58,7 +58,7 @@ def test_a_write_that_failed_is_made_again_without_news(tmp_path: Path) -> None:
     assert len(log.messages("warning")) == 1
 
 
-def test_news_within_a_second_of_a_write_are_told_when_that_is_over(
+def test_change_within_a_second_of_a_write_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "state").mkdir()
@@ -80,7 +80,7 @@ def test_news_within_a_second_of_a_write_are_told_when_that_is_over(
     assert eventually(told)
 
 
-def test_resources_are_in_the_file_before_the_kubelet_is_asked_to_register_them(tmp_path: Path) -> None:
+def test_resources_are_in_the_file_before_they_are_registered(tmp_path: Path) -> None:
     """`plugin status` would otherwise show them as another plugin's until the next write."""
     host, backend = recorded_host(tmp_path), FakeBackend()
     service = PluginService(

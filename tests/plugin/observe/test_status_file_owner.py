@@ -23,7 +23,7 @@ def state(place: Path, **changes: Any) -> str:
     return found.state
 
 
-def test_the_process_that_wrote_it_serves(short: Path) -> None:
+def test_process_that_wrote_the_file_is_serving(short: Path) -> None:
     assert state(short) == "serving"
     assert state(short, stopped=2.0) == "ended"
 
@@ -39,11 +39,11 @@ def test_the_process_that_wrote_it_serves(short: Path) -> None:
         {"startTicks": None},
     ],
 )
-def test_another_process_is_not_taken_for_it(short: Path, changes: dict[str, Any]) -> None:
+def test_other_process_is_not_mistaken_for_the_plugin(short: Path, changes: dict[str, Any]) -> None:
     assert state(short, **changes) == "gone"
 
 
-def test_of_another_container_only_its_sockets_tell(short: Path) -> None:
+def test_plugin_in_another_container_is_detected_by_its_sockets(short: Path) -> None:
     """Its process number means another process here, or none."""
     path = short / "nvidia-gpu.sock"
     there = {"pidNamespace": "pid:[1]", "pid": 1, "resources": [{"name": "a/b", "socket": str(path)}]}

@@ -49,7 +49,7 @@ def holders(unit: dict[str, Any]) -> list[str]:
     return [f"{one['namespace']}/{one['pod']}/{one['container']}" for one in unit["holders"]]
 
 
-def test_who_holds_what_and_who_is_ill(node) -> None:
+def test_holders_and_unhealthy_devices_are_listed(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
@@ -84,7 +84,7 @@ def test_who_holds_what_and_who_is_ill(node) -> None:
     assert eventually(lambda: status(place)["status"] == "ok")
 
 
-def test_the_table_says_it_for_people(node) -> None:
+def test_table_has_holders_and_problems(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -103,7 +103,7 @@ def test_the_table_says_it_for_people(node) -> None:
     assert "reboot the node" in done.stdout
 
 
-def test_a_narrow_terminal_has_room_for_a_line_each(node, monkeypatch) -> None:
+def test_narrow_terminal_gets_one_line_per_device(node, monkeypatch) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
@@ -118,7 +118,7 @@ def test_a_narrow_terminal_has_room_for_a_line_each(node, monkeypatch) -> None:
     assert sum("ml/train-0/main" in row for row in rows) == 2
 
 
-def test_an_empty_node_names_the_next_step(node) -> None:
+def test_empty_node_gets_the_next_step(node) -> None:
     place, stub, _ = node
     given = ("--kubelet-socket", f"{place}/dp/kubelet.sock", "--state-dir", f"{place}/state", "--no-nvml")
     done = command("plugin", "status", *given)
@@ -129,7 +129,7 @@ def test_an_empty_node_names_the_next_step(node) -> None:
     assert "gpunode plugin serve" not in told  # which would find nobody to register with
 
 
-def test_a_planted_link_is_not_written_through(node) -> None:
+def test_planted_symlink_is_not_written_through(node) -> None:
     place, stub, start = node
     precious = place / "precious"
     precious.write_text("root's own")
@@ -167,7 +167,7 @@ def test_shares_are_counted_on_their_gpu(node) -> None:
     assert "2 of 4 shares, ml/pod-" in table and "1 of 4 shares, ml/pod-" in table
 
 
-def test_mig_devices_stand_under_their_gpu(node) -> None:
+def test_mig_devices_are_listed_under_their_gpu(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "a100:2,mig=3g.20gb*2", "--mig-strategy", "mixed", *QUICK)
     assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 4, 60), serving.log()
@@ -181,7 +181,7 @@ def test_mig_devices_stand_under_their_gpu(node) -> None:
     assert numbers == ["0", "0:0", "0:1", "1", "1:0", "1:1"]
 
 
-def test_another_plugin_is_seen_and_its_stream_left_alone(node) -> None:
+def test_another_plugin_is_listed_and_its_stream_not_opened(node) -> None:
     place, stub, _ = node
     ids = [nodes.uuid(index) for index in range(2)]
     with another_plugin(place / "dp", "nvidia-gpu.sock", GPU, ids) as calls:
@@ -204,7 +204,7 @@ def test_another_plugin_is_seen_and_its_stream_left_alone(node) -> None:
 
 
 @pytest.mark.full
-def test_a_resource_that_another_plugin_has_registered_is_not_reported_as_ours(node) -> None:
+def test_resource_registered_by_another_plugin_is_not_reported_as_ours(node) -> None:
     """Our plugin is suspended, so that it can't register again."""
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
@@ -238,7 +238,7 @@ def test_a_resource_that_another_plugin_has_registered_is_not_reported_as_ours(n
     assert (resource["plugin"], resource["registered"], resource["allocatable"]) == ("gpunode", True, 2)
 
 
-def test_other_devices_are_shown_on_request_only(node) -> None:
+def test_other_devices_are_listed_only_on_request(node) -> None:
     place, stub, _ = node
     with another_plugin(place / "dp", "kvm.sock", "devices.kubevirt.io/kvm", ["kvm0"]):
         assert stub.wait_allocatable("devices.kubevirt.io/kvm", 1, 30)
@@ -247,7 +247,7 @@ def test_other_devices_are_shown_on_request_only(node) -> None:
     assert resource["name"] == "devices.kubevirt.io/kvm"
 
 
-def test_a_plugin_that_died_is_recognised(node) -> None:
+def test_dead_plugin_is_detected(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -265,7 +265,7 @@ def test_a_plugin_that_died_is_recognised(node) -> None:
     assert f"{place}/dp/nvidia-gpu.sock: no process listens on it" in table
 
 
-def test_an_orderly_end_is_told_as_such(node) -> None:
+def test_clean_exit_is_reported_as_such(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -276,7 +276,7 @@ def test_an_orderly_end_is_told_as_such(node) -> None:
     assert data["plugin"]["stopped"].endswith("Z")
 
 
-def test_without_pod_resources_the_checkpoint_tells(node) -> None:
+def test_without_pod_resources_the_checkpoint_is_used(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -290,7 +290,7 @@ def test_without_pod_resources_the_checkpoint_tells(node) -> None:
     assert (asked["pods"], asked["checkpoint"]) == ("absent", "read")
 
 
-def test_a_kubelet_that_hangs_is_not_waited_for(short: Path) -> None:
+def test_hanging_kubelet_is_not_waited_for(short: Path) -> None:
     (short / "pod-resources").mkdir()
     (short / "dp").mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
@@ -302,7 +302,7 @@ def test_a_kubelet_that_hangs_is_not_waited_for(short: Path) -> None:
     assert "did not answer List within 0.3 s" in pods["problem"]
 
 
-def test_a_recorded_machine_tells_from_its_files(tmp_path: Path) -> None:
+def test_recorded_machine_is_read_from_its_files(tmp_path: Path) -> None:
     root = tmp_path / "machine"
     directory = root / "var/lib/kubelet/device-plugins"
     directory.mkdir(parents=True)
@@ -335,7 +335,7 @@ def test_a_recorded_machine_tells_from_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"resources": 7, "leftOut": [1], "pid": "x"}', "\x00"])
-def test_a_damaged_status_file_is_no_crash(short: Path, damage: str) -> None:
+def test_damaged_status_file_causes_no_crash(short: Path, damage: str) -> None:
     (short / "state").mkdir()
     (short / "state/status.json").write_text(damage)
     data = status(short)["data"]

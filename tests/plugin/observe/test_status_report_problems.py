@@ -13,7 +13,7 @@ def unit(index: str, problem: Trouble | None, resource: str = "nvidia.com/gpu") 
     return UnitStatus(resource, f"GPU-{index}", f"GPU-{index}", index, "T4", "", 1, 0, health, problem)
 
 
-def test_a_cause_that_gpus_share_is_told_once_and_another_by_itself() -> None:
+def test_cause_shared_by_gpus_is_printed_once_and_others_separately() -> None:
     gone, fell = Trouble("driver", "the driver is not loaded", SINCE), Trouble("xid-79", "XID 79", SINCE)
     units = (
         unit("0", gone),

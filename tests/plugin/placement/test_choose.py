@@ -54,25 +54,25 @@ def test_bridged_pairs_stay_together_and_numa_nodes_too() -> None:
     assert chosen("pcie", [0, 3, 4, 5, 6, 7], size=4) == ids(4, 5, 6, 7)
 
 
-def test_the_tightest_node_is_used_up_first() -> None:
+def test_fullest_numa_node_is_used_up_first() -> None:
     assert chosen("pcie", [0, 1, 2, 3, 6, 7], size=2) == ids(6, 7)
 
 
-def test_links_to_nvswitches_count_and_the_numa_node_decides_between_equals() -> None:
+def test_nvswitch_links_count_and_the_numa_node_breaks_ties() -> None:
     assert chosen("hgx-h100", range(8), [6], 4) == ids(6, 4, 5, 7)
     half = MACHINES["pcie"]
     switched = replace(half.topology, switch_links={uuid(index): 6 for index in (0, 1, 6, 7)})
     assert prefer(Settings(), half.snapshot(), switched, ids(*range(8)), (), 4) == ids(0, 1, 6, 7)
 
 
-def test_without_any_link_data_numa_and_index_decide() -> None:
+def test_without_link_data_numa_and_index_decide() -> None:
     snapshot = MACHINES["pcie"].snapshot()
     assert prefer(Settings(), snapshot, Topology(), ids(7, 5, 3, 1, 2, 6), (), 3) == ids(1, 2, 3)
     bare = Snapshot(1, Resource(RESOURCE, tuple(Device(one.id, one) for one in map(unit, range(4)))))
     assert prefer(Settings(), bare, Topology(), ids(3, 2, 1), (), 2) == ids(1, 2)
 
 
-def test_unhealthy_devices_are_passed_over() -> None:
+def test_unhealthy_devices_are_skipped() -> None:
     snapshot = MACHINES["pcie"].snapshot()
     sick = tuple(
         replace(device, problem=Problem("lost", "lost")) if device.unit.index == "0" else device
@@ -92,7 +92,7 @@ def test_partitions_can_be_kept_together() -> None:
 # --- shares and partitions ------------------------------------------------------------------------------
 
 
-def test_shares_go_to_different_gpus_the_least_used_first() -> None:
+def test_shares_go_to_different_gpus_starting_with_the_least_used() -> None:
     snapshot = shared(4, 4)
     everything = [device.id for device in snapshot.devices]
     free = [one for one in everything if one not in (share(0, 0), share(0, 1), share(1, 0))]
@@ -117,7 +117,7 @@ def test_mig_devices_are_spread_and_packed_by_their_gpu() -> None:
     assert prefer(PACKED, snapshot, Topology(), free[2:], (), 2) == ("MIG-1-1", "MIG-1-2")
 
 
-def test_sixty_four_of_a_thousand_shares_are_even_and_quick() -> None:
+def test_sixty_four_of_a_thousand_shares_are_spread_evenly_and_quickly() -> None:
     snapshot = shared(8, 128)
     available = Random(1).sample([device.id for device in snapshot.devices], 1024)
     prefer(Settings(), snapshot, Topology(), available, (), 64)
@@ -130,7 +130,7 @@ def test_sixty_four_of_a_thousand_shares_are_even_and_quick() -> None:
 # --- requests that can't be met, and what always holds ---------------------------------------------------
 
 
-def test_impossible_requests_are_answered_as_well_as_they_can_be() -> None:
+def test_impossible_requests_get_the_best_possible_response() -> None:
     assert chosen("pcie", [0, 1], size=5) == ids(0, 1)
     assert chosen("pcie", [0, 1], size=0) == ()
     assert chosen("pcie", [0, 1], size=-3) == ()
@@ -170,7 +170,7 @@ def requests(draw: st.DrawFn):
 @pytest.mark.parametrize("policy", ["distributed", "packed"])
 @settings(max_examples=60, deadline=None)
 @given(request=requests(), random=st.randoms(use_true_random=False))
-def test_an_answer_is_complete_and_the_order_of_the_question_does_not_matter(request, random, policy) -> None:
+def test_response_is_complete_and_independent_of_the_request_order(request, random, policy) -> None:
     snapshot, topology, available, must, size = request
     chosen_by = Settings(shared_devices_allocation_policy=policy)
     answer = prefer(chosen_by, snapshot, topology, available, must, size)
@@ -183,7 +183,7 @@ def test_an_answer_is_complete_and_the_order_of_the_question_does_not_matter(req
 
 @settings(max_examples=60, deadline=None)
 @given(request=requests())
-def test_distributed_shares_use_as_many_gpus_as_there_are(request) -> None:
+def test_distributed_shares_use_as_many_gpus_as_possible(request) -> None:
     snapshot, topology, available, must, size = request
     answer = prefer(Settings(), snapshot, topology, available, must, size)
     if snapshot.resource.shares > 1 or snapshot.devices[0].unit.partition:

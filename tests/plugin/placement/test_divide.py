@@ -85,7 +85,7 @@ def questions(draw: st.DrawFn) -> tuple[Matrix, list[int], list[int], int]:
 
 @settings(max_examples=150, deadline=None)
 @given(questions(), st.randoms(use_true_random=False))
-def test_any_topology_is_divided_as_well_as_trying_everything_does(question, random: Random) -> None:
+def test_any_topology_is_divided_as_well_as_by_brute_force(question, random: Random) -> None:
     matrix, free, must, size = question
     group = choose_group(matrix, free, must, size)
     assert len(group) == len(set(group)) == size
@@ -101,7 +101,7 @@ def test_any_topology_is_divided_as_well_as_trying_everything_does(question, ran
 
 
 @pytest.mark.parametrize("name", [name for name, machine in MACHINES.items() if len(machine.units) <= 8])
-def test_real_machines_are_divided_as_well_as_trying_everything_does(name: str) -> None:
+def test_real_machines_are_divided_as_well_as_by_brute_force(name: str) -> None:
     matrix = MACHINES[name].matrix
     random = Random(5)
     count = len(matrix)
@@ -113,14 +113,14 @@ def test_real_machines_are_divided_as_well_as_trying_everything_does(name: str) 
 
 
 @pytest.mark.parametrize("name", SIXTEEN)
-def test_twelve_of_sixteen_gpus_in_fours_are_divided_as_well_as_trying_everything_does(name: str) -> None:
+def test_twelve_of_sixteen_gpus_in_fours_are_divided_as_well_as_by_brute_force(name: str) -> None:
     matrix = MACHINES[name].matrix
     free = [at for at in range(16) if at not in (1, 6, 9, 14)]
     assert rank(matrix, choose_group(matrix, free, (), 4), free, 4) == brute_force(matrix, free, (), 4)
 
 
 @pytest.mark.parametrize("name", SIXTEEN)
-def test_sixteen_gpus_are_divided_no_worse_than_nvidias_plugin_does_by_its_own_score(name: str) -> None:
+def test_sixteen_gpus_are_divided_no_worse_than_by_the_nvidia_plugin(name: str) -> None:
     """NVIDIA's plugin tries every division and doesn't count links to NVSwitches, which are equal here."""
     machine = MACHINES[name]
     matrix = machine.nvidia_matrix
@@ -142,21 +142,21 @@ def least_share_of_best(seed: int, sizes: Iterable[int], must: tuple[int, ...] =
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_sixteen_gpus_with_links_at_random_get_99_percent_of_the_best_division(seed: int) -> None:
+def test_sixteen_gpus_with_random_links_reach_99_percent_of_the_best_division(seed: int) -> None:
     assert least_share_of_best(seed, [4], (3,)) >= 0.99
     assert least_share_of_best(seed, [8]) >= 0.99
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2, 7, 19, 22, 27, 28])
-def test_sixteen_gpus_get_99_percent_of_the_best_division_at_other_sizes(seed: int) -> None:
+def test_sixteen_gpus_reach_99_percent_of_the_best_division_at_other_sizes(seed: int) -> None:
     """The seeds where fewer starts stay below 99 %."""
     assert least_share_of_best(seed, [2, 3, 7, 9, 12]) >= 0.99
     assert least_share_of_best(seed, [3], (4,)) >= 0.99
 
 
 @pytest.mark.parametrize("name", SIXTEEN)
-def test_a_pod_on_a_machine_of_sixteen_waits_no_longer_than_some_milliseconds(name: str) -> None:
+def test_pod_on_a_machine_of_sixteen_gpus_waits_only_milliseconds(name: str) -> None:
     """Every size, cold, all and any part available. Twenty times what it takes on an idle machine."""
     random = Random(61)
     for size in range(1, 16):
@@ -195,7 +195,7 @@ def test_no_group_is_worse_than_nvidias_by_nvidias_own_score(name: str) -> None:
                 assert rank(matrix, group, free, size)[:2] == best[:2], (free, must, size)
 
 
-def test_a_pair_that_is_left_over_is_not_broken_for_one_gpu() -> None:
+def test_remaining_pair_is_not_split_for_one_gpu() -> None:
     matrix = MACHINES["bridged"].matrix
     assert choose_group(matrix, [0, 1, 2, 4, 5], (), 1) == (2,)
     assert choose_group(matrix, [0, 1, 2, 3, 7], (), 1) == (7,)
@@ -210,6 +210,6 @@ def test_division_lists_every_gpu_once() -> None:
     assert groups == [(0, 1, 2, 3), (5, 6, 7, 8), (4, 9)]
 
 
-def test_nearness_may_be_negative() -> None:
+def test_pair_score_may_be_negative() -> None:
     matrix = [[0 if a == b else -50 - 10 * (a // 2 != b // 2) for b in range(4)] for a in range(4)]
     assert choose_group(matrix, [0, 1, 2, 3], [2], 2) == (2, 3)

@@ -38,7 +38,7 @@ def inject(serving: Serving, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_a_node_without_gpus_has_eight(node) -> None:
+def test_node_without_gpus_has_eight_simulated_ones(node) -> None:
     stub, start = node
     serving = start("--simulate", "h100:8,node=n1", *QUICK)
     assert stub.wait_allocatable(GPU, 8, 60), serving.log()
@@ -52,7 +52,7 @@ def test_a_node_without_gpus_has_eight(node) -> None:
     assert "Traceback" not in serving.log()
 
 
-def test_a_container_never_gets_what_is_not_there(node) -> None:
+def test_container_gets_no_device_that_does_not_exist(node) -> None:
     stub, start = node
     strategies = ("--device-list-strategy", "volume-mounts,cdi-annotations,cdi-cri", "--pass-device-specs")
     serving = start("--simulate", "a100:1,mig=3g.20gb*2", "--mig-strategy", "mixed", *strategies)
@@ -63,7 +63,7 @@ def test_a_container_never_gets_what_is_not_there(node) -> None:
     assert given.envs["GPUNODE_SIMULATED"] == "1"
 
 
-def test_a_fault_is_seen_and_healed(node) -> None:
+def test_fault_is_detected_and_cleared(node) -> None:
     stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
@@ -78,7 +78,7 @@ def test_a_fault_is_seen_and_healed(node) -> None:
     assert stub.wait_allocatable(GPU, 4, 30), serving.log()
 
 
-def test_an_xid_condemns_its_gpu_until_a_reset(node) -> None:
+def test_xid_makes_its_gpu_unhealthy_until_a_reset(node) -> None:
     stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
@@ -88,7 +88,7 @@ def test_an_xid_condemns_its_gpu_until_a_reset(node) -> None:
     assert stub.wait_allocatable(GPU, 4, 30), serving.log()
 
 
-def test_a_driver_that_goes_and_comes_back_takes_all_along(node) -> None:
+def test_unloaded_driver_affects_all_gpus_until_it_returns(node) -> None:
     stub, start = node
     serving = start("--simulate", "t4:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -98,7 +98,7 @@ def test_a_driver_that_goes_and_comes_back_takes_all_along(node) -> None:
     assert stub.wait_allocatable(GPU, 2, 30), serving.log()
 
 
-def test_a_repartition_changes_what_is_advertised(node) -> None:
+def test_repartition_changes_the_advertised_resources(node) -> None:
     stub, start = node
     serving = start("--simulate", "a100:2", "--mig-strategy", "mixed", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -107,7 +107,7 @@ def test_a_repartition_changes_what_is_advertised(node) -> None:
     assert stub.wait_allocatable(GPU, 1, 30), serving.log()
 
 
-def test_a_script_is_played_once(node, tmp_path: Path) -> None:
+def test_script_runs_once(node, tmp_path: Path) -> None:
     stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
@@ -120,7 +120,7 @@ def test_a_script_is_played_once(node, tmp_path: Path) -> None:
     assert stub.wait_allocatable(GPU, 2, 30), serving.log()
 
 
-def test_what_is_refused_is_told_with_the_way_out(node) -> None:
+def test_invalid_fault_is_refused_with_a_hint(node) -> None:
     stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
@@ -132,7 +132,7 @@ def test_what_is_refused_is_told_with_the_way_out(node) -> None:
     assert stub.allocatable(GPU) == 2
 
 
-def test_faults_go_only_to_a_simulated_plugin(short: Path) -> None:
+def test_faults_are_sent_only_to_a_simulated_plugin(short: Path) -> None:
     command = [sys.executable, "-m", "gpunode", "plugin", "inject", "xid", "79", "--gpu", "0"]
     done = subprocess.run([*command, "--state-dir", str(short)], capture_output=True, text=True)
     assert done.returncode == 3
@@ -140,7 +140,7 @@ def test_faults_go_only_to_a_simulated_plugin(short: Path) -> None:
     assert "plugin serve --simulate" in done.stderr
 
 
-def test_a_specification_that_means_nothing_is_refused_at_the_start(short: Path) -> None:
+def test_invalid_specification_is_refused_at_the_start(short: Path) -> None:
     command = [sys.executable, "-m", "gpunode", "plugin", "serve", "--simulate", "h10:8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2, done.stderr
@@ -150,7 +150,7 @@ def test_a_specification_that_means_nothing_is_refused_at_the_start(short: Path)
 NONSENSE = (b"\xff\xfe\n", b"[]\n", b"{}\n", b'{"gpu": {}, "lost": []}\n', b"[" * 9000 + b"\n", b"{")
 
 
-def test_nonsense_on_the_control_socket_is_answered_and_the_plugin_lives_on(node) -> None:
+def test_invalid_control_message_is_answered_and_the_plugin_keeps_running(node) -> None:
     stub, start = node
     serving = start("--simulate", "h100:1", *QUICK)
     assert serving.says("faults can be injected"), serving.log()
@@ -167,7 +167,7 @@ def test_nonsense_on_the_control_socket_is_answered_and_the_plugin_lives_on(node
     assert "Traceback" not in serving.log()
 
 
-def test_a_client_that_says_nothing_holds_up_nobody_for_long(node) -> None:
+def test_silent_client_delays_others_only_briefly(node) -> None:
     _, start = node
     serving = start("--simulate", "h100:1", *QUICK)
     assert serving.says("faults can be injected"), serving.log()
@@ -177,7 +177,7 @@ def test_a_client_that_says_nothing_holds_up_nobody_for_long(node) -> None:
         assert serving.end() == 0
 
 
-def test_the_control_socket_is_ours_alone_and_goes_with_us(node) -> None:
+def test_control_socket_is_private_and_removed_at_the_end(node) -> None:
     _, start = node
     serving = start("--simulate", "h100:1", *QUICK)
     assert serving.says("faults can be injected"), serving.log()
@@ -188,7 +188,7 @@ def test_the_control_socket_is_ours_alone_and_goes_with_us(node) -> None:
     assert not path.exists()
 
 
-def test_a_user_without_rights_can_simulate(short: Path) -> None:
+def test_ordinary_user_can_simulate(short: Path) -> None:
     """Scheduler tests run without root: a directory for the kubelet's sockets and one for the state do."""
     ordinary = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
     if shutil.which("unshare") is None or subprocess.run([*ordinary, "true"], capture_output=True).returncode:

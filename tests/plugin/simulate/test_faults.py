@@ -15,7 +15,7 @@ from gpunode.plugin.simulate.faults import FAULTS, Fault, make_fault, parse_faul
 from gpunode.plugin.simulate.node import DRIVER_GONE, LOST, SimulatedNode
 
 
-def test_words_are_those_of_readings() -> None:
+def test_fault_values_are_those_of_readings() -> None:
     assert set(FAULTS["recovery"].value) == set(RECOVERY_ACTIONS)
     assert set(FAULTS["fabric"].value) == set(FABRIC_STATES) - {None}
 
@@ -24,7 +24,7 @@ def happen(node: SimulatedNode, name: str, value: str = "", gpu: str = "") -> tu
     return node.apply(make_fault(name, value, gpu))
 
 
-def test_an_xid_is_an_event_and_the_driver_asks_for_what_its_class_needs() -> None:
+def test_xid_is_an_event_with_the_recovery_action_of_its_class() -> None:
     node = SimulatedNode("h100:4")
     before = node.inventory
     uuid = before.gpus[2].uuid
@@ -53,7 +53,7 @@ def test_errors_add_up_and_a_reset_clears_them() -> None:
     assert (second.remap_pending, second.recovery_action) == (False, "none")
 
 
-def test_only_healing_mends_a_failed_remapping() -> None:
+def test_only_heal_clears_a_failed_remapping() -> None:
     node = SimulatedNode("h100:8")
     happen(node, "remap", "failed", "0")
     happen(node, "fabric", "in-progress", "0")
@@ -64,7 +64,7 @@ def test_only_healing_mends_a_failed_remapping() -> None:
     assert node.readings[0].remap_failed is False
 
 
-def test_lost_is_listed_and_unplugged_is_not() -> None:
+def test_lost_gpu_is_listed_and_unplugged_is_not() -> None:
     node = SimulatedNode("h100:3")
     happen(node, "lost", "", "0")
     happen(node, "unplug", "", "1")
@@ -75,7 +75,7 @@ def test_lost_is_listed_and_unplugged_is_not() -> None:
     assert [gpu.error for gpu in node.inventory.gpus] == ["", "", ""]
 
 
-def test_a_repartition_changes_the_inventory_and_the_links() -> None:
+def test_repartition_changes_the_inventory_and_the_links() -> None:
     node = SimulatedNode("h100:8")
     happen(node, "mig", "3g.40gb*2", "5")
     assert [len(gpu.mig) for gpu in node.inventory.gpus] == [0, 0, 0, 0, 0, 2, 0, 0]
@@ -88,7 +88,7 @@ def test_a_repartition_changes_the_inventory_and_the_links() -> None:
     assert not node.inventory.gpus[5].mig_enabled
 
 
-def test_a_reloaded_driver_is_another_generation() -> None:
+def test_reloaded_driver_is_another_generation() -> None:
     node = SimulatedNode("h100:1")
     before = node.readings[0].generation
     happen(node, "driver", "gone")
@@ -111,12 +111,12 @@ def test_a_reloaded_driver_is_another_generation() -> None:
         (("xid", "79", "9"), "no simulated GPU '9'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: tuple[str, ...], complaint: str) -> None:
+def test_invalid_fault_is_refused(words: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         happen(SimulatedNode("h100:2"), *words)
 
 
-def test_an_xid_names_an_instance_that_is_there() -> None:
+def test_xid_names_an_existing_instance() -> None:
     node = SimulatedNode("a100:2,mig=3g.20gb/1g.5gb")
     gpu = node.inventory.gpus[1]
     uuid, instance = gpu.uuid, gpu.mig[0].gi
@@ -131,7 +131,7 @@ def test_an_xid_names_an_instance_that_is_there() -> None:
         SimulatedNode("t4:1").apply(make_fault("xid", "94", "0", gi=1))
 
 
-def test_a_script_is_played_in_the_order_of_its_times() -> None:
+def test_script_runs_in_the_order_of_its_times() -> None:
     text = '# a bad night\n\n{"at": 2.5, "gpu": 3, "xid": 79}\n{"gpu": "all", "ecc": 1}\n'
     assert parse_script(text, "f") == (Fault("ecc", "1", "all"), Fault("xid", "79", "3", at=2.5))
     with pytest.raises(ConfigError, match="f:2: one fault a line, not 2"):
@@ -142,7 +142,7 @@ def test_a_script_is_played_in_the_order_of_its_times() -> None:
     st.text(max_size=80)
     | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps)
 )
-def test_no_line_breaks_the_parser(line: str) -> None:
+def test_any_line_is_parsed_or_refused(line: str) -> None:
     try:
         parse_fault(line)
     except GpunodeError as error:
@@ -161,7 +161,7 @@ def test_no_line_breaks_the_parser(line: str) -> None:
         max_size=4,
     )
 )
-def test_no_object_breaks_the_node(line: dict[str, object]) -> None:
+def test_any_object_is_handled_or_refused(line: dict[str, object]) -> None:
     node = SimulatedNode("a100:2,mig=1g.5gb")
     try:
         node.apply(parse_fault(json.dumps(line)))

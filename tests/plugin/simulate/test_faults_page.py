@@ -11,7 +11,7 @@ from tests.cli import REPOSITORY
 PAGE = (REPOSITORY / "docs/simulate.md").read_text()
 
 
-def test_every_model_stands_there_as_it_is() -> None:
+def test_every_model_is_documented_as_implemented() -> None:
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", PAGE, re.MULTILINE))
     for key, model in MODELS.items():
         assert rows[key].startswith(f"{model.name} | {model.count} | ")
@@ -23,13 +23,13 @@ def test_every_model_stands_there_as_it_is() -> None:
             assert listed == profiles
 
 
-def test_every_fault_and_its_values_stand_there() -> None:
+def test_every_fault_is_documented_with_its_values() -> None:
     for name, kind in FAULTS.items():
         assert f"`{name}`" in PAGE
         assert all(f"`{word}`" in PAGE for word in kind.value if isinstance(kind.value, tuple))
 
 
-def test_the_examples_mean_something() -> None:
+def test_documented_examples_are_valid() -> None:
     for spec in re.findall(r"--simulate ([a-z0-9][^ \n`]*)", PAGE):
         load(spec)
     (script,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)

@@ -19,7 +19,7 @@ def near(topology: Topology) -> set[tuple[int | None, int]]:
     return {(pair.level, pair.nvlinks) for pair in topology.pairs}
 
 
-def test_every_model_is_a_server_of_its_own() -> None:
+def test_every_model_is_its_own_server() -> None:
     for key, model in MODELS.items():
         inventory, topology = load(key)
         assert inventory.simulated
@@ -30,7 +30,7 @@ def test_every_model_is_a_server_of_its_own() -> None:
             assert len({getattr(gpu, found) for gpu in inventory.gpus}) == model.count
 
 
-def test_boards_are_linked_as_they_are() -> None:
+def test_boards_have_their_real_links() -> None:
     hgx, topology = load("h100:8")
     assert set(topology.switch_links.values()) == {18}
     assert len(topology.switch_links) == 8
@@ -65,9 +65,7 @@ def test_groups_make_a_node_of_several_models() -> None:
         (["node0", "node8"], [0, 0, 0, 0, 8, 8, 8, 8]),
     ],
 )
-def test_the_kubelet_is_given_numa_nodes_that_the_machine_has(
-    tmp_path: Path, real: list[str], expected: list[int]
-) -> None:
+def test_numa_nodes_are_those_of_the_machine(tmp_path: Path, real: list[str], expected: list[int]) -> None:
     for name in real:
         (tmp_path / "sys/devices/system/node" / name).mkdir(parents=True)
     found = on_machine(load("h100:8")[0], Host(tmp_path, {}))
@@ -76,11 +74,11 @@ def test_the_kubelet_is_given_numa_nodes_that_the_machine_has(
     assert {gpu.numa for gpu in unknown.gpus} == {None}
 
 
-def test_numa_can_be_unknown() -> None:
+def test_numa_node_can_be_unknown() -> None:
     assert {gpu.numa for gpu in load("h100:8,numa=0")[0].gpus} == {None}
 
 
-def test_uuids_are_the_nodes_own_and_stay(tmp_path: Path) -> None:
+def test_uuids_are_stable_and_unique_to_the_node(tmp_path: Path) -> None:
     (tmp_path / "proc/sys/kernel").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/hostname").write_text("node-7\n")
     host = Host(tmp_path, {})
@@ -89,7 +87,7 @@ def test_uuids_are_the_nodes_own_and_stay(tmp_path: Path) -> None:
     assert not {gpu.uuid for gpu in one.gpus} & {gpu.uuid for gpu in other.gpus}
 
 
-def test_mig_devices_lie_as_the_driver_would_lay_them() -> None:
+def test_mig_devices_are_placed_as_by_the_driver() -> None:
     (gpu,) = load("a100:1,mig=1g.5gb*2/3g.20gb/2g.10gb")[0].gpus
     assert gpu.mig_enabled
     told = [(mig.index, mig.profile, mig.gi, mig.memory_bytes >> 30) for mig in gpu.mig]
@@ -121,13 +119,13 @@ def test_mig_devices_lie_as_the_driver_would_lay_them() -> None:
         ("h100,numa=-1", "numa=-1"),
     ],
 )
-def test_what_cannot_be_meant_is_named(spec: str, words: str) -> None:
+def test_invalid_specification_is_refused(spec: str, words: str) -> None:
     with pytest.raises(UsageError, match=words.replace("+", r"\+")):
         load(spec)
 
 
 @given(st.text(alphabet="ah100t4:,=+migl/*.gb0123456789 x", max_size=40))
-def test_no_specification_breaks_it(spec: str) -> None:
+def test_any_specification_is_parsed_or_refused(spec: str) -> None:
     try:
         inventory, _ = load(spec)
     except GpunodeError:
@@ -136,7 +134,7 @@ def test_no_specification_breaks_it(spec: str) -> None:
 
 
 @given(data=st.data(), key=st.sampled_from([key for key, model in MODELS.items() if model.mig]))
-def test_a_layout_that_is_taken_overlaps_nowhere(data, key: str) -> None:
+def test_accepted_layout_has_no_overlap(data, key: str) -> None:
     model = MODELS[key]
     names = data.draw(st.lists(st.sampled_from([one.name for one in model.profiles]), min_size=1, max_size=8))
     try:
@@ -151,7 +149,7 @@ def test_a_layout_that_is_taken_overlaps_nowhere(data, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key, model in MODELS.items() if model.mig])
-def test_as_many_of_a_profile_fit_as_it_says(key: str) -> None:
+def test_limit_of_each_profile_fits(key: str) -> None:
     for profile in MODELS[key].profiles:
         assert len(parse_layout(f"{profile.name}*{profile.limit}", MODELS[key])) == profile.limit
         with pytest.raises(UsageError):
