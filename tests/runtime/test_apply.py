@@ -162,7 +162,7 @@ def test_any_failure_restores_and_restarts_again(host: Host, make: Callable[[Hos
         assert caught.value.exit_code == 4 and "runs with them" in caught.value.message
 
 
-def test_a_reload_that_fails_twice_leaves_the_file_as_it_was(host: Host) -> None:
+def test_reload_that_fails_twice_restores_the_file(host: Host) -> None:
     """The file that dockerd reads to forget the runtimes is only there for its reload."""
 
     def fails(number: int) -> None:
@@ -178,7 +178,7 @@ def test_a_reload_that_fails_twice_leaves_the_file_as_it_was(host: Host) -> None
 
 
 @pytest.mark.usefixtures("quick")
-def test_daemon_that_stays_down_is_said(host: Host) -> None:
+def test_daemon_that_stays_stopped_is_reported(host: Host) -> None:
     with pytest.raises(NotRestoredError, match="but docker does not run") as caught:
         apply(job(host, [DaemonError("down")], never), Journal.of(host))
     assert caught.value.message.count("down") == 1
@@ -189,7 +189,7 @@ def test_daemon_that_stays_down_is_said(host: Host) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("error", [DaemonError("no start"), KeyboardInterrupt(), RuntimeError("bug")])
-def test_a_file_that_others_changed_is_named_and_not_called_restored(
+def test_file_changed_by_others_is_named_and_not_reported_as_restored(
     host: Host, error: BaseException
 ) -> None:
     def fails(number: int) -> None:
@@ -205,7 +205,7 @@ def test_a_file_that_others_changed_is_named_and_not_called_restored(
     assert diff[0] == "diff" and host.read_bytes(diff[1]) == b"old" and diff[2] == "/etc/docker/daemon.json"
 
 
-def test_file_changed_since_it_was_read_is_left_alone(host: Host) -> None:
+def test_file_changed_since_it_was_read_is_kept(host: Host) -> None:
     made = job(host, [AFTER], never)
     host.write_atomic("/etc/docker/daemon.json", b"theirs")
     with pytest.raises(ConfigError, match="changed"):
@@ -214,7 +214,7 @@ def test_file_changed_since_it_was_read_is_left_alone(host: Host) -> None:
     assert isinstance(made.restarter, FakeRestarter) and made.restarter.verbs == []
 
 
-def test_recovery_restores_and_restarts_what_a_killed_run_left(host: Host) -> None:
+def test_recovery_restores_and_restarts_after_a_killed_run(host: Host) -> None:
     journal = Journal.of(host)
     edit = FileEdit("/etc/docker/daemon.json", b"old", b"new")
     journal.mark(journal.begin("configure-runtime", [edit], {}), "applied")
@@ -251,14 +251,14 @@ def test_running_containers_need_yes_unless_live_restore(monkeypatch: pytest.Mon
     refuse(engine, plan, Active(**busy), restarter, Request(confirm=lambda _question: True))
 
 
-def test_without_systemd_and_command_it_is_refused_before_writing(tmp_path: Path) -> None:
+def test_without_systemd_and_restart_command_it_is_refused_before_writing(tmp_path: Path) -> None:
     restarter = Restarter(Host(tmp_path), DAEMON, lambda: DAEMON)
     with pytest.raises(PreconditionError, match="must be restarted") as caught:
         restarter.require("restart")
     assert "--restart-command" in caught.value.hint
 
 
-def test_systemd_restarts_the_unit_and_a_lone_process_reloads_by_signal(tmp_path: Path) -> None:
+def test_systemd_restarts_the_unit_and_a_plain_process_reloads_by_signal(tmp_path: Path) -> None:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     unit = Daemon("docker", None, (), "/c", "", "/s", "docker.service", (), Process(7, ("dockerd",), 0.0))
     assert Restarter(Host(tmp_path), unit, lambda: unit).shown("reload") == "systemctl reload docker.service"
@@ -270,7 +270,7 @@ def test_systemd_restarts_the_unit_and_a_lone_process_reloads_by_signal(tmp_path
     )
 
 
-def test_not_root_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_root_is_refused_before_any_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpunode.commands import configure_runtime
 
     monkeypatch.setattr("os.geteuid", lambda: 1000)
@@ -280,7 +280,7 @@ def test_not_root_is_refused_before_anything(monkeypatch: pytest.MonkeyPatch, tm
     assert not (tmp_path / "state").exists()
 
 
-def test_signals_wait_and_a_daemon_started_meanwhile_ignores_none() -> None:
+def test_signals_are_deferred_and_a_new_daemon_inherits_no_ignored_ones() -> None:
     """A rollback restarts the daemon under this; what is ignored would stay ignored in it (signal(7))."""
     host = Host()
     with uninterrupted():
@@ -291,7 +291,7 @@ def test_signals_wait_and_a_daemon_started_meanwhile_ignores_none() -> None:
     assert not ignored & sum(1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
-def test_engine_that_cannot_be_rolled_back_does_not_keep_the_others(host: Host, quick: None) -> None:
+def test_engine_that_cannot_be_rolled_back_does_not_stop_the_others(host: Host, quick: None) -> None:
     journal, done = Journal.of(host), []
     for name in ("first", "second"):
         path = f"/etc/docker/{name}"
@@ -310,7 +310,7 @@ def test_engine_that_cannot_be_rolled_back_does_not_keep_the_others(host: Host, 
 
 
 @pytest.mark.parametrize("error", [ConfigError("refused"), NotRestoredError("docker does not run")])
-def test_an_earlier_engine_with_a_foreign_file_is_not_called_rolled_back(
+def test_earlier_engine_with_a_foreign_edit_is_not_reported_as_rolled_back(
     host: Host, error: GpunodeError
 ) -> None:
     made = job(host, [AFTER], never)
@@ -321,7 +321,7 @@ def test_an_earlier_engine_with_a_foreign_file_is_not_called_rolled_back(
     assert error.message in caught.value.message and "diff " in caught.value.hint
 
 
-def test_what_was_not_restored_is_not_hidden_by_the_rollback_of_the_others(host: Host) -> None:
+def test_unrestored_engine_does_not_stop_the_rollback_of_the_others(host: Host) -> None:
     made = job(host, [AFTER], never)
     done = [(made, apply(made, Journal.of(host)))]
     roll_back_all(done, Journal.of(host), NotRestoredError("crio does not run"))
@@ -336,7 +336,7 @@ def test_first_engine_rolled_back_for_the_second_counts_as_rolled_back(host: Hos
     assert content(host) == b"old"
 
 
-def test_daemon_that_fails_without_any_change_says_where_to_look(host: Host, quick: None) -> None:
+def test_daemon_that_fails_without_any_change_names_its_log(host: Host, quick: None) -> None:
     made = job(host, [DaemonError("can't connect")], never)
     made = dataclasses.replace(made, plan=Plan("docker", (), "restart"))
     with pytest.raises(DaemonError, match="can't connect") as caught:
@@ -344,7 +344,7 @@ def test_daemon_that_fails_without_any_change_says_where_to_look(host: Host, qui
     assert "log of docker" in caught.value.hint and states(host) == []
 
 
-def test_a_file_that_is_not_restored_after_a_failed_reload_is_named_with_both_errors(
+def test_file_not_restored_after_a_failed_reload_is_named_with_both_errors(
     host: Host, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit = FileEdit("/etc/docker/daemon.json", b"old", b"new", undo=b"forget")
@@ -372,7 +372,7 @@ def test_a_file_that_is_not_restored_after_a_failed_reload_is_named_with_both_er
 @pytest.mark.parametrize(
     ("named", "command"), [("/etc/docker/daemon.json", "sv restart docker"), ("/etc/crio/crio.conf", "mine")]
 )
-def test_the_restart_command_is_used_for_the_named_engine_alone(
+def test_restart_command_is_used_only_for_the_named_engine(
     monkeypatch: pytest.MonkeyPatch, named: str, command: str
 ) -> None:
     """A killed run of another engine is recovered with the command that it was given."""
@@ -396,7 +396,7 @@ def test_the_restart_command_is_used_for_the_named_engine_alone(
     assert used == [command]
 
 
-def test_an_engine_that_does_not_restart_after_a_recovery_is_an_error_with_a_command(
+def test_engine_that_does_not_restart_after_a_recovery_is_an_error_with_a_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = Host()

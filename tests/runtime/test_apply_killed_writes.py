@@ -107,7 +107,7 @@ def temporary(root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("step", ["created", "half", "written", "synced", "renamed"])
 @pytest.mark.parametrize("engine", list(NODES))
-def test_a_run_after_a_killed_one_succeeds_and_leaves_no_temporary_file(
+def test_run_after_a_killed_one_succeeds_and_leaves_no_temporary_file(
     tmp_path: Path, engine: str, step: str
 ) -> None:
     make, path = NODES[engine]
@@ -125,7 +125,7 @@ def test_a_run_after_a_killed_one_succeeds_and_leaves_no_temporary_file(
     assert gpunode(*configure(root, engine)).out.count("unchanged") >= 1
 
 
-def test_a_half_written_file_of_an_earlier_release_is_removed(tmp_path: Path) -> None:
+def test_partially_written_file_of_an_earlier_release_is_removed(tmp_path: Path) -> None:
     root = crio_node(tmp_path)
     assert gpunode(*configure(root, "crio")).code == 0
     place = (root / CRIO).parent
@@ -143,7 +143,7 @@ def test_a_half_written_file_of_an_earlier_release_is_removed(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_another_users_file_of_such_a_name_is_kept(tmp_path: Path) -> None:
+def test_file_of_another_user_with_such_a_name_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "conf.d/a.toml"
     target.parent.mkdir()
     theirs, link = (target.parent / f".a.toml.{kind}.gpunode" for kind in ("aaaaaaaa", "bbbbbbbb"))
@@ -155,7 +155,7 @@ def test_another_users_file_of_such_a_name_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reason", ["writable by others", "read-only", "another mount"])
-def test_where_the_directory_above_cannot_be_used_the_write_succeeds(
+def test_write_succeeds_if_the_parent_directory_cannot_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     target = tmp_path / "conf.d/a.toml"

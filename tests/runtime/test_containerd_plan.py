@@ -77,7 +77,7 @@ def test_version_1_gets_a_drop_in_of_version_1_on_2_3(tmp_path: Path, text: str)
     assert changed[MAIN].replace('imports = ["/etc/containerd/conf.d/*.toml"]\n', "") == text
 
 
-def test_file_without_version_keeps_its_short_names_where_they_are_read(tmp_path: Path) -> None:
+def test_file_without_version_keeps_short_names_if_they_are_read(tmp_path: Path) -> None:
     text = 'disabled_plugins = ["aufs", "cri"]\n'
     node = Node(tmp_path, "1.7.24")
     node.write(MAIN, text)
@@ -120,7 +120,7 @@ def test_file_without_version_keeps_its_short_names_where_they_are_read(tmp_path
         ),
     ],
 )
-def test_refusals_name_file_line_and_way_out(
+def test_refusal_names_file_line_and_hint(
     tmp_path: Path, release: str, main: str, other: str, said: str
 ) -> None:
     node = Node(tmp_path, release)
@@ -139,7 +139,7 @@ def test_each_file_may_have_its_own_version_on_2_3(tmp_path: Path) -> None:
     assert tomllib.loads(texts(node.plan())[DROP_IN])["version"] == 4
 
 
-def test_drop_in_that_would_have_to_be_a_copy_is_refused_on_containerd_1(tmp_path: Path) -> None:
+def test_drop_in_that_needs_a_copy_is_refused_on_containerd_1(tmp_path: Path) -> None:
     node = Node(tmp_path, "1.7.24")
     node.write(MAIN, f'version = 2\n[plugins."{P2}"]\nsandbox_image = "p"\n')
     with pytest.raises(ConfigError, match="would have to be a copy") as caught:
@@ -147,7 +147,7 @@ def test_drop_in_that_would_have_to_be_a_copy_is_refused_on_containerd_1(tmp_pat
     assert "leave out --drop-in-config" in caught.value.hint
 
 
-def test_unread_drop_in_of_somebody_else_is_not_brought_into_force(tmp_path: Path) -> None:
+def test_foreign_drop_in_that_is_not_imported_does_not_become_effective(tmp_path: Path) -> None:
     node = Node(tmp_path, "2.1.9")
     node.write(MAIN, "version = 3\n")
     node.write(DROP_IN, "version = 3\noom_score = -5\n")
@@ -160,7 +160,7 @@ def test_unread_drop_in_of_somebody_else_is_not_brought_into_force(tmp_path: Pat
     assert drop_in["version"] == 3 and set(drop_in["plugins"]) == {P3}
 
 
-def test_directories_that_containerd_does_not_search_for_cdi_are_told(tmp_path: Path) -> None:
+def test_directories_that_containerd_does_not_search_for_cdi_are_reported(tmp_path: Path) -> None:
     node = Node(tmp_path, "2.1.9")
     node.write(MAIN, f'version = 3\n[plugins."{P3}"]\ncdi_spec_dirs = ["/opt/cdi", "/run/cdi"]\n')
     plan = node.plan(DesiredConfig(cdi=True))
@@ -170,14 +170,14 @@ def test_directories_that_containerd_does_not_search_for_cdi_are_told(tmp_path: 
     )
 
 
-def test_cdi_of_a_cri_that_is_off_leaves_it_off(tmp_path: Path) -> None:
+def test_cdi_does_not_enable_a_disabled_cri(tmp_path: Path) -> None:
     node = Node(tmp_path, "2.1.9")
     node.write(MAIN, f'version = 3\ndisabled_plugins = ["{P3}"]\n')
     plan = node.plan(DesiredConfig(cdi=True))
     assert not plan.changed and "switches containerd's CRI off" in plan.notes[0]
 
 
-def test_default_runtime_table_of_nvidia_ctks_legacy_flag_is_taken_out(tmp_path: Path) -> None:
+def test_default_runtime_table_of_nvidia_ctk_legacy_mode_is_removed(tmp_path: Path) -> None:
     node = Node(tmp_path, "1.7.24")
     table = '[plugins.cri.containerd.default_runtime{0}]\n{1} = "{2}"\n'
     text = '[plugins.cri]\nsandbox_image = "p"\n'
@@ -190,7 +190,7 @@ def test_default_runtime_table_of_nvidia_ctks_legacy_flag_is_taken_out(tmp_path:
     assert not node.engine().plan_removal(UnwantedConfig(("nvidia",)), None).changed
 
 
-def test_previous_default_comes_back_only_where_no_other_file_names_it(tmp_path: Path) -> None:
+def test_previous_default_is_restored_only_if_no_other_file_sets_it(tmp_path: Path) -> None:
     node = Node(tmp_path, "2.1.9")
     crun = f'[plugins."{P3}".containerd]\ndefault_runtime_name = "crun"\n'
     nvidia = f'version = 3\n[plugins."{P3}".containerd]\ndefault_runtime_name = "nvidia"\n'
@@ -203,7 +203,7 @@ def test_previous_default_comes_back_only_where_no_other_file_names_it(tmp_path:
     assert changed == {DROP_IN: nvidia.replace('"nvidia"', '"crun"')}
 
 
-def test_cgroup_driver_of_a_default_nvidia_is_kept_where_no_file_spells_out_runc(tmp_path: Path) -> None:
+def test_cgroup_driver_of_a_default_nvidia_is_kept_if_no_file_defines_runc(tmp_path: Path) -> None:
     """EKS's GPU images: overruling it by the built-in runc would split the node from its kubelet."""
     node, handler = Node(tmp_path, "2.1.9"), NVIDIA.handlers[0]
     entry = {

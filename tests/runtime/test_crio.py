@@ -48,7 +48,7 @@ def handler(plan: Plan, name: str = "nvidia") -> dict[str, Any]:
     return table
 
 
-def test_drop_in_holds_nothing_but_the_handler(tmp_path: Path) -> None:
+def test_drop_in_contains_only_the_handler(tmp_path: Path) -> None:
     plan = engine(make_node(tmp_path, "packaged")).plan(NVIDIA, None)
     (edit,) = plan.changed
     assert edit.after is not None and (edit.path, edit.action) == (DROP_IN, "created")
@@ -62,13 +62,13 @@ def test_drop_in_holds_nothing_but_the_handler(tmp_path: Path) -> None:
     )
 
 
-def test_a_virtual_machines_handler_is_never_the_pattern(tmp_path: Path) -> None:
+def test_handler_of_a_virtual_machine_is_never_copied(tmp_path: Path) -> None:
     table = handler(engine(make_node(tmp_path, "kata-default")).plan(NVIDIA, None))
     assert table["runtime_root"] == "/run/crun"
     assert not {"privileged_without_host_devices", "runtime_pull_image"} & table.keys()
 
 
-def test_variants_are_registered_alike(tmp_path: Path) -> None:
+def test_variants_are_registered_with_the_same_options(tmp_path: Path) -> None:
     path = "/usr/bin/nvidia-container-runtime"
     desired = DesiredConfig(
         (*NVIDIA.handlers, Handler("nvidia-cdi", f"{path}.cdi"), Handler("nvidia-legacy", f"{path}.legacy"))
@@ -78,7 +78,7 @@ def test_variants_are_registered_alike(tmp_path: Path) -> None:
     assert cdi == {**ours, "runtime_path": f"{path}.cdi"} and ours["monitor_cgroup"] == "pod"
 
 
-def test_owners_additions_stay_and_replace_drops_them(tmp_path: Path) -> None:
+def test_additions_of_the_administrator_are_kept_unless_replaced(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
     write(
         root,
@@ -91,7 +91,7 @@ def test_owners_additions_stay_and_replace_drops_them(tmp_path: Path) -> None:
     assert handler(replaced)["runtime_root"] == "/run/crun"
 
 
-def test_monitor_that_is_not_there_gives_way_to_the_handlers(tmp_path: Path) -> None:
+def test_missing_monitor_is_replaced_by_the_one_of_other_handlers(tmp_path: Path) -> None:
     root = make_node(tmp_path, "nvidia-ctk-effective")
     (root / "usr/libexec/crio/conmon").rename(root / "usr/libexec/crio/conmon-2")
     base = root / "etc/crio/crio.conf.d/10-crio.conf"
@@ -99,14 +99,14 @@ def test_monitor_that_is_not_there_gives_way_to_the_handlers(tmp_path: Path) -> 
     assert handler(engine(root).plan(NVIDIA, None))["monitor_path"] == "/usr/libexec/crio/conmon-2"
 
 
-def test_packages_monitor_is_named_where_nothing_else_leads_to_one(tmp_path: Path) -> None:
+def test_monitor_of_the_package_is_named_if_no_other_setting_does(tmp_path: Path) -> None:
     root = make_node(tmp_path, "commented-out")
     assert handler(engine(root).plan(NVIDIA, None))["monitor_path"] == "/usr/libexec/crio/conmon"
     write(root, "/etc/crio/crio.conf", '[crio.runtime]\nconmon = "/opt/conmon"\n')
     assert "monitor_path" not in handler(engine(root).plan(NVIDIA, None))
 
 
-def test_leftovers_go_wherever_they_lie(tmp_path: Path) -> None:
+def test_leftovers_in_every_directory_are_removed(tmp_path: Path) -> None:
     plan = engine(make_node(tmp_path, "leftovers")).plan(NVIDIA, None)
     assert edits(plan) == {
         DROP_IN: "created",
@@ -116,7 +116,7 @@ def test_leftovers_go_wherever_they_lie(tmp_path: Path) -> None:
     assert any("never reads it" in note for note in plan.notes) and plan.verb == "restart"
 
 
-def test_leftover_with_somebody_elses_settings_stays(tmp_path: Path) -> None:
+def test_leftover_with_foreign_settings_keeps_them(tmp_path: Path) -> None:
     root = make_node(tmp_path, "leftovers")
     backup = write(
         root,
@@ -132,7 +132,7 @@ def test_leftover_with_somebody_elses_settings_stays(tmp_path: Path) -> None:
     )
 
 
-def test_killed_writes_temporary_file_is_a_leftover(tmp_path: Path) -> None:
+def test_temporary_file_of_a_killed_write_is_a_leftover(tmp_path: Path) -> None:
     root = make_node(tmp_path, "nvidia-ctk-effective")
     hidden = "/etc/crio/crio.conf.d/.99-nvidia.toml.x1.gpunode"
     write(root, hidden, (root / DROP_IN.lstrip("/")).read_text())
@@ -140,7 +140,7 @@ def test_killed_writes_temporary_file_is_a_leftover(tmp_path: Path) -> None:
     assert edits(engine(root).plan_removal(UnwantedConfig(("nvidia",)), None))[hidden] == "removed"
 
 
-def test_removing_what_nobody_reads_needs_no_restart(tmp_path: Path) -> None:
+def test_removing_an_unread_file_needs_no_restart(tmp_path: Path) -> None:
     root = make_node(tmp_path, "nvidia-ctk-effective")
     write(root, "/etc/crio/conf.d/99-nvidia.toml", (root / DROP_IN.lstrip("/")).read_text())
     plan = engine(root).plan(NVIDIA, None)
@@ -163,7 +163,7 @@ def test_later_default_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flag", "variable"), [("--default-runtime=runc", ""), ("", "DEFAULT_RUNTIME=runc")])
-def test_flag_that_beats_the_files_is_refused(tmp_path: Path, flag: str, variable: str) -> None:
+def test_flag_that_overrides_the_files_is_refused(tmp_path: Path, flag: str, variable: str) -> None:
     root = make_node(tmp_path, "packaged")
     start(root, flag, variable)
     with pytest.raises(ConfigError, match="--default-runtime runc"):
@@ -172,7 +172,7 @@ def test_flag_that_beats_the_files_is_refused(tmp_path: Path, flag: str, variabl
 
 
 @pytest.mark.parametrize("name", ["nvidia", "other"])
-def test_a_handler_given_by_a_flag_beats_the_files_too(tmp_path: Path, name: str) -> None:
+def test_handler_set_by_a_flag_overrides_the_files_too(tmp_path: Path, name: str) -> None:
     root = make_node(tmp_path, "packaged")
     start(root, "", f"RUNTIMES=a:/b:/c,{name}:/opt/runtime:/run")
     if name == "other":
@@ -188,7 +188,7 @@ def start(root: Path, flag: str, variable: str) -> None:
     write(root, "/proc/9/stat", "9 (crio) S " + " ".join(["0"] * 40))
 
 
-def test_drop_in_belongs_where_crio_looks(tmp_path: Path) -> None:
+def test_drop_in_is_written_to_the_directory_crio_reads(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
     own = "/etc/crio/crio.conf.d/50-gpu.conf"
     assert edits(engine(root, own).plan(NVIDIA, None)) == {own: "created"}
@@ -199,7 +199,7 @@ def test_drop_in_belongs_where_crio_looks(tmp_path: Path) -> None:
 # --- the toolkit's runtimes ---------------------------------------------------------------------------------
 
 
-def test_toolkit_learns_where_crio_keeps_its_runtimes(tmp_path: Path) -> None:
+def test_toolkit_gets_the_runtime_paths_of_crio(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
     write(
         root,
@@ -215,7 +215,7 @@ def test_toolkit_learns_where_crio_keeps_its_runtimes(tmp_path: Path) -> None:
     assert TOOLKIT not in edits(engine(root).plan(NVIDIA, None))
 
 
-def test_toolkit_that_finds_a_runtime_is_left_alone(tmp_path: Path) -> None:
+def test_toolkit_that_finds_a_runtime_is_not_changed(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
     write(root, TOOLKIT, "")
     assert edits(engine(root).plan(NVIDIA, None)).get(TOOLKIT) == "updated"
@@ -223,7 +223,7 @@ def test_toolkit_that_finds_a_runtime_is_left_alone(tmp_path: Path) -> None:
     assert TOOLKIT not in edits(engine(root).plan(NVIDIA, None))
 
 
-def test_missing_toolkit_file_is_not_made_but_told_of(tmp_path: Path) -> None:
+def test_missing_toolkit_file_is_not_created_but_reported(tmp_path: Path) -> None:
     plan = engine(make_node(tmp_path, "packaged")).plan(NVIDIA, None)
     assert TOOLKIT not in edits(plan)
     listed = "/usr/libexec/crio/crun,/usr/libexec/crio/runc,runc,crun"
@@ -234,7 +234,7 @@ def test_missing_toolkit_file_is_not_made_but_told_of(tmp_path: Path) -> None:
 # --- CDI ----------------------------------------------------------------------------------------------------
 
 
-def test_cdi_needs_no_change_of_crio_and_ends_the_old_hook(tmp_path: Path) -> None:
+def test_cdi_needs_no_change_of_crio_and_removes_the_old_hook(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
     assert engine(root).plan(DesiredConfig(cdi=True), None).changed == ()
     write(root, HOOK, '{"hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}')
@@ -245,7 +245,7 @@ def test_cdi_needs_no_change_of_crio_and_ends_the_old_hook(tmp_path: Path) -> No
     assert edits(engine(root).plan_removal(UnwantedConfig(("nvidia",)), None)) == {HOOK: "removed"}
 
 
-def test_cdi_says_where_this_crio_would_not_see_it(tmp_path: Path) -> None:
+def test_cdi_reports_directories_that_this_crio_does_not_read(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
     write(root, "/etc/crio/crio.conf.d/20-cdi.conf", '[crio.runtime]\ncdi_spec_dirs = ["/srv/cdi"]\n')
     assert any(
@@ -266,7 +266,7 @@ def record(root: Path, answer: object) -> None:
     path.write_text(json.dumps(recording))
 
 
-def test_recorded_daemon_is_believed(tmp_path: Path) -> None:
+def test_recorded_daemon_is_used(tmp_path: Path) -> None:
     root = make_node(tmp_path, "packaged")
     record(
         root, '[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nruntime_path = "/c"\n'
@@ -276,14 +276,14 @@ def test_recorded_daemon_is_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["no toml", "", "[crio]\nruntime = 1", "crio.runtime.runtimes = []"])
-def test_odd_answers_are_errors_of_the_daemon(tmp_path: Path, answer: object) -> None:
+def test_invalid_responses_are_daemon_errors(tmp_path: Path, answer: object) -> None:
     root = make_node(tmp_path, "packaged")
     record(root, answer)
     with pytest.raises(DaemonError):
         engine(root).query()
 
 
-def test_daemon_behind_its_files_is_restarted(tmp_path: Path) -> None:
+def test_daemon_with_unread_files_is_restarted(tmp_path: Path) -> None:
     crio = engine(make_node(tmp_path, "nvidia-ctk-effective"))
     assert crio.plan(NVIDIA, Active(("crun",), "crun")).verb == "restart"
     path = (("nvidia", "/usr/bin/nvidia-container-runtime"),)

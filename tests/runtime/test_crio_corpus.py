@@ -101,7 +101,7 @@ def test_second_run_changes_no_byte(node: Path) -> None:
 
 
 @pytest.mark.parametrize("node", GOOD, indirect=True)
-def test_unconfigured_case_means_what_it_meant_without_nvidia(node: Path) -> None:
+def test_unconfigured_case_equals_the_original_without_nvidia(node: Path) -> None:
     before, files = meaning(node), bytes_of(node)
     configure(node)
     unconfigure(node)
@@ -115,7 +115,7 @@ def test_unconfigured_case_means_what_it_meant_without_nvidia(node: Path) -> Non
 
 
 @pytest.mark.parametrize("node", [name for name in GOOD if name != "later-default"], indirect=True)
-def test_default_is_set_and_given_back(node: Path) -> None:
+def test_default_is_set_and_restored(node: Path) -> None:
     before = meaning(node)
     configure(node, set_as_default=True)
     assert meaning(node)["runtime"]["default_runtime"] == "nvidia"
@@ -125,7 +125,9 @@ def test_default_is_set_and_given_back(node: Path) -> None:
 
 
 @pytest.mark.parametrize("node", BROKEN, indirect=True)
-def test_broken_case_is_refused_by_place_and_left_alone(node: Path, request: pytest.FixtureRequest) -> None:
+def test_broken_case_is_refused_with_its_position_and_not_changed(
+    node: Path, request: pytest.FixtureRequest
+) -> None:
     files = bytes_of(node)
     for change in (configure, unconfigure):
         with pytest.raises(ConfigError) as caught:

@@ -89,7 +89,7 @@ def carry_out(root: Path, plan: Plan) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(drawn=st.dictionaries(PLACES, RUNTIME, max_size=6))
-def test_whatever_the_files_say(drawn: dict[str, dict[str, Any]]) -> None:
+def test_any_files_are_configured_or_refused(drawn: dict[str, dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for place, runtime in drawn.items():

@@ -49,7 +49,7 @@ def kubelet_on(root: Path, socket: str, version: str) -> Host:
         ("/run/containerd/containerd.sock", "0.4.0", ""),
     ],
 )
-def test_pods_get_the_runtime_as_the_shim_between_allows(
+def test_runtime_of_pods_depends_on_the_cri_shim(
     tmp_path: Path, socket: str, version: str, said: str
 ) -> None:
     host = kubelet_on(tmp_path, socket, version)
@@ -57,14 +57,14 @@ def test_pods_get_the_runtime_as_the_shim_between_allows(
     assert any(said in note for note in notes) if said else notes == ()
 
 
-def test_nothing_is_said_of_pods_where_the_runtime_is_the_default(tmp_path: Path) -> None:
+def test_no_note_on_pods_if_the_runtime_is_the_default(tmp_path: Path) -> None:
     host = kubelet_on(tmp_path, "/run/cri-dockerd.sock", "0.3.16")
     default = DesiredConfig(WANTED.handlers, set_as_default=True)
     assert docker.notes(host, DAEMON, default, None) == ()
     assert docker.notes(host, DAEMON, WANTED, Active(("nvidia", "runc"), "nvidia")) == ()
 
 
-def test_no_cgroups_for_the_whole_node_is_told_with_its_line(tmp_path: Path) -> None:
+def test_no_cgroups_for_the_whole_node_is_reported_with_its_line(tmp_path: Path) -> None:
     config = "/etc/nvidia-container-runtime/config.toml"
     file(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\nno-cgroups = true\n")
     (note,) = docker.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None)
@@ -73,14 +73,14 @@ def test_no_cgroups_for_the_whole_node_is_told_with_its_line(tmp_path: Path) -> 
     assert docker.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None) == ()
 
 
-def test_containers_that_live_restore_keeps_are_named_only_for_a_restart() -> None:
+def test_containers_kept_by_live_restore_are_named_only_for_a_restart() -> None:
     kept = Active(("runc",), "runc", running_containers=3, live_restore=True)
     assert "3 running container(s) go on" in docker.survivors(kept, "restart")[0]
     assert docker.survivors(kept, "reload") == ()
     assert docker.survivors(Active(("runc",), "runc", running_containers=3), "restart") == ()
 
 
-def test_a_users_docker_is_left_to_that_user(tmp_path: Path) -> None:
+def test_rootless_docker_is_left_to_its_user(tmp_path: Path) -> None:
     file(tmp_path, "/etc/passwd", "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n")
     process(tmp_path, 4100, "dockerd", uid=1000)
     host = Host(tmp_path, environ={})

@@ -52,7 +52,7 @@ def after(plan: Plan) -> dict[str, object]:
         ((26, 1, 5), '{"features": null}', {"cdi": True}, "restart"),
     ],
 )
-def test_cdi_takes_a_key_only_where_it_is_not_on_without(
+def test_cdi_key_is_written_only_if_cdi_is_not_enabled_by_default(
     tmp_path: Path, version: tuple[int, ...], text: str, features: object, verb: str
 ) -> None:
     plan = engine(tmp_path, text, version).plan(CDI, None)
@@ -60,21 +60,21 @@ def test_cdi_takes_a_key_only_where_it_is_not_on_without(
     assert (plan.verb, plan.switched_cdi) == (verb, verb == "restart")
 
 
-def test_cdi_that_a_flag_switches_needs_no_key_and_one_that_a_flag_forbids_is_refused(tmp_path: Path) -> None:
+def test_cdi_enabled_by_a_flag_needs_no_key_and_disabled_by_a_flag_is_refused(tmp_path: Path) -> None:
     on = engine(tmp_path, "{}", (28, 0, 4), "--feature", "cdi").plan(CDI, None)
     assert "features" not in after(on) and not on.switched_cdi
     with pytest.raises(ConfigError, match="flag for features"):
         engine(tmp_path, "{}", (28, 0, 4), "--feature", "cdi=false").plan(CDI, None)
 
 
-def test_a_dockerd_that_did_not_start_with_its_cdi_key_is_restarted(tmp_path: Path) -> None:
+def test_dockerd_started_before_its_cdi_key_is_restarted(tmp_path: Path) -> None:
     text = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}, "features": {"cdi": true}}'
     active = Active(("nvidia", "runc"), "runc", (("nvidia", "nvidia-container-runtime"),), cdi=False)
     plan = engine(tmp_path, text, (26, 1, 5)).plan(CDI, active)
     assert (plan.edits[0].action, plan.verb) == ("unchanged", "restart")
 
 
-def test_removal_takes_out_the_switch_that_is_on_and_leaves_one_that_is_off(tmp_path: Path) -> None:
+def test_removal_deletes_an_enabled_cdi_key_and_keeps_a_disabled_one(tmp_path: Path) -> None:
     on = engine(tmp_path, '{"features": {"cdi": true, "x": true}}', (26,))
     plan = on.plan_removal(UnwantedConfig(("nvidia",), cdi=True), None)
     assert (after(plan), plan.verb) == ({"features": {"x": True}}, "restart")
@@ -82,7 +82,7 @@ def test_removal_takes_out_the_switch_that_is_on_and_leaves_one_that_is_off(tmp_
     assert not off.plan_removal(UnwantedConfig(("nvidia",), cdi=True), None).changed
 
 
-def test_what_nvidia_ctk_and_the_operator_wrote_goes_and_the_recorded_default_comes_back(
+def test_entries_of_nvidia_ctk_and_operator_are_removed_and_the_default_restored(
     tmp_path: Path,
 ) -> None:
     names = ("nvidia", "nvidia-cdi", "nvidia-legacy")
@@ -99,7 +99,7 @@ def test_what_nvidia_ctk_and_the_operator_wrote_goes_and_the_recorded_default_co
     assert edit.after is not None and json.loads(edit.after) == {}
 
 
-def test_an_entry_of_the_operators_toolkit_gives_way_to_this_nodes(tmp_path: Path) -> None:
+def test_operator_entry_is_replaced_by_the_program_of_this_node(tmp_path: Path) -> None:
     text = '{"runtimes": {"nvidia": {"path": "/usr/local/nvidia/toolkit/nvidia-container-runtime"}}}'
     own = engine(tmp_path, text)
     assert own.program == "nvidia-container-runtime"
@@ -111,7 +111,7 @@ def test_an_entry_of_the_operators_toolkit_gives_way_to_this_nodes(tmp_path: Pat
     }
 
 
-def test_the_full_path_of_this_nodes_own_runtime_is_left_as_it_is(tmp_path: Path) -> None:
+def test_full_path_of_this_nodes_own_runtime_is_kept(tmp_path: Path) -> None:
     program = tmp_path / "usr/bin/nvidia-container-runtime"
     program.parent.mkdir(parents=True)
     program.write_text("x")
@@ -122,7 +122,7 @@ def test_the_full_path_of_this_nodes_own_runtime_is_left_as_it_is(tmp_path: Path
     assert not own.plan(DesiredConfig((Handler("nvidia", own.program),)), None).changed
 
 
-def test_the_snaps_dockerd_gets_only_a_program_of_the_snap(tmp_path: Path) -> None:
+def test_snap_dockerd_uses_only_programs_of_the_snap(tmp_path: Path) -> None:
     path = "/var/snap/docker/current/config/daemon.json"
     snap = engine(tmp_path, "{}", config_path=path, manager="snap")
     assert snap.program == "/snap/docker/current/usr/bin/nvidia-container-runtime"
@@ -137,7 +137,7 @@ def test_the_snaps_dockerd_gets_only_a_program_of_the_snap(tmp_path: Path) -> No
     assert plan.changed and any("nvidia-support.disabled" in note for note in plan.notes)
 
 
-def test_a_default_that_a_flag_sets_already_needs_no_key(tmp_path: Path) -> None:
+def test_default_set_by_a_flag_needs_no_key(tmp_path: Path) -> None:
     flagged = engine(tmp_path, "{}", (28,), "--default-runtime=nvidia")
     plan = flagged.plan(DesiredConfig((NVIDIA,), set_as_default=True), None)
     assert "default-runtime" not in after(plan)
@@ -153,7 +153,7 @@ def test_a_default_that_a_flag_sets_already_needs_no_key(tmp_path: Path) -> None
         ('{"debug": true,\n "default-runtime": 1}', 2, "default-runtime is not a string"),
     ],
 )
-def test_a_wrong_type_is_refused_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_wrong_type_is_refused_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         engine(tmp_path, text).plan(CDI, None)
     assert refused.value.message.startswith(f"{PATH}:{line}: {said}")
@@ -177,12 +177,12 @@ def test_a_wrong_type_is_refused_with_its_line(tmp_path: Path, text: str, line: 
         ('{"proxies": {"http-proxy": "x"}, "runtimes": null, "default-runtime": null}', (23,), ""),
     ],
 )
-def test_what_each_release_refuses_at_its_start(text: str, version: tuple[int, ...], reason: str) -> None:
+def test_refusals_of_each_dockerd_release(text: str, version: tuple[int, ...], reason: str) -> None:
     said = docker.refused_by_dockerd(text, PATH, version)
     assert said.startswith(reason) and bool(said) == bool(reason)
 
 
-def test_a_file_that_was_broken_before_is_named_as_such(tmp_path: Path) -> None:
+def test_file_broken_before_the_change_is_named_as_such(tmp_path: Path) -> None:
     own = engine(tmp_path, '{\n"default-runtime": "gone"\n}')
     with pytest.raises(ValidationError) as refused:
         own.validate(own.plan(DesiredConfig((NVIDIA,)), None), None)

@@ -22,7 +22,7 @@ def program(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_dockerd_that_others_can_write(program: str) -> None:
+def test_dockerd_writable_by_others_is_not_run(program: str) -> None:
     daemon = Daemon("docker", program, (28, 0), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
     edit = FileEdit(daemon.config_path, b"{}\n", b'{"debug": true}\n')
     with pytest.raises(PreconditionError, match="can be written by other users") as caught:
@@ -30,7 +30,7 @@ def test_dockerd_that_others_can_write(program: str) -> None:
     assert "chmod go-w" in caught.value.hint
 
 
-def test_containerd_that_others_can_write(program: str) -> None:
+def test_containerd_writable_by_others_is_not_run(program: str) -> None:
     main = "/etc/containerd/config.toml"
     with pytest.raises(PreconditionError, match="can be written by other users"):
         Judge(Host(), program, main).staged({main: "version = 2\n"})

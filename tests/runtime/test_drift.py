@@ -29,26 +29,26 @@ def found(
     return [(one.kind, one.subject, one.fix) for one in drift(which or daemon(), files, active, REMEDIES)]
 
 
-def test_agreement_is_silent() -> None:
+def test_equal_state_has_no_drift() -> None:
     assert found(FILES, ACTIVE) == []
     assert found(replace(FILES, default=""), ACTIVE) == []
 
 
-def test_a_handler_that_the_daemon_has_not_read_is_pending() -> None:
+def test_handler_not_yet_read_by_the_daemon_is_pending() -> None:
     active = replace(ACTIVE, handlers=("runc",))
     assert found(FILES, active) == [("not-active", "nvidia", "reload it")]
 
 
-def test_a_handler_in_no_file_is_gone_after_the_next_restart() -> None:
+def test_handler_in_no_file_disappears_at_the_next_restart() -> None:
     assert found(replace(FILES, handlers=()), ACTIVE) == [("not-in-file", "nvidia", "restart it")]
 
 
-def test_what_every_engine_has_of_its_own_is_in_no_file_and_no_drift() -> None:
+def test_builtin_handlers_of_an_engine_are_not_drift() -> None:
     active = replace(ACTIVE, handlers=("runc", "crun", "io.containerd.runc.v2", "", "nvidia"))
     assert found(FILES, active) == []
 
 
-def test_another_program_and_another_default_are_told() -> None:
+def test_different_program_and_default_are_reported() -> None:
     active = replace(ACTIVE, default="nvidia", paths=(("nvidia", "/old/nvidia-container-runtime"),))
     assert found(FILES, active) == [
         ("other-path", "nvidia", "reload it"),
@@ -66,7 +66,7 @@ def test_another_program_and_another_default_are_told() -> None:
         (daemon("podman", (4, 3)), "crun", []),
     ],
 )
-def test_without_a_name_in_the_file_the_engines_own_default_counts(
+def test_without_a_default_in_the_file_the_engines_own_applies(
     which: Daemon, default: str, kinds: list[str]
 ) -> None:
     files, active = replace(FILES, default=""), replace(ACTIVE, default=default)
@@ -76,13 +76,13 @@ def test_without_a_name_in_the_file_the_engines_own_default_counts(
 @pytest.mark.parametrize(
     ("in_file", "running", "kinds"), [(True, False, 1), (False, True, 1), (None, True, 0)]
 )
-def test_cdi_that_is_not_in_force_needs_a_restart(in_file: bool | None, running: bool, kinds: int) -> None:
+def test_inactive_cdi_needs_a_restart(in_file: bool | None, running: bool, kinds: int) -> None:
     drifts = found(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=running))
     assert drifts == [("other-cdi", "CDI", "restart it")] * kinds
     assert found(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=None)) == []
 
 
-def test_a_copy_that_stands_in_the_way_is_told_also_of_a_stopped_daemon() -> None:
+def test_shadowing_copy_is_reported_even_for_a_stopped_daemon() -> None:
     copy = GeneratedCopy((("sandbox_image",),), (("cni", "bin_dir"),), {"nvidia": PATH}, "", False)
     drop_in = ConfigFile("/etc/conf.d/99-nvidia.toml", "drop-in", "", copy=copy)
     files = replace(FILES, files=(*FILES.files, drop_in))
@@ -93,11 +93,11 @@ def test_a_copy_that_stands_in_the_way_is_told_also_of_a_stopped_daemon() -> Non
     assert found(files, None, daemon(manager="k3s"))[0][2].endswith("--runtime k3s --replace")
 
 
-def test_files_that_nobody_understands_are_not_compared() -> None:
+def test_unparsable_files_are_not_compared() -> None:
     assert found(replace(FILES, handlers=(), problem="broken"), ACTIVE) == []
 
 
-def test_a_restart_is_the_only_remedy_where_one_is_needed() -> None:
+def test_required_restart_is_the_only_fix() -> None:
     running = replace(ACTIVE, default="runc", handlers=(*ACTIVE.handlers, "left-over"))
     fixes = {one.fix for one in drift(daemon(), replace(FILES, default="nvidia"), running, REMEDIES)}
     assert fixes == {"restart it"}

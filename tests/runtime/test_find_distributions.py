@@ -65,13 +65,13 @@ def only(plan: Plan) -> tuple[str, str]:
     return edit.path, (edit.after or b"").decode()
 
 
-def test_what_k3s_has_found_is_all_that_is_needed(node: Node) -> None:
+def test_runtime_already_detected_by_k3s_needs_no_change(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     plan = k3s(node, "version = 3\n" + RUNC + found(PROGRAM)).plan(NVIDIA, None)
     assert (plan.changed, plan.verb, plan.engine) == ((), "none", "k3s")
 
 
-def test_what_k3s_will_find_needs_a_restart(node: Node) -> None:
+def test_runtime_that_k3s_will_detect_needs_a_restart(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     plan = k3s(node, "version = 3\n" + RUNC).plan(NVIDIA, None)
     assert (plan.changed, plan.verb) == ((), "restart")
@@ -79,7 +79,7 @@ def test_what_k3s_will_find_needs_a_restart(node: Node) -> None:
     assert plan.reason.endswith("pods keep running, this server's API is unavailable during the restart")
 
 
-def test_what_the_last_start_did_not_find_is_nothing_to_wait_for(node: Node) -> None:
+def test_runtime_not_detected_at_the_last_start_needs_a_drop_in(node: Node) -> None:
     """k3s before October 2024 looks in /usr/bin and not in all of its PATH."""
     node.file("/usr/local/bin/nvidia-container-runtime", "x", 0o755)
     engine = k3s(node, "version = 3\n" + IMPORTS + RUNC)
@@ -91,7 +91,7 @@ def test_what_the_last_start_did_not_find_is_nothing_to_wait_for(node: Node) -> 
     assert only(engine.plan(desired, None))[0].endswith("config-v3.toml.d/99-nvidia.toml")
 
 
-def test_an_operators_older_copy_that_k3s_finds_first_is_overruled_by_a_drop_in(node: Node) -> None:
+def test_older_operator_copy_detected_first_is_overridden_by_a_drop_in(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(OPERATORS, "x", 0o755)
     engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(OPERATORS))
@@ -104,7 +104,7 @@ def test_an_operators_older_copy_that_k3s_finds_first_is_overruled_by_a_drop_in(
     assert table["options"] == {"BinaryName": PROGRAM, "SystemdCgroup": True}
 
 
-def test_an_operators_older_copy_is_refused_where_only_the_template_is_left(node: Node) -> None:
+def test_older_operator_copy_is_refused_if_only_a_template_is_possible(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(OPERATORS, "x", 0o755)
     engine = k3s(node, "version = 3\n" + RUNC + found(OPERATORS))
@@ -128,7 +128,7 @@ def test_an_operators_older_copy_is_refused_where_only_the_template_is_left(node
         ("v1.7.23", ("config-v3.toml.tmpl",), "config.toml.tmpl", "io.containerd.grpc.v1.cri"),
     ],
 )
-def test_the_template_is_the_one_that_this_release_uses(
+def test_template_is_the_one_that_this_release_uses(
     node: Node, release: str, existing: tuple[str, ...], expected: str, plugin: str
 ) -> None:
     for name in existing:
@@ -137,20 +137,20 @@ def test_the_template_is_the_one_that_this_release_uses(
     assert path == f"{DIRECTORY}/{expected}" and f'"{plugin}".containerd.runtimes.nvidia]' in text
 
 
-def test_a_drop_in_is_no_way_where_the_next_rendering_will_not_import_it(node: Node) -> None:
+def test_drop_in_is_not_used_if_the_next_rendering_does_not_import_it(node: Node) -> None:
     node.file(f"{DIRECTORY}/config-v3.toml.tmpl", "version = 3\n" + RUNC)
     path, text = only(k3s(node, "version = 3\n" + IMPORTS + RUNC).plan(NVIDIA, None))
     assert path.endswith(".tmpl") and text.startswith("version = 3\n")
 
 
-def test_a_default_of_k3ss_own_settings_is_enough(node: Node) -> None:
+def test_default_in_the_settings_of_k3s_suffices(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     rendered = f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n' + RUNC + found(PROGRAM)
     desired = DesiredConfig(NVIDIA.handlers, set_as_default=True)
     assert k3s(node, rendered).plan(desired, None).changed == ()
 
 
-def test_k3s_that_never_ran_is_to_be_started_first(node: Node) -> None:
+def test_k3s_that_never_ran_must_be_started_first(node: Node) -> None:
     node.file("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server\n")
     engine = find.engine(Host(node.root), "k3s")
     with pytest.raises(PreconditionError, match="has not rendered") as caught:
@@ -161,7 +161,7 @@ def test_k3s_that_never_ran_is_to_be_started_first(node: Node) -> None:
     assert find.engine(Host(node.root), "k3s").plan(NVIDIA, None).verb == "none"  # it will find it
 
 
-def test_removal_leaves_what_k3s_registers_itself_and_says_so(node: Node) -> None:
+def test_removal_keeps_runtimes_registered_by_k3s_and_says_so(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(
         f"{DIRECTORY}/config-v3.toml.d/nvidia.toml",
@@ -175,7 +175,7 @@ def test_removal_leaves_what_k3s_registers_itself_and_says_so(node: Node) -> Non
     assert Active(("runc", "nvidia"), "runc").without(plan.remaining).handlers == ("runc",)
 
 
-def test_a_copy_that_nvidias_tools_left_gives_way_on_request(node: Node) -> None:
+def test_copy_left_by_nvidia_tools_is_replaced_on_request(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     drop_in = f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml"
     copy = f"version = 3\n[{CRI}]\nenable_selinux = true\n" + RUNC + found(OPERATORS)
@@ -191,7 +191,7 @@ def test_a_copy_that_nvidias_tools_left_gives_way_on_request(node: Node) -> None
     assert k3s(node, rendered).plan(desired, None).changed == ()
 
 
-def test_a_variant_of_ours_is_not_taken_for_one_that_k3s_found(node: Node) -> None:
+def test_own_variant_is_not_mistaken_for_one_detected_by_k3s(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(f"{PROGRAM}.cdi", "x", 0o755)
     ours = found(f"{PROGRAM}.cdi").replace("'nvidia'", "'nvidia-cdi'")
@@ -200,7 +200,7 @@ def test_a_variant_of_ours_is_not_taken_for_one_that_k3s_found(node: Node) -> No
     assert engine.plan_removal(UnwantedConfig(("nvidia", "nvidia-cdi")), None).remaining == ("nvidia",)
 
 
-def test_a_rendered_file_that_is_no_toml_can_still_be_undone(node: Node) -> None:
+def test_rendered_file_that_is_invalid_toml_can_still_be_undone(node: Node) -> None:
     twice = "version = 3\n" + RUNC + RUNC
     engine = k3s(node, twice)
     with pytest.raises(ConfigError, match="k3s has rendered it") as caught:
@@ -209,7 +209,7 @@ def test_a_rendered_file_that_is_no_toml_can_still_be_undone(node: Node) -> None
     assert engine.plan_removal(UnwantedConfig(("nvidia",)), None).changed == ()
 
 
-def test_a_containerd_without_cdi_cannot_get_it_by_a_template(node: Node) -> None:
+def test_containerd_without_cdi_cannot_get_it_by_a_template(node: Node) -> None:
     engine = k3s(node, "version = 2\n", "v1.7.23")
     with pytest.raises(ConfigError, match="without CDI"):
         engine.plan(DesiredConfig(NVIDIA.handlers, cdi=True), None)
@@ -228,7 +228,7 @@ def k0s(node: Node, text: str) -> Engine:
     return find.engine(Host(node.root), "k0s")
 
 
-def test_k0s_takes_drop_ins_of_its_files_version(node: Node) -> None:
+def test_k0s_gets_a_drop_in_of_its_files_version(node: Node) -> None:
     plan = k0s(node, "# k0s_managed=true\nversion = 2\n").plan(NVIDIA, None)
     path, text = only(plan)
     assert path == "/etc/k0s/containerd.d/99-nvidia.toml" and plan.verb == "wait"
@@ -247,7 +247,7 @@ def test_k0s_takes_drop_ins_of_its_files_version(node: Node) -> None:
         ("version = \n", "50-other.toml:1:"),
     ],
 )
-def test_a_drop_in_that_k0s_refuses_is_named_before_ours_is_written(node: Node, text: str, said: str) -> None:
+def test_drop_in_that_k0s_refuses_is_named_before_ours_is_written(node: Node, text: str, said: str) -> None:
     node.file("/etc/k0s/containerd.d/50-other.toml", text)
     with pytest.raises(ConfigError, match=said):
         k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
@@ -258,7 +258,7 @@ WRONG = ("plugins = 3\n", f"[{RUNTIMES}.nvidia]\noptions = true\n", f"[{CRI}]\ne
 
 @pytest.mark.parametrize("text", WRONG)
 @pytest.mark.parametrize("name", ["k3s", "k0s", "microk8s"])
-def test_a_value_of_another_type_is_named_with_its_line(node: Node, name: str, text: str) -> None:
+def test_value_of_another_type_is_named_with_its_line(node: Node, name: str, text: str) -> None:
     if name == "k3s":
         broken = k3s(node, "version = 3\n" + text)
     elif name == "k0s":
@@ -273,27 +273,27 @@ def test_a_value_of_another_type_is_named_with_its_line(node: Node, name: str, t
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_value_of_another_type_in_a_drop_in_of_k0s_is_named(node: Node, text: str) -> None:
+def test_value_of_another_type_in_a_k0s_drop_in_is_named(node: Node, text: str) -> None:
     node.file("/etc/k0s/containerd.d/50-other.toml", text)
     with pytest.raises(ConfigError, match=r"50-other\.toml:\d: plugins.* is not"):
         k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
 
 
-def test_k0s_that_is_down_applies_a_drop_in_when_it_starts(node: Node) -> None:
+def test_stopped_k0s_applies_a_drop_in_when_it_starts(node: Node) -> None:
     engine = k0s(node, "# k0s_managed=true\nversion = 3\n")
     assert isinstance(engine, K0sEngine)
     stopped = dataclasses.replace(engine, daemon=dataclasses.replace(engine.daemon, process=None))
     assert stopped.plan(NVIDIA, None).verb == "none"
 
 
-def test_a_file_that_k0s_does_not_manage_is_the_administrators(node: Node) -> None:
+def test_file_not_managed_by_k0s_belongs_to_the_administrator(node: Node) -> None:
     plan = k0s(node, "version = 2\n").plan(NVIDIA, None)
     assert (plan.engine, plan.verb) == ("k0s", "restart")
     assert all(edit.path.startswith("/etc/k0s/") for edit in plan.changed)
     assert any("not managed by k0s" in note for note in plan.notes)
 
 
-def test_auto_means_the_containerd_that_the_kubelet_uses(node: Node) -> None:
+def test_auto_selects_the_containerd_that_the_kubelet_uses(node: Node) -> None:
     node.file("/etc/systemd/system/containerd.service", "[Service]\nExecStart=/usr/bin/containerd\n")
     node.process(8, "/usr/bin/containerd", cgroup="/system.slice/containerd.service")
     node.file("/usr/bin/containerd", "x", 0o755)
@@ -307,11 +307,11 @@ def test_auto_means_the_containerd_that_the_kubelet_uses(node: Node) -> None:
 
 @pytest.mark.parametrize("path", [RENDERED, f"{DIRECTORY}/config-v3.toml.tmpl"])
 @pytest.mark.parametrize("name", ["auto", "containerd", "k3s"])
-def test_a_distributions_file_means_the_distribution(node: Node, name: str, path: str) -> None:
+def test_file_of_a_distribution_selects_the_distribution(node: Node, name: str, path: str) -> None:
     assert isinstance(k3s(node, "version = 3\n", name=name, config=path), K3sEngine)
 
 
-def test_k3s_alone_is_the_containerd_of_its_node_and_named_twice_one_engine(node: Node) -> None:
+def test_k3s_named_twice_is_one_engine(node: Node) -> None:
     assert isinstance(k3s(node, "version = 3\n", name="containerd"), K3sEngine)
     with pytest.raises(UsageError, match="one engine"):
         find.engines(Host(node.root), Request(runtimes=("containerd", "k3s")))
@@ -321,7 +321,9 @@ def test_k3s_alone_is_the_containerd_of_its_node_and_named_twice_one_engine(node
     ("name", "config", "drop_in"),
     [("k3s", "/etc/other/config.toml", ""), ("k3s", "", "/etc/x.toml"), ("rke2", "", "")],
 )
-def test_what_cannot_be_meant_is_said(node: Node, name: str, config: str, drop_in: str) -> None:
+def test_impossible_selection_is_refused_with_a_hint(
+    node: Node, name: str, config: str, drop_in: str
+) -> None:
     k3s(node, "version = 3\n")
     with pytest.raises(GpunodeError) as caught:
         find.engine(Host(node.root), name, config, drop_in)

@@ -22,7 +22,7 @@ def configured(text: str, desired: DesiredConfig = WANTED) -> str:
 
 
 @pytest.mark.parametrize("indent", ["\t", "  ", "    ", "   "])
-def test_indentation_is_the_files_own(indent: str) -> None:
+def test_indentation_of_the_file_is_kept(indent: str) -> None:
     before = json.dumps({"debug": True, "log-opts": {"max-size": "1m"}}, indent=indent) + "\n"
     after = configured(before)
     assert after.startswith(before.removesuffix("\n}\n"))
@@ -31,7 +31,7 @@ def test_indentation_is_the_files_own(indent: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " \n", "null", "\ufeff", "{}", "{ }\n", "\ufeff{}"])
-def test_empty_file_is_accepted_as_dockerd_does(text: str) -> None:
+def test_empty_file_is_accepted_as_by_dockerd(text: str) -> None:
     after = configured(text)
     assert json.loads(after.removeprefix("\ufeff")) == {"runtimes": {"nvidia": ENTRY}}
     assert after.startswith("\ufeff") == text.startswith("\ufeff")
@@ -44,7 +44,7 @@ def test_numbers_escapes_and_line_ends_keep_their_bytes() -> None:
     assert "\n" not in after.replace("\r\n", "")
 
 
-def test_one_line_stays_one_line() -> None:
+def test_single_line_file_stays_one_line() -> None:
     assert configured('{"debug": true}') == (
         '{"debug": true, "runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}}}'
     )
@@ -77,13 +77,13 @@ def test_features_are_merged() -> None:
         ("[" * 100_000, "deep"),
     ],
 )
-def test_bad_files_are_refused_with_their_place(text: str, place: str) -> None:
+def test_invalid_files_are_refused_with_their_position(text: str, place: str) -> None:
     with pytest.raises(ConfigError, match=r"daemon\.json") as caught:
         configured(text)
     assert place in caught.value.message
 
 
-def test_previous_default_comes_back() -> None:
+def test_previous_default_is_restored() -> None:
     text = '{"runtimes": {"crun": {"path": "crun"}}, "default-runtime": "crun"}'
     after = configured(text, DesiredConfig((Handler("nvidia", "n"),), set_as_default=True))
     assert json.loads(after)["default-runtime"] == "nvidia"
@@ -91,7 +91,7 @@ def test_previous_default_comes_back() -> None:
     assert json.loads(back) == json.loads(text)
 
 
-def test_text_for_a_reload_names_what_must_be_forgotten() -> None:
+def test_reload_text_resets_runtimes_and_default() -> None:
     assert json.loads(docker.for_reload("{}", "f")) == {"runtimes": {}, "default-runtime": "runc"}
 
 
@@ -128,9 +128,7 @@ layouts = st.fixed_dictionaries(
 
 
 @given(files, layouts, st.booleans(), st.booleans())
-def test_nothing_but_our_keys_changes(
-    tree: dict[str, Any], layout: dict[str, Any], default: bool, cdi: bool
-) -> None:
+def test_only_our_keys_change(tree: dict[str, Any], layout: dict[str, Any], default: bool, cdi: bool) -> None:
     before = json.dumps(tree, **layout)
     desired = DesiredConfig((Handler("nvidia", "nvidia-container-runtime"),), default, cdi)
     after = configured(before, desired)

@@ -21,7 +21,7 @@ LINES = st.sampled_from(["", "# note", "[debug]", 'level = "info"', '{{- templat
 
 
 @given(st.lists(LINES, max_size=6), st.booleans())
-def test_what_was_put_in_comes_out_again(lines: list[str], guard: bool) -> None:
+def test_added_tables_are_removed_again(lines: list[str], guard: bool) -> None:
     text = "\n".join(lines).rstrip() + "\n"
     tables = k3s.guarded(TABLE, "nvidia") if guard else TABLE
     once = k3s.with_tables(text, tables)
@@ -30,7 +30,7 @@ def test_what_was_put_in_comes_out_again(lines: list[str], guard: bool) -> None:
     assert (k3s.without_tables(once) or "").rstrip() == text.rstrip()
 
 
-def test_a_template_that_gpunode_made_goes_with_its_last_table() -> None:
+def test_template_created_by_gpunode_is_removed_with_its_last_table() -> None:
     made = k3s.with_tables(None, TABLE)
     assert k3s.without_tables(made) is None
     assert k3s.without_tables(k3s.with_tables(INCLUDE, TABLE)) is not None
@@ -45,7 +45,7 @@ def test_a_template_that_gpunode_made_goes_with_its_last_table() -> None:
         '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes."nvidia"]',
     ],
 )
-def test_the_line_of_somebody_elses_handler_is_found(header: str) -> None:
+def test_line_of_a_foreign_handler_is_found(header: str) -> None:
     assert k3s.line_of_handler(f"{INCLUDE}# one\n{header}\n", "nvidia") == 3
     assert k3s.line_of_handler(f"{INCLUDE}{header}\n", "nvidia-cdi") is None
     ours = k3s.with_tables(INCLUDE, TABLE)
@@ -53,14 +53,14 @@ def test_the_line_of_somebody_elses_handler_is_found(header: str) -> None:
     assert k3s.line_of_handler(f"{ours}{header}\n", "nvidia") == ours.count("\n") + 1
 
 
-def test_found_runtimes_count_where_the_base_or_their_loop_is_included() -> None:
+def test_detected_runtimes_count_if_the_base_or_their_loop_is_included() -> None:
     assert k3s.registers_found(INCLUDE)
     assert k3s.registers_found("{{ range $k, $v := .ExtraRuntimes }}{{ end }}")
     full = k3s.with_tables(BASE, k3s.guarded(TABLE, "nvidia"))
     assert not k3s.registers_found(full)  # our own condition includes nothing
 
 
-def test_rendering_leaves_a_guarded_table_out_where_the_base_has_it() -> None:
+def test_guarded_table_is_not_rendered_if_the_base_has_it() -> None:
     text = k3s.with_tables(INCLUDE, k3s.guarded(TABLE, "nvidia"))
     alone = k3s.rendered(text, BASE)
     assert alone is not None and alone.count("runtimes.nvidia]") == 1
@@ -70,13 +70,13 @@ def test_rendering_leaves_a_guarded_table_out_where_the_base_has_it() -> None:
 
 
 @pytest.mark.parametrize("text", [None, INCLUDE, f"# top\n{INCLUDE}[debug]\n", k3s.with_tables(None, TABLE)])
-def test_the_base_is_told_from_what_was_rendered(text: str | None) -> None:
+def test_base_is_recovered_from_the_rendered_file(text: str | None) -> None:
     now = k3s.rendered(text, BASE)
     assert now is not None
     assert (k3s.base_of(text, now) or "").strip() == BASE.strip()
 
 
-def test_a_template_with_logic_of_its_own_tells_no_base() -> None:
+def test_template_with_its_own_logic_gives_no_base() -> None:
     assert k3s.base_of(f"{INCLUDE}{{{{ .X }}}}\n", BASE) is None
     assert k3s.base_of(f"{INCLUDE}{INCLUDE}", BASE) is None
     assert k3s.base_of(f"# other\n{INCLUDE}", BASE) is None

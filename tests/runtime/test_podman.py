@@ -49,13 +49,13 @@ def after(plan: Plan, path: str = DROP_IN) -> str:
     return next(edit.after or b"" for edit in plan.edits if edit.path == path).decode()
 
 
-def test_named_runtime_goes_into_a_drop_in(tmp_path: Path) -> None:
+def test_named_runtime_is_written_to_a_drop_in(tmp_path: Path) -> None:
     plan = node(tmp_path).plan(NVIDIA, None)
     assert (edits(plan), plan.verb) == ({DROP_IN: "created"}, "wait")
     assert after(plan) == '[engine.runtimes]\nnvidia = ["/usr/bin/nvidia-container-runtime"]\n'
 
 
-def test_default_keeps_what_else_the_drop_in_says(tmp_path: Path) -> None:
+def test_default_keeps_other_settings_of_the_drop_in(tmp_path: Path) -> None:
     engine = node(tmp_path)
     write(tmp_path, "/etc/containers/containers.conf", '[engine]\nruntime = "crun"\n')
     write(tmp_path, DROP_IN, "[containers]\npids_limit = 9 # ours\n")
@@ -69,7 +69,7 @@ def test_cdi_changes_no_file_of_podman(tmp_path: Path) -> None:
     assert (plan.changed, plan.verb, plan.notes) == ((), "none", ())
 
 
-def test_cdi_takes_the_old_hook_away_and_the_runtime_only_names_it(tmp_path: Path) -> None:
+def test_cdi_removes_the_old_hook_and_the_runtime_only_reports_it(tmp_path: Path) -> None:
     engine = node(tmp_path)
     write(tmp_path, HOOK, '{"hook": {"path": "/usr/bin/nvidia-container-toolkit"}}')
     assert edits(engine.plan(CDI, None)) == {HOOK: "removed"}
@@ -83,7 +83,7 @@ def test_cdi_is_refused_before_4_1(tmp_path: Path) -> None:
     assert node(tmp_path, "3.4.2").plan(NVIDIA, None).changed
 
 
-def test_directories_that_leave_ours_out_are_told_of(tmp_path: Path) -> None:
+def test_cdi_directories_without_ours_are_reported(tmp_path: Path) -> None:
     engine = node(tmp_path, "5.2.0")
     conf = write(tmp_path, "/etc/containers/containers.conf", '[engine]\ncdi_spec_dirs = ["/srv/cdi"]\n')
     assert any("/srv/cdi" in note for note in engine.plan(CDI, None).notes)
@@ -99,7 +99,7 @@ def test_selinux_gets_its_command(tmp_path: Path) -> None:
     assert engine.plan(CDI, None).notes == ()
 
 
-def test_removal_leaves_the_packages_file_and_other_runtimes(tmp_path: Path) -> None:
+def test_removal_keeps_the_package_file_and_other_runtimes(tmp_path: Path) -> None:
     engine = node(tmp_path)
     write(tmp_path, "/usr/share/containers/containers.conf", '[engine.runtimes]\nnvidia = ["/x"]\n')
     conf = "/etc/containers/containers.conf"
@@ -114,12 +114,12 @@ def test_removal_leaves_the_packages_file_and_other_runtimes(tmp_path: Path) -> 
     assert after(plan, conf) == '[engine]\n\n[engine.runtimes]\nkata = ["/k"] # vm\n'
 
 
-def test_nothing_to_remove_asks_nobody(tmp_path: Path) -> None:
+def test_removal_without_changes_runs_no_command(tmp_path: Path) -> None:
     plan = node(tmp_path).plan_removal(UnwantedConfig(("nvidia",)), None)
     assert (plan.changed, plan.verb) == ((), "none")
 
 
-def test_podman_is_asked_for_each_runtime_of_its_files(tmp_path: Path) -> None:
+def test_podman_is_queried_for_each_runtime_of_its_files(tmp_path: Path) -> None:
     answers = {
         "/usr/bin/podman info --format json": info("crun", "/usr/bin/crun"),
         "/usr/bin/podman --runtime nvidia info --format json": info("nvidia", "/n"),
@@ -144,13 +144,13 @@ def test_podman_is_asked_for_each_runtime_of_its_files(tmp_path: Path) -> None:
         {"stdout": '{"host": {"ociRuntime": 1}}'},
     ],
 )
-def test_odd_answers_are_errors(tmp_path: Path, answer: object) -> None:
+def test_invalid_responses_are_errors(tmp_path: Path, answer: object) -> None:
     engine = node(tmp_path, commands={"/usr/bin/podman info --format json": answer})
     with pytest.raises(DaemonError, match="podman info"):
         engine.query()
 
 
-def test_file_that_podman_never_reads_is_refused(tmp_path: Path) -> None:
+def test_file_that_podman_does_not_read_is_refused(tmp_path: Path) -> None:
     engine = node(tmp_path)
     daemon = find_podman(engine.host, "/srv/containers.conf")
     assert daemon is not None

@@ -24,20 +24,20 @@ def restarter(root: Path, unit: str, *, manager: str = "", process: Process | No
     return Restarter(Host(root, environ={}), daemon, lambda: daemon)
 
 
-def test_the_snaps_unit_is_restarted_and_its_dockerd_reloaded_by_a_signal(tmp_path: Path) -> None:
+def test_snap_unit_is_restarted_and_its_dockerd_reloaded_by_a_signal(tmp_path: Path) -> None:
     snap = restarter(tmp_path, "snap.docker.dockerd.service", manager="snap")
     assert snap.shown("restart") == "systemctl restart snap.docker.dockerd.service"
     assert snap.shown("reload") == "kill -HUP 40"  # the unit has no ExecReload
 
 
-def test_the_systems_unit_does_both(tmp_path: Path) -> None:
+def test_system_unit_is_restarted_and_reloaded(tmp_path: Path) -> None:
     system = restarter(tmp_path, "docker.service")
     commands = [system.shown(verb) for verb in ("restart", "reload")]
     assert commands == ["systemctl restart docker.service", "systemctl reload docker.service"]
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_a_users_unit_needs_the_users_systemd(tmp_path: Path, running: bool) -> None:
+def test_user_unit_needs_the_users_systemd(tmp_path: Path, running: bool) -> None:
     runtime = tmp_path / "user"
     if running:
         (runtime / "systemd").mkdir(parents=True)
@@ -49,7 +49,7 @@ def test_a_users_unit_needs_the_users_systemd(tmp_path: Path, running: bool) -> 
     assert alone.shown("reload") == "kill -HUP 40"  # the unit's ExecReload would hit RootlessKit
 
 
-def test_every_failure_says_where_to_look() -> None:
+def test_every_failure_names_the_log() -> None:
     daemon = Daemon("containerd", None, (2, 1), "/etc/containerd/config.toml", "test", "/none", None)
     host = Host()
     for found, said in ((daemon, "log of containerd"), (replace(daemon, log="/var/log/x"), "/var/log/x")):

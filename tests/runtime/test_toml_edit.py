@@ -30,7 +30,7 @@ def add_runtime(tree: Tree) -> None:
     cri.setdefault("runtimes", {})["nvidia"] = {"runtime_type": "r2", "options": {"BinaryName": "/n"}}
 
 
-def test_dotted_key_before_a_scalar_is_not_swallowed() -> None:
+def test_dotted_key_before_a_scalar_is_kept() -> None:
     # tomlkit 0.15.2 alone moves `root` into the new table here
     text = f'version = 2\nplugins."{P2}".sandbox_image = "p"\nroot = "/x"\n'
     after = tomllib.loads(toml_edit.edit(text, add_runtime, "config.toml"))
@@ -38,7 +38,7 @@ def test_dotted_key_before_a_scalar_is_not_swallowed() -> None:
     assert after["root"] == "/x"
 
 
-def test_comments_order_and_indentation_stay() -> None:
+def test_comments_order_and_indentation_are_kept() -> None:
     text = (
         "# head\nversion = 2 # two\n\n[plugins]\n"
         f'  [plugins."{P2}".containerd.runtimes.runc] # runc\n    runtime_type = "r"\n'
@@ -49,7 +49,7 @@ def test_comments_order_and_indentation_stay() -> None:
     assert f'  [plugins."{P2}".containerd.runtimes.nvidia]\n' in after
 
 
-def test_file_that_cannot_be_edited_is_refused_and_named() -> None:
+def test_file_that_cannot_be_edited_is_refused_by_name() -> None:
     text = f'[plugins."{P2}"]\nsandbox_image = "p"\ncontainerd.default_runtime_name = """\nrunc"""\n'
     with pytest.raises(ConfigError, match=r"^config\.toml can't be edited") as caught:
         toml_edit.edit(text, add_runtime, "config.toml", "use a drop-in")
@@ -66,7 +66,7 @@ def test_no_change_gives_the_same_text() -> None:
     assert toml_edit.edit(text, lambda tree: None, "config.toml") == text
 
 
-def test_types_count_when_trees_are_compared() -> None:
+def test_types_matter_when_trees_are_compared() -> None:
     assert not same({"a": 1}, {"a": True})
     assert not same({"a": 1}, {"a": 1.0})
     assert same({"a": float("nan")}, {"a": float("nan")})
@@ -180,7 +180,7 @@ THREE = tuple(
 
 
 @given(text=documents(), default=st.booleans(), cdi=st.booleans(), version=st.sampled_from([2, 3, 4]))
-def test_drop_in_holds_nothing_but_ours_and_goes_again(
+def test_drop_in_contains_only_ours_and_is_removed_again(
     text: str, default: bool, cdi: bool, version: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tmp = tmp_path_factory.mktemp("toml")
@@ -227,7 +227,7 @@ def _pruned(tree: Any) -> Any:
     return {key: value for key, value in pruned.items() if value != {}}
 
 
-def test_line_ends_and_byte_order_mark_stay_as_they_are() -> None:
+def test_line_ends_and_byte_order_mark_are_kept() -> None:
     text = f'\ufeffversion = 2\r\n[plugins."{P2}"]\r\nsandbox_image = "p"\r\n'
     after = toml_edit.edit(text, add_runtime, "config.toml")
     assert after.startswith("\ufeffversion = 2\r\n") and after.count("\ufeff") == 1
@@ -236,7 +236,7 @@ def test_line_ends_and_byte_order_mark_stay_as_they_are() -> None:
     assert tomllib.loads(after.removeprefix("\ufeff")) == mutated(tomllib.loads(body), add_runtime)
 
 
-def test_import_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_import_is_refused(tmp_path: Path) -> None:
     path, text = "/config.toml", 'version = 2\nimports = ["/gone.toml"]\n'
     (tmp_path / "config.toml").write_text(text)
     config = load_config(Host(tmp_path, environ={}), path)
@@ -245,7 +245,7 @@ def test_import_that_is_not_there_is_refused(tmp_path: Path) -> None:
         configured(state, DesiredConfig((Handler("nvidia", "/n"),)))
 
 
-def test_what_tomlkit_trips_over_is_refused_like_any_other_file() -> None:
+def test_file_that_tomlkit_cannot_edit_is_refused() -> None:
     def empty_table(tree: Tree) -> None:
         tree["z"] = {}
 
@@ -253,7 +253,7 @@ def test_what_tomlkit_trips_over_is_refused_like_any_other_file() -> None:
         toml_edit.edit("z = []\n\n[a]\n", empty_table, "config.toml")
 
 
-def test_key_of_a_table_that_dotted_keys_make_joins_them() -> None:
+def test_key_of_a_table_made_by_dotted_keys_is_added_to_them() -> None:
     line = f'  plugins."{P2}".containerd.x = 1 # c\n'
     text = f'version = 2\n{line}plugins."io.containerd.internal.v1.opt".path = "/opt"\n'
 

@@ -90,9 +90,7 @@ def loaded(text: str) -> dict[str, Any]:
 
 @how(max_examples=40)
 @given(files(), settings())
-def test_what_was_asked_is_set_and_nothing_else_changes(
-    text: str, desired: dict[tuple[str, ...], Any]
-) -> None:
+def test_only_the_requested_settings_change(text: str, desired: dict[tuple[str, ...], Any]) -> None:
     before, after = loaded(text), with_settings(text, PATH, desired)
     tree = loaded(after)
     assert [dig(tree, *path) for path in desired] == list(desired.values())
@@ -104,9 +102,7 @@ def test_what_was_asked_is_set_and_nothing_else_changes(
 
 @how(max_examples=40)
 @given(files(), settings())
-def test_every_comment_and_every_other_line_stays_as_it_is(
-    text: str, desired: dict[tuple[str, ...], Any]
-) -> None:
+def test_every_comment_and_every_other_line_is_kept(text: str, desired: dict[tuple[str, ...], Any]) -> None:
     text, after = text.removeprefix("\ufeff"), with_settings(text, PATH, desired).removeprefix("\ufeff")
     changed = {path[-1] for path in desired}
     kept = [line for line in text.split("\n") if line.partition("=")[0].strip() not in changed]
@@ -117,7 +113,7 @@ def test_every_comment_and_every_other_line_stays_as_it_is(
 
 @how(max_examples=40)
 @given(files(), settings())
-def test_setting_twice_is_setting_once_and_unsetting_leaves_the_rest(
+def test_setting_twice_equals_once_and_unsetting_keeps_the_rest(
     text: str, desired: dict[tuple[str, ...], Any]
 ) -> None:
     once = with_settings(text, PATH, desired)
@@ -129,7 +125,7 @@ def test_setting_twice_is_setting_once_and_unsetting_leaves_the_rest(
 
 @how(max_examples=40)
 @given(settings())
-def test_a_key_that_was_added_and_taken_out_leaves_the_packaged_bytes(
+def test_key_added_and_removed_restores_the_packaged_bytes(
     desired: dict[tuple[str, ...], Any],
 ) -> None:
     there = set(names_in(loaded(PACKAGED)))
@@ -138,7 +134,7 @@ def test_a_key_that_was_added_and_taken_out_leaves_the_packaged_bytes(
     assert without_settings(with_settings(PACKAGED, PATH, new), PATH, list(new)) == PACKAGED
 
 
-def test_a_new_key_goes_behind_the_comment_that_shows_it() -> None:
+def test_new_key_is_added_below_its_commented_example() -> None:
     after = with_settings(PACKAGED, PATH, {("nvidia-container-cli", "no-cgroups"): True})
     assert after == PACKAGED.replace("#no-cgroups = false\n", "#no-cgroups = false\nno-cgroups = true\n")
     debug = with_settings(PACKAGED, PATH, {("nvidia-container-runtime", "debug"): "/x"})
@@ -146,18 +142,18 @@ def test_a_new_key_goes_behind_the_comment_that_shows_it() -> None:
     assert debug == PACKAGED.replace(line, line + 'debug = "/x"\n')
 
 
-def test_a_table_that_is_missing_is_added_at_the_end_behind_an_empty_line() -> None:
+def test_missing_table_is_appended_after_an_empty_line() -> None:
     after = with_settings(PACKAGED, PATH, {("features", "disable-imex-channel-creation"): True})
     assert after == PACKAGED + "\n[features]\ndisable-imex-channel-creation = true\n"
 
 
-def test_a_value_where_a_table_belongs_is_refused_with_the_way_out() -> None:
+def test_value_in_place_of_a_table_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match=r"config\.toml: nvidia-container-runtime is a value") as caught:
         with_settings('nvidia-container-runtime = "x"\n', PATH, {("nvidia-container-runtime", "mode"): "cdi"})
     assert caught.value.hint == "take it out: gpunode toolkit config unset nvidia-container-runtime"
 
 
-def test_every_default_is_one_that_the_schema_takes() -> None:
+def test_every_default_is_valid_in_the_schema() -> None:
     for key in KEYS:
         value = list(key.default) if isinstance(key.default, tuple) else key.default
         assert value is None or wrong(key, value, {}) == "", key.name

@@ -42,13 +42,13 @@ def put(host: Host, text: str, path: str = "run/cdi/nvidia.yaml") -> None:
     (host.root / path).write_text(text)
 
 
-def test_no_file_at_all(host: Host) -> None:
+def test_missing_specification(host: Host) -> None:
     error = told(host)
     assert (error.code, error.hint) == ("cdi-no-specification", "gpunode cdi refresh")
     assert UNRESOLVED in error.message
 
 
-def test_a_file_that_is_no_yaml(host: Host) -> None:
+def test_invalid_yaml_is_named(host: Host) -> None:
     put(host, "kind: nvidia.com/gpu\ndevices: [\n")
     error = told(host)
     assert error.code == "cdi-unresolvable"
@@ -56,38 +56,38 @@ def test_a_file_that_is_no_yaml(host: Host) -> None:
 
 
 @pytest.mark.parametrize(("version", "fault"), [("0.6.0", True), ("1.1.0", True), ("0.5.0", False)])
-def test_a_version_that_this_release_does_not_read(host: Host, version: str, fault: bool) -> None:
+def test_version_that_this_release_does_not_read(host: Host, version: str, fault: bool) -> None:
     put(host, GOOD.replace("0.5.0", version))
     said = f"/var/run/cdi/nvidia.yaml is written for CDI {version}, and podman 4.3.1 reads 0.5.0 at most"
     assert told(host).message.startswith(said) is fault
 
 
 @pytest.mark.parametrize("version", ["", "5", "a.b.c", "1.2.3.4"])
-def test_a_version_that_is_none_is_no_reason_to_fail(host: Host, version: str) -> None:
+def test_invalid_version_is_not_the_cause(host: Host, version: str) -> None:
     put(host, GOOD.replace("0.5.0", version))
     assert told(host).code == "cdi-unresolvable"
 
 
-def test_a_device_that_no_file_has(host: Host) -> None:
+def test_device_in_no_file(host: Host) -> None:
     put(host, GOOD.replace("name: all", 'name: "0"'))
     assert "names no device all; it has 0" in told(host).message
 
 
-def test_two_files_of_one_directory_that_have_it(host: Host) -> None:
+def test_device_in_two_files_of_one_directory(host: Host) -> None:
     put(host, GOOD)
     put(host, GOOD, "run/cdi/old.yaml")
     error = told(host)
     assert "/var/run/cdi/nvidia.yaml and /var/run/cdi/old.yaml name the same device" in error.message
 
 
-def test_the_same_device_in_both_directories_is_no_fault(host: Host) -> None:
+def test_same_device_in_both_directories_is_no_conflict(host: Host) -> None:
     put(host, GOOD)
     put(host, GOOD, "etc/cdi/nvidia.yaml")
     assert told(host).message.startswith("the engine finds no CDI specification that names the GPUs")
 
 
 @pytest.mark.parametrize("path", ["/lib/libcuda.so.535", "/dev/nvidia0", "/usr/bin/nvidia-cdi-hook"])
-def test_what_the_message_names_and_the_node_lacks_makes_it_stale(host: Host, path: str) -> None:
+def test_missing_path_in_the_message_makes_the_specification_stale(host: Host, path: str) -> None:
     put(host, GOOD)
     message = f'error mounting "{path}": no such file or directory'
     assert told(host, message).message.startswith(
@@ -97,18 +97,18 @@ def test_what_the_message_names_and_the_node_lacks_makes_it_stale(host: Host, pa
     assert told(host, message).code != "cdi-stale"
 
 
-def test_another_failure_keeps_its_own_words(host: Host) -> None:
+def test_other_failure_keeps_its_message(host: Host) -> None:
     put(host, GOOD)
     error = explain(host, DaemonError("out of cheese", hint="buy some", code="x"), WAY)
     assert (error.message, error.hint, error.code) == (f"cdi {ALL}: out of cheese", "buy some", "x")
 
 
-def test_a_specification_without_libcuda_is_named_where_a_container_has_none(host: Host) -> None:
+def test_specification_without_libcuda_is_named_if_the_container_has_none(host: Host) -> None:
     put(host, GOOD.replace("libcuda", "libother"))
     assert "/var/run/cdi/nvidia.yaml mounts no libcuda.so" in without_driver(host, WAY).message
 
 
-def test_a_mount_that_no_loader_finds_is_named_where_a_container_has_no_driver(host: Host) -> None:
+def test_mount_outside_the_loader_path_is_named_if_the_container_has_no_driver(host: Host) -> None:
     put(host, GOOD)
     error = without_driver(host, WAY)
     assert "mounts /lib/libcuda.so.535, but not where" in error.message

@@ -30,39 +30,39 @@ def described(host: Host) -> Host:
 READING = CdiReading("docker", (28, 5, 2), True)
 
 
-def test_the_handler_comes_first(described: Host) -> None:
+def test_handler_is_preferred(described: Host) -> None:
     way = choose(described, "nvidia", False, ("runc", "nvidia"), READING)
     assert (way.handler, way.devices, str(way)) == ("nvidia", (), "handler nvidia")
 
 
-def test_cdi_takes_its_place_where_the_engine_reads_a_specification(described: Host) -> None:
+def test_cdi_is_used_without_a_handler_if_the_engine_reads_a_specification(described: Host) -> None:
     way = choose(described, "nvidia", False, ("runc",), READING)
     assert (way.handler, way.devices, str(way)) == ("", ("nvidia.com/gpu=all",), "cdi nvidia.com/gpu=all")
 
 
-def test_cdi_is_taken_where_it_is_asked_for(described: Host) -> None:
+def test_cdi_is_used_on_request(described: Host) -> None:
     assert choose(described, "nvidia", True, ("runc", "nvidia"), READING).devices
 
 
-def test_an_engine_that_tells_no_handlers_is_taken_at_its_word(host: Host) -> None:
+def test_engine_without_a_handler_list_is_trusted(host: Host) -> None:
     assert choose(host, "nvidia", False, None, READING).handler == "nvidia"
 
 
-def test_a_handler_that_somebody_named_is_never_replaced_by_cdi(described: Host) -> None:
+def test_handler_named_by_the_caller_is_never_replaced_by_cdi(described: Host) -> None:
     with pytest.raises(DaemonError) as caught:
         choose(described, "nvidia-legacy", False, ("runc",), READING)
     assert caught.value.code == "handler-missing"
 
 
 @pytest.mark.parametrize("reading", [replace(READING, enabled=False), replace(READING, version=(20, 10))])
-def test_without_handler_and_without_cdi_the_handler_is_missing(described: Host, reading: CdiReading) -> None:
+def test_without_handler_and_cdi_the_handler_is_missing(described: Host, reading: CdiReading) -> None:
     with pytest.raises(DaemonError) as caught:
         choose(described, "nvidia", False, ("runc",), reading)
     assert caught.value.code == "handler-missing"
     assert caught.value.hint.startswith("gpunode configure-runtime --runtime docker")
 
 
-def test_both_ways_out_are_named_where_both_lead_out(host: Host) -> None:
+def test_both_commands_are_hinted_if_both_would_work(host: Host) -> None:
     with pytest.raises(DaemonError) as caught:
         choose(host, "nvidia", False, ("runc",), READING)
     plain, _, other = caught.value.hint.partition("; or, without a runtime: ")
@@ -83,7 +83,7 @@ def test_both_ways_out_are_named_where_both_lead_out(host: Host) -> None:
         (CdiReading("docker", (28,), True, ("/nowhere",)), "cdi-no-specification", "is in /nowhere"),
     ],
 )
-def test_what_keeps_cdi_from_working_is_told_before_anything_is_made(
+def test_obstacle_to_cdi_is_reported_before_any_object_is_created(
     described: Host, reading: CdiReading, code: str, says: str
 ) -> None:
     with pytest.raises(PreconditionError) as caught:
@@ -93,14 +93,14 @@ def test_what_keeps_cdi_from_working_is_told_before_anything_is_made(
     assert caught.value.hint
 
 
-def test_a_distributions_cure_names_the_distribution(host: Host) -> None:
+def test_hint_names_the_kubernetes_distribution(host: Host) -> None:
     reading = CdiReading("containerd", (1, 7), False, manager="rke2")
     with pytest.raises(PreconditionError) as caught:
         choose(host, "nvidia", True, (), reading)
     assert caught.value.hint == "gpunode configure-runtime --runtime rke2 --cdi"
 
 
-def test_another_vendors_specification_is_none_of_nvidias(host: Host) -> None:
+def test_specification_of_another_vendor_is_ignored(host: Host) -> None:
     (host.root / "etc/cdi").mkdir(parents=True)
     (host.root / "etc/cdi/amd.yaml").write_text(SPEC.replace("nvidia.com", "amd.com"))
     with pytest.raises(PreconditionError) as caught:
@@ -111,7 +111,7 @@ def test_another_vendors_specification_is_none_of_nvidias(host: Host) -> None:
 @pytest.mark.parametrize(
     ("name", "option"), [("gpu", "--nvidia-runtime-name gpu"), ("nvidia-legacy", "--also legacy")]
 )
-def test_the_hint_registers_the_handler_that_was_asked_for(described: Host, name: str, option: str) -> None:
+def test_hint_registers_the_requested_handler(described: Host, name: str, option: str) -> None:
     with pytest.raises(DaemonError) as caught:
         choose(described, name, False, ("runc",), READING)
     assert caught.value.hint.startswith(f"gpunode configure-runtime --runtime docker {option};")

@@ -14,7 +14,7 @@ from gpunode.runtime.verify.container import is_dead, labels, maker, maker_of_im
 BOOT, START = "1b2c3d4e", "777"
 
 
-def test_this_process_is_alive_and_another_one_that_ended_is_dead() -> None:
+def test_own_process_is_alive_and_an_ended_one_is_dead() -> None:
     assert not is_dead(Host(), maker(Host()))
     code = (
         "from gpunode.host import Host\n"
@@ -25,7 +25,7 @@ def test_this_process_is_alive_and_another_one_that_ended_is_dead() -> None:
     assert is_dead(Host(), done.stdout.strip())
 
 
-def test_what_a_run_makes_carries_its_maker() -> None:
+def test_objects_of_a_run_are_labelled_with_their_process() -> None:
     assert labels(Host()) == {"gpunode.run": "verify", "gpunode.maker": maker(Host())}
     for what in ("verify:0123456789ab-", "stand-in:"):
         assert maker_of_image(f"gpunode.local/{what}{maker(Host())}-1a2b3c4d") == maker(Host())
@@ -60,11 +60,11 @@ def host(tmp_path: Path) -> Host:
         (f"{BOOT}-4026531836-42-{START}\n", False),
     ],
 )
-def test_a_maker_is_dead_only_if_this_kernel_says_so(host: Host, who: str, dead: bool) -> None:
+def test_process_is_dead_only_if_this_kernel_says_so(host: Host, who: str, dead: bool) -> None:
     assert is_dead(host, who) is dead
 
 
-def test_where_other_users_processes_are_hidden_nobody_is_dead(host: Host) -> None:
+def test_hidden_processes_of_other_users_are_not_dead(host: Host) -> None:
     (host.root / "proc/1/stat").unlink()
     assert not is_dead(host, f"{BOOT}-4026531836-43-{START}")
 
@@ -80,5 +80,5 @@ def test_where_other_users_processes_are_hidden_nobody_is_dead(host: Host) -> No
         "",
     ],
 )
-def test_an_image_with_any_other_name_has_no_maker(name: str) -> None:
+def test_image_with_another_name_has_no_owner_process(name: str) -> None:
     assert maker_of_image(name) == ""

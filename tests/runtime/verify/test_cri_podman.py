@@ -29,7 +29,7 @@ BY_HANDLER = Way(CdiReading("docker"), "nvidia")
 REQUEST = ContainerRequest("docker", argv=("-m", "x"), env={"A": "b"})
 
 
-def test_docker_is_asked_for_a_runtime_or_for_devices_and_never_for_both() -> None:
+def test_docker_is_called_with_a_runtime_or_with_devices_but_not_both() -> None:
     plain = specification(REQUEST, BY_HANDLER, "image", {"l": "m"})
     assert (plain["HostConfig"]["Runtime"], plain["Labels"]) == ("nvidia", {"l": "m"})
     assert "DeviceRequests" not in plain["HostConfig"]
@@ -47,7 +47,7 @@ def test_docker_is_asked_for_a_runtime_or_for_devices_and_never_for_both() -> No
         ({"ServerVersion": 7, "CDISpecDirs": "no"}, None, DIRECTORIES),
     ],
 )
-def test_what_docker_says_of_cdi(
+def test_cdi_state_is_read_from_docker_info(
     info: dict[str, object], enabled: bool | None, directories: tuple[str, ...]
 ) -> None:
     reading = _reading(info)
@@ -63,7 +63,7 @@ def test_cdi_needs_a_container() -> None:
 # --- podman -------------------------------------------------------------------------------------------------
 
 
-def test_podman_is_asked_for_devices_or_for_a_runtime() -> None:
+def test_podman_is_called_with_devices_or_with_a_runtime() -> None:
     by_cdi = podman._arguments(Host(), REQUEST, BY_CDI, "image", "name")
     assert by_cdi[0] == "run"
     assert by_cdi[by_cdi.index("--device") + 1] == ALL
@@ -77,7 +77,7 @@ def ended(code: int, stderr: str) -> Completed:
     return Completed(("podman",), code, "", stderr)
 
 
-def test_a_program_may_end_with_podmans_own_codes() -> None:
+def test_program_may_exit_with_podmans_own_codes() -> None:
     refused = []
     for code, stderr in ((125, "my error\n"), (1, "Error: mine\n"), (127, "")):
         try:
@@ -88,14 +88,14 @@ def test_a_program_may_end_with_podmans_own_codes() -> None:
 
 
 @pytest.mark.parametrize("code", [125, 126, 127])
-def test_podmans_own_failure_is_none_of_the_programs(code: int) -> None:
+def test_failure_of_podman_is_not_a_failure_of_the_program(code: int) -> None:
     stderr = 'time="2026" level=warning msg="x"\nError: OCI runtime error: crun: cgroups in hybrid mode\n'
     with pytest.raises(DaemonError) as caught:
         podman._refuse_failure(Host(), REQUEST, BY_HANDLER, ended(code, stderr))
     assert caught.value.code == "cgroup-hybrid"
 
 
-def test_a_run_that_is_cut_off_says_how_long_it_had() -> None:
+def test_timed_out_run_names_its_limit() -> None:
     late = replace(ended(-9, ""), timed_out=True)
     with pytest.raises(DaemonError, match="within 60 s"):
         podman._refuse_failure(Host(), REQUEST, BY_HANDLER, late)
@@ -110,7 +110,7 @@ def test_a_run_that_is_cut_off_says_how_long_it_had() -> None:
         ("Error: what\n  level=debug\n", "what"),
     ],
 )
-def test_what_podman_said(stderr: str, told: str) -> None:
+def test_podman_error_is_extracted(stderr: str, told: str) -> None:
     assert said(ended(125, stderr)) == told
 
 
@@ -126,26 +126,26 @@ def scripted(directory: Path, output: str, code: int = 0) -> Podman:
 @pytest.mark.parametrize(
     "output", ["", "null", "{", "[7, null]", '[{"Id": 7}]', '[{"Id": "a", "Labels": []}]']
 )
-def test_a_listing_of_another_shape_names_nothing(tmp_path: Path, output: str) -> None:
+def test_malformed_listing_gives_no_names(tmp_path: Path, output: str) -> None:
     assert scripted(tmp_path, output).labelled_containers({"a": "b"}) == {}
     assert scripted(tmp_path, output).image_names("x") == ()
 
 
-def test_a_listing_names_what_is_there(tmp_path: Path) -> None:
+def test_listing_gives_labels_and_names(tmp_path: Path) -> None:
     found = [{"Id": "a", "Labels": {"x": "y"}, "Names": ["n:2", "n:1", 7]}, {"Names": None}]
     asked = scripted(tmp_path, json.dumps(found))
     assert asked.labelled_containers({"x": "y"}) == {"a": {"x": "y"}}
     assert asked.image_names("n") == ("n:1", "n:2")
 
 
-def test_a_podman_that_fails_does_not_say_that_an_image_is_missing(tmp_path: Path) -> None:
+def test_failing_podman_does_not_mean_a_missing_image(tmp_path: Path) -> None:
     assert scripted(tmp_path, "").has_image("x")
     assert not scripted(tmp_path, "", 1).has_image("x")
     with pytest.raises(DaemonError, match="podman image exists: no"):
         scripted(tmp_path, "", 125).has_image("x")
 
 
-def test_a_podman_that_can_not_list_is_an_error(tmp_path: Path) -> None:
+def test_podman_that_cannot_list_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DaemonError, match="podman ps: no"):
         scripted(tmp_path, "", 125).labelled_containers({})
 
@@ -154,14 +154,14 @@ def test_a_podman_that_can_not_list_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not have_compiler(), reason="needs gcc")
-def test_cri_os_settings_are_the_running_daemons() -> None:
+def test_crio_settings_are_those_of_the_running_daemon() -> None:
     with start_crio("nvidia-ctk") as engine:
         settings = crio._settings(Host(), engine.socket, None)
     assert settings.handlers is not None
     assert "nvidia" in settings.handlers
 
 
-def test_without_the_daemons_word_the_files_tell(tmp_path: Path) -> None:
+def test_crio_settings_fall_back_to_the_files(tmp_path: Path) -> None:
     (tmp_path / "crio.conf").write_text(
         '[crio.runtime]\ncdi_spec_dirs = ["/opt/cdi"]\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/n"\n'
         '[crio.image]\npause_image = "pause:1"\n'
@@ -184,7 +184,7 @@ def programs(directory: Path, *names: str) -> Host:
     return Host(root=directory)
 
 
-def test_images_come_into_cri_os_own_storage(tmp_path: Path) -> None:
+def test_images_are_loaded_into_the_storage_of_crio(tmp_path: Path) -> None:
     (tmp_path / "usr/bin").mkdir(parents=True)
     assert crio._storage(programs(tmp_path / "usr/bin"), SETTINGS) is None
     host = Host(root=tmp_path)
@@ -206,7 +206,7 @@ def test_images_come_into_cri_os_own_storage(tmp_path: Path) -> None:
     )
 
 
-def test_skopeo_brings_in_every_name_of_an_image_and_its_complaint_is_told(tmp_path: Path) -> None:
+def test_skopeo_loads_every_name_of_an_image_and_its_error_is_reported(tmp_path: Path) -> None:
     programs(tmp_path, "skopeo")
     storage = crio._Storage(Host(), None, str(tmp_path / "skopeo"), "[vfs@/r+/x]")
     archive = pause_image(HostFiles(b"", "/usr/bin/python3", (), "amd64"), "pause:1", Names("t"))
@@ -227,7 +227,7 @@ def test_skopeo_brings_in_every_name_of_an_image_and_its_complaint_is_told(tmp_p
         ((), "", ("ctr",)),
     ],
 )
-def test_ctr_is_the_one_that_belongs_to_the_daemon(
+def test_ctr_of_the_same_package_as_the_daemon_is_used(
     tmp_path: Path, there: tuple[str, ...], manager: str, client: tuple[str, ...]
 ) -> None:
     for path in there:

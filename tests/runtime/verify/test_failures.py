@@ -36,7 +36,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("message", "code"), MESSAGES)
-def test_a_known_message_gets_its_cause_and_a_command(message, code):
+def test_known_message_gets_its_cause_and_a_command(message, code):
     told = explain(Host(), DaemonError(message), Way(CdiReading("containerd"), "nvidia"))
     assert told.code == code
     assert message in told.message
@@ -44,17 +44,17 @@ def test_a_known_message_gets_its_cause_and_a_command(message, code):
     assert "{" not in told.hint
 
 
-def test_every_cause_is_exercised():
+def test_every_cause_is_tested():
     assert {cause.code for cause in CAUSES} == {code for _, code in MESSAGES}
 
 
-def test_an_unknown_failure_keeps_its_own_code_and_hint():
+def test_unknown_failure_keeps_its_code_and_hint():
     error = DaemonError("out of cheese", hint="buy some", code="daemon")
     told = explain(Host(), error, Way(CdiReading("docker"), "nvidia"))
     assert (told.message, told.hint, told.code) == ("handler nvidia: out of cheese", "buy some", "daemon")
 
 
-def test_a_missing_handler_names_the_known_ones_and_the_command():
+def test_missing_handler_error_names_the_known_ones_and_the_command():
     told = missing_handler(CdiReading("docker"), "nvidia", ("io.containerd.runc.v2", "runc"))
     assert "io.containerd.runc.v2, runc" in told.message
     assert "gpunode configure-runtime --runtime docker; " in told.hint

@@ -39,11 +39,11 @@ def unpack(files, root):
     return root
 
 
-def test_the_same_machine_gives_the_same_image(files):
+def test_same_machine_gives_the_same_image(files):
     assert assemble(Host()).digest == files.digest
 
 
-def test_python_in_it_is_the_one_that_runs_and_its_loader_is_there(files, unpacked):
+def test_image_contains_the_running_python_and_its_loader(files, unpacked):
     assert files.python == str(Path(sys.executable).resolve())
     loader = elf_interpreter((unpacked / files.python.lstrip("/")).read_bytes())
     assert loader is not None
@@ -59,12 +59,12 @@ def test_python_runs_ctypes_and_json_in_an_empty_root(files, unpacked):
     assert (done.stdout, done.stderr) == ("[1]\n", "")
 
 
-def test_hooks_find_directories_that_they_may_write(unpacked):
+def test_image_has_writable_directories_for_hooks(unpacked):
     for name in ("etc", "tmp", "dev", "proc", "sys", "run", "var"):
         assert (unpacked / name).is_dir(), name
 
 
-def test_the_image_asks_for_gpus_and_the_sandbox_stand_in_does_not(files):
+def test_image_requests_gpus_and_the_sandbox_image_does_not(files):
     reference, archive = verification_image(files, Names("x", {"made": "here"}))
     assert reference == f"gpunode.local/verify:{files.digest}-x"
     assert b"NVIDIA_VISIBLE_DEVICES=all" in archive
@@ -72,11 +72,11 @@ def test_the_image_asks_for_gpus_and_the_sandbox_stand_in_does_not(files):
     assert b"NVIDIA_VISIBLE_DEVICES=void" in pause_image(files, "registry.k8s.io/pause:3.8", Names("x"))
 
 
-def test_where_cdi_is_to_be_proven_the_image_asks_no_runtime_for_gpus(files):
+def test_image_for_a_cdi_proof_requests_no_gpus_from_a_runtime(files):
     assert b"NVIDIA_VISIBLE_DEVICES=void" in verification_image(files, Names("x"), by_handler=False)[1]
 
 
-def test_a_library_is_found_as_in_any_image_and_not_by_a_search_path_of_ours(files):
+def test_library_is_found_without_a_custom_search_path(files):
     """A driver that only LD_LIBRARY_PATH finds is one that users' containers don't find."""
     given = {*files.libraries, "/opt/python/lib"}
     _, archive = verification_image(replace(files, libraries=tuple(sorted(given))), Names("x"))
@@ -87,14 +87,14 @@ def test_a_library_is_found_as_in_any_image_and_not_by_a_search_path_of_ours(fil
     assert not [path for path in searched if "linux-gnu" in path or "nvidia" in path]
 
 
-def test_hooks_that_run_ldconfig_find_what_they_look_for(unpacked):
+def test_image_has_the_files_that_ldconfig_hooks_need(unpacked):
     assert (unpacked / "etc/ld.so.cache").read_bytes() == b""
     assert "ld.so.conf.d" in (unpacked / "etc/ld.so.conf").read_text()
     assert (unpacked / "etc/ld.so.conf.d").is_dir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not have_compiler(), reason="needs root for chroot, and gcc")
-def test_a_driver_anywhere_is_found_once_a_hook_has_made_the_cache_anew(files, tmp_path):
+def test_driver_in_any_directory_is_found_after_a_hook_ran_ldconfig(files, tmp_path):
     """As NVIDIA's hooks do it: the node's ldconfig, in the container's root, told the directories."""
     place = unpack(files, tmp_path / "root") / "opt/driver"
     place.mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_a_driver_anywhere_is_found_once_a_hook_has_made_the_cache_anew(files, t
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for chroot")
-def test_the_stand_in_of_a_sandbox_starts_by_its_path_alone_and_ends_when_told(unpacked):
+def test_sandbox_program_starts_by_its_path_and_ends_on_sigterm(unpacked):
     with subprocess.Popen(["chroot", str(unpacked), "/pause"], stderr=subprocess.PIPE) as child:
         waits = f"/proc/{child.pid}/wchan"
         assert Host().wait_until(lambda: b"/pause" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), 30.0)
@@ -122,7 +122,7 @@ def test_the_stand_in_of_a_sandbox_starts_by_its_path_alone_and_ends_when_told(u
         assert child.wait(timeout=PATIENCE) == 0
 
 
-def test_an_interpreter_that_does_not_answer_is_named(monkeypatch, tmp_path):
+def test_interpreter_that_does_not_respond_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(PreconditionError) as caught:
         assemble(Host())
@@ -133,25 +133,25 @@ def test_an_interpreter_that_does_not_answer_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "data", [b"", b"#!/bin/sh\n", b"\x7fELF\x01\x01", b"\x7fELF\x02\x01", b"\x7fELF\x02\x01" + b"\xff" * 60]
 )
-def test_what_is_no_elf_file_has_no_interpreter(data):
+def test_file_that_is_not_elf_has_no_interpreter(data):
     assert elf_interpreter(data) is None
 
 
-def test_a_link_that_leads_in_a_circle_is_left_out(tmp_path):
+def test_symlink_loop_is_left_out(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     tree = image._Tree(Host(root=tmp_path))
     assert tree.add("/a/x") is None
 
 
-def test_a_python_of_another_c_library_is_refused_with_the_reason(monkeypatch):
+def test_python_with_another_c_library_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(image, "elf_interpreter", lambda data: "/lib/ld-musl-x86_64.so.1")
     with pytest.raises(PreconditionError, match="musl") as caught:
         assemble(Host())
     assert "--image" in caught.value.hint
 
 
-def test_a_module_that_is_an_alias_brings_its_own_file_too():
+def test_aliased_module_includes_its_own_file():
     """As collections.abc is one from Python 3.13 on."""
     alias = (
         "import sys, collections, _collections_abc\n"

@@ -23,7 +23,7 @@ def read(tar: tarfile.TarFile, name: str) -> bytes:
 
 
 @given(TREES)
-def test_a_layer_holds_every_file_under_its_parents(files):
+def test_layer_contains_every_file_after_its_parents(files):
     content = layer({path: Entry(data, mode=0o644) for path, data in files.items()})
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         members = tar.getmembers()
@@ -35,12 +35,12 @@ def test_a_layer_holds_every_file_under_its_parents(files):
 
 
 @given(TREES)
-def test_order_and_time_leave_no_trace(files):
+def test_archive_is_independent_of_order_and_time(files):
     entries = {path: Entry(data) for path, data in files.items()}
     assert layer(entries) == layer(dict(reversed(entries.items())))
 
 
-def test_links_and_modes_are_kept_and_everything_is_roots():
+def test_links_and_modes_are_kept_and_root_owns_all_files():
     content = layer({"/lib": Entry(target="usr/lib"), "/tmp": Entry(mode=0o1777)})
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         link, directory = tar.getmembers()
@@ -49,7 +49,7 @@ def test_links_and_modes_are_kept_and_everything_is_roots():
     assert {(m.uid, m.gid, m.mtime) for m in (link, directory)} == {(0, 0, 0)}
 
 
-def test_an_archive_names_its_layer_by_digest():
+def test_archive_names_its_layer_by_digest():
     content = layer({"/a": Entry(b"x")})
     with tarfile.open(fileobj=io.BytesIO(archive("gpunode.local/x:1", content, CONFIG))) as tar:
         (manifest,) = json.loads(read(tar, "manifest.json"))
