@@ -72,13 +72,13 @@ def exchanged(place: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> str:
         (Host.readlink, "gone", None),
     ],
 )
-def test_a_directory_that_is_exchanged_for_a_link_shows_nothing_of_the_node(
+def test_directory_replaced_by_a_symlink_discloses_nothing_of_the_node(
     exchanged: str, look: Callable[[Host, str], object], name: str, answer: object
 ) -> None:
     assert look(Host(), f"{exchanged}/{name}") == answer
 
 
-def test_what_is_not_there_is_neither_a_file_nor_an_error(place: Path, inside: str) -> None:
+def test_missing_path_is_neither_a_file_nor_an_error(place: Path, inside: str) -> None:
     host, rootfs = Host(), place / "rootfs"
     (rootfs / "circle").symlink_to("circle")
     (rootfs / "file").write_text("")
@@ -90,7 +90,7 @@ def test_what_is_not_there_is_neither_a_file_nor_an_error(place: Path, inside: s
     assert host.is_symlink(f"{inside}/circle") and host.readlink(f"{inside}/circle") == "circle"
 
 
-def test_the_tail_of_a_file_of_any_size_is_read(place: Path, inside: str) -> None:
+def test_tail_of_a_file_of_any_size_is_read(place: Path, inside: str) -> None:
     log = place / "rootfs/log"
     with log.open("wb") as stream:
         stream.truncate(READ_BYTES)
@@ -100,6 +100,6 @@ def test_the_tail_of_a_file_of_any_size_is_read(place: Path, inside: str) -> Non
     assert Host().as_user(OTHER).read_tail(str(log), 5) == "line\n"
 
 
-def test_the_tail_of_a_file_of_proc_shows_no_more_than_its_size(place: Path) -> None:
+def test_tail_of_a_proc_file_is_limited_to_its_size(place: Path) -> None:
     """Which is none: root would read more of it than the user."""
     assert Host().as_user(OTHER).read_tail("/proc/version", 100) == ""

@@ -109,7 +109,7 @@ def commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
         yield from commands(group.get_command(None, name), *path, name)
 
 
-def test_no_command_is_forgotten_here() -> None:
+def test_every_command_is_listed_here() -> None:
     assert sorted(dict(commands(typer.main.get_command(app)))) == sorted((*COMMANDS, *SERVICES))
 
 
@@ -203,14 +203,14 @@ def _writes_a_file(command: Any) -> bool:
     return command.name == "labels" or bool(words & {"--output-file", "--output"})
 
 
-def test_no_option_that_writes_a_file_is_forgotten_here() -> None:
+def test_every_option_that_writes_a_file_is_listed_here() -> None:
     table = commands(typer.main.get_command(app))
     assert sorted(name for name, command in table if _writes_a_file(command)) == sorted(WRITING)
 
 
 @pytest.mark.parametrize(("uid", "mode"), [(0, 0o777), (0, 0o1777), (MALLORY, 0o755)])
 @pytest.mark.parametrize("command", WRITING)
-def test_no_output_file_is_written_through_a_planted_link(
+def test_no_output_file_is_written_through_a_planted_symlink(
     quiet: Stage, command: str, uid: int, mode: int
 ) -> None:
     """Under a name that another user took first, in a directory of that user or one that is open to all."""
@@ -234,7 +234,7 @@ def test_no_output_file_is_written_through_a_planted_link(
     assert ran.code == 3 and "is a symlink that another user may have created" in ran.err
 
 
-def test_a_genuine_containerd_is_asked_and_a_rootless_docker_is_described(quiet: Stage) -> None:
+def test_real_containerd_is_queried_and_a_rootless_docker_is_listed(quiet: Stage) -> None:
     ran = quiet.as_root("status", "runtime", "-o", "json")
     engines = {(one["name"], one["user"]): one for one in ran.document["data"]["engines"]}
     assert engines["containerd", ""]["version"] == "1.7.20", ran.out

@@ -19,7 +19,7 @@ def node() -> Iterator[Stage]:
 
 
 @pytest.mark.parametrize("named", [(), ("--config", _FILE)])
-def test_root_configures_the_systems_docker(node: Stage, named: tuple[str, ...]) -> None:
+def test_root_configures_the_system_docker(node: Stage, named: tuple[str, ...]) -> None:
     node.cli.program("rm", "-f", _FILE, env={})
     ran = node.as_root(*_DOCKER, *named, "--no-restart", "--yes", "-o", "json")
     assert ran.code == 0, ran.err
@@ -28,7 +28,7 @@ def test_root_configures_the_systems_docker(node: Stage, named: tuple[str, ...])
     assert "/usr/bin/true" in node.cli.program("cat", _FILE, env={}).out
 
 
-def test_root_is_told_of_the_users_docker(node: Stage) -> None:
+def test_root_gets_a_note_on_the_users_docker(node: Stage) -> None:
     ran = node.as_root(*_DOCKER, "--no-restart", "--dry-run", "-o", "json")
     assert ran.code == 0, ran.err
     notes = " ".join(ran.document["messages"])
@@ -36,7 +36,7 @@ def test_root_is_told_of_the_users_docker(node: Stage) -> None:
     assert "sudo -Hu mallory XDG_RUNTIME_DIR=/run/user/61001 gpunode configure-runtime" in notes
 
 
-def test_a_file_of_the_user_is_left_to_the_user(node: Stage) -> None:
+def test_file_of_the_user_is_left_to_the_user(node: Stage) -> None:
     own = f"{node.directory}/home/mallory/.config/docker/daemon.json"
     ran = node.as_root(*_DOCKER, "--config", own, "--dry-run")
     assert ran.code == 3 and f"{own} belongs to mallory's rootless Docker" in ran.err

@@ -102,7 +102,7 @@ def swapped_at(number: int, swap: Callable[[], None], change: Callable[[], objec
 
 @pytest.mark.parametrize("component", ["way", "way/dir", "way/dir/file"])
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_swap_at_any_moment_changes_nothing_elsewhere(place: Path, kind: str, component: str) -> None:
+def test_swap_at_any_moment_changes_no_other_path(place: Path, kind: str, component: str) -> None:
     outside = tree(place / "outside", "precious")
     before = state(outside)
     for number in range(500):
@@ -117,7 +117,7 @@ def test_a_swap_at_any_moment_changes_nothing_elsewhere(place: Path, kind: str, 
 
 @pytest.mark.parametrize("component", ["way", "way/dir"])
 @pytest.mark.parametrize("kind", [kind for kind in CHANGES if kind not in ("remove the directory", "lock")])
-def test_a_planted_directory_is_an_error_that_names_it(place: Path, kind: str, component: str) -> None:
+def test_planted_directory_is_an_error_with_its_name(place: Path, kind: str, component: str) -> None:
     outside, top = tree(place / "outside", "precious"), tree(place / "top", "ours")
     before = state(outside)
     plant(top / component, outside / component)
@@ -129,7 +129,7 @@ def test_a_planted_directory_is_an_error_that_names_it(place: Path, kind: str, c
 
 
 @pytest.mark.parametrize("change", ["set the owner", "set the mode"])
-def test_owner_and_mode_are_not_changed_through_a_planted_link(place: Path, change: str) -> None:
+def test_owner_and_mode_are_not_changed_through_a_planted_symlink(place: Path, change: str) -> None:
     outside, top = tree(place / "outside", "precious"), tree(place / "top", "ours")
     before = state(outside)
     plant(top / "way/dir/file", outside / "way/dir/file")
@@ -138,7 +138,7 @@ def test_owner_and_mode_are_not_changed_through_a_planted_link(place: Path, chan
     assert state(outside) == before
 
 
-def test_the_owner_of_a_file_behind_a_link_of_roots_is_restored(place: Path) -> None:
+def test_owner_of_a_file_behind_a_root_symlink_is_restored(place: Path) -> None:
     (place / "real").write_text("")
     (place / "link").symlink_to("real")
     Host().set_owner(f"{place}/link", OTHER, OTHER, 0o600)
@@ -148,7 +148,7 @@ def test_the_owner_of_a_file_behind_a_link_of_roots_is_restored(place: Path) -> 
 @pytest.mark.parametrize(
     ("uid", "mode"), [(OTHER, 0o755), (OTHER, 0o1755), (0, 0o777), (0, 0o1777), (0, 0o775)]
 )
-def test_in_a_directory_of_another_user_nothing_of_a_file_is_kept(place: Path, uid: int, mode: int) -> None:
+def test_in_a_directory_of_another_user_owner_and_mode_are_not_kept(place: Path, uid: int, mode: int) -> None:
     """A directory's owner can put any file there, as everybody can in one that is open."""
     shared, precious = place / "shared", place / "precious"
     precious.write_text("precious")
@@ -168,7 +168,7 @@ def test_in_a_directory_of_another_user_nothing_of_a_file_is_kept(place: Path, u
     assert (shared / "file").stat().st_uid == 0
 
 
-def test_a_link_of_roots_that_another_user_can_move_is_not_followed(place: Path) -> None:
+def test_root_symlink_that_another_user_can_move_is_not_followed(place: Path) -> None:
     """It is in that user's directory, under whatever name the user has given it."""
     shared, outside = place / "shared", tree(place / "outside", "precious")
     shared.mkdir()
@@ -179,7 +179,7 @@ def test_a_link_of_roots_that_another_user_can_move_is_not_followed(place: Path)
     assert (outside / "way/dir/file").read_text() == "precious"
 
 
-def test_a_directory_that_another_user_put_there_keeps_its_mode(
+def test_directory_placed_by_another_user_keeps_its_mode(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between finding nothing and making the directory, a user moves what root owns to the same name."""
@@ -207,7 +207,7 @@ def test_a_directory_that_another_user_put_there_keeps_its_mode(
     [((0, 999, 0o2775), (0, 999, 0o640)), ((OTHER, OTHER, 0o755), (OTHER, OTHER, 0o600))],
 )
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_private_file_in_a_shared_directory_stays_private_and_is_restored(
+def test_private_file_in_a_shared_directory_stays_private_and_is_restored(
     place: Path, directory: tuple[int, int, int], file: tuple[int, int, int], fails: bool
 ) -> None:
     shared, path = place / "shared", place / "shared/daemon.json"
@@ -237,13 +237,13 @@ def test_a_private_file_in_a_shared_directory_stays_private_and_is_restored(
     assert (path.read_text(), found.st_uid, found.st_gid, found.st_mode & 0o7777) == ("before", *file)
 
 
-def test_a_restored_file_gets_no_setuid_bit_where_others_can_exchange_it(place: Path) -> None:
+def test_restored_file_gets_no_setuid_bit_if_others_can_replace_it(place: Path) -> None:
     shared = theirs(place)
     Host().write_atomic(f"{shared}/file", b"ours", mode=0o4755, owner=(0, 0))
     assert (shared / "file").stat().st_mode & 0o7777 == 0o755
 
 
-def test_a_file_that_was_read_through_a_link_in_a_shared_directory_is_not_replaced(place: Path) -> None:
+def test_file_read_through_a_symlink_in_a_shared_directory_is_not_replaced(place: Path) -> None:
     shared = place / "shared"
     shared.mkdir()
     (place / "real").write_text("content")
@@ -267,7 +267,7 @@ def in_child(change: Callable[[], object]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_without_proc_directories_are_made_and_files_are_replaced(place: Path) -> None:
+def test_without_proc_directories_are_created_and_files_replaced(place: Path) -> None:
     (place / "proc").mkdir()
     (place / "file").write_text("old")
     (place / "file").chmod(0o640)
@@ -290,7 +290,7 @@ def test_without_proc_directories_are_made_and_files_are_replaced(place: Path) -
     assert os.listxattr(place / "file") == labels
 
 
-def test_a_directory_below_a_group_writable_one_gets_its_mode_whatever_the_umask(place: Path) -> None:
+def test_directory_below_a_group_writable_one_gets_its_mode_whatever_the_umask(place: Path) -> None:
     place.chmod(0o2775)
     before = os.umask(0o077)
     try:
@@ -300,7 +300,7 @@ def test_a_directory_below_a_group_writable_one_gets_its_mode_whatever_the_umask
     assert [stat.S_IMODE((place / path).stat().st_mode) & 0o777 for path in ("etc", "etc/cdi")] == [0o755] * 2
 
 
-def test_an_output_file_of_root_in_a_sticky_directory_is_refused_at_once(place: Path) -> None:
+def test_root_owned_output_file_in_a_sticky_directory_is_refused_at_once(place: Path) -> None:
     (place / "out").write_text("")
     place.chmod(0o1777)
 

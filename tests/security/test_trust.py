@@ -33,39 +33,39 @@ def refused(path: str, **environ: str) -> str:
     return done.stderr if done.code == NOT_TRUSTED else ""
 
 
-def test_a_program_of_roots_is_run(place: Path) -> None:
+def test_program_owned_by_root_is_run(place: Path) -> None:
     assert refused(program(place / "bin/tool")) == ""
 
 
-def test_a_program_of_another_user_is_not_run(place: Path) -> None:
+def test_program_owned_by_another_user_is_not_run(place: Path) -> None:
     assert f"belongs to user {OTHER}" in refused(program(place / "bin/tool", uid=OTHER))
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
-def test_a_program_that_others_can_write_is_not_run(place: Path, mode: int) -> None:
+def test_program_writable_by_others_is_not_run(place: Path, mode: int) -> None:
     assert "can be written by other users" in refused(program(place / "tool", mode=mode))
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o777])
-def test_a_program_in_a_directory_that_others_can_write_is_not_run(place: Path, mode: int) -> None:
+def test_program_in_a_directory_writable_by_others_is_not_run(place: Path, mode: int) -> None:
     path = program(place / "a/b/tool")
     (place / "a").chmod(mode)
     assert f"{place}/a can be written by other users" in refused(path)
 
 
-def test_a_program_in_a_directory_of_another_user_is_not_run(place: Path) -> None:
+def test_program_in_a_directory_of_another_user_is_not_run(place: Path) -> None:
     path = program(place / "a/b/tool")
     os.chown(place / "a", OTHER, OTHER)
     assert f"{place}/a belongs to user {OTHER}" in refused(path)
 
 
-def test_a_program_of_roots_in_a_sticky_directory_is_run(place: Path) -> None:
+def test_root_program_in_a_sticky_directory_is_run(place: Path) -> None:
     path = program(place / "a/tool")
     (place / "a").chmod(0o1777)
     assert refused(path) == ""
 
 
-def test_a_link_counts_as_what_it_leads_to_and_as_itself(place: Path) -> None:
+def test_symlink_and_its_target_must_both_be_trusted(place: Path) -> None:
     program(place / "bad/tool", uid=OTHER)
     program(place / "good/tool")
     (place / "good/link").symlink_to("../bad/tool")
@@ -76,12 +76,12 @@ def test_a_link_counts_as_what_it_leads_to_and_as_itself(place: Path) -> None:
     assert "belongs to user" in refused(f"{place}/good/own")
 
 
-def test_nothing_is_run_through_a_process() -> None:
+def test_program_path_through_proc_is_not_run() -> None:
     done = Host().run([f"/proc/{os.getpid()}/exe", "-c", "print('executed')"])
     assert (done.code, done.stdout) == (NOT_TRUSTED, "")
 
 
-def test_a_directory_of_path_that_others_can_write_is_passed_over(place: Path) -> None:
+def test_path_directory_writable_by_others_is_skipped(place: Path) -> None:
     for name in ("good", "open"):
         program(place / name / "tool")
     (place / "open").chmod(0o1777)
@@ -92,7 +92,7 @@ def test_a_directory_of_path_that_others_can_write_is_passed_over(place: Path) -
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
-def test_a_program_that_is_only_in_an_unsafe_directory_of_path_is_named_with_the_reason(
+def test_program_found_only_in_an_unsafe_path_directory_is_named_with_the_reason(
     place: Path, mode: int
 ) -> None:
     program(place / "open/tool")
@@ -102,7 +102,7 @@ def test_a_program_that_is_only_in_an_unsafe_directory_of_path_is_named_with_the
     assert done.stderr == f"tool was not run: {place}/open can be written by other users"
 
 
-def test_in_a_user_namespace_without_root_the_programs_of_root_are_run(place: Path) -> None:
+def test_root_programs_are_run_in_a_user_namespace_without_root(place: Path) -> None:
     """As in a sandbox, or after `unshare --user`: all files of root's belong to the overflow user there."""
     path, theirs = program(place / "tool"), program(place / "open/tool", mode=0o777)
     script = f"""
@@ -128,13 +128,13 @@ print(*[Host().run([one]).code for one in ({path!r}, {theirs!r})])
     assert done.stdout.split() == ["0", str(NOT_TRUSTED)], done.stderr
 
 
-def test_an_untrusted_program_is_not_found_by_name(place: Path) -> None:
+def test_untrusted_program_is_not_found_by_name(place: Path) -> None:
     program(place / "theirs/tool", uid=OTHER)
     ours = program(place / "ours/tool")
     assert Host(environ={"PATH": f"{place}/theirs:{place}/ours"}).which("tool") == ours
 
 
-def test_without_a_trusted_path_nothing_of_the_current_directory_is_run(
+def test_without_a_trusted_path_no_program_of_the_current_directory_is_run(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(place / "tool")
@@ -162,7 +162,7 @@ def test_without_a_trusted_path_nothing_of_the_current_directory_is_run(
         ("proc/shown", "shown"),
     ],
 )
-def test_a_file_that_a_user_names_is_read_as_that_user_could(
+def test_file_named_by_a_user_is_read_with_that_users_rights(
     place: Path, path: str, text: str | None
 ) -> None:
     files = {"home/own": "own", "shown": "shown", "secret": "canary", "closed/shown": "canary"}
@@ -188,7 +188,7 @@ def test_a_file_that_a_user_names_is_read_as_that_user_could(
     assert (told or None) == text
 
 
-def test_a_users_view_runs_nothing_and_lists_only_what_the_user_may(place: Path) -> None:
+def test_user_view_runs_nothing_and_lists_only_what_the_user_may_read(place: Path) -> None:
     path = program(place / "tool")
     (place / "closed").mkdir(mode=0o700)
     theirs = Host().as_user(OTHER)
@@ -198,7 +198,7 @@ def test_a_users_view_runs_nothing_and_lists_only_what_the_user_may(place: Path)
         theirs.listdir(f"{place}/closed")
 
 
-def test_only_a_users_own_socket_is_contacted_for_that_user(place: Path) -> None:
+def test_only_the_users_own_socket_is_contacted_for_that_user(place: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{place}/s")
         listening.listen()
@@ -210,7 +210,7 @@ def test_only_a_users_own_socket_is_contacted_for_that_user(place: Path) -> None
         assert theirs.socket_state(f"{place}/s") == "listening"
 
 
-def test_a_path_below_another_root_stays_below_it(place: Path) -> None:
+def test_path_below_another_root_stays_below_it(place: Path) -> None:
     """An absolute link leads to the container's own file."""
     root = place / "rootfs"
     (root / "etc").mkdir(parents=True)
@@ -237,12 +237,12 @@ def test_a_path_below_another_root_stays_below_it(place: Path) -> None:
         process.communicate(b"\n")
 
 
-def test_this_process_is_its_own() -> None:
+def test_own_process_belongs_to_this_node() -> None:
     assert Host().is_own(os.getpid())
 
 
 @pytest.mark.parametrize(("numbers", "own"), [("7", True), ("7 1", False)])
-def test_a_container_that_a_system_service_runs_is_not_the_nodes_own(
+def test_container_run_by_a_system_service_is_not_the_nodes_own(
     tmp_path: Path, numbers: str, own: bool
 ) -> None:
     """systemd-nspawn's containers have a control group below that of their service."""
@@ -253,7 +253,7 @@ def test_a_container_that_a_system_service_runs_is_not_the_nodes_own(
     assert Host(tmp_path).is_own(7) is own
 
 
-def test_a_file_that_another_user_made_first_does_not_keep_its_owner(place: Path) -> None:
+def test_file_created_first_by_another_user_does_not_keep_its_owner(place: Path) -> None:
     shared = place / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -263,14 +263,14 @@ def test_a_file_that_another_user_made_first_does_not_keep_its_owner(place: Path
     assert ((shared / "out").stat().st_uid, (shared / "out").read_text()) == (0, "ours")
 
 
-def test_a_link_of_roots_is_written_through(place: Path) -> None:
+def test_root_symlink_is_written_through(place: Path) -> None:
     (place / "real").write_text("old")
     (place / "link").symlink_to("real")
     Host().write_atomic(f"{place}/link", b"new")
     assert (place / "link").is_symlink() and (place / "real").read_text() == "new"
 
 
-def test_a_planted_link_is_an_error_that_names_it(place: Path) -> None:
+def test_planted_symlink_is_an_error_with_its_name(place: Path) -> None:
     (place / "theirs").symlink_to("/etc")
     os.chown(place / "theirs", OTHER, OTHER, follow_symlinks=False)
     with pytest.raises(PreconditionError, match="theirs is a symlink that another user may have created"):

@@ -41,14 +41,14 @@ def shared(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", [("configure-runtime", "--runtime", "crio"), ("verify", "--on", "crio")])
-def test_an_engine_is_not_called_missing(shared: Path, command: tuple[str, ...]) -> None:
+def test_untrusted_engine_is_not_reported_as_missing(shared: Path, command: tuple[str, ...]) -> None:
     ran = gpunode(*command, env={"PATH": f"{shared}:{os.environ['PATH']}"})
     assert ran.code == 3, ran
     assert f"crio is at {shared}/crio, but it was not run: {shared} can be written by other users" in ran.err
     assert f"namei -l {shared}/crio" in ran.err and "chmod go-w" in ran.err
 
 
-def test_the_list_of_engines_says_which_one_is_left_out(shared: Path) -> None:
+def test_list_of_engines_names_the_untrusted_one(shared: Path) -> None:
     path = {"PATH": f"{shared}:{os.environ['PATH']}"}
     ran = gpunode("status", "runtime", "-o", "json", env=path)
     reason = f"at {shared}/crio, but it was not run: {shared} can be written by other users"
@@ -56,7 +56,7 @@ def test_the_list_of_engines_says_which_one_is_left_out(shared: Path) -> None:
     assert crio_role(Node(Host(environ=path))).reason == f"CRI-O is {reason}"
 
 
-def test_the_toolkits_runtime_is_not_called_missing(place: Path, shared: Path) -> None:
+def test_untrusted_toolkit_runtime_is_not_reported_as_missing(place: Path, shared: Path) -> None:
     program(place / "safe/dockerd")
     path = f"{shared}:{place}/safe:{os.environ['PATH']}"
     words = ("configure-runtime", "--runtime", "docker", "--config", f"{place}/daemon.json", "--dry-run")
@@ -69,21 +69,23 @@ def test_the_toolkits_runtime_is_not_called_missing(place: Path, shared: Path) -
     assert evidence.value == f"it was not run: {shared} can be written by other users"
 
 
-def test_programs_of_the_driver_are_not_called_missing(shared: Path) -> None:
+def test_untrusted_driver_programs_are_not_reported_as_missing(shared: Path) -> None:
     host = Host(environ={"PATH": str(shared)})
     assert any(place == f"{shared}/ibstat" and "not run" in value for place, value, _ in lacking(host))
     with pytest.raises(DaemonError, match=f"is at {shared}/nvidia-cuda-mps-control, but it was not run"):
         find_program(host, Settings())
 
 
-def test_a_package_manager_is_not_called_missing(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_package_manager_is_not_reported_as_missing(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(shared / "zypper")
     monkeypatch.setattr("gpunode.host.reading._SYSTEM_PATH", ())
     with pytest.raises(PreconditionError, match=f"zypper is at {shared}/zypper, but it was not run"):
         find_manager(Host(environ={"PATH": str(shared)}))
 
 
-def test_an_owner_whom_the_user_namespace_lacks_is_called_unmapped(place: Path) -> None:
+def test_owner_outside_the_user_namespace_is_reported_as_unmapped(place: Path) -> None:
     if Host().which("crio"):
         pytest.skip("crio is installed here")
     unshare = ("unshare", "--user", "--map-root-user")
