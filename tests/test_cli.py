@@ -47,7 +47,7 @@ def test_help_is_as_wide_as_the_terminal_up_to_a_limit(columns: int) -> None:
     assert columns - 20 < widest <= columns if columns < 110 else 90 < widest <= 110
 
 
-def test_the_variables_that_help_lists_set_the_options_and_one_shot_flags_have_none() -> None:
+def test_variables_in_help_set_the_options_and_one_shot_flags_have_none() -> None:
     listed = gpunode("help", "environment").out
     assert "GPUNODE_CONFIGURE_RUNTIME_RUNTIME  --runtime" in listed
     assert "GPUNODE_MIG_CONFIG_FILE  --config-file (also MIG_PARTED_CONFIG_FILE)" in listed
@@ -61,21 +61,21 @@ def test_the_variables_that_help_lists_set_the_options_and_one_shot_flags_have_n
     assert "unknown runtime 'lxc'" in ran.err
 
 
-def test_the_help_command_prints_the_same_page() -> None:
+def test_help_command_prints_the_same_page() -> None:
     assert gpunode("help").out == gpunode("--help").out
     assert gpunode("help", "mig", "apply").out == gpunode("mig", "apply", "--help").out
     assert gpunode("version").out == gpunode("--version").out
     assert gpunode("version", "-o", "json").document["data"] == {"version": __version__}
 
 
-def test_help_for_a_command_that_does_not_exist_is_usage() -> None:
+def test_help_for_an_unknown_command_is_a_usage_error() -> None:
     for words in (["doktor"], ["mig", "nope"], ["doctor", "nope"]):
         ran = gpunode("help", *words)
         assert (ran.code, ran.out) == (2, "")
         assert ran.err.startswith(f"error: no such command '{words[-1]}'")
 
 
-def test_quiet_prints_data_and_errors_only(tmp_path: Path) -> None:
+def test_quiet_prints_only_data_and_errors(tmp_path: Path) -> None:
     build_demo_node(tmp_path)
     report = tmp_path / "report.json"
     words = ("doctor", "--only", "pci-no-gpu", "--output-file", str(report), "--root", str(tmp_path))
@@ -100,7 +100,7 @@ def test_status_and_journal_list_without_a_subcommand(tmp_path: Path) -> None:
     [["doktor"], ["doctor", "--nope"], ["verify", "--on", "lxc"], ["-o", "xml", "doctor"], []],
     ids=lambda argv: " ".join(argv) or "nothing",
 )
-def test_usage_is_2_and_stdout_stays_empty(argv: list[str]) -> None:
+def test_usage_error_exits_with_2_and_an_empty_stdout(argv: list[str]) -> None:
     ran = gpunode(*argv)
     assert ran.code == 2
     assert ran.out == ""
@@ -130,7 +130,7 @@ def test_a_time_has_a_unit_or_is_in_seconds(tmp_path: Path, time: str) -> None:
     assert ran.document["kind"] == "PluginStatus" and ran.code != 2
 
 
-def test_a_usage_error_speaks_the_envelope_and_the_words() -> None:
+def test_usage_error_is_printed_as_envelope_and_text() -> None:
     ran = gpunode("verify", "--on", "lxc", "-o", "json")
     assert ran.code == 2
     assert ran.err.startswith("error: invalid value for '--on'")
@@ -140,7 +140,7 @@ def test_a_usage_error_speaks_the_envelope_and_the_words() -> None:
     assert "containerd" in ran.document["errors"][0]["message"]
 
 
-def test_global_options_are_taken_before_and_after_the_verb(tmp_path: Path) -> None:
+def test_global_options_are_accepted_before_and_after_the_verb(tmp_path: Path) -> None:
     for argv in (
         ["-o", "json", "--root", str(tmp_path), "gpus"],
         ["gpus", "-o", "json", "--root", str(tmp_path)],
@@ -151,14 +151,14 @@ def test_global_options_are_taken_before_and_after_the_verb(tmp_path: Path) -> N
     assert by_environment.document["kind"] == "GpuInventory"
 
 
-def test_a_root_that_is_no_directory_is_usage(tmp_path: Path) -> None:
+def test_root_that_is_not_a_directory_is_a_usage_error(tmp_path: Path) -> None:
     ran = gpunode("doctor", "--root", str(tmp_path / "nowhere"))
     assert ran.code == 2
     assert "nowhere is no directory" in ran.err
     assert "hint: " in ran.err
 
 
-def test_a_root_of_empty_directories_is_a_report_not_a_crash(tmp_path: Path) -> None:
+def test_root_of_empty_directories_gives_a_report(tmp_path: Path) -> None:
     for name in ("proc", "sys", "etc"):
         (tmp_path / name).mkdir()
     ran = gpunode("doctor", "-o", "json", "--root", str(tmp_path))
@@ -168,7 +168,7 @@ def test_a_root_of_empty_directories_is_a_report_not_a_crash(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("there", [(), ("etc",), ("proc", "sys")])
-def test_the_doctor_refuses_a_root_that_is_not_a_machines(tmp_path: Path, there: tuple[str, ...]) -> None:
+def test_doctor_refuses_a_root_that_is_not_a_machine(tmp_path: Path, there: tuple[str, ...]) -> None:
     for name in there:
         (tmp_path / name).mkdir()
     ran = gpunode("doctor", "--root", str(tmp_path))
@@ -189,7 +189,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> No
     assert "\x1b" not in ran.err
 
 
-def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+def test_reader_that_closes_early_is_not_an_error(tmp_path: Path) -> None:
     child = subprocess.Popen(
         command("explain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environment(), text=True
     )
@@ -210,7 +210,7 @@ def has_open(pid: int, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
-def test_a_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) -> None:
     """A lock that somebody else holds keeps the command waiting while the signal arrives."""
     build_demo_node(tmp_path)
     lock = tmp_path / "state/lock"
@@ -234,7 +234,7 @@ def test_a_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("words", [("labels", "--simulate", "h100:1"), ("explain",)], ids=" ".join)
-def test_a_closed_stream_is_no_error_and_no_file_gets_what_is_printed(
+def test_closed_stream_is_not_an_error_and_no_file_gets_the_output(
     words: tuple[str, ...], closed: str
 ) -> None:
     line = ["sh", "-c", f'exec "$@" {closed}', "sh", *command(*words)]

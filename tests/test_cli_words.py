@@ -10,14 +10,14 @@ from fixtures.machines import recorded_host
 from tests.cli import gpunode
 
 
-def test_a_directory_that_bears_a_commands_name_is_no_obstacle(tmp_path: Path) -> None:
+def test_directory_named_like_a_command_is_accepted(tmp_path: Path) -> None:
     root = tmp_path / "gpus"
     root.mkdir()
     ran = gpunode("--root", str(root), "-o", "json", "doctor", "--only", "pci-no-gpu")
     assert ran.document["kind"] == "DoctorReport"
 
 
-def test_a_value_that_is_a_commands_name_is_no_obstacle() -> None:
+def test_value_named_like_a_command_is_accepted() -> None:
     ran = gpunode("-o", "json", "explain", "doctor")
     assert ran.code == 2
     assert ran.document["kind"] == "CheckExplanation"
@@ -30,20 +30,20 @@ def test_help_lists_every_command(argv: list[str]) -> None:
         assert f"\n  {name}" in ran.out + ran.err
 
 
-def test_an_unknown_command_beside_a_known_word_is_usage() -> None:
+def test_unknown_command_before_a_known_one_is_a_usage_error() -> None:
     ran = gpunode("doktor", "doctor")
     assert (ran.code, ran.out) == (2, "")
     assert "no such command" in ran.err.lower() and "Traceback" not in ran.err
 
 
-def test_a_group_alone_shows_its_own_commands() -> None:
+def test_group_without_subcommand_lists_its_commands() -> None:
     ran = gpunode("toolkit", "config")
     assert ran.code == 2
     assert all(f"\n  {name}" in ran.err for name in ("get", "set", "unset"))
 
 
 @pytest.mark.parametrize("group", ["", "cdi", "journal", "manifests", "plugin", "status", "toolkit"])
-def test_no_summary_in_a_list_of_commands_is_cut(group: str) -> None:
+def test_no_summary_in_a_list_of_commands_is_truncated(group: str) -> None:
     ran = gpunode(*filter(None, [group]), "--help")
     assert ran.code == 0
     commands = ran.out.partition("Commands:" if group else "Diagnose:")[2].partition("ptions:")[0]
@@ -51,7 +51,7 @@ def test_no_summary_in_a_list_of_commands_is_cut(group: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["--runtime-path", "--nvidia-runtime-path"])
-def test_nvidia_ctks_names_are_taken(name: str, tmp_path: Path) -> None:
+def test_option_names_of_nvidia_ctk_are_accepted(name: str, tmp_path: Path) -> None:
     recorded_host("containerd-not-restarted", tmp_path)
     options = ("--nvidia-set-as-default", name, "/opt/nvidia-container-runtime", "--dry-run")
     ran = gpunode("--root", str(tmp_path), "configure-runtime", "--runtime", "docker", *options)
@@ -69,13 +69,13 @@ def test_nvidia_ctks_names_are_taken(name: str, tmp_path: Path) -> None:
         ("lxc", "known: docker, containerd, crio, podman, k3s, rke2, k0s, microk8s, auto"),
     ],
 )
-def test_an_unknown_engine_gets_the_word_that_was_meant(name: str, hint: str, tmp_path: Path) -> None:
+def test_unknown_engine_suggests_the_intended_one(name: str, hint: str, tmp_path: Path) -> None:
     ran = gpunode("--root", str(tmp_path), "configure-runtime", "--runtime", name)
     assert ran.code == 2
     assert ran.err.splitlines() == [f"error: unknown runtime {name!r}", f"hint: {hint}"]
 
 
-def test_an_engine_that_is_not_here_names_those_that_are(tmp_path: Path) -> None:
+def test_engine_not_installed_here_lists_the_installed_ones(tmp_path: Path) -> None:
     recorded_host("containerd-not-restarted", tmp_path)
     ran = gpunode("--root", str(tmp_path), "configure-runtime", "--runtime", "k3s")
     assert (ran.code, ran.err.splitlines()) == (
@@ -87,7 +87,7 @@ def test_an_engine_that_is_not_here_names_those_that_are(tmp_path: Path) -> None
     )
 
 
-def test_a_missing_variant_is_not_mended_by_naming_the_main_program(tmp_path: Path) -> None:
+def test_missing_variant_is_not_fixed_by_the_path_of_the_main_program(tmp_path: Path) -> None:
     recorded_host("containerd-not-restarted", tmp_path)
     options = ("--runtime", "docker", "--also", "cdi", "--dry-run")
     ran = gpunode("--root", str(tmp_path), "configure-runtime", *options)

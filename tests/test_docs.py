@@ -17,7 +17,7 @@ PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 
 
 @pytest.mark.full
-def test_generated_pages_and_transcripts_are_current() -> None:
+def test_generated_pages_and_transcripts_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "scripts/generate_docs.py", "--check"],
         cwd=REPOSITORY,
@@ -30,7 +30,7 @@ def test_generated_pages_and_transcripts_are_current() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert missing == []
@@ -44,7 +44,7 @@ def test_named_source_files_exist(page: Path) -> None:
     assert [name for name in names if not (REPOSITORY / name).exists()] == []
 
 
-def test_the_index_lists_every_page() -> None:
+def test_index_lists_every_page() -> None:
     index = (REPOSITORY / "docs/README.md").read_text()
     files = [path for path in (REPOSITORY / "docs").iterdir() if path.is_file()]
     pages = [path.name for path in files if path.name != "README.md"]

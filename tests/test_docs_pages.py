@@ -60,7 +60,7 @@ def exists(name: str) -> bool:
     return module != "gpunode"
 
 
-def test_the_architecture_page_names_what_exists() -> None:
+def test_architecture_page_names_only_existing_files() -> None:
     text = (REPOSITORY / "docs/architecture.md").read_text()
     names = re.findall(r"`([\w.]+\.\w+)`", text)
     assert [name for name in dict.fromkeys(names) if not exists(name)] == []
@@ -69,7 +69,7 @@ def test_the_architecture_page_names_what_exists() -> None:
     assert set(counts) == {"doctor", "configure-runtime", "Allocate"} and min(counts.values()) > 10
 
 
-def test_the_architecture_page_lists_every_package() -> None:
+def test_architecture_page_lists_every_package() -> None:
     text = (REPOSITORY / "docs/architecture.md").read_text()
     listed = set(re.findall(r"^\| `(\w+)`", text, re.M))
     package = REPOSITORY / "gpunode"
@@ -95,7 +95,7 @@ kill $!; exit $code
 
 
 @pytest.mark.full
-def test_the_mig_page(mig_node: Callable[..., MigNode]) -> None:
+def test_mig_page_is_up_to_date(mig_node: Callable[..., MigNode]) -> None:
     page = runs("docs/mig.md")
     node = mig_node(_CUT)
     told: dict[str, str] = {}
@@ -139,7 +139,7 @@ Done
 """
 
 
-def test_the_page_on_kubernetes(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_kubernetes_page_is_up_to_date(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     (tmp_path / "kubeconfig").rename(tmp_path / ".kube/config")  # where kubectl has its own
     page = {line: _any_pod(text) for line, text in runs("docs/kubernetes.md").items()}
@@ -161,7 +161,7 @@ def _any_pod(text: str) -> str:
 # --- labels ---------------------------------------------------------------------------------------------
 
 
-def test_the_page_on_labels(tmp_path: Path) -> None:
+def test_labels_page_is_up_to_date(tmp_path: Path) -> None:
     page = runs("docs/labels.md")
     recorded_host("healthy-mig-h100", tmp_path / "node")
     told = {line: said(gpunode(*shlex.split(line), "--root", f"{tmp_path}/node")) for line in page}
@@ -171,7 +171,7 @@ def test_the_page_on_labels(tmp_path: Path) -> None:
 # --- the image ------------------------------------------------------------------------------------------
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_image_is_built_from_existing_files() -> None:
     lines = (REPOSITORY / "packaging/Dockerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
     assert copied and [word for word in copied if not (REPOSITORY / word).exists()] == []

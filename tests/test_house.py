@@ -102,7 +102,7 @@ def test_imports_run_downward_only() -> None:
     assert wrong == []
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_imports_have_no_cycle() -> None:
     try:
         TopologicalSorter({name_of(path): own_imports(path) for path in FILES}).prepare()
     except CycleError as error:
@@ -143,7 +143,7 @@ def test_modules_and_functions_are_short_dataclasses_frozen_and_nothing_is_swall
 
 
 @pytest.mark.parametrize("argv", [("--version",), ("--help",), ("doctor", "--help")], ids=" ".join)
-def test_starting_loads_nothing_heavy(argv: tuple[str, ...]) -> None:
+def test_start_loads_no_heavy_module(argv: tuple[str, ...]) -> None:
     program = (
         "import sys, json, io\n"
         f"sys.argv = {['gpunode', *argv]!r}\n"

@@ -39,7 +39,7 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_user_visible_strings_have_none_of_the_worst_words(package: str) -> None:
+def test_user_visible_strings_contain_no_forbidden_words(package: str) -> None:
     paths = sorted((ROOT / package).rglob("*.py"))
     assert paths
     wrong = [
@@ -51,6 +51,6 @@ def test_user_visible_strings_have_none_of_the_worst_words(package: str) -> None
     assert wrong == []
 
 
-def test_a_checks_reason_and_a_message_are_text_and_other_docstrings_are_not() -> None:
+def test_check_reasons_and_messages_count_as_strings_and_other_docstrings_do_not() -> None:
     tree = ast.parse('@check("a")\ndef a():\n    """Why."""\n    fail("told")\n\ndef b():\n    """whose"""\n')
     assert sorted(text for _, text in strings(tree)) == ["Why.", "a", "told"]

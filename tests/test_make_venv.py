@@ -14,7 +14,7 @@ exit 1
 """
 
 
-def test_a_machine_with_an_old_python_is_told_how_to_get_a_newer_one(tmp_path: Path) -> None:
+def test_machine_with_an_old_python_gets_an_install_hint(tmp_path: Path) -> None:
     """Ubuntu 22.04: `apt-get install python3` would install 3.10 again."""
     for name in ("bash", "cut", "dirname", "env", "sha256sum"):
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/false")

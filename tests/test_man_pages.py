@@ -31,7 +31,7 @@ def test_options_arguments_and_examples_are_shown(made: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_groff_warns_of_nothing(made: dict[str, str]) -> None:
+def test_groff_prints_no_warning(made: dict[str, str]) -> None:
     warnings = {}
     for name, text in made.items():
         done = subprocess.run(

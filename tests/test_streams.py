@@ -18,7 +18,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     "words",
     [("--version",), ("--help",), ("doctor", "--help"), ("explain", "nvml-hang"), ("completion", "bash")],
 )
-def test_a_full_disk_behind_stdout_is_one_error(words: tuple[str, ...]) -> None:
+def test_full_disk_behind_stdout_is_one_error(words: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             command(*words),
@@ -35,7 +35,7 @@ def test_a_full_disk_behind_stdout_is_one_error(words: tuple[str, ...]) -> None:
     )
 
 
-def test_a_reader_of_the_help_that_goes_away_is_no_error() -> None:
+def test_closed_pipe_behind_help_is_not_an_error() -> None:
     argv = " ".join([*command("--help"), "| true"])
     ran = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {argv}"], capture_output=True, text=True, check=False
@@ -47,7 +47,7 @@ def test_a_reader_of_the_help_that_goes_away_is_no_error() -> None:
 @pytest.mark.parametrize(
     "words", [("doctor",), ("doctor", "-o", "json"), ("--help",), ("explain", "nvml-hang")]
 )
-def test_a_stdout_without_utf8_is_written_to(
+def test_stdout_without_utf8_is_written_to(
     tmp_path: Path, more: dict[str, str], words: tuple[str, ...]
 ) -> None:
     root = tmp_path / "caf\u00e9 \u65e5\u672c"
@@ -75,7 +75,7 @@ def test_a_stdout_without_utf8_is_written_to(
         (("gpus",), None),
     ],
 )
-def test_a_deleted_working_directory_is_no_bug(
+def test_deleted_working_directory_is_not_reported_as_a_bug(
     tmp_path: Path, words: tuple[str, ...], code: int | None
 ) -> None:
     script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
@@ -106,7 +106,7 @@ def test_ctrl_c_while_commands_are_imported_prints_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_a_command_on_a_full_disk_or_a_closed_pipe_ends_as_documented() -> None:
+def test_command_on_a_full_disk_or_a_closed_pipe_exits_as_documented() -> None:
     words = ("labels", "--simulate", "h100")
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
