@@ -86,8 +86,9 @@ class Machine:
     place: Path
     scenario: Scenario = SCENARIO
     name: str = field(default_factory=lambda: f"gpunode-test-{uuid.uuid4().hex[:12]}")
+    hostname: str = "gpu1"
     _process: subprocess.Popen[bytes] | None = None
-    _leader: int = 0
+    leader: int = 0
 
     @property
     def upper(self) -> Path:
@@ -146,7 +147,13 @@ class Machine:
             *("setpriv", "--pdeathsig", "KILL"),
             *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
             *("sh", "-c", _START, "sh", self.name, layers, str(self.place)),
-            *("systemd-nspawn", "-D", str(self.place / "root"), f"--machine={self.name}", "--hostname=gpu1"),
+            *(
+                "systemd-nspawn",
+                "-D",
+                str(self.place / "root"),
+                f"--machine={self.name}",
+                f"--hostname={self.hostname}",
+            ),
             *("--register=no", "--keep-unit", "--private-network", "--resolv-conf=off", "--timezone=off"),
             *("--capability=all", f"--system-call-filter={_FILTER}", "--kill-signal=SIGRTMIN+3"),
             *(f"--bind={self.shared}:{SHARED}", f"--bind-ro={REPOSITORY}:{CHECKOUT}"),
@@ -158,10 +165,10 @@ class Machine:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True
             )
-        self._leader = 0
+        self.leader = 0
         try:
             booted = Host().wait_until(self._is_up, BOOT_SECONDS, 0.1)
-            assert booted and self._leader, f"{self.suite} did not boot:\n{self.console()}"
+            assert booted and self.leader, f"{self.suite} did not boot:\n{self.console()}"
             # by which gpunode, like systemd-detect-virt, knows a container
             self.sh("rm /run/systemd/container")
         except BaseException:
@@ -172,8 +179,8 @@ class Machine:
         assert self._process is not None
         if self._process.poll() is not None:
             return True
-        self._leader = self._leader or _systemd_below(self._process.pid)
-        return bool(self._leader) and self._system_state() in ("running", "degraded")
+        self.leader = self.leader or _systemd_below(self._process.pid)
+        return bool(self.leader) and self._system_state() in ("running", "degraded")
 
     def _system_state(self) -> str:
         return self.run("systemctl", "is-system-running").out.strip()
@@ -220,7 +227,7 @@ class Machine:
         environ = {"HOME": home, "PATH": _PATH, "LANG": "C.UTF-8", "TERM": "dumb", **(env or {})}
         words = [f"{name}={value}" for name, value in environ.items()]
         rights = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
-        enter = ["nsenter", "--target", str(self._leader), "--all"]
+        enter = ["nsenter", "--target", str(self.leader), "--all"]
         return [*enter, "env", "--ignore-environment", *words, *rights, *argv]
 
     def run(
