@@ -25,7 +25,7 @@ from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.session import MigSession
 from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
-from gpunode.output.result import Block, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.output.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.runtime.apply import engine_restart
 
 # After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and the report.
@@ -37,7 +37,8 @@ OPERATION = "mig-persist"
 class MigApplication:
     """`data`: the plan that was applied, and its result. `devices` are the MIG devices that these
     GPUs have now, `new` those of them that weren't there before, `gone` UUIDs that no longer exist. `drained`
-    is what was stopped meanwhile, `cdi` what became of the specification, `journal` undoes --persist."""
+    is what was stopped meanwhile, `cdi` what became of the specification, `changes` are the files of
+    --persist, and `journal` undoes them."""
 
     plan: mig_plan.MigPlan
     applied: bool
@@ -46,6 +47,7 @@ class MigApplication:
     gone: tuple[str, ...] = ()
     drained: tuple[str, ...] = ()
     cdi: str = ""
+    changes: tuple[Change, ...] = ()
     journal: str = ""
     dry_run: bool = False
 
@@ -196,6 +198,7 @@ def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress
     """Install the unit if requested, and return the result of all this."""
     notes, errors = list(done.notes), list(done.errors)
     journal, shown = "", list(_changes(done))
+    changes: tuple[Change, ...] = ()
     if boot:
         try:
             changed = _install(host, chosen, progress)
@@ -203,7 +206,7 @@ def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress
             text = f"the layout was applied, but not set up to be applied at boot: {error.message}"
             errors.append(ErrorInfo("mig-persist", text, error.hint))
         else:
-            journal = changed.journal
+            journal, changes = changed.journal, tuple(edit.change() for edit in changed.edits)
             notes += changed.notes
             shown.append(Text(f"{apply.UNIT} applies {chosen.label} at each boot", Style.GOOD))
             if journal:
@@ -221,6 +224,7 @@ def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress
         gone=tuple(one.uuid for one in old if one.uuid and one.uuid not in here),
         drained=done.drained,
         cdi=done.cdi,
+        changes=changes,
         journal=journal,
     )
     if not errors:
@@ -364,9 +368,11 @@ def _dry_run(host: Host, request: LayoutRequest, chosen: mig_plan.Chosen, progre
     left = apply.load_unfinished(host) if host.is_root else None
     if left is not None and not apply.lives(host, left):
         shown += [Text(f"would start {name} again") for name in replace(left.drained, pids=()).names]
-    data = MigApplication(plan, applied=False, dry_run=True)
+    changes: tuple[Change, ...] = ()
     if request.persist:
+        changes = tuple(edit.change() for edit in _edits(host, chosen))
         shown += persist_preview(host, chosen)
+    data = MigApplication(plan, applied=False, changes=changes, dry_run=True)
     return Result(KIND, data, messages=notes, blocks=tuple(shown))
 
 

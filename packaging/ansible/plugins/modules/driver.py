@@ -1,0 +1,134 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: Apache-2.0
+"""Module gpunode.node.driver."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver
+short_description: Installs the NVIDIA driver
+version_added: 0.1.0
+description:
+  - Installs the driver that C(gpunode driver plan) selects for the GPUs, the kernel and the distribution.
+  - Running GPU programs are never interrupted, and the node is never rebooted; RV(reboot) says whether it must be.
+options:
+  branch:
+    description: Driver branch, such as V(580); selected for the GPUs by default.
+    type: int
+  version:
+    description: Driver version; by default the newest of the branch.
+    type: str
+  flavour:
+    description: Kind of the kernel module; selected for the GPUs by default.
+    type: str
+    choices: [open, proprietary]
+  repository:
+    description: V(distribution), V(nvidia), or the URL of a mirror of NVIDIA's repository.
+    type: str
+  key:
+    description: File on the node with the signing key of the mirror.
+    type: path
+  hold:
+    description: Exclude the packages from upgrades.
+    type: bool
+    default: false
+  lock_timeout:
+    description: Seconds to wait for another package manager.
+    type: int
+    default: 600
+extends_documentation_fragment:
+  - gpunode.node.gpunode
+attributes:
+  check_mode:
+    support: full
+    description: The task returns the plan, and fails if it would be refused.
+  diff_mode:
+    support: full
+    description: Unified diffs of repository and module files.
+"""
+
+EXAMPLES = r"""
+- name: Install the driver
+  gpunode.node.driver:
+    branch: 580
+  register: driver
+
+- name: Reboot if the driver needs it
+  ansible.builtin.reboot:
+  when: driver.reboot != ""
+"""
+
+RETURN = r"""
+plan:
+  description: As the kind C(DriverPlan) in gpunode's JSON output.
+  returned: success
+  type: dict
+reboot:
+  description: Why the node must be rebooted; empty if it need not.
+  returned: success
+  type: str
+commands:
+  description: Commands that ran, or would run.
+  returned: success
+  type: list
+  elements: str
+messages:
+  description: Notes of gpunode.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import (
+    COMMON,
+    Gpunode,
+    diffs_of,
+    flags,
+)
+
+FLAGS = {
+    "branch": "--branch",
+    "version": "--version",
+    "flavour": "--flavour",
+    "repository": "--repository",
+    "key": "--key",
+    "hold": "--hold",
+    "lock_timeout": "--lock-timeout",
+}
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec=dict(
+            COMMON,
+            branch={"type": "int"},
+            version={"type": "str"},
+            flavour={"type": "str", "choices": ["open", "proprietary"]},
+            repository={"type": "str"},
+            key={"type": "path", "no_log": False},
+            hold={"type": "bool", "default": False},
+            lock_timeout={"type": "int", "default": 600},
+        ),
+        supports_check_mode=True,
+    )
+    gpunode = Gpunode(module)
+    how = ["--dry-run"] if module.check_mode else ["--yes"]
+    envelope = gpunode.run("driver", "install", *flags(module.params, FLAGS), *how)
+    data = envelope["data"]
+    plan = data["plan"]
+    if plan["refusals"] and not plan["upToDate"]:
+        first = plan["refusals"][0]
+        module.fail_json(msg=f"{first['message']}; hint: {first['hint']}", code=first["code"], plan=plan)
+    gpunode.finish(
+        envelope,
+        changed=not plan["upToDate"],
+        diffs=diffs_of(data["changes"]),
+        plan=plan,
+        reboot=data["reboot"],
+        commands=plan["commands"] if module.check_mode else data["commands"],
+    )
+
+
+if __name__ == "__main__":
+    main()
