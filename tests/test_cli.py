@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import signal
 import subprocess
 from contextlib import suppress
@@ -34,8 +35,8 @@ def test_help_names_the_variables_once_and_lists_global_options_last(verb: list[
     assert "env var" not in ran.out and "default: 0" not in ran.out and "<" not in ran.out.split("Every")[0]
     own = "" if verb in (["gpus"], ["explain"], ["demo"]) else "_".join(["", *verb]).upper().replace("-", "_")
     prefix = f"GPUNODE{own}"
-    last = f"Every option can be set as {prefix}_<OPTION>; see gpunode help environment.\n"
-    assert ran.out.endswith(last) and ran.out.count("GPUNODE_") == 1
+    last = f"Every option can be set as {prefix}_<OPTION>; see gpunode help environment."
+    assert " ".join(ran.out.split()).endswith(last) and ran.out.count("GPUNODE_") == 1
     common = ran.out.partition("\nGlobal options:\n")[2]
     assert all(f" {name}" in common for name in ("--root", "--color", "--verbose", "--debug", "--help"))
 
@@ -43,14 +44,18 @@ def test_help_names_the_variables_once_and_lists_global_options_last(verb: list[
 @pytest.mark.parametrize("columns", [80, 100, 300])
 def test_help_is_as_wide_as_the_terminal_up_to_a_limit(columns: int) -> None:
     ran = gpunode("doctor", "--help", env={"COLUMNS": str(columns)})
-    widest = max(map(len, ran.out.splitlines()[:-1]))
+    widest = max(map(len, ran.out.splitlines()))
     assert columns - 20 < widest <= columns if columns < 110 else 90 < widest <= 110
 
 
 def test_variables_in_help_set_the_options_and_one_shot_flags_have_none() -> None:
     listed = gpunode("help", "environment").out
-    assert "GPUNODE_CONFIGURE_RUNTIME_RUNTIME  --runtime" in listed
-    assert "GPUNODE_MIG_CONFIG_FILE  --config-file (also MIG_PARTED_CONFIG_FILE)" in listed
+    assert re.search(r"^  GPUNODE_CONFIGURE_RUNTIME_RUNTIME +--runtime$", listed, re.M)
+    for name in ("GPUNODE_MIG_CONFIG_FILE", "MIG_PARTED_CONFIG_FILE"):
+        assert re.search(rf"^  {name} +--config-file$", listed, re.M)
+    assert max(map(len, listed.splitlines())) <= 80
+    of_plan = gpunode("help", "environment", "mig", "plan").out
+    assert "GPUNODE_MIG_CONFIG_FILE" in of_plan and "GPUNODE_MIG_APPLY" not in of_plan
     for name in ("DRY_RUN", "YES", "APPLY", "EXIT_CODE"):
         assert f"_{name}  " not in listed
     ran = gpunode("verify", env={"GPUNODE_VERIFY_ON": "lxc"})
@@ -69,7 +74,7 @@ def test_help_command_prints_the_same_page() -> None:
 
 
 def test_help_for_an_unknown_command_is_a_usage_error() -> None:
-    for words in (["doktor"], ["mig", "nope"], ["doctor", "nope"]):
+    for words in (["doktor"], ["mig", "nope"], ["doctor", "nope"], ["environment", "nope"]):
         ran = gpunode("help", *words)
         assert (ran.code, ran.out) == (2, "")
         assert ran.err.startswith(f"error: no such command '{words[-1]}'")
@@ -128,6 +133,36 @@ def test_a_time_has_a_unit_or_is_in_seconds(tmp_path: Path, time: str) -> None:
     build_demo_node(tmp_path)
     ran = gpunode("plugin", "status", "--timeout", time, "--root", str(tmp_path), "-o", "json")
     assert ran.document["kind"] == "PluginStatus" and ran.code != 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "value", "problem"),
+    [
+        ("doctor", "GPUNODE_DOCTOR_OUTPUT", "xml", "GPUNODE_DOCTOR_OUTPUT: 'xml' is not one of 'table'"),
+        ("doctor", "GPUNODE_OUTPUT", "xml", "GPUNODE_OUTPUT: 'xml' is not one of 'table', 'json'"),
+        ("doctor", "GPUNODE_DOCTOR_STRICT", "maybe", "GPUNODE_DOCTOR_STRICT: 'maybe' is neither true"),
+        ("doctor", "GPUNODE_DOCTOR_EXPECT_GPUS", "two", "GPUNODE_DOCTOR_EXPECT_GPUS: 'two' is not a whole"),
+        ("verify", "GPUNODE_VERIFY_TIMEOUT", "2d", "GPUNODE_VERIFY_TIMEOUT: '2d' is no duration"),
+        ("mig plan", "MIG_PARTED_MODE_CHANGE_ONLY", "x", "MIG_PARTED_MODE_CHANGE_ONLY: 'x' is neither"),
+        ("doctor", "GPUNODE_DOCTOR_ONLY", "x", "unknown check 'x' (set by GPUNODE_DOCTOR_ONLY)"),
+        (
+            "configure-runtime",
+            "GPUNODE_CONFIGURE_RUNTIME_RUNTIME",
+            "lxc",
+            "unknown runtime 'lxc' (set by GPUNODE_CONFIGURE_RUNTIME_RUNTIME)",
+        ),
+        ("plugin check-config", "MIG_STRATEGY", "x", "MIG_STRATEGY: 'x' is "),
+    ],
+)
+def test_a_wrong_value_of_a_variable_names_it(argv: str, name: str, value: str, problem: str) -> None:
+    ran = gpunode(*argv.split(), env={name: value})
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.removeprefix("error: ").removeprefix("invalid value for ").startswith(problem)
+
+
+def test_a_flag_that_is_wrong_is_named_even_where_its_variable_is_set() -> None:
+    ran = gpunode("verify", "--on", "lxc", env={"GPUNODE_VERIFY_ON": "host"})
+    assert ran.code == 2 and ran.err.startswith("error: invalid value for '--on': 'lxc' is not one of")
 
 
 def test_usage_error_is_printed_as_envelope_and_text() -> None:

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.help_page import set_from_environment
+from gpunode.commands.help_page import WIDTH, printed, set_from_environment, whole
 from gpunode.commands.session import Session, verb
 from gpunode.output.result import Result, Text
 
 ENVIRONMENT = "environment"
+_VARIABLE = 44  # columns for a variable's name; a longer one gets a line of its own
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,19 @@ def variables(root: Any) -> list[Variable]:
     return sorted(listed.values(), key=lambda one: bool(one.command))
 
 
-def _environment(root: Any) -> str:
+def _environment(context: Any, of: str) -> str:
+    """The variables of every command, or of the command `of` and its subcommands; empty if it has none."""
     from itertools import groupby
 
-    lines = ["Each variable sets one option; a flag on the command line takes precedence.", ""]
-    for command, group in groupby(variables(root), key=lambda one: one.command):
-        lines.append(f"gpunode {command}:" if command else "Every command:")
-        for one in group:
-            also = f" (also {', '.join(one.others)})" if one.others else ""
-            lines.append(f"  {one.name}  {one.option}{also}")
-        lines.append("")
-    return "\n".join(lines)
+    context.max_content_width = WIDTH
+    formatter = context.make_formatter()
+    formatter.write_text("Each variable sets one option; a flag on the command line takes precedence.")
+    listed = [one for one in variables(context.command) if f"{one.command} ".startswith(f"{of} ".lstrip())]
+    for command, group in groupby(listed, key=lambda one: one.command):
+        with formatter.section(f"gpunode {command}" if command else "Every command"):
+            rows = [(name, whole(one.option)) for one in group for name in (one.name, *one.others)]
+            formatter.write_dl(rows, col_max=_VARIABLE)
+    return printed(formatter.getvalue()) if listed else ""
 
 
 help_app = typer.Typer(rich_markup_mode=None)
@@ -81,11 +84,15 @@ def show_help(
 
     gpunode help mig apply
 
-    gpunode help environment
+    gpunode help environment mig apply
     """
     parent = context.find_root()
-    if command == [ENVIRONMENT]:
-        sys.stdout.write(_environment(parent.command))
+    if command and command[0] == ENVIRONMENT:
+        of = " ".join(command[1:])
+        page = _environment(parent, of)
+        if not page:
+            parent.fail(f"No such command '{of}', or it has no variables.")
+        sys.stdout.write(page)
         return
     for name in command or ():
         found = getattr(parent.command, "get_command", lambda *_: None)(parent, name)

@@ -8,6 +8,7 @@ import typer
 import typer.core
 
 WIDTH = 110
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 _MANY = 12  # more options than that are shown in sections
 _GLOBAL = "Global options"
 _SECTIONS = {
@@ -35,6 +36,16 @@ ONE_SHOT = (
 """Names of options that mean one run: no variable sets them."""
 
 
+def whole(text: str) -> str:
+    """The text with hyphens at which a formatter breaks no line, so that paths and flags can be copied."""
+    return text.replace("-", _HYPHEN)
+
+
+def printed(page: str) -> str:
+    """The page with its own hyphens again."""
+    return page.replace(_HYPHEN, "-")
+
+
 def set_from_environment(option: Any) -> bool:
     """Whether a variable can set this option for every run."""
     return option.param_type_name == "option" and not option.hidden and option.name not in ONE_SHOT
@@ -55,7 +66,7 @@ class HelpPage:
     def get_help(self, ctx: Any) -> str:
         """The page as wide as the terminal."""
         ctx.max_content_width = WIDTH
-        return str(super().get_help(ctx))  # type: ignore[misc]
+        return printed(str(super().get_help(ctx)))  # type: ignore[misc]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """The description, then the paragraphs that are command lines."""
@@ -65,7 +76,7 @@ class HelpPage:
             if paragraph and paragraph not in examples:
                 formatter.write_paragraph()
                 with formatter.indentation():
-                    formatter.write_text(paragraph)
+                    formatter.write_text(whole(paragraph))
         if examples:
             with formatter.section("Examples"):
                 for example in examples:
@@ -100,7 +111,10 @@ class HelpPage:
         if prefix and options:
             own = not all(map(_is_global, options))
             scope = f"{prefix}_<COMMAND>" if ctx.parent is None else prefix if own else "GPUNODE"
-            formatter.write(f"\nEvery option can be set as {scope}_<OPTION>; see gpunode help environment.\n")
+            formatter.write_paragraph()
+            formatter.write_text(
+                f"Every option can be set as {scope}_<OPTION>; see gpunode help environment."
+            )
 
 
 def _is_global(option: Any) -> bool:
@@ -110,9 +124,17 @@ def _is_global(option: Any) -> bool:
 def _record(option: Any, ctx: Any) -> tuple[str, str] | None:
     """Names and help of an option or argument, with its default where that says something."""
     option.show_envvar = False
+    spellings = option.opts
+    if option.param_type_name == "option":  # NVIDIA's other names for it are in docs/, not on each page
+        option.opts = [
+            *(flag for flag in spellings if not flag.startswith("--")),
+            *[flag for flag in spellings if flag.startswith("--")][:1],
+        ]
     record = option.get_help_record(ctx)
+    option.opts = spellings
     if record is None:
         return None
+    record = record[0], whole(record[1])
     names = (
         record[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +159,7 @@ def verb(
             outer = context.find_root().obj or {}
             chosen = {option: local[option] or outer.get(option) for option in _GLOBALS}
             chosen["output"] = Output(chosen["output"]) if chosen["output"] else None
+            chosen["variables"] = _variables(context)
             raise SystemExit(
                 run_command(kind, chosen, lambda session: function(session, **given), service(given))
             )
@@ -168,6 +170,23 @@ def verb(
         return function
 
     return register
+
+
+def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:
+    """By variable that sets an option of this command: the option's flags and the value."""
+    options = [one for one in context.command.params if one.name]
+    named = {variable: one for one in options if (variable := _variable(context, one))}
+    return {name: (*one.opts, os.environ[name]) for name, one in named.items()}
+
+
+def _variable(context: typer.Context, option: Any) -> str:
+    """The variable that sets an option here; empty if a flag, a default or nothing does."""
+    source = context.get_parameter_source(option.name)
+    if source is None or source.name != "ENVIRONMENT":
+        return ""
+    named = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+    candidates = (*named, f"{context.auto_envvar_prefix}_{option.name}".upper())
+    return next((name for name in candidates if os.environ.get(name)), "")
 
 
 def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> None:
@@ -189,6 +208,7 @@ class Form:
     color: Color
     debug: bool
     quiet: bool = False
+    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def run_command(
@@ -224,6 +244,7 @@ def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]
         chosen["color"] or Color.AUTO,
         bool(chosen["debug"]),
         bool(chosen.get("quiet")),
+        chosen.get("variables", {}),
     )
     try:
         _refuse(kind, form.output)
@@ -338,18 +359,27 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
 
 def _report(form: Form, error: GpunodeError) -> ExitCode:
     from gpunode.output.render import printable, render_error
-    from gpunode.output.result import Result
+    from gpunode.output.result import ExitCode, Result
 
     if form.debug:
         import sys
         import traceback
 
         sys.stderr.write(printable(traceback.format_exc()))  # it shows foreign words as well
+    if error.exit_code == ExitCode.USAGE:
+        error.message += _set_by(form.variables, error.message)
     render_error(error)
     if form.output in ENVELOPES:
         failed = Result(form.kind, status="error", exit_code=error.exit_code, errors=(error.info(),))
         _shown(failed, form)
     return error.exit_code
+
+
+def _set_by(variables: Mapping[str, tuple[str, ...]], message: str) -> str:
+    """Which variables set the options and values that a message names: the user may not know of them."""
+    words = set(re.findall(r"[^\s'\",;:()]+", message))
+    names = [name for name, texts in variables.items() if words.intersection(texts)]
+    return f" (set by {', '.join(names)})" if names else ""
 
 
 def _shown(result: Result, form: Form) -> bool:
@@ -403,6 +433,14 @@ def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:
         return _usage(error, argv)
 
 
+_PLAINER = (
+    (r"is not a valid boolean\. Recognized values: .*", "is neither true nor false"),
+    (r"is not a valid int(?: range)?$", "is not a whole number"),
+    (r"(\S+) is not in the range x>=(\S+)", r"\1 is less than \2"),
+)
+"""Where the library's words are not those of a user."""
+
+
 def _usage(error: Any, argv: Sequence[str]) -> int:
     from gpunode.output.render import render, say
     from gpunode.output.result import ErrorInfo, ExitCode, Result
@@ -411,7 +449,13 @@ def _usage(error: Any, argv: Sequence[str]) -> int:
         sys.stderr.write(f"{error.format_message()}\n")
         return ExitCode.USAGE
     context = getattr(error, "ctx", None)
+    option = getattr(error, "param", None)
+    if option is not None and context is not None and option.param_type_name == "option":
+        flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
+        error.param_hint = _variable(context, option) or f"'{flag}'"
     message = " ".join(str(error.format_message()).split()).rstrip(".")
+    for pattern, text in _PLAINER:
+        message = re.sub(pattern, text, message)
     hint = f"see {context.command_path if context is not None else 'gpunode'} --help"
     say(f"error: {message[:1].lower() + message[1:]}")
     say(f"hint: {hint}")

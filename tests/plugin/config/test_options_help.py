@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cli import gpunode
@@ -25,4 +27,4 @@ def test_informative_defaults_are_listed_without_variables() -> None:
     assert "[default: envvar]" in text
     assert "default: none" not in text and "default: false" not in text
     assert text.count("GPUNODE_PLUGIN_SERVE_") == 1
-    assert "(also MIG_STRATEGY)" in gpunode("help", "environment").out
+    assert re.search(r"^  MIG_STRATEGY +--mig-strategy$", gpunode("help", "environment").out, re.M)
