@@ -1,9 +1,9 @@
 """Start times of the commands as ratios to ``python -c pass``, measured in turn in the same run.
 
 Absolute times depend on the machine; the ratio of the least times says how much of a start is ours. On a busy
-machine the processor time, beside it, says the same with less noise. Where containerd and Docker can be
-started, a run on each that finds nothing to change is measured too, and a whole change on containerd beside
-the daemon's own share; labels on a stand-in of NVML (bench_labels.py). Exit 1 if one is over its budget.
+machine the processor time, printed next to it, says the same with less noise. If containerd and Docker can be
+started, a run on each that finds nothing to change is measured too, and a whole change on containerd next to
+the daemon's own share; labels on a stub of NVML (bench_labels.py). Exit 1 if one is over its budget.
 """
 
 import os
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _starts() -> bool:
-    """On the simulated node, whose doctor finds faults: it ends with 1."""
+    """On the simulated node, for which the doctor reports faults: it ends with 1."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name) / "node"
         build_demo_node(root)
@@ -49,7 +49,7 @@ def _starts() -> bool:
 
 
 def _engine(kind: str, program: str) -> bool:
-    """Says so where there is no such engine to start."""
+    """Prints a note if there is no such engine to start."""
     if not _startable(program):
         print(f"on a real {kind}: not measured, needs root and {program}")
         return True

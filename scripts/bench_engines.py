@@ -1,8 +1,8 @@
-"""What `configure-runtime` costs on real engines in private directories, beside what the engine costs.
+"""Cost of `configure-runtime` on real engines in private directories, compared with the engine's own.
 
-On containerd and on Docker: a run that finds nothing to change, which a scheduled job makes again and again.
-On containerd also the whole of configure, restart, active. The daemon's own share of that is a plain restart
-of the same engine, up to the moment when its CRI answers.
+On containerd and on Docker: a run that finds nothing to change, which a scheduled job repeats again and
+again. On containerd also the whole of configure, restart, active. The daemon's own share of that is a plain
+restart of the same engine, until its CRI responds.
 """
 
 import statistics
@@ -30,7 +30,7 @@ class Changes:
 
     @property
     def ours(self) -> float:
-        """What is left for gpunode."""
+        """The share of gpunode."""
         return self.whole - self.restart
 
 
@@ -48,7 +48,7 @@ def unchanged(kind: str, budget: float, rounds: int) -> tuple[dict[str, Case], d
 
 
 def changes(rounds: int) -> Changes:
-    """A whole change and a plain restart, taken in turn; the runtime is taken out again in between."""
+    """A whole change and a plain restart, in turn; the runtime is removed in between."""
     whole, restart = [], []
     with _engine("containerd") as cli:
         for _ in range(rounds):

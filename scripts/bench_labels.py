@@ -1,11 +1,11 @@
-"""Time of ``gpunode labels`` and ``gpunode gpus`` on a stand-in of NVML.
+"""Time of ``gpunode labels`` and ``gpunode gpus`` on a stub of NVML.
 
 BENCH_LABELS_PEER names a program that is measured in turn with it and must not be faster, such as
-``gpu-feature-discovery --oneshot --use-node-feature-api=false --output-file=``. It is only a fair race where
-the GPUs are on a PCI bus, which both read: a bind mount in a mount namespace of our own (root). And where
-NVML takes its time to start, as it does on hardware: a warm nvidia-smi takes 0.09 s, and the driver one to
-three seconds a GPU where nothing keeps it loaded (NVIDIA, Driver Persistence). A stand-in that starts at once
-is measured as well, for Python's own share, and is no race.
+``gpu-feature-discovery --oneshot --use-node-feature-api=false --output-file=``. The comparison is only fair
+if the GPUs are on a PCI bus, which both read: a bind mount in a mount namespace of our own (root). And if
+NVML needs time to start, as on hardware: a warm nvidia-smi takes 0.09 s, and the driver one to three seconds
+a GPU if nothing keeps it loaded (NVIDIA, Driver Persistence). A stub that starts at once is measured as well,
+for Python's own share, and is no comparison.
 """
 
 import os
@@ -92,7 +92,7 @@ def _measured(where: str, environ: Mapping[str, str], rounds: int, seconds: floa
 
 
 def _slower(ours: Cost, peer: Cost) -> bool:
-    """On the clock, and said."""
+    """Wall-clock time, printed."""
     if ours.wall > peer.wall:
         print(f"labels took {(ours.wall - peer.wall) * 1000:.1f} ms longer than the other one  OVER")
     return ours.wall > peer.wall

@@ -1,7 +1,7 @@
 """Device plugins against the limits of their speed: ours, and any other with the same client in the same run.
 
-Each plugin runs on a stand-in of NVML beside a kubelet's stand-in. The calls to both, and the empty ones that
-they are compared with, take turns, so that whatever else the machine does is shared. Exit 1 if ours misses a
+Each plugin runs on a stub of NVML with a kubelet stub. The calls to both, and the empty ones that
+they are compared with, take turns, so that other load of the machine is shared. Exit 1 if ours misses a
 limit.
 """
 
@@ -69,9 +69,7 @@ def main() -> int:
     parser.add_argument("-o", dest="output", choices=("text", "json"), default="text")
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(
-            number, lambda number, _: sys.exit(128 + number)
-        )  # the plugins are ended on the way out
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # the plugins are ended on exit
     rows = measure(Measure(given.rounds, given.starts, given.idle_seconds, given.peer))
     kept = all(row.kept for row in rows)
     if given.output == "json":
@@ -131,7 +129,7 @@ def _plugins(
     return found
 
 
-# --- what is measured -----------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------------
 
 
 def _starts(how: Measure, place: Path) -> list[Row]:
@@ -158,7 +156,7 @@ def _starts(how: Measure, place: Path) -> list[Row]:
 
 
 def _xids(plugin: Plugin) -> list[float]:
-    """Seconds for each GPU in turn. An XID that never arrives counts as long as was waited."""
+    """Seconds for each GPU in turn. An XID that never arrives counts as the whole waiting time."""
     time.sleep(0.5)  # health watching begins after the list
     found = []
     for index in range(8):
@@ -213,8 +211,8 @@ def _shares(how: Measure, place: Path) -> list[Row]:
 def _prefer(
     plugins: Sequence[Plugin], rounds: int, what: str, limit: float, ids: Sequence[str], size: int = 0
 ) -> Row:
-    """The 99th percentile less that of the empty RPC. Without `size` each request is of another size; what is
-    available, in no order as the kubelet sends it, is another part of all.
+    """The 99th percentile minus that of the empty RPC. Without `size` each request has another size; the
+    available devices, unordered as the kubelet sends them, are another part of all.
     """
     chance = random.Random(len(ids))
     asked: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""The client of the device plugins' benchmark: a kubelet that registers a plugin and times what it does."""
+"""The client of the device plugins' benchmark: a kubelet that registers a plugin and times its responses."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a plugin that goes away is no news
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a plugin that disconnects is ignored
 
 import grpc
 
@@ -21,7 +21,7 @@ CALL_SECONDS = 30.0
 
 @dataclass
 class _Seen:
-    """What came from the plugin, and when (monotonic seconds)."""
+    """A response of the plugin, and when it came (monotonic seconds)."""
 
     registered: float = 0.0
     listed: float = 0.0
@@ -79,7 +79,7 @@ class Kubelet:
             pass
 
     def wait_listed(self, count: int, seconds: float) -> bool:
-        """Until that many healthy devices are listed."""
+        """Wait until that many healthy devices are listed."""
         return self._wait(
             lambda: sum(health == "Healthy" for health in self.seen.devices.values()) >= count, seconds
         )
@@ -93,14 +93,14 @@ class Kubelet:
         with self._changed:
             return self._changed.wait_for(ready, seconds)
 
-    # --- what is timed ---------------------------------------------------------------------------------
+    # --- timed calls -----------------------------------------------------------------------------------
 
     def call(self, name: str, request: Any) -> Any:
         assert self._channel is not None
         return server.method(self._channel, server.DEVICE_PLUGIN, name)(request, timeout=CALL_SECONDS)
 
     def timed(self, name: str, request: Any) -> tuple[float, Any]:
-        """Seconds, and the answer."""
+        """Seconds, and the response."""
         assert self._channel is not None
         method = server.method(self._channel, server.DEVICE_PLUGIN, name)
         start = time.perf_counter()
@@ -119,7 +119,7 @@ class Kubelet:
         return seconds
 
     def prefer(self, available: Sequence[str], must: Sequence[str], size: int) -> float:
-        """A wrong answer ends the run: then nothing was measured."""
+        """A wrong response ends the run: then nothing was measured."""
         asked = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
         )

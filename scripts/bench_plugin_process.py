@@ -1,4 +1,4 @@
-"""Device plugins as processes beside a stand-in of NVML: started, measured from outside, ended."""
+"""Device plugins as processes with a stub of NVML: started, measured from outside, ended."""
 
 import os
 import shlex
@@ -74,7 +74,7 @@ class Plugin:
             )
 
     def wait_ready(self, count: int) -> None:
-        """Until all devices are listed; the log's end tells why they never are."""
+        """Wait until all devices are listed; fails with the end of the log if they never are."""
         until = time.monotonic() + _START_SECONDS
         while not (listed := self.kubelet.wait_listed(count, 0.2)):
             code = self.process.poll()
@@ -116,7 +116,7 @@ class Plugin:
         return Memory(_kib(self.process.pid, "status", "VmRSS:") / 1024, tree / 1024)
 
     def processor_seconds(self) -> float:
-        """What all threads of all its processes have used so far, to the nanosecond (proc(5), schedstat)."""
+        """Processor time used by all threads of all its processes so far, in ns (proc(5), schedstat)."""
         total = 0
         for pid in self.tree():
             for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -135,7 +135,7 @@ class Plugin:
                 self.process.kill()
                 self.process.wait()
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # what a peer has left of its own
+            os.killpg(self.process.pid, signal.SIGKILL)  # resources left behind by a peer
         self.kubelet.close()
 
 

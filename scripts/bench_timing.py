@@ -29,7 +29,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, the ratio to `BARE` that it may take, and what its environment has beside ours."""
+    """A command line, the ratio to `BARE` that it may take, and its additional environment."""
 
     argv: tuple[str, ...]
     budget: float
@@ -38,7 +38,7 @@ class Case:
 
 
 def least(cases: Mapping[str, Case], rounds: int) -> dict[str, Cost]:
-    """The least of many runs, and of `BARE` beside them: what is above it is somebody else's load."""
+    """The least of many runs, and of `BARE` in turn with them: anything above it is other load."""
     all_cases = {BARE: Case((sys.executable, "-c", "pass"), 1.0), **cases}
     for case in all_cases.values():
         for _ in range(2):  # bytecode is written and files are cached before anything counts
@@ -54,7 +54,7 @@ def least(cases: Mapping[str, Case], rounds: int) -> dict[str, Cost]:
 
 
 def cost(case: Case) -> Cost:
-    """Run it once; raises if it ends otherwise than expected, for then another thing was measured."""
+    """Run it once; raises if it doesn't end as expected, since then something else was measured."""
     before = _children()
     started = time.perf_counter()
     done = subprocess.run(

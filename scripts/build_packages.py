@@ -72,7 +72,7 @@ def libraries(wheel_file: Path, place: Path) -> None:
 
 
 def share(sites: list[Path], shared: Path) -> None:
-    """Move what is the same in all `sites` to one directory, which a .pth file adds to each of them."""
+    """Move files that are equal in all `sites` to one directory, which a .pth file adds to each of them."""
     shared.mkdir(parents=True)
     first, *others = sites
     for entry in sorted(first.iterdir()):
@@ -176,7 +176,7 @@ if [ "$1" = configure ]; then
     fi
 fi
 """
-# a virtual environment there would be run instead of the package's files, and go with the package
+# a virtual environment there would be run instead of the package's files, and be removed with the package
 _PREINST = """\
 #!/bin/sh
 set -e

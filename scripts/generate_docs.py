@@ -1,6 +1,6 @@
 """Writes the pages that show what the program prints: checks, environment variables, transcripts.
 
-``python scripts/generate_docs.py`` writes; ``--check`` only says what is out of date (exit 1). Numbers that
+``python scripts/generate_docs.py`` writes; ``--check`` only prints what is out of date (exit 1). Numbers that
 differ from run to run (times, temporary names) don't count as a difference.
 """
 
@@ -41,14 +41,14 @@ _TRANSCRIPT = re.compile(r"(<!-- prints: ([\w-]+) -->\n```\w*\n).*?```", re.DOTA
 
 
 def stable(text: str) -> str:
-    """The text without what no two runs share."""
+    """The text without parts that differ in every run."""
     for pattern, shown in VOLATILE:
         text = pattern.sub(shown, text)
     return text
 
 
 def printed(*argv: str, env: dict[str, str] | None = None) -> str:
-    """What gpunode prints on stdout, as a person without colours sees it."""
+    """Output of gpunode on stdout, as a user without colors sees it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUNODE_")}
     done = subprocess.run(
         [sys.executable, "-m", "gpunode", *argv],
@@ -136,7 +136,7 @@ def page_with_options(page: str, options: Any, theirs_of: str) -> str:
 
 
 def page_with_transcripts(page: str) -> str:
-    """The page with each block behind a ``<!-- prints: NAME -->`` mark replaced by what that run prints."""
+    """The page with each block after a ``<!-- prints: NAME -->`` mark replaced by the output of that run."""
     text = (REPOSITORY / page).read_text()
     assert _TRANSCRIPT.search(text), f"{page} has no block that shows a run"
     return _TRANSCRIPT.sub(lambda found: found[1] + TRANSCRIPTS[found[2]]().rstrip("\n") + "\n```", text)
@@ -163,7 +163,7 @@ def fix_transcript() -> str:
 
 
 def compare_transcript() -> str:
-    """Four nodes of which one has a module of yesterday and one another distribution."""
+    """Four nodes of which one has yesterday's module and one another distribution."""
     from fixtures.machines import recorded_host
 
     nodes = {
@@ -201,7 +201,7 @@ def status_transcript() -> str:
 
 
 def recorded_transcript(machine: str, *argv: str) -> str:
-    """What a command prints on a recorded machine."""
+    """Output of a command on a recorded machine."""
     from fixtures.machines import recorded_host
 
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
