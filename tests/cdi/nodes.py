@@ -1,4 +1,4 @@
-"""Nodes out of nothing: inventories, device files and driver files as the builder takes them."""
+"""Synthetic nodes: inventories, device files and driver files as the builder takes them."""
 
 from gpunode.cdi.driver_files import DriverFiles, Library
 from gpunode.cdi.nodes import CONTROL, NodeFacts
@@ -10,7 +10,7 @@ DIRECTORY = "/usr/lib/x86_64-linux-gnu"
 
 
 def gpu(index, *, minor=None, pci=None, **more):
-    """GPU `index`; its minor number is the index unless told otherwise."""
+    """GPU `index`; its minor number is the index by default."""
     place = pci or f"0000:{index:02x}:00.0"
     return Gpu(index, f"GPU-{index}", "NVIDIA", place, index if minor is None else minor, **more)
 
@@ -24,7 +24,7 @@ def inventory(*gpus):
 
 
 def facts(*paths, control=CONTROL, **more):
-    """These device files and the control nodes, with numbers that nobody looks at."""
+    """These device files and the control nodes, with arbitrary numbers."""
     return NodeFacts(
         {path: DeviceNode(path, 195, number, 0o666) for number, path in enumerate((*control, *paths))}, **more
     )

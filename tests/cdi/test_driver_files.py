@@ -1,4 +1,4 @@
-"""Finding the driver's files in the ways that distributions lay them out."""
+"""Driver files in the layouts of all distributions."""
 
 import pytest
 
@@ -188,7 +188,7 @@ def test_driver_root_is_resolved_from_inside(tmp_path):
 
 
 def test_sockets_in_the_driver_root_take_precedence_over_the_hosts(tmp_path):
-    """A driver container runs nvidia-persistenced itself; NVIDIA looks for its socket there alone."""
+    """A driver container runs nvidia-persistenced itself; NVIDIA looks for its socket only there."""
     root, persistenced = "/run/nvidia/driver", "/run/nvidia-persistenced/socket"
     fabric = "/run/nvidia-fabricmanager/socket"
     libcuda = f"{root}/usr/lib64/libcuda.so.{VERSION}"
@@ -205,7 +205,7 @@ def test_only_an_mps_directory_owned_by_root_is_mounted(tmp_path, monkeypatch):
 
 
 def test_container_gets_the_library_that_the_host_loads(tmp_path):
-    """Where two directories have it, as after a .run installer, the doctor and the specification agree."""
+    """If two directories have it, as after a .run installer, the doctor and the specification agree."""
     places = (DEBIAN, "/usr/lib64")
     host = node(
         tmp_path,

@@ -1,4 +1,4 @@
-"""NVIDIA's hook program, which has had more hooks with every release."""
+"""NVIDIA's hook program, which gained hooks with every release."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The units and the udev rule: what systemd and udev think of them, and that they take no GPU away."""
+"""The units and the udev rule: systemd and udev accept them, and they keep the GPUs accessible."""
 
 import re
 import shutil
@@ -58,13 +58,13 @@ def test_old_systemd_gets_a_unit_without_unsupported_settings(release, restarts,
 
 
 def test_service_sandbox_does_not_hide_the_gpus(texts):
-    """ProtectClock implies a DeviceAllow, which shuts every device that it doesn't name."""
+    """ProtectClock implies a DeviceAllow, which blocks every device that it doesn't name."""
     forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset", "PrivateTmp"}
     assert forbidden & set(settings(texts[refresh.SERVICE_FILE])) == set()
 
 
 def test_unloaded_driver_is_not_loaded_again(texts):
-    """Between the first module's end and the last one's, nothing may open the devices either."""
+    """Between unloading the first and the last module, nothing may open the devices either."""
     service = settings(texts[refresh.SERVICE_FILE])
     assert service["ExecStartPre"].startswith("-/bin/sh -c '[ ! -e /proc/driver/nvidia/version ] || ")
     removals = [

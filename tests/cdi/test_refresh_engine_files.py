@@ -1,4 +1,4 @@
-"""What comes beside an engine's own configuration: read by the oldest of the engines, at odds with nobody."""
+"""CDI files and units written with an engine's configuration: readable by the oldest engine."""
 
 import pytest
 import yaml

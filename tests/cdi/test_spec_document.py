@@ -1,4 +1,4 @@
-"""The bytes: YAML and JSON say the same, strings stay strings, and ours can be told from others'."""
+"""Encoding: YAML and JSON are equivalent, strings stay strings, and our files are recognized."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_names_that_look_like_other_yaml_types_stay_strings(name):
 
 
 def test_only_fields_that_cdi_knows_are_written():
-    """Engines read strictly: one unknown field, and none of the devices is known."""
+    """Engines read strictly: with one unknown field none of the devices is known."""
     node, mount, hook = (
         NodeEdit("/dev/a", "/x/dev/a", 0o660, 44),
         Mount("/c", "/h"),
