@@ -1,8 +1,8 @@
-"""What every command that the doctor prints has to be: ready to be copied, and no hole in the node."""
+"""Requirements for every command that the doctor prints: ready to be copied, and safe for the node."""
 
 import re
 
-# words in capitals that are part of a command: settings, modes, variables
+# uppercase words that are part of a command: settings, modes, variables
 _CAPITALS = {
     *("ACTION", "DEVPATH", "RUN", "DEFAULT", "PERFORMANCE", "TEMPERATURE", "POWER", "EDITOR", "PATH"),
     *("NVIDIA_DRIVER_CAPABILITIES", "DEVICE_LIST_STRATEGY", "PASS_DEVICE_SPECS", "MIG_STRATEGY", "AER"),
@@ -25,11 +25,11 @@ _HOLES = (
 
 
 def placeholders(command: str) -> list[str]:
-    """Words that somebody would have to fill in before the command works."""
+    """Placeholders that a user would have to fill in before the command works."""
     words = re.findall(r"(?<![\w./$-])[A-Z][A-Z_]{2,}(?![\w./])", command)
     return [word for word in words if word not in _CAPITALS] + re.findall(r"<[a-z][\w -]*>", command)
 
 
 def holes(command: str) -> list[str]:
-    """What a command takes away of the node's defences."""
+    """Security features that a command disables."""
     return [word for word in _HOLES if word in command]

@@ -18,8 +18,8 @@ LEDGER = Path(__file__).parent / "catalogue.json"
 
 
 def test_every_failure_mode_in_the_catalogue_has_a_check_or_a_reason():
-    """catalogue.json: by section, id to "" for a check, to "in ID" where another check tells it too, or to
-    the reason why a node can't tell."""
+    """catalogue.json: by section, id to "" for a check, to "in ID" if another check reports it too, or to
+    the reason why a node can't report it."""
     known = {
         name: why for section in json.loads(LEDGER.read_text()).values() for name, why in section.items()
     }
@@ -34,7 +34,7 @@ def test_check_ids_are_unique():
 
 def test_blockers_exist_and_have_no_cycle():
     def depth(identifier, seen=()):
-        assert identifier not in seen, f"circle through {seen}"
+        assert identifier not in seen, f"cycle through {seen}"
         return 1 + max((depth(one, (*seen, identifier)) for one in BY_ID[identifier].blocked_by), default=0)
 
     assert all(depth(check.id) < 20 for check in ALL_CHECKS)

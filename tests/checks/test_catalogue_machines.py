@@ -1,4 +1,4 @@
-"""Every recorded machine: exactly the findings that it was made for, and the root cause of what waits."""
+"""Every recorded machine: exactly its expected findings, and the root cause of blocked checks."""
 
 import re
 
@@ -26,7 +26,7 @@ def unusual(findings):
 
 @pytest.mark.parametrize("name", names())
 def test_machine_gives_its_expected_findings(name, tmp_path):
-    """Exactly what it was made for, the root cause of what waits, and all that a person needs."""
+    """Exactly the expected findings, the root cause of blocked checks, and all facts that a user needs."""
     findings = findings_of(recorded_host(name, tmp_path), **options(name))
     found = unusual(findings)
     assert found == expected(name), [findings[one] for one in found]
@@ -145,7 +145,7 @@ def test_fix_command_depends_on_the_distribution(name, identifier, manager, tmp_
 
 @pytest.mark.parametrize("name", names())
 def test_machine_files_describe_one_driver_and_one_kernel(name):
-    """Facts taken from different machines would have the doctor judge a node that can't exist."""
+    """Facts from different machines would have the doctor check a node that can't exist."""
     files = machine(name).get("files", {})
     version = files.get("/sys/module/nvidia/version", "").strip()
     log = files.get(KERNEL_LOG, "")

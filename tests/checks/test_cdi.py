@@ -1,4 +1,4 @@
-"""Specifications that look odd and harm nobody are no finding, and a fault is as bad as what breaks by it."""
+"""Unusual specifications without an effect are no finding, and severity follows the impact of a fault."""
 
 import pytest
 

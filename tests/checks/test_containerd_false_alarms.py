@@ -1,4 +1,4 @@
-"""The engines' checks where a false alarm would be near, and the container that --deep starts."""
+"""Engine checks close to false alarms, and the container that --deep starts."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ DEEP = "docker-gpus-run-probe"
 
 
 def judged(node, identifier):
-    """The finding of one check, its blockers asked too."""
+    """The finding of one check, with its blockers."""
     return next(one for one in run_checks(node, Selection(only=(identifier,))) if one.id == identifier)
 
 
@@ -127,7 +127,7 @@ def test_file_that_crio_cannot_parse_prevents_its_next_start(tmp_path):
 
 
 def test_unused_engines_are_not_reported():
-    """Engines that merely lie there are the commonest false alarm of doctors."""
+    """Installed but unused engines are the most common false alarm of doctors."""
     for check in BY_ID.values():
         if check.layer in ("docker", "containerd", "crio", "podman"):
             assert "pci-no-gpu" in check.blocked_by
@@ -154,7 +154,7 @@ def test_specification_directories_depend_on_the_podman_version(release, named, 
 
 
 def test_system_containerd_files_are_ignored_for_a_kubernetes_distribution(tmp_path):
-    """k3s gives GPUs by CDI here; what nerdctl's containerd was once set up with is another matter."""
+    """k3s provides GPUs by CDI here; the earlier setup of nerdctl's containerd is irrelevant."""
     host = recorded_host("containerd-config-drift", tmp_path)
     rendered = next(tmp_path.rglob("k3s/agent/etc/containerd/config.toml"))
     rendered.write_text(

@@ -1,4 +1,4 @@
-"""Nodes whose pods get GPUs without an nvidia handler, or without a device plugin: nothing is wrong there."""
+"""Nodes whose pods get GPUs without an nvidia handler, or without a device plugin: these are healthy."""
 
 import json
 
@@ -42,7 +42,7 @@ def running(spec, command, pid=7000):
 
 
 def without_handler(cdi=True):
-    """A node of kubeadm's, whose containerd 2 has only runc."""
+    """A kubeadm node whose containerd 2 has only runc."""
     spec = machine("healthy-suse-kubelet")
     status = spec["recording"]["daemons"][SUSE]["status"]
     status["handlers"] = ["", "runc"]
@@ -130,7 +130,7 @@ def holding(handler, nodes=True):
 def test_pods_holding_gpus_show_that_gpu_access_works(tmp_path):
     identifier = "containerd-runtime-missing"
     assert silent(judge(identifier, holding(""), tmp_path / "default"))
-    # under nvidia's handler it was started when there was one
+    # with nvidia's handler it was started when that existed
     assert judge(identifier, holding("nvidia"), tmp_path / "nvidia").status is FindingStatus.FAIL
 
 
@@ -178,7 +178,7 @@ def test_missing_plugin_is_skipped_while_the_operator_starts(tmp_path, monkeypat
 )
 def test_cdi_names_dropped_by_kubelet_or_containerd_are_a_mismatch(containerd, kubelet, status, tmp_path):
     spec = machine("plugin-strategy-mismatch")
-    spec["recording"]["daemons"][SUSE]["status"]["config"].pop("enableCDI")  # 1.6 tells nothing of it
+    spec["recording"]["daemons"][SUSE]["status"]["config"].pop("enableCDI")  # 1.6 doesn't report it
     told = {"stdout": f"containerd github.com/containerd/containerd {containerd} 0\n"}
     spec["recording"]["commands"]["/usr/bin/containerd --version"] = told
     node = Node(Host(build_machine(spec, tmp_path), environ={}))

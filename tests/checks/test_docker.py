@@ -1,4 +1,4 @@
-"""Dockers that are set up in an odd way: what works is no finding, and what mends one fits whose it is."""
+"""Unusual Docker setups: a working one is no finding, and a fix suits the owner of the Docker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The driver's commands fit the GPUs, the packages and the kernel of the very node."""
+"""Driver commands fit the GPUs, the packages and the kernel of the node."""
 
 import shlex
 
@@ -87,7 +87,7 @@ def test_run_installer_driver_is_not_fixed_with_packages(tmp_path):
         (("0x1db6",), 580),
         (("0x102d",), 470),  # K80
         (("0x1db6", "0x20b2"), 580),  # V100 and A100: branch 580 drives both
-        (("0x1db6", "0x2901"), 0),  # V100 and B200: none does
+        (("0x1db6", "0x2901"), 0),  # V100 and B200: no branch drives both
     ],
 )
 def test_last_branch_that_supports_all_gpus(ids, last, tmp_path):
@@ -115,7 +115,7 @@ def card(device, driver="", address="0000:03:00.0"):
 @pytest.mark.parametrize(
     ("device", "driver", "identifier", "status", "noted"),
     [
-        ("0x128b", "nouveau", "nouveau-loaded", "pass", False),  # GT 710: this driver wouldn't take it
+        ("0x128b", "nouveau", "nouveau-loaded", "pass", False),  # GT 710: this driver doesn't support it
         ("0x25b6", "nouveau", "nouveau-loaded", "pass", True),
         ("0x128b", "", "gpu-arch-dropped", "pass", True),
         ("0x1d01", "", "kmod-flavour", "pass", True),
@@ -175,7 +175,7 @@ def test_suse_module_is_rebuilt_by_reinstalling_its_package(tmp_path):
 
 
 def test_vgpu_host_is_not_checked_as_a_container_host(tmp_path):
-    """Its GPUs have virtual functions, its driver has no CUDA, and nobody has installed the toolkit."""
+    """Its GPUs have virtual functions, its driver has no CUDA, and the toolkit is not installed."""
     base = machine("healthy-h100")
     wanted = ("nvidia-c", "libcuda")
     spec = {

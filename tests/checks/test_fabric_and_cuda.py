@@ -1,4 +1,4 @@
-"""Where false alarms lurk: fabrics, MIG, virtual GPUs, GPUDirect, images."""
+"""Cases close to false alarms: fabrics, MIG, virtual GPUs, GPUDirect, images."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def test_missing_fabric_manager_is_skipped_without_systemd_data(tmp_path):
 
 
 def test_upgraded_fabric_manager_waiting_for_a_reboot_is_skipped(tmp_path):
-    """The new package lies there beside the old processes, which work on."""
+    """The new package is installed while the old processes are still running."""
     change = {
         "files": {
             "/var/lib/dpkg/status": "Package: nvidia-fabricmanager-580\nStatus: install ok installed\n"
@@ -130,7 +130,7 @@ def test_root_cause_blocks_dependent_fabric_checks(name, tmp_path):
     ("licence", "status"),
     [
         ({"supported": True, "licensed": True}, PASS),
-        ({"supported": True}, PASS),  # what NVML doesn't tell is no fault
+        ({"supported": True}, PASS),  # a value that NVML doesn't report is no fault
         ({"supported": False, "licensed": False}, SKIP),
         ({}, SKIP),
     ],

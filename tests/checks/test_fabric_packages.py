@@ -1,4 +1,4 @@
-"""The fabric manager's package has other names in other places."""
+"""The fabric manager's package has different names in different repositories."""
 
 import pytest
 

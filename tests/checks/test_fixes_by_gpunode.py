@@ -1,4 +1,4 @@
-"""What of a fix gpunode may do itself, and what is left to people."""
+"""Fixes that gpunode may carry out, and those left to the user."""
 
 from __future__ import annotations
 

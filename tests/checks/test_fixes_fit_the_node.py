@@ -1,4 +1,4 @@
-"""Commands that depend on how this very node got its driver and engines: each must be right as it stands."""
+"""Commands that depend on how this node got its driver and engines: each must be correct literally."""
 
 import re
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_driver_fix_installs_the_planned_driver(tmp_path):
 
 
 def next_kernel(dep, release="5.15.0-122-generic"):
-    """The node of dkms-next-kernel, whose module came otherwise than by DKMS."""
+    """The node of dkms-next-kernel, with a module that wasn't built by DKMS."""
     spec = machine("dkms-next-kernel")
     spec["files"] = {path: text for path, text in spec["files"].items() if "/var/lib/dkms" not in path}
     spec["files"][f"/lib/modules/{release}/modules.dep"] = dep
@@ -174,7 +174,7 @@ def test_file_rendered_by_k3s_is_never_edited(tmp_path):
 
 def test_k3s_is_configured_by_name_beside_another_containerd(tmp_path):
     spec = machine("k3s-runtime-missing")
-    # a template of one's own: what k3s would find by itself doesn't count
+    # a custom template: what k3s would detect doesn't count
     spec["files"]["/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl"] = "# no runtime nvidia\n"
     found = commands(spec, tmp_path)
     assert found["containerd-runtime-missing"] == "gpunode configure-runtime --runtime k3s"
@@ -204,7 +204,7 @@ OF_THE_DRIVER = (
 
 
 def contradictions(node, command):
-    """What is wrong with offering this command on this node."""
+    """Reasons why this command is wrong on this node."""
     host, kind, system = node.host, node.kind, node.distribution
     words = [part.split()[0] for part in re.split(" && |; ", command) if part.split()]
     if command.startswith("run on the host of this container"):
@@ -234,7 +234,7 @@ def contradictions(node, command):
     for unit in re.findall(r"systemctl (?:re)?(?:start|load) ([\w@-]+)(?:\.service)?(?: |$)", command):
         state, brought = node.units.get(f"{unit}.service"), "install" in command
         there = read_unit(host, f"{unit}.service") is not None or (state is not None and state.installed)
-        if not there and not brought and system.id != "flatcar":  # whose image has nvidia.service
+        if not there and not brought and system.id != "flatcar":  # its image has nvidia.service
             yield f"a service that isn't on the node: {unit}"
     branch = re.search(r"driver install --branch (\d+)", command)
     if branch and branch[1] == node.driver_version.partition(".")[0]:
@@ -265,7 +265,7 @@ def test_no_offered_command_contradicts_its_machine(name, tmp_path):
 @pytest.mark.parametrize("name", names())
 @pytest.mark.full
 def test_page_has_one_first_step(name, tmp_path):
-    """The page's own data says the same, and a reboot is first only where it breaks nothing."""
+    """The page's own data agrees, and a reboot is first only if it breaks nothing."""
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     lines = [line for block in result.blocks for line in plain_lines(block)]
     by_id = {finding.id: finding for finding in result.data["findings"]}
@@ -283,7 +283,7 @@ def test_page_has_one_first_step(name, tmp_path):
         assert not result.data["reboot"]["findings"]
 
 
-# one machine for each command that used to be useless there, with the command that does the job
+# one machine for each command that used to be useless there, with the command that works
 FIRST = {
     "allocatable-zero-after-xid-79": "reboot",
     "arch-without-driver": "pacman -Syu nvidia-open",

@@ -1,4 +1,4 @@
-"""Where false alarms about a GPU's health and a container's devices lurk."""
+"""Cases close to false alarms about a GPU's health and a container's devices."""
 
 import copy
 
@@ -51,7 +51,7 @@ def xid(number, seconds=199000, address="0000:18:00"):
         ("", "none", "pass"),
         (xid(119), "none", "warn"),
         (xid(119), None, "fail"),
-        (xid(119, 100), None, "pass"),  # more than a day ago: nobody knows whether it was reset since
+        (xid(119, 100), None, "pass"),  # more than a day ago: a later reset is unknown
         (xid(13), None, "note"),
         (xid(13, 100), None, "pass"),
         (xid(119) + LOADED, None, "pass"),
@@ -61,7 +61,7 @@ def xid(number, seconds=199000, address="0000:18:00"):
         (xid(154), "none", "pass"),
         (xid(94), None, "note"),
         (xid(109), None, "note"),
-        (xid(79), None, "warn"),  # the GPU answers: it has come back
+        (xid(79), None, "warn"),  # the GPU responds: it has recovered
         (xid(999), None, "warn"),
         (xid(119, address="0000:ff:00"), None, "warn"),  # of no GPU that NVML lists
         ("[199000.1] python3[1]: NVRM: Xid (PCI:0000:18:00): 119, pid=1\n", None, "pass"),

@@ -106,7 +106,7 @@ def test_last_log_line_of_a_failed_daemon_is_quoted(tmp_path, name, identifier, 
     state = (
         f"Result={result}\nId={unit}\nNames={unit}\nLoadState=loaded\nActiveState=failed\nSubState=failed\n"
     )
-    spec["files"].pop("/etc/crio/crio.conf.d/99-nvidia.conf", None)  # a better reason for CRI-O's failure
+    spec["files"].pop("/etc/crio/crio.conf.d/99-nvidia.conf", None)  # a better explanation of CRI-O's failure
     commands = spec["recording"].setdefault("commands", {})
     for command in [one for one in commands if one.startswith("systemctl show")]:
         del commands[command]

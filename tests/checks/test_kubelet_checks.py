@@ -1,4 +1,4 @@
-"""Where false alarms of the kubelet's checks lurk: changes to recorded machines that keep them silent."""
+"""Cases close to false alarms of the kubelet's checks: changes to recorded machines that keep them silent."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_unresponsive_kubelet_is_one_finding(tmp_path, monkeypatch):
 
 
 def offered(resources, name="plugin-not-registered"):
-    """A machine with the GPUs GPU-0, GPU-1, ... whose kubelet can hand out these."""
+    """A machine with the GPUs GPU-0, GPU-1, ... whose kubelet can allocate these."""
     spec = machine(name)
     for number, gpu in enumerate(spec["recording"]["nvml"]["inventory"]["gpus"]):
         gpu["uuid"] = f"GPU-{number}"

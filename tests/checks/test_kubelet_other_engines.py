@@ -1,4 +1,4 @@
-"""What lies beside the kubelet's engine, or was left by an earlier kubelet, says nothing about this one."""
+"""Files of another engine or of an earlier kubelet say nothing about this kubelet's engine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a check applies is data: kinds of node and traits, never a question inside the check."""
+"""Where a check applies is data: kinds of node and traits, never a condition inside the check."""
 
 import ast
 from pathlib import Path
@@ -28,7 +28,7 @@ RECORDED = {
     "healthy-jetson-orin": TEGRA,
     "lxc-unprivileged": CONTAINER,
 }
-# machines with a trait that takes checks away, and the trait
+# machines with a trait that skips checks, and the trait
 WITH_TRAIT = {
     "healthy-vgpu-guest": "vgpu-guest",
     "gpu-bound-vfio-rocky9": "vfio-host",
@@ -56,7 +56,7 @@ def test_trait_skips_the_checks_that_exclude_it(name, tmp_path):
 
 
 def test_no_check_tests_the_node_kind_itself() -> None:
-    """An `if` about the node's kind that leads to a skip belongs into `classes`."""
+    """An `if` about the node's kind that leads to a skip belongs in `classes`."""
     found = []
     for path in sorted(CHECKS.rglob("*.py")):
         if path.name == "runner.py":
@@ -77,7 +77,7 @@ def test_an_engines_checks_apply_wherever_engines_run() -> None:
 
 
 def test_single_process_container_skips_engine_checks(tmp_path):
-    """It may see the host's processes (hostPID), whose files and sockets it hasn't."""
+    """It may see the host's processes (hostPID), but neither their files nor their sockets."""
     spec = machine("healthy-h100")
     spec["dirs"] = [path for path in spec["dirs"] if path != "/run/systemd/system"]
     spec["files"]["/.dockerenv"] = ""

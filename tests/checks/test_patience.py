@@ -1,4 +1,4 @@
-"""Whatever hangs is a finding that names what it waits for, and is waited for once."""
+"""Everything that hangs is a finding that names what it waits for, and is waited for once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.waiting import PATIENCE, eventually
 
 
 class Stalled(Host):
-    """A machine on which reading below one place never ends until it is let go."""
+    """A machine on which reading below one path blocks until it is released."""
 
     place = "/proc/1"
     let_go = threading.Event()
 
     def read_bytes(self, path: str, limit: int = LARGE_BYTES) -> bytes | None:
         if path.startswith(self.place):
-            self.path(path)  # which is where Host notes it
+            self.path(path)  # where Host records it
             self.let_go.wait(PATIENCE)
         return super().read_bytes(path, limit)
 
@@ -167,7 +167,7 @@ def test_failed_topic_is_read_again_on_next_use() -> None:
 
 
 def test_no_thread_is_left_if_no_query_hangs(tmp_path: Path) -> None:
-    before = set(threading.enumerate())  # what an earlier test has let go may still be among them
+    before = set(threading.enumerate())  # threads of an earlier test may still be listed
     run_checks(Node(recorded_host("healthy-h100", tmp_path)))
     assert eventually(lambda: not set(threading.enumerate()) - before)
 
@@ -176,7 +176,7 @@ def test_no_thread_is_left_if_no_query_hangs(tmp_path: Path) -> None:
 def test_node_summary_does_not_wait_for_hanging_queries(
     stalled: Stalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check that needs no process table leaves it to the report to find the engines."""
+    """A check that doesn't need the process table leaves finding the engines to the report."""
     monkeypatch.setattr(doctor, "_ABOUT_SECONDS", 3.0)
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"

@@ -1,4 +1,4 @@
-"""Daemons that listen and never answer: a finding within seconds, however many checks ask."""
+"""Daemons that listen and never respond: a finding within seconds, however many checks query them."""
 
 import inspect
 import socket
@@ -34,7 +34,7 @@ def silent_socket(path):
 
 
 def node_with(name, address, monkeypatch):
-    """A live node whose only engine is behind `address`; everything else is left as not there."""
+    """A live node whose only engine is at `address`; everything else is absent."""
     monkeypatch.setattr(about, "DAEMON_SECONDS", 0.4)
     daemon = Daemon(name, None, (1, 7, 2), "/nonexistent", "", address, None, (), Process(1, (name,), 0.0))
     node = Node(Host())
@@ -125,12 +125,12 @@ def test_hanging_nvml_is_the_only_finding(tmp_path):
 
 
 class StuckMount(Host):
-    """A machine on which a file system that isn't its own gives no answer, as a dead NFS server's."""
+    """A machine on which a foreign file system doesn't respond, as a dead NFS server's."""
 
     let_go = threading.Event()
 
     def file_system(self, path):
-        self.path(path)  # which is where Host notes it
+        self.path(path)  # where Host records it
         self.let_go.wait()
         return super().file_system(path)
 
@@ -148,7 +148,7 @@ def test_stuck_file_system_is_one_finding_with_its_name(tmp_path, monkeypatch):
     assert "reading /" in broken[0].summary
 
 
-# what each client waits at most, as the node asks with it: the sum stays below what one check may take
+# the longest wait of each client, as the node configures it: the sum stays below the limit of one check
 CLIENTS = ("_docker_answer", "_cri_answer", "_crio_answer", "_allocatable_answer", "_holdings_answer")
 
 

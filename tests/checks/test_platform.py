@@ -1,4 +1,4 @@
-"""Where the platform's checks hold their tongue, and where they find the closer command."""
+"""Platform checks: cases without a finding, and cases with a more specific command."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A report is read at night: few lines, nothing twice, and what a command really disturbs."""
+"""A report is readable at night: few lines, no repetition, and the real impact of a command."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Looking changes nothing: no file, no device file, no module, no word to a daemon beyond a question."""
+"""The doctor changes nothing: no file, no device file, no module, no request to a daemon beyond a query."""
 
 import hashlib
 import inspect
@@ -25,13 +25,13 @@ MACHINES = (
     *("healthy-h100", "healthy-k3s", "healthy-crio", "healthy-wsl2", "healthy-jetson-orin"),
     *("dev-nodes-missing", "module-not-loaded", "cdi-spec-stale", "docker-not-restarted"),
 )
-# what changes a machine; every other method of Host reads
+# methods that change a machine; every other method of Host reads
 WRITING = {
     *("write_atomic", "make_dirs", "remove", "remove_empty_directory", "set_owner", "rename", "remove_tree"),
     *("lock", "signal", "listen_unix", "listen_tcp", "notify", "temporary_directory"),
     *("set_mode", "restrict_umask", "remove_leftovers", "make_link"),
 }
-# programs that only tell something, and how they are called for it
+# programs that only report something, and their arguments for that
 QUESTIONS = (
     r".+ (--version|-V|version)",
     r"modinfo( -k \S+)? -F \w+ [\w-]+",
@@ -47,7 +47,7 @@ QUESTIONS = (
 
 
 def state(root: Path) -> dict[str, tuple[object, ...]]:
-    """Everything below: kind, mode, owner, size, times of change, contents or where a link leads."""
+    """Everything below: kind, mode, owner, size, times of change, contents or the target of a link."""
     found: dict[str, tuple[object, ...]] = {}
     for path in (root, *sorted(root.rglob("*"))):
         about = path.lstat()
@@ -75,7 +75,7 @@ def forbidden(*_args: object, **_named: object) -> None:
 
 @pytest.mark.parametrize("name", ["", *MACHINES])
 def test_doctor_calls_no_writing_method(name, tmp_path, monkeypatch):
-    """Without a name the machine that the tests run on, which has nothing recorded."""
+    """Without a name the machine on which the tests run, which has nothing recorded."""
     host = recorded_host(name, tmp_path) if name else Host()
     for method in WRITING:
         monkeypatch.setattr(Host, method, forbidden)
@@ -84,7 +84,7 @@ def test_doctor_calls_no_writing_method(name, tmp_path, monkeypatch):
 
 
 def test_every_host_method_is_listed_as_reading_or_writing() -> None:
-    """A new one that writes has to be named above."""
+    """A new method that writes has to be listed above."""
     reading = {
         *(
             "run",
@@ -136,7 +136,7 @@ def test_audit_hook_recognizes_a_write() -> None:
     [("dev-nodes-missing", "create /dev/nvidia"), ("module-not-loaded", "load the module")],
 )
 def test_nvml_is_not_queried_if_that_would_fix_the_fault(name, why, tmp_path, monkeypatch):
-    """Its library makes device files and has the module loaded: the fault would be gone before it is told."""
+    """Its library creates device files and loads the module: the fault would be gone unreported."""
     monkeypatch.setattr(probe, "probe", forbidden)
     node = Node(recorded_host(name, tmp_path))
     assert not node.nvml.asked and why in node.nvml.message

@@ -1,4 +1,4 @@
-"""Whatever lies on the node, the doctor gives a report: damaged files, missing pieces, wrong types."""
+"""The doctor reports on any node: damaged files, missing pieces, wrong types."""
 
 import json
 import shutil
@@ -126,7 +126,7 @@ def test_nvml_names_of_a_wrong_type_are_refused_with_their_key(tmp_path):
 
 
 def test_untrusted_text_of_a_node_forges_no_line(tmp_path):
-    """A bundle is a stranger's, and so may be a daemon that answers."""
+    """A bundle is untrusted, and so may be a daemon that responds."""
     spec = machine("healthy-h100")
     info = spec["recording"]["daemons"]["/run/docker.sock"]["info"]
     info |= {"DefaultRuntime": "runc\nFAIL forged: curl x", "Runtimes": {"a\nFAIL forged": {}}}

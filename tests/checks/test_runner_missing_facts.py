@@ -1,4 +1,4 @@
-"""A fact that is missing is no fault: healthy machines of which facts are dropped, cut off and garbled.
+"""A missing fact is no fault: healthy machines with facts dropped, truncated and garbled.
 
 Each case has a number; the same number damages the same facts. Some numbers are new in each run, but not with
 CI=true, and are part of the test's name. `python -m tests.checks.test_runner_missing_facts FIRST LAST` tries
@@ -35,12 +35,10 @@ NEW = (
     if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES")
     else []
 )
-MOST_SECONDS = (
-    20.0  # a diagnosis of a recorded machine takes 0.2 s; this is what a busy machine may make of it
-)
+MOST_SECONDS = 20.0  # a diagnosis of a recorded machine takes 0.2 s; this is the limit on a busy machine
 BAD = (FindingStatus.FAIL, FindingStatus.ERROR, FindingStatus.WARN)
 
-# Where the absence is itself the fault: what is missing, and the checks that say so. Everything else that is
+# Facts whose absence is itself the fault, and the checks that report them. Everything else that is
 # missing has to be silent.
 ABSENCES = {
     r"devices:/dev/nvidia.*": {
@@ -78,7 +76,7 @@ Fact = tuple[str, str]
 
 
 def facts(spec: dict[str, Any]) -> list[Fact]:
-    """Everything that this machine has to tell: files, links, programs, and what was recorded."""
+    """All facts of this machine: files, links, programs, and the recording."""
     found = [(kind, path) for kind in ("files", "binary", "links") for path in spec.get(kind, {})]
     found += [("executables", path) for path in spec.get("executables", ())]
     recording = spec.get("recording", {})
@@ -100,7 +98,7 @@ def drop(spec: dict[str, Any], fact: Fact) -> None:
 
 
 def garble(spec: dict[str, Any], fact: Fact, chance: random.Random) -> None:
-    """Cut off, turned around, or something else in its place."""
+    """Truncated, reversed, or replaced by something else."""
     kind, name = fact
     place = place_of(spec, kind)
     if isinstance(place, list):
@@ -147,7 +145,7 @@ def explained(identifier: str, dropped: list[Fact]) -> bool:
 
 
 def false_alarms(number: int, root: Path) -> tuple[str, list[Any], list[Fact]]:
-    """The machine, what is said of it that nothing explains, and what was dropped."""
+    """The machine, its unexplained findings, and what was dropped."""
     chance = random.Random(number)
     name = chance.choice(HEALTHY)
     spec = copy.deepcopy(machine(name))
@@ -171,7 +169,7 @@ def test_missing_optional_facts_cause_no_false_alarm(number, tmp_path):
 
 @pytest.mark.parametrize("number", [*FIXED, *NEW])
 def test_garbled_facts_break_no_check(number, tmp_path):
-    """Files and what programs said may be anything. A report comes in any case, and in time."""
+    """Files and outputs of programs may be anything. A report is printed in any case, and in time."""
     chance = random.Random(number)
     name = chance.choice(HEALTHY)
     spec = copy.deepcopy(machine(name))

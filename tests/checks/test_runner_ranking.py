@@ -1,4 +1,4 @@
-"""What users hit most is recorded, and on several distributions; healthy nodes of every class are silent."""
+"""Frequent faults are recorded on several distributions; healthy nodes of every class have no findings."""
 
 import re
 
@@ -10,16 +10,16 @@ from gpunode.checks.runner import run_checks
 from gpunode.facts.node import Node
 from gpunode.output.result import FindingStatus
 
-# by rank, most frequent first: what users run into, by the check that names it
+# by rank, most frequent first: faults of users, by the check that names them
 RANKING = (
     ("driver-lib-mismatch", "unattended-upgrades-driver"),
     ("toolkit-missing", "docker-not-restarted"),
     ("containerd-runtime-missing", "crio-runtime-missing", "containerd-not-restarted"),
-    # a default runtime that nobody chose shows in what the plugin sees
+    # an accidental default runtime is visible in the plugin's environment
     ("plugin-cannot-see-nvml", "runtimeclass-missing"),
     ("dev-char-symlinks", "cgroup-device-revoked"),
     ("module-not-loaded", "dkms-not-built", "kernel-headers-missing"),
-    # cuda-driver-version also tells of programs whose CUDA is newer than the driver
+    # cuda-driver-version also reports programs with a CUDA newer than the driver
     ("image-needs-newer-driver", "cuda-driver-version", "ptx-unsupported-toolchain", "no-kernel-image"),
     ("cdi-spec-stale", "cdi-uvm-absent-in-spec", "cdi-unsupported-version", "cdi-duplicate"),
     ("nouveau-loaded", "gpu-bound-other-driver", "nova-core-loaded"),
@@ -87,7 +87,7 @@ def test_each_frequent_fault_is_recorded_on_two_distributions(identifier, distri
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_healthy_node_of_each_class_is_recorded_and_has_no_findings(kind, tmp_path) -> None:
-    """Notes included: an owner has nothing to read that is no news."""
+    """Notes included: an owner has nothing irrelevant to read."""
     name = CLASSES[kind]
     findings = run_checks(Node(recorded_host(name, tmp_path)))
     said = [one for one in findings if one.note or one.status not in (FindingStatus.PASS, FindingStatus.SKIP)]

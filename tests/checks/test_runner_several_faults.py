@@ -1,4 +1,4 @@
-"""Machines with several faults: what to mend first, and what each fault explains."""
+"""Machines with several faults: what to fix first, and which findings each fault explains."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What this user may not read is skipped and said, and never counts as missing."""
+"""Files that this user may not read are skipped and reported, and never count as missing."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from gpunode.output.result import FindingStatus
 
 @dataclass(frozen=True)
 class Guarded(Host):
-    """A host whose kernel refuses some paths. The tests run as root, whom real permissions don't stop."""
+    """A host whose kernel refuses some paths. The tests run as root, which real permissions don't stop."""
 
     closed: tuple[str, ...] = field(default=())
 

@@ -1,4 +1,4 @@
-"""What is open on purpose, or to nobody, is no finding."""
+"""Access that is open on purpose, or to no user, is no finding."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def nothing_taken(spec):
 
 @pytest.mark.parametrize("change", [privileged, exporter, not_told, nothing_taken])
 def test_containers_without_gpus_by_environment_leave_only_a_note(tmp_path, change):
-    """What is left is the quiet note that pods may take some."""
+    """The remaining note says that pods may use some GPUs."""
     name, identifier = "accept-envvar-unprivileged", "accept-envvar-unprivileged"
     assert judged(tmp_path, identifier, name, change) == "note"
 

@@ -1,4 +1,4 @@
-"""A fix is carried out through the journal, and what fails leaves the node as it was."""
+"""A fix is carried out through the journal, and a failed one leaves the node unchanged."""
 
 from __future__ import annotations
 

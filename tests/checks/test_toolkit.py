@@ -1,4 +1,4 @@
-"""Toolkits that are set up in an odd way and work all the same, and how bad a fault is by who is here."""
+"""Unusual toolkit setups that work, and severity by the engines that are present."""
 
 import pytest
 
@@ -45,9 +45,9 @@ NO_CGROUPS = {CONFIG: "[nvidia-container-cli]\nno-cgroups = true\n"}
 @pytest.mark.parametrize(
     ("name", "version", "expected"),
     [
-        (ROCKY, "1.20.0", "fail"),  # Docker 27 takes --gpus by the hook
+        (ROCKY, "1.20.0", "fail"),  # Docker 27 implements --gpus with the hook
         (SUSE, "1.20.0", "pass"),  # containerd's runtime makes a specification for each container
-        (SUSE, "1.17.8", "fail"),  # before, it called nvidia-container-cli
+        (SUSE, "1.17.8", "fail"),  # earlier releases called nvidia-container-cli
     ],
 )
 def test_no_cgroups_matters_only_if_an_engine_runs_the_program(tmp_path, name, version, expected):
@@ -95,7 +95,7 @@ def test_cve_is_reported_until_the_fixed_release(tmp_path, version, expected):
 
 
 def test_release_fault_of_an_absent_engine_is_ignored(tmp_path):
-    """1.18.2 to 1.19.0 put CRI-O's file where CRI-O doesn't look; one that is set up has it where it does."""
+    """1.18.2 to 1.19.0 put CRI-O's file where CRI-O doesn't look; a configured CRI-O has a right one."""
     assert status(tmp_path / "docker", "toolkit-known-bad-version", ROCKY, change=toolkit("1.19.0")) == "pass"
     found = status(tmp_path / "crio", "toolkit-known-bad-version", "healthy-crio", change=toolkit("1.19.0"))
     assert found == "note"

@@ -1,7 +1,7 @@
-"""Run every check of the doctor in this process and tell what it changed: ``python -m ... ROOT``.
+"""Run every check of the doctor in this process and print its changes: ``python -m ... ROOT``.
 
 The interpreter's own audit events are the evidence: each file opened for writing, each change of a directory,
-each program started and each socket connected to is a line, whoever in the program asks for it.
+each program started and each socket connected to is a line, whichever code in the program does it.
 """
 
 import json
@@ -20,7 +20,7 @@ CHANGES = (
 
 
 def told(event: str, args: tuple[Any, ...]) -> dict[str, Any] | None:
-    """What to write down of an audit event; None if it changes nothing."""
+    """Record of an audit event; None if it changes nothing."""
     if event == "open" and isinstance(args[2], int) and args[2] & WRITING:
         return None if args[0] == os.devnull else {"event": "write", "what": str(args[0])}
     if event == "subprocess.Popen":
@@ -49,7 +49,7 @@ def main(root: str) -> None:
     for check in ALL_CHECKS:
         if not check.deep:
             with suppress(Exception):
-                check.run(node)  # whatever blocks it: a root cause must not hide what the others would do
+                check.run(node)  # whichever check blocks it: a root cause must not hide the changes of others
     describe(node)
     done = list(found)
     print(json.dumps(done))
