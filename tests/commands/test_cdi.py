@@ -29,7 +29,7 @@ STANDARD = "var/run/cdi/nvidia.yaml"
 
 @pytest.fixture
 def node(tmp_path):
-    """A live machine whose NVML, libraries and device files are ours; devices need the right to make them."""
+    """A live machine with test NVML, libraries and device files; devices need the right to create them."""
     if not have_compiler() or os.geteuid() != 0:
         assert os.environ.get("CI") != "true", "CI=true says that gcc and root are here"
         pytest.skip("needs gcc, and root for device files")
@@ -113,7 +113,7 @@ def test_contradicting_options_are_a_usage_error_with_a_hint(arguments):
 
 
 def test_mig_devices_replace_their_gpu(node):
-    """The driver's table of capabilities is in /proc, which only a mount namespace of ours can have it in."""
+    """The driver's table of capabilities is in /proc, which only a private mount namespace can replace."""
     if not may_mount():
         pytest.skip("needs the right to mount")
     scenario = with_mig(machine(2), 1, mixed_layout(1))
@@ -159,7 +159,7 @@ def test_failing_nvml_leaves_the_old_file_unchanged(node, tmp_path):
     assert path.read_bytes() == before
 
 
-# --- what can be wrong with the place -------------------------------------------------------------------
+# --- faults of the output path --------------------------------------------------------------------------
 
 
 def test_directory_in_place_of_the_file_is_named(node, tmp_path):
@@ -174,7 +174,7 @@ def test_symlink_is_written_through(node, tmp_path):
     (tmp_path / "real").mkdir()
     link = tmp_path / "nvidia.yaml"
     link.symlink_to("real/target.yaml")
-    assert generate(node, "--output", str(link)).code == 1  # where it leads to nothing, nothing is made up
+    assert generate(node, "--output", str(link)).code == 1  # a link without a target is not created
     (tmp_path / "real/target.yaml").write_text("old")
     assert generate(node, "--output", str(link)).code == 0
     assert link.is_symlink()
@@ -380,7 +380,7 @@ def test_file_of_nvidia_ctk_without_zero_minors_is_current(recorded):
 
 @pytest.mark.parametrize("change", [{"major": 77}, {"library": "535.104.05"}, {"name": "GPU-gone"}])
 def test_refresh_replaces_every_file_that_doctor_calls_stale(recorded, change):
-    """Even one that NVIDIA's own service wrote: else the advice would never clear the finding."""
+    """Even one that NVIDIA's own service wrote: otherwise the advice would never clear the finding."""
     text = as_nvidia_ctk_writes(recorded, **({"major": 77} if "major" in change else {}))
     if "library" in change:
         text = re.sub(r"(hostPath: \S+/libcuda\.so\.)[\d.]+", rf"\g<1>{change['library']}", text)

@@ -1,4 +1,4 @@
-"""`gpunode completion`: what the shells make of it, bash for real."""
+"""`gpunode completion`: the scripts in the shells, bash for real."""
 
 from __future__ import annotations
 

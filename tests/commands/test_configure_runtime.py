@@ -1,4 +1,4 @@
-"""configure, unconfigure and rollback on recorded trees: what is written, refused and said."""
+"""configure, unconfigure and rollback on recorded trees: written files, refusals and messages."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def snapshot(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-# --- what is written --------------------------------------------------------------------------------------
+# --- written files ----------------------------------------------------------------------------------------
 
 
 def test_absent_daemon_json_is_created_and_nothing_live_is_touched(root: Path, configure: Configure) -> None:
@@ -308,7 +308,7 @@ def test_previous_default_survives_many_other_changes(root: Path, configure: Con
     assert json.loads((root / DOCKER).read_text())["default-runtime"] == "other"
 
 
-# --- what is refused --------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------
 
 
 def test_foreign_file_in_a_shared_lock_directory_does_not_stop_a_run(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo: the whole way on a simulated node, in a temporary directory and nowhere else."""
+"""The demo: all steps on a simulated node, in a temporary directory only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: its options, its JSON contract, and what people see."""
+"""The command: its options, its JSON contract, and its text output."""
 
 import json
 import re
@@ -167,7 +167,7 @@ def test_command_names_the_service_it_restarts(tmp_path):
 
 
 def test_report_prints_the_age_of_its_reference_tables(tmp_path, monkeypatch):
-    """Nothing is called up to date: what was published since isn't in a table."""
+    """Nothing is called up to date: bulletins published since are in no table."""
     host = recorded_host("healthy-h100", tmp_path)
     result = report(host)
     (oldest, *_) = sorted(result.data["tables"], key=lambda one: one["date"])

@@ -1,4 +1,4 @@
-"""The forms of a report, through the command line: JSON, YAML, metrics, a page, a file; reports compared."""
+"""The formats of a report, through the command line: JSON, YAML, metrics, a page, a file; comparisons."""
 
 import json
 import os
@@ -212,7 +212,9 @@ def test_a_thousand_nodes_are_two_lines(tmp_path):
         Path(paths[-1]).write_text(json.dumps(report))
     started = time.process_time()
     result = doctor_compare.run(tuple(paths))
-    assert time.process_time() - started < 30  # 1.2 s on an idle machine; a node more costs what a file costs
+    assert (
+        time.process_time() - started < 30
+    )  # 1.2 s on an idle machine; each further node costs as much as its file
     (driver,) = result.data["differences"]
     assert [(group.value, len(group.nodes)) for group in driver.groups] == [("580.1", 297), ("570.2", 3)]
     lines = [line for block in result.blocks for line in plain_lines(block)]
@@ -331,13 +333,13 @@ HIDING = {
 
 
 def test_service_sandbox_hides_nothing_that_checks_read():
-    """What a sandbox hides looks as if it were missing: a false alarm every five minutes."""
+    """Files hidden by a sandbox look missing: a false alarm every five minutes."""
     lines = (UNITS / "gpunode-doctor.service").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     assert {name: settings[name] for name in HIDING if name in settings} == {}
     assert settings["ProtectHome"] == "read-only"
     assert {"CAP_SYS_MODULE", "CAP_MKNOD"}.isdisjoint(settings["CapabilityBoundingSet"].split())
-    assert settings["SystemCallErrorNumber"] == "EPERM"  # not a signal, which NVML's child would die of
+    assert settings["SystemCallErrorNumber"] == "EPERM"  # not a signal, which would end NVML's child
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze isn't installed")

@@ -1,4 +1,4 @@
-"""The section "Safe to reboot?", through the command line: what it says, and what it leaves out."""
+"""The section "Safe to reboot?", through the command line: its contents and its omissions."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def drawn(host: Host) -> str:
 
 
 def section(text: str) -> list[str]:
-    """Its lines, without what comes before and after."""
+    """Its lines, without the surrounding output."""
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("Safe to reboot?")]
     if not starts:
@@ -93,7 +93,7 @@ def test_problem_after_a_reboot_is_printed_with_its_command(text, machine):
     assert not any(line.lstrip() == "reboot" for line in shown), "a reboot is no remedy before a reboot"
 
 
-# their drivers come otherwise than in packages: with Windows, and with the board's image
+# their drivers are not installed by packages: with Windows, and with the board's image
 WITHOUT_SECTION = ("pci-no-gpu", "healthy-wsl2", "healthy-jetson-orin")
 MENDS = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "driver-lib-mismatch-rocky9")
 

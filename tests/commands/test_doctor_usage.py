@@ -1,4 +1,4 @@
-"""What the doctor says to somebody who has mistyped."""
+"""Output of the doctor for a mistyped command."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`gpunode journal list|show`: what was done, and what can be rolled back now."""
+"""`gpunode journal list|show`: past changes, and which can be rolled back now."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_reading_the_journal_without_root_is_refused_with_a_hint() -> None:
 
 
 def test_removed_engine_does_not_stop_a_later_run(tmp_path: Path) -> None:
-    """A run was killed, and its engine is gone: its file comes back, and others can be changed."""
+    """A run was killed, and its engine is gone: its file is restored, and others can be changed."""
     config, state = tmp_path / "config.toml", tmp_path / "state"
     config.write_text("new")
     place = state / "journal/20260101T000000Z-configure-runtime"

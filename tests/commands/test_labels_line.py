@@ -23,7 +23,7 @@ from tests.cli import clean_environment, gpunode
 
 
 class Seen(NamedTuple):
-    """What one run was given."""
+    """Options of one run."""
 
     given: dict[str, Any]
     dry_run: bool
@@ -51,7 +51,7 @@ def values(options: Seen) -> dict[str, Any]:
 
 @pytest.mark.parametrize("option", labels.options(), ids=lambda option: option.field)
 def test_every_spelling_of_an_option_is_parsed(options: list[Seen], option: Option) -> None:
-    """Go's flag package takes one dash, and a boolean without a value."""
+    """Go's flag package accepts one dash, and a boolean without a value."""
     many = option.takes_many
     value = "true" if option.kind == "boolean" else "a,b"
     for flag in option.flags:

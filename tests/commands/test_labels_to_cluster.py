@@ -67,7 +67,7 @@ def test_a_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
     assert done.code == 0, done.err
     assert api.changes() == []
     assert "+nvidia.com/gpu.count=8" in done.out
-    assert f"node {NODE}: would be updated" in done.out, "the Node itself is there"
+    assert f"node {NODE}: would be updated" in done.out, "the Node itself exists"
     assert f"nodefeature nfd/nvidia-features-for-{NODE}: would be created" in done.out
 
 
@@ -75,7 +75,7 @@ def test_a_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
 def test_node_name_is_read_from_the_kubelets_certificate(
     api: ApiServer, run: Gpunode, certificates: Path, tmp_path: Path, sink: str
 ) -> None:
-    """As on EKS, where the node isn't called as the machine is."""
+    """As on EKS, where the node's name differs from the machine's."""
     pem = tmp_path / "kubelet-client-current.pem"
     make_client(certificates, pem, f"system:node:{NODE}")
     api.users[f"system:node:{NODE}"] = f"system:node:{NODE}"
@@ -125,7 +125,7 @@ def test_labels_of_another_owner_are_shown_in_the_plan(api: ApiServer, run: Gpun
     assert "-nvidia.com/gpu.count=4\n" in done.out
     assert f"node {NODE}: would be updated" in done.out
     assert run(*argv).code == 0
-    # left by a tool that is gone: they are right, and from now on ours
+    # left by a removed tool: they are correct, and from now on ours
     del api.node(NODE)["metadata"]["annotations"][ANNOTATION]
     assert f"+{ANNOTATION}=nvidia.com/cuda.driver" in run(*argv, "--dry-run").out
     assert "updated" in run(*argv).out
@@ -203,14 +203,14 @@ def test_missing_node_and_missing_rights_are_refused(api: ApiServer, run: Gpunod
 
 def test_amd_labels_have_their_own_annotation(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     run("labels", "--simulate", "h100:8", "--to", "node")
-    # this machine has no AMD GPU: nothing to set, and nothing of NVIDIA's to take away
+    # this machine has no AMD GPU: nothing to set, and no label of NVIDIA's to remove
     done = run("labels", "--vendor", "amd", "--to", "node")
     assert (done.code, "unchanged" in done.out, len(api.changes())) == (0, True, 1)
     assert ours(api)["nvidia.com/gpu.count"] == "8"
 
 
 def test_labels_are_set_through_a_kubectl_proxy(run: Gpunode) -> None:
-    """As the hint says where there is no other way."""
+    """As the hint says if there is no other method."""
     plain = ApiServer(anonymous="admin")
     plain.add_node(NODE)
     with Listening(plain, None):
@@ -260,7 +260,7 @@ def test_nodefeature_is_owned_by_the_daemonset_of_our_pod(api: ApiServer, run: G
 
 
 def test_deleted_owners_are_replaced(api: ApiServer, run: Gpunode) -> None:
-    """A DaemonSet that is installed anew has another uid: the old one's object is collected as garbage."""
+    """A DaemonSet that is installed again has another uid: the old one's object is garbage-collected."""
     argv = ("labels", "--to", "node-feature", "--namespace", "nfd", "--simulate", "h100:8")
     for uid in ("u-1", "u-9"):
         owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "labels", "uid": uid}
@@ -270,8 +270,8 @@ def test_deleted_owners_are_replaced(api: ApiServer, run: Gpunode) -> None:
         assert done.code == 0, done.err
         assert [one["uid"] for one in features(api)[0]["metadata"]["ownerReferences"]] == [uid, f"{uid}p"]
     assert "unchanged" in run(*argv, POD_NAME="x").out
-    assert "unchanged" in run(*argv, POD_NAME="gone").out  # whose it is can't be told: it stays as it was
-    # no pod of ours: no pod's end may take the labels away
+    assert "unchanged" in run(*argv, POD_NAME="gone").out  # its owner is unknown: it stays unchanged
+    # no pod of ours: the end of a pod must not remove the labels
     assert "-ownerReferences=DaemonSet labels u-9, Pod x u-9p\n" in run(*argv, "--dry-run").out
     assert "updated" in run(*argv).out
     assert "ownerReferences" not in features(api)[0]["metadata"]

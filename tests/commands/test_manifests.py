@@ -1,4 +1,4 @@
-"""`gpunode manifests runtime-class`: objects that a cluster takes."""
+"""`gpunode manifests runtime-class`: objects that a cluster accepts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def test_json_holds_the_same_objects() -> None:
     assert ran.document["kind"] == "Manifests"
     text = gpunode("manifests", "runtime-class", "--nvidia-runtime-name", "gpu").out
     assert ran.document["data"]["objects"] == list(yaml.safe_load_all(text))
-    assert gpunode("manifests", "runtime-class", "--runtime-class", "gpu").out == text, (
-        "as its siblings say it"
-    )
+    assert gpunode("manifests", "runtime-class", "--runtime-class", "gpu").out == text, "as in its siblings"
 
 
 @pytest.mark.parametrize("name", ["Nvidia", "nv_idia", "-nvidia", "nvidia-", "", "a" * 64, "nvidia.cdi", "é"])

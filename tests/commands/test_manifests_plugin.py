@@ -1,4 +1,4 @@
-"""`gpunode manifests daemon-set|rbac|node|vector-add|all`: what a cluster takes, and no right too many."""
+"""`gpunode manifests daemon-set|rbac|node|vector-add|all`: valid objects with minimal rights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMBINATIONS = [
 ]
 
 
-@cache  # it prints the same for the same words
+@cache  # the output is the same for the same arguments
 def manifests(*argv: str) -> Ran:
     return gpunode("manifests", *argv)
 
@@ -105,7 +105,7 @@ def test_kubectl_accepts_the_stream(options: tuple[str, ...], tmp_path: Path) ->
 
 
 def test_kubectl_decodes_the_pods_without_loss(tmp_path: Path) -> None:
-    """`set env --local` decodes into Kubernetes' own types: what these don't have is gone afterwards."""
+    """`set env --local` decodes into Kubernetes' own types: fields that these lack are dropped."""
     for ran in (manifests("daemon-set", *IMAGE, *COMBINATIONS[6][:-4]), manifests("vector-add")):
         for text in ran.out.split("---\n"):
             if "containers:" in text:
@@ -119,7 +119,7 @@ def test_kubectl_decodes_the_pods_without_loss(tmp_path: Path) -> None:
 
 
 def missing(wanted: Any, found: Any, path: str = "") -> list[str]:
-    """Where `found` lacks something of `wanted`; it may have more."""
+    """Where `found` lacks a field of `wanted`; it may have more."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [
             at
@@ -135,7 +135,7 @@ def missing(wanted: Any, found: Any, path: str = "") -> list[str]:
     return [] if wanted == found else [path]
 
 
-# --- the least that it takes ----------------------------------------------------------------------------
+# --- least privilege ------------------------------------------------------------------------------------
 
 
 def test_plain_plugin_has_no_privilege_beyond_root_files() -> None:
@@ -238,7 +238,7 @@ def test_an_account_that_may_create_pods_has_a_namespace_of_its_own() -> None:
         in manifests("rbac", "--for", "verify").err
     )
     named = objects("rbac", "--for", "verify", "--namespace", "tests")
-    assert named[0]["kind"] == "ServiceAccount", "a namespace that is named exists already"
+    assert named[0]["kind"] == "ServiceAccount", "a namespace named in the options exists already"
 
 
 def test_plugin_account_has_no_role_and_each_use_only_its_verbs() -> None:

@@ -1,4 +1,4 @@
-"""`gpunode mig list` and `mig export` as a user meets them, on the stand-in of NVML."""
+"""`gpunode mig list` and `mig export` as a user runs them, on the stub of NVML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not have_compiler() and not os.environ.get("CI")
 
 @pytest.fixture
 def node(tmp_path):
-    """A node of which `gpunode` is run: the scenario may be written anew."""
+    """A node for `gpunode`: the scenario may be rewritten."""
     return stub_node(tmp_path, with_mig(mig_machine("h100", "h100", "a30"), 0, mixed_layout(0)))
 
 
@@ -157,7 +157,7 @@ def test_lost_gpu_is_named_and_the_others_are_listed(node):
     assert (ran.code, f"MIG off  {gpu_uuid(1)}" in ran.out) == (1, True)
     assert "error: 1 of 2 GPUs can't be read: GPU 0: the GPU is lost" in ran.err
     ran = gpunode("mig", "export", env=node.env)
-    assert (ran.code, ran.out) == (1, ""), "half a configuration is none"
+    assert (ran.code, ran.out) == (1, ""), "half a configuration is not printed"
 
 
 def test_export_prints_the_mig_parted_format(node):

@@ -1,4 +1,4 @@
-"""`gpunode node advertise`, as a user meets it: written, read back, and refused where a plugin serves."""
+"""`gpunode node advertise` as a user runs it: written, read back, and refused if a plugin serves."""
 
 from __future__ import annotations
 

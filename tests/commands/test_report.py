@@ -1,4 +1,4 @@
-"""`gpunode report` and `doctor --root BUNDLE`: the same findings elsewhere, and nothing private leaves."""
+"""`gpunode report` and `doctor --root BUNDLE`: the same findings elsewhere, and no private data."""
 
 import gzip
 import io
@@ -48,7 +48,7 @@ def texts(path):
     return found
 
 
-# every machine takes minutes; which faults are among these changes with each new machine
+# every machine takes minutes; which faults are in this selection changes with each new machine
 SOME = [name for name in names() if not options(name)][::8]
 
 
@@ -162,7 +162,7 @@ def test_unreadable_file_stays_unreadable_in_the_bundle(tmp_path):
     assert (finding.status.value, finding.skipped) == ("skip", "unreadable")
 
 
-# --- a bundle is a stranger's ---------------------------------------------------------------------------
+# --- untrusted bundles ----------------------------------------------------------------------------------
 
 
 def archive(path, *entries, mode="w:gz"):
@@ -258,7 +258,7 @@ def sparse(path="30 GNU.sparse.name=../../evil\n"):
     return extended(b"x", path.encode()) + header(b"0", "t/machine/f")
 
 
-# what the standard library's reader takes minutes for, or recurses over, and other headers that no tar wrote
+# headers on which the standard library's reader takes minutes or recurses, and others that no tar writes
 HEADERS = {
     "a long pax number": extended(b"x", b"1" * 200_000 + b" "),
     "a pax header that names its letters": extended(b"x", b"20 hdrcharset=BINARY" + b"9" * 400_000),
@@ -305,7 +305,7 @@ def test_bundle_that_takes_too_long_is_refused(tmp_path, monkeypatch):
 
 
 def test_slow_headers_end_with_the_time_limit(tmp_path, monkeypatch):
-    """A kilobyte for each second that tarfile alone would take."""
+    """A kilobyte for each second that tarfile alone needs."""
     monkeypatch.setattr(bundle, "MOST_SECONDS", 1.0)
     records = b"1 " * 2000 + b"="
     path = tmp_path / "slow.tar.gz"

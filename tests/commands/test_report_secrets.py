@@ -1,4 +1,4 @@
-"""Secrets planted where nodes have them: none leaves in a support bundle or in the doctor's output."""
+"""Secrets planted in usual places of a node: none is in a support bundle or in the doctor's output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpunode.commands.demo import build_machine
 from gpunode.host.redact import shown_arguments, shown_variable, without_secrets
 from tests.cli import clean_environment, command, gpunode
 
-# each @@ becomes a secret of its own
+# each @@ becomes a different secret
 DAEMON_JSON = """{
  "runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}},
  "exec-opts": ["native.cgroupdriver=systemd"],
@@ -260,7 +260,7 @@ PEM += f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SHAPES[-1]}\n-----END OPENSSH PRI
 
 
 class Plants:
-    """Replaces each @@ by the next secret."""
+    """Replaces each @@ with the next secret."""
 
     def __init__(self) -> None:
         self.secrets: list[str] = list(SHAPES)

@@ -140,7 +140,7 @@ def test_stale_specification_is_rewritten_only_with_cdi(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("engine", "code"), [("podman", 3), ("crio", 3), ("k3s", 1), ("auto", 1)])
 def test_broken_engine_file_stops_setup_only_for_that_engine(tmp_path: Path, engine: str, code: int) -> None:
-    """3: the doctor let it pass, and the engine asked for isn't on that node."""
+    """3: the doctor passed, and the requested engine isn't on that node."""
     root = tmp_path / "node"
     recorded_host("containerd-config-not-toml", root)
     assert gpunode("--root", str(root), "setup", "--runtime", engine).code == code

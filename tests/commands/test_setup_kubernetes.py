@@ -35,7 +35,7 @@ def step(ran: Ran, name: str) -> dict[str, Any]:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """All but the lock, which says who held it last."""
+    """All files except the lock, which names its last holder."""
     found = (path for path in root.rglob("*") if path.is_file() and path.parts[-2:] != ("gpunode", "lock"))
     return {str(path): path.read_bytes() for path in found}
 
@@ -160,7 +160,7 @@ def test_fault_that_no_step_fixes_stops_setup_before_any_write(tmp_path: Path, m
 
 @pytest.mark.parametrize("machine", ["k3s-runtime-missing", "rke2-nvidia-not-detected", "crio-not-restarted"])
 def test_engine_that_needs_a_restart_is_restarted_by_the_runtime_step(tmp_path: Path, machine: str) -> None:
-    """As on a k3s node whose toolkit came after k3s: the step runtime restarts it."""
+    """As on a k3s node whose toolkit was installed after k3s: the runtime step restarts it."""
     ran = setup(node(tmp_path, machine), "--dry-run", "-o", "json")
     assert (states(ran)["doctor"], states(ran)["runtime"]) == ("planned", "planned"), ran.err
     assert step(ran, "runtime")["result"]["restart"]["verb"] == "restart"
@@ -172,7 +172,7 @@ def test_engine_that_cannot_start_is_not_fixed_by_a_restart(tmp_path: Path) -> N
 
 
 def test_missing_toolkit_is_a_step_and_no_fault_of_the_doctor_step(tmp_path: Path) -> None:
-    """Packages are only installed on the node itself, so under another root that step is where it stops."""
+    """Packages are only installed on the node itself, so with another root setup stops at that step."""
     root = node(tmp_path, "toolkit-missing")
     before = files(root)
     ran = setup(root, "-o", "json")

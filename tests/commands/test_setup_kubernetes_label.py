@@ -1,4 +1,4 @@
-"""The label that `setup --kubernetes` sets, against a server that refuses what a real one refuses."""
+"""The label that `setup --kubernetes` sets, against a server with a real one's refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_undo_of_a_replaced_label_restores_the_last_value(api: ApiServer, change
     api.faults.append(Fault("PATCH", "/nodes/", "meanwhile", act=other))
     data = change("pool", "b")
     assert labels(api) == {"pool": "b"}
-    assert len(api.changes()) == 2  # the first tested for a value that was no longer there
+    assert len(api.changes()) == 2  # the first tested for a value that had changed meanwhile
     assert data.undo.endswith(" label node gpu-1 --overwrite pool=theirs")
 
 

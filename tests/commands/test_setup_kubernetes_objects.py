@@ -1,4 +1,4 @@
-"""Objects of `setup --kubernetes` at an API server: all of them or none, and nothing is written over."""
+"""Objects of `setup --kubernetes` at an API server: all of them or none, and nothing is overwritten."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_existing_object_that_differs_is_kept(api: ApiServer, cluster: Cluster) 
 @pytest.mark.parametrize(
     ("wanted", "found", "at"),
     [
-        ({"a": 1}, {"a": 1, "b": 2}, []),  # what the server adds
+        ({"a": 1}, {"a": 1, "b": 2}, []),  # defaults added by the server
         ({"a": {"b": 1}}, {"a": {"b": 2}}, ["/a/b"]),
         ({"a": [1, 2]}, {"a": [1]}, ["/a"]),
         ({"a": [{"b": 1}]}, {"a": [{"b": 1, "c": 3}]}, []),

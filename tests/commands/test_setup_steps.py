@@ -1,4 +1,4 @@
-"""A way of steps: what is skipped, what stops it, what is said of the rest."""
+"""A sequence of steps: which are skipped, what stops it, and the report on the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpunode.output.result import Block, ErrorInfo, ExitCode, Result, Text
 
 
 class Way:
-    """Steps a, b and c that note what is asked of them."""
+    """Steps a, b and c that record their calls."""
 
     def __init__(self) -> None:
         self.called: list[str] = []

@@ -1,4 +1,4 @@
-"""`gpunode status runtime` on recorded machines: engines, files, writers, handlers, and what disagrees."""
+"""`gpunode status runtime` on recorded machines: engines, files, writers, handlers, and disagreements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node(tmp_path: Path) -> Path:
 
 def test_healthy_node_agrees_with_its_files(node: Path) -> None:
     found = engines(node)
-    assert list(found) == ["containerd", "docker"]  # the kubelet's comes first
+    assert list(found) == ["containerd", "docker"]  # the kubelet's engine comes first
     for one in found.values():
         assert (one["drift"], one["problem"], one["silence"], one["running"]) == ([], "", "", True)
     containerd = found["containerd"]
@@ -128,7 +128,7 @@ def test_file_written_by_gpunode_is_known_from_the_journal_until_edited(node: Pa
     assert (file["writer"], file["edited"]) == ("gpunode", False)
     (manifest,) = (node / "var/lib/gpunode/journal").glob("*/manifest.json")
     committed = manifest.read_text()
-    manifest.write_text(committed.replace('"committed"', '"applied"'))  # as a run leaves it that is killed
+    manifest.write_text(committed.replace('"committed"', '"applied"'))  # as a killed run leaves it
     assert engines(node)["docker"]["files"][0]["writer"] == "gpunode"
     manifest.write_text(committed)
     place = node / "etc/docker/daemon.json"

@@ -1,4 +1,4 @@
-"""`gpunode toolkit config` as a user meets it: words, exit codes, the journal, the way back."""
+"""`gpunode toolkit config` as a user runs it: output, exit codes, the journal, rollback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpunode verify` and `gpunode gpus` as a person starts them, on machines of stand-in libraries."""
+"""`gpunode verify` and `gpunode gpus` as a user starts them, on machines with stub libraries."""
 
 import json
 import sys
@@ -101,7 +101,7 @@ def test_failures_have_distinct_messages_and_do_not_stop_other_devices(make_node
     says = [one["message"] for one in devices(ran)]
     for message, part in zip(says[1:], ["wrong", "(218)", "(719)", "SIGABRT", "8 s"], strict=True):
         assert part in message
-    assert "stand-in rejects" in says[2], "the driver's own compiler log is told"
+    assert "stand-in rejects" in says[2], "the driver's own compiler log is reported"
     assert devices(ran)[1]["maxError"] == 1.0
     assert "5 of 6 devices failed (GPU 1, 2, 3, 4, 5)" in ran.document["errors"][0]["message"]
 
@@ -180,7 +180,7 @@ def test_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
 
 
 def test_vectoradd_of_an_image_passes_only_with_its_success_message(monkeypatch):
-    """The container engines are tested where they run; here the outcome alone matters, so it is given."""
+    """The container engines are tested where they run; here only the outcome matters, so it is fixed."""
     passed = ContainerOutcome(
         0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, Way(CdiReading("docker"), "nvidia")
     )
@@ -198,7 +198,7 @@ def test_vectoradd_of_an_image_passes_only_with_its_success_message(monkeypatch)
 
 
 def test_device_names_of_the_host_are_passed_into_the_container(make_node, monkeypatch):
-    """The container engines are tested where they run; here a host process stands in for the container."""
+    """The container engines are tested where they run; here a host process replaces the container."""
     node = make_node(with_mig(machine(1), 0, mixed_layout(0)))
     requests = []
 
@@ -229,7 +229,7 @@ def test_duplicate_uuid_does_not_prove_two_gpus(make_node):
 def test_container_with_fewer_devices_than_the_host_fails_and_names_them(
     make_node, monkeypatch, tmp_path, shown, named
 ):
-    """The engines are tested where they run; a host process with fewer GPUs stands in for the container."""
+    """The engines are tested where they run; a host process with fewer GPUs replaces the container."""
     (tmp_path / "less").mkdir()
     less = stub_node(tmp_path / "less", machine(shown), libraries="all" if shown else "nvml")
 

@@ -1,4 +1,4 @@
-"""`gpunode verify --on kubernetes`: from the pod to the verdict, and nothing left behind."""
+"""`gpunode verify --on kubernetes`: from the pod to the verdict, without leftovers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gpu_node(api: ApiServer) -> Iterator[ApiServer]:
     api.pod_life = [waiting("ContainerCreating"), RUNNING, SUCCEEDED]
     api.logs[""] = PASSED
     yield api
-    assert api.store.list("Pod") == [] or api.asked[-1].method == "DELETE", "a pod is left"
+    assert api.store.list("Pod") == [] or api.asked[-1].method == "DELETE", "a pod is left over"
 
 
 def verify(run: Gpunode, *argv: str, state: str = "/nowhere", **env: str) -> Ran:
@@ -52,7 +52,7 @@ def told(ran: Ran) -> dict[str, str]:
     return found
 
 
-# --- it works -------------------------------------------------------------------------------------------
+# --- success --------------------------------------------------------------------------------------------
 
 
 def test_pod_that_passes_proves_the_node_and_is_removed(gpu_node: ApiServer, run: Gpunode) -> None:
@@ -118,7 +118,7 @@ def test_gpu_from_a_resource_claim_is_reported(gpu_node: ApiServer, run: Gpunode
     assert ran.document["data"]["via"] == "resource claim gpunode-vector-add-x-extended-resources-1"
 
 
-# --- it doesn't start -----------------------------------------------------------------------------------
+# --- pending pods ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_pending_pod_is_explained_and_removed(
     assert error["code"] == code
     assert said in error["message"] and hint in error["hint"], error
     assert "2 node(s)" not in error["message"], "other nodes don't matter"
-    assert f"Pending: {ran.document['data']['pod']['reason']}" in ran.err, "told while it waits"
+    assert f"Pending: {ran.document['data']['pod']['reason']}" in ran.err, "reported while it waits"
     assert gpu_node.store.list("Pod") == []
 
 
@@ -174,7 +174,7 @@ def test_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
 
 @pytest.mark.full
 def test_unhealthy_gpus_are_named_if_all_are(gpu_node: ApiServer, run: Gpunode, tmp_path: Path) -> None:
-    gpu_node.kubelet = None  # what it says of the node stays
+    gpu_node.kubelet = None  # its last reported state is kept
     node = gpu_node.node("gpu-1")
     node["status"]["allocatable"][GPU] = "0"
     gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}. {TAIL}")]
@@ -193,7 +193,7 @@ def test_unhealthy_gpus_are_named_if_all_are(gpu_node: ApiServer, run: Gpunode, 
 
 
 def event(reason: str, message: str) -> Callable[[ApiServer], Fault]:
-    """Kubernetes writes it when the events are asked for."""
+    """Kubernetes writes it when the events are listed."""
 
     def made(api: ApiServer) -> Fault:
         def act() -> None:
@@ -234,7 +234,7 @@ def test_pod_that_never_ends_times_out_and_is_removed(gpu_node: ApiServer, run: 
     assert gpu_node.store.list("Pod") == []
 
 
-# --- it fails -------------------------------------------------------------------------------------------
+# --- failed pods ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("life", "log", "code", "said", "hint"), [FAILED[0], FAILED[5], FAILED[-1]])
@@ -273,7 +273,7 @@ def test_control_characters_of_a_pod_never_reach_the_terminal(gpu_node: ApiServe
     assert "\x1b" not in run("verify", "--on", "kubernetes").out
 
 
-# --- it may not be --------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_pod_options_without_a_pod_are_a_usage_error(run: Gpunode) -> None:
     assert ran.code == 2 and "gpunode verify --on kubernetes" in ran.err
 
 
-# --- the API server fails -------------------------------------------------------------------------------
+# --- failures of the API server -------------------------------------------------------------------------
 
 
 def test_api_server_unavailable_for_a_moment_is_retried(gpu_node: ApiServer, run: Gpunode) -> None:
@@ -458,7 +458,7 @@ def test_missing_right_to_list_events_does_not_stop_verify(gpu_node: ApiServer, 
     assert ran.code == 0 and "may not list events" in ran.err
 
 
-# --- it is stopped --------------------------------------------------------------------------------------
+# --- interrupts -----------------------------------------------------------------------------------------
 
 
 def struck(api: ApiServer, home: Path, number: signal.Signals) -> tuple[int, str]:
@@ -520,7 +520,7 @@ def test_leftovers_of_a_killed_run_are_removed_by_the_next(gpu_node: ApiServer, 
 
 
 def test_printed_rbac_rules_are_those_that_verify_uses(gpu_node: ApiServer, run: Gpunode) -> None:
-    """`gpunode manifests rbac --for verify`: a verb too few would stop it, one too many is a risk."""
+    """`gpunode manifests rbac --for verify`: a missing verb would stop it, an additional one is a risk."""
     assert verify(run).code == 0
     used = set()
     for asked in gpu_node.asked:
