@@ -1,4 +1,4 @@
-"""The CRI client: recorded and malformed answers here, real daemons in tests/integration."""
+"""The CRI client: recorded and malformed responses here, real daemons in tests/integration."""
 
 import json
 import socket
@@ -120,7 +120,7 @@ def test_peer_without_http2_is_refused(tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-    """A gRPC server without any service, as a containerd whose CRI plugin is disabled is one."""
+    """A gRPC server without any service, like a containerd whose CRI plugin is disabled."""
     path = str(tmp_path / "c.sock")
     running = grpc.server(ThreadPoolExecutor(2))
     running.add_insecure_port(f"unix:{path}")

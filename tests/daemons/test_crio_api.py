@@ -1,4 +1,4 @@
-"""CRI-O's client against the stand-in's own server, and against answers that no CRI-O gives."""
+"""CRI-O's client against the stub's own server, and against responses that no CRI-O sends."""
 
 from __future__ import annotations
 

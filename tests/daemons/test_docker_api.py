@@ -1,4 +1,4 @@
-"""Docker's API client against a scripted server on a real unix socket: real ones don't answer this badly."""
+"""Docker's API client against a scripted server on a real unix socket: real ones don't respond this badly."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from gpunode.host import Host
 
 @contextmanager
 def answering(directory: Path, raw: bytes, *, close: bool = True) -> Iterator[tuple[DockerApi, list[bytes]]]:
-    """A server that sends `raw` to its one caller, whatever it asks, and keeps the request."""
+    """A server that sends `raw` to its one caller, whatever it requests, and keeps the request."""
     path = str(directory / "d.sock")
     asked: list[bytes] = []
     release = threading.Event()
@@ -38,7 +38,7 @@ def answering(directory: Path, raw: bytes, *, close: bool = True) -> Iterator[tu
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        # a server that says nothing is all that is to run into the limit
+        # only a server that sends nothing may reach the limit
         yield DockerApi(Host(), path, timeout=30.0 if close else 0.3), asked
     finally:
         release.set()
@@ -47,7 +47,7 @@ def answering(directory: Path, raw: bytes, *, close: bool = True) -> Iterator[tu
 
 
 def whole_request(connection: socket.socket) -> bytes:
-    """Head and body: closing on a caller that is still sending breaks its pipe before it reads the answer."""
+    """Head and body: closing on a sending caller breaks its pipe before it reads the response."""
     data = b""
     while more := connection.recv(65536):
         data += more
@@ -239,7 +239,7 @@ def test_response_before_the_body_was_read_is_received(tmp_path: Path) -> None:
         with connection:
             connection.recv(10)
             connection.sendall(reply(b'{"message": "no space left on device"}', "500 Internal Server Error"))
-            connection.shutdown(socket.SHUT_RD)  # whoever still sends gets a broken pipe
+            connection.shutdown(socket.SHUT_RD)  # a client that is still sending gets a broken pipe
 
     thread = threading.Thread(target=serve)
     thread.start()

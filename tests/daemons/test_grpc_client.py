@@ -1,4 +1,4 @@
-"""gRPC calls to a real server, and to servers that break off, refuse, babble or never answer."""
+"""gRPC calls to a real server, and to servers that break off, refuse, send garbage or never respond."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpunode.daemons.proto import cri_pb2 as pb
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 
-PLENTY = 30.0  # seconds for a server that answers or closes at once: only a busy machine takes any
+PLENTY = 30.0  # seconds for a server that responds or closes at once: only a busy machine needs any
 SERVICE = "runtime.v1.RuntimeService"
 Answer = Callable[[bytes, grpc.ServicerContext], bytes]
 Serve = Callable[[Answer], str]
@@ -315,11 +315,11 @@ def test_slowly_dripping_response_times_out(tmp_path: Path) -> None:
         over.set()
         thread.join(10)
     assert caught.value.code == "DEADLINE_EXCEEDED"
-    assert 0.3 <= took < 30.0  # to its end the answer would take twenty minutes
+    assert 0.3 <= took < 30.0  # the whole response would take twenty minutes
 
 
 def test_children_can_start_while_a_channel_is_open(serve: Serve) -> None:
-    """gRPC has threads of its own by then; neither fork(2), as for another user, nor vfork(2) may hang."""
+    """gRPC has its own threads by then; neither fork(2), as for another user, nor vfork(2) may hang."""
     path = serve(lambda request, context: b"")
     program = (
         "import os, sys\n"

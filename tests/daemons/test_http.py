@@ -36,7 +36,7 @@ def serving(path: Path, answer: Callable[[socket.socket], None]) -> Iterator[str
                         return
                     answer(connection)
                 except OSError:
-                    pass  # the client hung up
+                    pass  # the client closed the connection
 
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -103,7 +103,7 @@ def test_dripping_server_gets_one_deadline_for_the_response(
 
     with serving(directory / "s", drip) as path, pytest.raises(DaemonError) as caught:
         fetch(path, 0.3)
-    # a status line has 64 KiB at most and there are 100 headers, which a slow test machine may reach first
+    # a status line has at most 64 KiB and there are 100 headers, which a slow test machine may reach first
     assert caught.value.code in ("timeout", "broken")
     assert caught.value.code == "timeout" or drop == b"X: y\r\n"
     assert len(sent) < 1000
@@ -190,7 +190,7 @@ def test_incomplete_response_is_refused(directory: Path, parts: list[bytes], dat
     for raw, end in ((chunked(parts), len(b"0\r\n\r\n")), (announced, 0)):
         cut = data.draw(st.integers(len(HEAD), len(raw) - end - 1))
         response = fetched(directory, raw[:cut])
-        # without the end of the headers nothing says how long the body is to be
+        # without the end of the headers the length of the body is unknown
         assert response is None or b"\r\n\r\n" not in raw[:cut]
         assert response is None or response.body == b""
 

@@ -1,4 +1,4 @@
-"""The committed protobuf code belongs to its .proto files: regenerated where possible, read otherwise."""
+"""The committed protobuf code matches its .proto files: regenerated if possible, read otherwise."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ def test_regenerating_the_protos_changes_nothing(tmp_path, proto):
 
 
 def fields_of(text: str) -> dict[str, set[tuple[str, int]]]:
-    """Message name to (field, number), read from a .proto by itself, without protobuf's help."""
+    """Message name to (field, number), parsed from a .proto without protobuf."""
     text = re.sub(r"//.*", "", text)
     bodies = re.findall(r"^message (\w+) \{(.*?)\}", text, re.DOTALL | re.MULTILINE)
     pattern = r"(?:repeated |map<[\w, ]+> |\w[\w.]* )?(\w+) = (\d+)"
