@@ -1,4 +1,4 @@
-"""Who makes things again at boot: every place where administrators put such things, and no false friend."""
+"""Restoring at boot: every place that administrators use for it, and no false match."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Specifications that nobody vouches for: whatever lies in the engines' directories is read, none ends us."""
+"""Untrusted specifications: any file in the engines' directories is read or refused, and none crashes us."""
 
 from __future__ import annotations
 

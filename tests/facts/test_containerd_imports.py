@@ -1,4 +1,4 @@
-"""Imports as containerd resolves them, and where a key stands in a file."""
+"""Imports as containerd resolves them, and the line of a key in a file."""
 
 from __future__ import annotations
 

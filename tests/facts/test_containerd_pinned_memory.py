@@ -1,4 +1,4 @@
-"""What an import takes from containerd, pinned memory, and who injects GPUs by NRI."""
+"""Settings lost by an import of containerd, pinned memory, and GPU injection by NRI."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""CRI-O's process, unit and files, and what the files add up to by its rules, written a second time."""
+"""CRI-O's process, unit and files, and the merged configuration by its rules, implemented a second time."""
 
 from __future__ import annotations
 

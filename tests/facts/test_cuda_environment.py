@@ -1,4 +1,4 @@
-"""Variables that change CUDA for a whole node: where they are found, and what is none."""
+"""Variables that change CUDA for a whole node: their sources, and values without effect."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""CUDA releases, brands, and images against what a node has."""
+"""CUDA releases, brands, and images compared with the node."""
 
 import pytest
 
@@ -199,7 +199,7 @@ def test_node_has_a_driver_and_its_cuda(tmp_path):
     spec = machine("healthy-h100")
     spec["recording"]["nvml"]["inventory"]["cudaVersion"] = "12.9"
     found = Node(Host(build_machine(spec, tmp_path), environ={}))
-    assert (driver_version(found), driver_cuda(found)) == ("580.159.03", (12, 9))  # NVML's own word counts
+    assert (driver_version(found), driver_cuda(found)) == ("580.159.03", (12, 9))  # NVML's own name counts
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the GPU operator leaves on a node: directories of logs and the validator's marks."""
+"""Files of the GPU operator on a node: directories of logs and the validator's markers."""
 
 from gpunode.facts.device_plugins import VALIDATIONS, find_operator, stage_log
 from gpunode.host import Host

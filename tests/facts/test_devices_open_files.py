@@ -1,4 +1,4 @@
-"""Who has the driver's device files open: by number on a live node, by name on a recorded one."""
+"""Processes with open device files of the driver: by number on a live node, by name on a recorded one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.facts.gpu_use import GpuUsers, gpu_users
 from gpunode.facts.node import Node
 from gpunode.host import Host
 
-# /dev/null is 1:3 and /dev/zero 1:5 (null(4)): this process plays one that uses a driver of that number
+# /dev/null is 1:3 and /dev/zero 1:5 (null(4)): this process acts as one that uses a driver of that number
 AS_GPU, AS_UVM, AS_CAPS = {"nvidia": 1}, {"nvidia-uvm": 1}, {"nvidia-caps": 1}
 
 
@@ -43,15 +43,15 @@ def test_recorded_device_is_recognized_by_its_name(tmp_path: Path) -> None:
         (place / str(number)).symlink_to(f"/dev/{name}")
     wanted = Opened(frozenset({3}), frozenset({31}), control=True)
     assert opened(Host(root=tmp_path), 7, {}) == wanted
-    assert opened(Host(root=tmp_path), 8, {}) == Opened(), "it is gone"
+    assert opened(Host(root=tmp_path), 8, {}) == Opened(), "the process is gone"
     assert CONTROL_MINOR not in wanted.gpus
 
 
 def test_unloaded_driver_has_no_users_and_no_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever containers with made-up device files run on this machine."""
+    """Regardless of containers with test device files on this machine."""
     node = Node(Host())
     monkeypatch.setattr(Node, "majors", {"mem": 1})
-    monkeypatch.setattr(Node, "processes", property(lambda _: pytest.fail("nobody has to be asked")))
+    monkeypatch.setattr(Node, "processes", property(lambda _: pytest.fail("no process has to be read")))
     assert gpu_users(node) == GpuUsers()
 
 

@@ -1,4 +1,4 @@
-"""What the kubelet calls too little room: its settings, in the forms in which they are given."""
+"""The kubelet's disk pressure thresholds: its settings, in all formats."""
 
 import pytest
 

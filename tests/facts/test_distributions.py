@@ -191,7 +191,7 @@ def test_k0s_manages_a_file_with_its_first_line(node: Node, text: str, managed: 
 
 
 def test_version_of_another_program_is_not_used(node: Node) -> None:
-    """k3s's containerd is a program with many names, and under others it tells k3s's version."""
+    """k3s's containerd is a program with many names, and with others it prints k3s's version."""
     unit(node, "k3s.service", "/usr/local/bin/k3s server")
     binary = "/var/lib/rancher/k3s/data/current/bin/containerd"
     node.file(binary, "x", 0o755)

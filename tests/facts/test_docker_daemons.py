@@ -1,4 +1,4 @@
-"""Docker as a snap, flags against the file, what 20.10 takes: from files and processes of a recorded tree."""
+"""Docker as a snap, flags against the file, rules of 20.10: from files and processes of a recorded tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bulletins concern a release, as the node is set up."""
+"""Bulletins that concern a release, with the node's configuration."""
 
 import pytest
 

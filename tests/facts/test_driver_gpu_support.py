@@ -1,4 +1,4 @@
-"""Which driver drives which GPU: only GPUs that nobody drives are ever called unsuited."""
+"""GPUs supported by each driver: only GPUs without a driver are ever called unsupported."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def gpu(device_id, driver=None):
         ("0x2342", "580.159.03", False, FLAVOUR),  # GH200
         ("0x2b85", "565.57.01", True, TOO_NEW),  # RTX 5090
         ("0x2b85", "580.159.03", False, FLAVOUR),
-        ("0x2b85", "580.159.03", None, None),  # whether it is the open one can't be told
+        ("0x2b85", "580.159.03", None, None),  # whether it is the open one is unknown
         ("0x3182", "570.211.01", True, TOO_NEW),  # GB300
         ("0xffff", "580.159.03", True, None),  # not in the table
         ("rubbish", "580.159.03", True, None),

@@ -1,4 +1,4 @@
-"""How the driver runs and what was built of it: firmware, crashes, parameters, DKMS's log."""
+"""State and builds of the driver: firmware, crashes, parameters, DKMS's log."""
 
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def test_first_compiler_error_is_the_reason_of_a_failed_build(tmp_path):
     found = sure(failed_build(node, "6.14.0-15-generic"))
     assert (found.line, found.version, found.realtime) == (4, "580.159.03", False)
     assert found.text.endswith("'vm_flags_set'")
-    assert failed_build(node, "6.14.0-15") is None, "another kernel's log tells nothing of this one"
+    assert failed_build(node, "6.14.0-15") is None, "another kernel's log says nothing about this one"
 
 
 def test_build_log_without_a_compiler_error_gives_no_reason(tmp_path):

@@ -1,4 +1,4 @@
-"""What engines' files say, in one form."""
+"""Settings of engines' files, in one format."""
 
 from __future__ import annotations
 

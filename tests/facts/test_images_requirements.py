@@ -1,4 +1,4 @@
-"""NVIDIA_REQUIRE_*: what NVIDIA's images say, and properties that any reader of the language must have."""
+"""NVIDIA_REQUIRE_*: expressions of NVIDIA's images, and properties of any parser of the language."""
 
 import pytest
 from hypothesis import given
@@ -108,7 +108,7 @@ def test_unknown_property_never_inverts_the_result(groups, facts, unknown):
 
 @given(st.text(max_size=40))
 def test_any_text_is_parsed_or_refused(text):
-    """And what is read means the same when it is read again."""
+    """The printed form parses to the same meaning."""
     try:
         found = numbers(text)
     except ValueError:

@@ -19,7 +19,7 @@ def test_built_cache_parses_to_its_libraries(libraries):
 
 @given(libraries=LIBRARIES)
 def test_old_glibc_table_at_the_start_is_skipped(libraries):
-    # offsets count from the new header, wherever it starts
+    # offsets are relative to the new header, wherever it starts
     old = b"ld.so-1.7.0\0" + struct.pack("<I", 0)
     assert parse_ld_cache(old + build_ld_cache(tuple(libraries))) == tuple(libraries)
 

@@ -1,4 +1,4 @@
-"""Who makes MIG devices again after a reboot, and what a device plugin was told of them."""
+"""What restores MIG devices after a reboot, and the MIG settings of a device plugin."""
 
 import json
 
@@ -17,7 +17,7 @@ from gpunode.output.result import FindingStatus
 
 
 def node(root, **files):
-    """A MIG node whose own manager is off, with files of the administrator's."""
+    """A MIG node whose own manager is disabled, with files of the administrator."""
     spec = machine("mig-config-lost")
     spec["files"] |= files
     return Node(Host(build_machine(spec, root), environ={}))

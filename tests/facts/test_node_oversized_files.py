@@ -1,4 +1,4 @@
-"""Configuration files that someone made enormous are refused by size, before a parser sees them."""
+"""Oversized configuration files are refused by size, before a parser reads them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_any_oversized_file_is_one_finding_with_its_name(tmp_path: Path, name: s
 
 
 def test_reads_stop_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a file that grows, or that has no size, as in /proc."""
+    """Also for a file that grows, or that has no size, as in /proc."""
     (tmp_path / "f").write_bytes(b"x" * (SMALL_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than 64 KiB"):
         Host().read_bytes(str(tmp_path / "f"), SMALL_BYTES)

@@ -1,4 +1,4 @@
-"""Both formats of sources.list(5), and what is switched off."""
+"""Both formats of sources.list(5), and disabled entries."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""systemd's answer for many units at once."""
+"""systemd's output for many units at once."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.host.recording import RECORDING
 
-# what systemctl show prints for a running unit, a failed one that has an alias, and one that isn't there
+# what systemctl show prints for a running unit, a failed one that has an alias, and a missing one
 SAID = """\
 Result=success
 Id=docker.service

@@ -1,4 +1,4 @@
-"""Nodes that are no plain kubeadm machine: kind on a workstation, k3s, LXC, files that never end."""
+"""Unusual nodes: kind on a workstation, k3s, LXC, files without an end."""
 
 import os
 

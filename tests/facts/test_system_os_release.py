@@ -1,4 +1,4 @@
-"""os-release as distributions write it, and as nobody should."""
+"""os-release as distributions write it, and malformed."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_distribution_is_read_from_os_release(text, expected, tmp_path):
 
 
 def test_version_is_read_only_from_this_root(tmp_path):
-    """Debian's testing has no VERSION_ID, and the machine that looks may be another release."""
+    """Debian's testing has no VERSION_ID, and the machine that runs gpunode may be another release."""
     assert read_distribution(host_with(tmp_path, "ID=debian\n")).version == ""
 
 

@@ -1,4 +1,4 @@
-"""Every reference table says where it is from, when that was, and holds rows."""
+"""Every reference table has its sources, their date, and rows."""
 
 import json
 from datetime import date

@@ -1,4 +1,4 @@
-"""vGPUs by the configuration space of PCI devices, sound, cut short and made up."""
+"""vGPUs by the configuration space of PCI devices: valid, truncated and random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers that use GPUs, from /proc alone; what systemd and cgroup v1 let them open."""
+"""Containers that use GPUs, from /proc alone; device rules of systemd and cgroup v1."""
 
 import pytest
 

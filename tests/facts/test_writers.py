@@ -1,4 +1,4 @@
-"""Files as NVIDIA's tools, gpunode and people write them, told apart."""
+"""Files as NVIDIA's tools, gpunode and users write them, distinguished."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."{P2}".cni]
 bin_dir = "/opt/cni/bin"
 """
-# what nvidia-ctk makes of MAIN: the section whole, sorted, every header on the way
+# output of nvidia-ctk for MAIN: the whole section, sorted, with every parent header
 COPY = f"""version = 2
 
 [plugins]
