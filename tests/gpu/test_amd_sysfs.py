@@ -1,4 +1,4 @@
-"""What is read of AMD GPUs from sysfs trees: whole, divided, damaged, absent."""
+"""Data of AMD GPUs from sysfs trees: complete, partitioned, damaged, absent."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_desktop_card_and_integrated_graphics_have_names(tmp_path: Path) -> None
 
 
 class Closed(Host):
-    """Some paths may not be looked into."""
+    """Some paths are unreadable."""
 
     closed = ""
 

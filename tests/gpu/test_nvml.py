@@ -1,4 +1,4 @@
-"""The facade in a process of its own: events, NUMA nodes, what is remembered of a lost GPU."""
+"""The NVML wrapper in its own process: events, NUMA nodes, remembered data of a lost GPU."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How each GPU is: the real pynvml in a real child, over stand-in libraries."""
+"""Conditions of each GPU: the real pynvml in a real child, with stub libraries."""
 
 import pytest
 

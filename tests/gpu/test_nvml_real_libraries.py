@@ -1,4 +1,4 @@
-"""NVIDIA's own libraries without a driver: the genuine errors, not those of the stand-ins."""
+"""NVIDIA's own libraries without a driver: the real errors, not those of the stubs."""
 
 import json
 import os

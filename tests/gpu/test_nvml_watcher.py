@@ -1,4 +1,4 @@
-"""The child that keeps NVML open, as its parent runs it: the C stand-in behind the real loader and ctypes."""
+"""The child that keeps NVML open, as its parent runs it: the C stub behind the real loader and ctypes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def readings_from(documents: list[Any]) -> tuple[Reading, ...]:
 
 
 class NvmlWatcher:
-    """One child and what it has said."""
+    """One child and its output."""
 
     def __init__(self, node: StubNode, **options: Any) -> None:
         self.node = node
@@ -55,7 +55,7 @@ class NvmlWatcher:
         self.said: list[dict[str, Any]] = []
 
     def hear(self, wanted: Callable[[dict[str, Any]], bool], seconds: float = PATIENCE) -> dict[str, Any]:
-        """The first document from now on that is wanted."""
+        """The first document from now on that is `wanted`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             line = self.child.read_line(deadline - time.monotonic())
@@ -74,7 +74,7 @@ class NvmlWatcher:
         return inventory_from_json(self.hear(fits)["inventory"])
 
     def watching(self, count: int) -> None:
-        """Or it has been told last: two threads tell, in any order."""
+        """Or it was printed last: two threads print, in any order."""
         told = [document["watching"].get("count") for document in self.said if "watching" in document]
         if told[-1:] != [count]:
             self.hear(lambda document: document.get("watching", {}).get("count") == count)
@@ -133,25 +133,25 @@ def test_utilization_is_reported_on_request(start: Start) -> None:
 def test_only_changes_are_reported(start: Start) -> None:
     watcher = start(machine(4))
     watcher.inventory()
-    watcher.inventory()  # once more, so that what came back whole is seen twice
+    watcher.inventory()  # once more, so that the recovered GPU is seen twice
     before = len(watcher.said)
     watcher.node.write(machine(4).with_gpu(2, remap=(1, 0)))
     told = watcher.hear(lambda document: "readings" in document)
     assert [item["uuid"] for item in told["readings"]] == [gpu_uuid(2)]
-    assert len(watcher.said) - before <= 2, watcher.said  # and no inventory again
+    assert len(watcher.said) - before <= 2, watcher.said  # and no further inventory
 
 
 def test_events_are_reported_at_once_with_a_new_reading(start: Start) -> None:
     scenario = with_mig(machine(2), 1, mixed_layout(1))
     watcher = start(scenario, poll=60, rediscover=60)
     watcher.watching(2)
-    if not any("readings" in document for document in watcher.said):  # two threads tell, in any order
+    if not any("readings" in document for document in watcher.said):  # two threads print, in any order
         watcher.hear(lambda document: "readings" in document)
     told = scenario.with_event(Event(gpu_uuid(1), data=94, gi=3, ci=0)).with_gpu(1, recovery=1)
     began = time.monotonic()
     watcher.node.write(told)
     event = from_plain(GpuEvent, watcher.hear(lambda document: "event" in document)["event"])
-    assert time.monotonic() - began < 30.0  # and not at the next look
+    assert time.monotonic() - began < 30.0  # and not only at the next poll
     assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
     (reading,) = readings_from(
         watcher.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
@@ -291,7 +291,7 @@ def test_note_names_the_query_that_crashed_nvml(start: Start) -> None:
         pass
     count, question, waiting = read_note(watcher.child.note())
     assert (question, waiting) == (NvmlQuestion("nvmlDeviceGetName", (1,)), None)
-    assert count > 8, "the questions to GPU 0 were counted"
+    assert count > 8, "the queries of GPU 0 were counted"
     assert watcher.child.end() == -signal.SIGABRT
 
 

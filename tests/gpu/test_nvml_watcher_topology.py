@@ -1,4 +1,4 @@
-"""How GPUs hang together, read in a process of its own through the stand-in of NVML."""
+"""Links between GPUs, read in a separate process through the stub of NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The NVML probe: real children, the real pynvml, stand-in libraries that answer, refuse, hang and crash."""
+"""The NVML probe: real children, the real pynvml, stub libraries that respond, refuse, hang and crash."""
 
 import errno
 import json

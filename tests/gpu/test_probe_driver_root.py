@@ -21,7 +21,7 @@ OTHER = 61001
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that everybody may look into; only root can play several users."""
+    """A directory accessible to all users; only root can act as several users."""
     if os.geteuid() != 0:
         pytest.skip("only root can make files of several users")
     with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
@@ -68,7 +68,7 @@ def test_nvml_is_loaded_from_a_platform_directory(tmp_path, monkeypatch):
     ("modes", "owner", "loaded"),
     [
         ({}, 0, True),
-        ({"lib": 0o1777}, 0, True),  # sticky: nobody else can replace root's file
+        ({"lib": 0o1777}, 0, True),  # sticky: other users can't replace root's file
         ({"lib": 0o1777}, OTHER, False),
         ({"lib": 0o777}, 0, False),
         ({"lib": 0o775}, 0, False),
@@ -81,7 +81,7 @@ def test_nvml_is_loaded_from_a_platform_directory(tmp_path, monkeypatch):
 def test_library_that_other_users_can_replace_is_not_loaded(
     place: Path, monkeypatch: pytest.MonkeyPatch, modes: dict[str, int], owner: int, loaded: bool
 ) -> None:
-    """`owner` is who made what the directory holds, a link where the modes name what it leads to."""
+    """`owner` owns the contents of the directory, or a link if the modes name its target."""
     path = place / "lib" / SONAME
     for directory in ("lib", "real"):
         (place / directory).mkdir()

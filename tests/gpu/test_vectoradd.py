@@ -1,4 +1,4 @@
-"""The program alone: only its files and the standard library, as a container has it; and its kernel."""
+"""The program alone: only its files and the standard library, as in a container; and its kernel."""
 
 import json
 import os
@@ -126,7 +126,7 @@ def test_noise_before_the_result_is_ignored():
 
 def test_time_limit_allows_for_every_round():
     assert longest_run(1, 10) == longest_run(16, 10) < longest_run(17, 10)
-    assert longest_run(0, 10) > 20, "counting the devices takes its own time"
+    assert longest_run(0, 10) > 20, "counting the devices takes time of its own"
 
 
 def test_kernel_assembles(tmp_path):
@@ -175,7 +175,7 @@ def test_environment_variables_that_falsify_the_proof_are_removed():
 
 
 def test_sum_of_another_gpu_proves_nothing(make_node):
-    """The stand-in honours CUDA_VISIBLE_DEVICES, so the selector is changed under the program."""
+    """The stub respects CUDA_VISIBLE_DEVICES, so the selector is changed under the program."""
     script = (
         "import json; from gpunode.gpu.vectoradd import Target, try_all\n"
         f"[one] = try_all([Target(0, {gpu_uuid(1)!r}, {gpu_uuid(0)!r})], 30)\n"

@@ -1,4 +1,4 @@
-"""The judge: right is right, and nothing wrong passes."""
+"""The comparison: correct results pass, and no wrong one does."""
 
 import math
 from array import array
