@@ -1,4 +1,4 @@
-"""YAML as plain data: what is refused before it costs time, memory or the stack, and by which message."""
+"""YAML as plain data: refusals before it costs time, memory or stack, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine's edge: paths inside a root, atomic writes, children that hang, locks."""
+"""Access to the machine: paths inside a root, atomic writes, children that hang, locks."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
 
 
 def test_killed_child_that_did_not_read_its_input_leaves_no_open_pipe() -> None:
-    gc.collect()  # what an earlier test has left open isn't to go meanwhile
+    gc.collect()  # descriptors left open by an earlier test must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     done = Host(environ={"PATH": os.environ["PATH"]}).run(
         ("sleep", "60"), timeout=0.2, stdin=b"x" * 4_000_000
@@ -354,7 +354,7 @@ def test_dangling_symlink_in_place_of_a_file_has_a_hint(tmp_path: Path) -> None:
 
 
 def test_pipe_is_refused_as_output_file(tmp_path: Path) -> None:
-    """As /dev/stdout is one in a pipeline; the link of /proc has no path as its text."""
+    """As /dev/stdout is in a pipeline; the link of /proc has no path as its text."""
     reader, writer = os.pipe()
     try:
         with pytest.raises(UsageError, match="is not a file"):

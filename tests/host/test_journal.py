@@ -1,4 +1,4 @@
-"""The write-ahead journal: complete before the first write, honest about files that others changed."""
+"""The write-ahead journal: complete before the first write, and correct about files that others changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child that talks in lines, and all the ways in which it may not."""
+"""A child that prints lines, and all its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host that keeps what it is asked, on the machine that runs this test."""
+"""A host that records all queries, on the machine that runs this test."""
 
 import json
 import os
@@ -226,7 +226,7 @@ def test_long_line_is_redacted_quickly():
         "token:\n" * 25_000 + "- x\n" * 25_000,
     ):
         without_secrets(text)
-    assert time.process_time() - started < 20  # 1.5 s on an idle machine, minutes if it went as the square
+    assert time.process_time() - started < 20  # 1.5 s on an idle machine, minutes if it were quadratic
 
 
 def test_host_name_that_is_a_common_word_is_replaced_only_as_a_whole_value():

@@ -68,7 +68,7 @@ def test_rendered_tree_equals_the_file_it_is_built_from(tmp_path: Path, name: st
 
 
 def entries(root: Path) -> dict[str, object]:
-    """Each path of the tree, with where a link leads, a file's mode and content, and None for a directory."""
+    """Each path of the tree, with a link's target, a file's mode and content, and None for a directory."""
 
     def entry(path: Path) -> object:
         if path.is_symlink():

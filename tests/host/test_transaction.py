@@ -1,4 +1,4 @@
-"""The one transaction of changes to the node: what is left when its last steps fail."""
+"""The one transaction of changes to the node: the state after a failure of its last steps."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ UNIT = "gpunode-device-plugin.service"
 
 
 class Systemd(Host):
-    """Answers as a systemd that knows one unit."""
+    """Responds as a systemd that knows one unit."""
 
     enabled = active = False
     refuses = ""
@@ -285,7 +285,7 @@ def test_plugin_without_gpus_restores_the_enabled_and_active_state(
 
 @contextmanager
 def late_shield() -> Iterator[None]:
-    """A signal comes between the failure and the shield's own handlers."""
+    """A signal arrives between the failure and the shield's own handlers."""
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
     with uninterrupted():

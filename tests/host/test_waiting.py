@@ -1,4 +1,4 @@
-"""`waiting.Waiter` on real directories: a word or a change ends the wait, and nothing else does."""
+"""`waiting.Waiter` on real directories: only a wake or a change ends the wait."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_without_an_inotify_instance_watch_fails_and_wake_still_works(tmp_path: 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(map(int, os.listdir("/proc/self/fd")))
     fill = [os.open("/dev/null", os.O_RDONLY)]
-    while fill[-1] < used + 1:  # every number below the limit is taken, so that the kernel says EMFILE
+    while fill[-1] < used + 1:  # every number below the limit is in use, so that the kernel returns EMFILE
         fill.append(os.open("/dev/null", os.O_RDONLY))
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (fill[-1] + 1, before[1]))
@@ -143,7 +143,7 @@ def test_signal_ends_the_wait_after_its_handler_ran(waiter: Waiter) -> None:
 
 
 def test_no_signal_is_lost_among_busy_threads(waiter: Waiter) -> None:
-    """Without a byte in a pipe one of some thousand was, where threads take turns all the time."""
+    """Without a byte in a pipe one in some thousand signals was lost, if threads take turns all the time."""
     waiter.hear_signals()
     rounds, came, turn = 1000, threading.Semaphore(0), sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -181,7 +181,7 @@ def spin(over: threading.Event) -> None:
 
 
 def test_only_the_main_thread_receives_signals() -> None:
-    """And closing gives Python's file for them back."""
+    """And close() restores Python's own wakeup file."""
     made = Waiter()
     other = threading.Thread(target=made.hear_signals)
     other.start()
