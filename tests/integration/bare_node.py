@@ -1,7 +1,7 @@
-"""A node with nothing but NVIDIA's driver, Docker and gpunode, as one mount namespace that lasts a test.
+"""A node with only NVIDIA's driver, Docker and gpunode, as one mount namespace for the duration of a test.
 
-The driver is stubs (driver_namespace.py), systemctl is a stand-in (systemd_stand_in.py); dockerd is real and
-runs in the namespace, so that it mounts what the specification names.
+The driver is stubs (driver_namespace.py), systemctl is a stub (systemd_stand_in.py); dockerd is real and
+runs in the namespace, so that it mounts the files that the specification names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.integration.conftest import refuse_for
 from tests.integration.systemd_stand_in import Node
 from tests.waiting import PATIENCE
 
-# what a node that boots with systemd has; all of it is forgotten with the namespace
+# files of a node booted with systemd; all of them disappear with the namespace
 _BOOT = """\
 set -e
 mkdir -p /run/systemd/system /run/etc/upper /run/etc/work
@@ -41,7 +41,7 @@ exec sleep 600
 
 @dataclass(frozen=True)
 class BareNode:
-    """The node; `inside` goes before every command line that shall run on it."""
+    """The node; `inside` is the prefix of every command line that must run on it."""
 
     node: Node
     inside: tuple[str, ...]
@@ -60,7 +60,7 @@ class BareNode:
         )
 
     def gpunode(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """The command line, without a word about files."""
+        """The command line, without options for files."""
         return self.run(sys.executable, "-m", "gpunode", *argv)
 
     def data(self, *argv: str) -> Any:
@@ -70,7 +70,7 @@ class BareNode:
         return json.loads(done.stdout)["data"]
 
     def files(self) -> set[str]:
-        """What gpunode has on the node beside Docker's file."""
+        """gpunode's files on the node in addition to Docker's."""
         script = "find /run/cdi /etc/systemd /etc/udev -mindepth 1 ! -name system ! -name rules.d || true"
         return set(self.run("sh", "-c", script).stdout.split())
 
@@ -107,6 +107,6 @@ def bare_node(docker: Engine, directory: Path) -> Iterator[BareNode]:
 
 
 def _environment(prefix: tuple[str, ...]) -> tuple[str, ...]:
-    """``env NAME=VALUE ...`` of the namespace: what lets NVML's stub know its scenario."""
+    """`env NAME=VALUE ...` of the namespace: how the stub of NVML finds its scenario."""
     start = prefix.index("env")
     return prefix[start : prefix.index("sh", start)]

@@ -1,7 +1,7 @@
-"""A node with nothing but a driver: its libraries and device files in a root of their own.
+"""A node with only a driver: its libraries and device files in their own root.
 
 The libraries are stubs, the device files have NVIDIA's major number and no driver behind them: engines and
-runc only make nodes of those numbers, and the stubs open none.
+runc only create nodes of those numbers, and the stubs open none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.cli import clean_environment, command
 from tests.waiting import PATIENCE
 
 _MAJOR, _CAPS_MAJOR = 195, 240
-# the table of MIG's capabilities is the kernel's, so the directory above it is exchanged
+# the table of MIG's capabilities is the kernel's, so the directory above it is replaced
 _WITH_CAPABILITIES = 'mount --bind "$1" /proc/driver && shift && exec "$@"'
 
 
@@ -68,14 +68,14 @@ class CdiNode:
         return loaded
 
     def write(self, tree: dict[str, object]) -> None:
-        """Put another specification in its place, as every writer must: by a rename in the directory."""
+        """Replace the specification, as every writer must: by a rename in the directory."""
         new = self.specs / ".new"
         new.write_text(yaml.safe_dump(tree))
         new.rename(self.file)
 
 
 def cdi_node(directory: Path, scenario: Scenario) -> CdiNode:
-    """The driver's files for `scenario`, whose cut-up GPUs have `mixed_layout`; no specification yet."""
+    """The driver's files for `scenario`, whose MIG GPUs have `mixed_layout`; no specification yet."""
     stubs = stub_node(directory, scenario)
     root, specs = directory / "root", directory / "cdi"
     specs.mkdir()

@@ -23,7 +23,7 @@ SECONDS = PATIENCE
 
 @dataclass(frozen=True)
 class Cli:
-    """`gpunode` on one private engine. `program` stands where nvidia-container-runtime would."""
+    """`gpunode` on one private engine. `program` replaces nvidia-container-runtime."""
 
     engine: Engine
     state: Path
@@ -53,7 +53,7 @@ class Cli:
         )
 
     def on_terminal(self, typed: bytes, verb: str, *options: str) -> tuple[int, str]:
-        """Exit code and everything that a terminal shows, where a person types `typed` at the prompt."""
+        """Exit code and the whole terminal output, with `typed` as input at the prompt."""
         ours, theirs = pty.openpty()
         with os.fdopen(ours, "r+b", buffering=0) as terminal:
             process = subprocess.Popen(

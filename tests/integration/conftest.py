@@ -1,4 +1,4 @@
-"""Real engines for the tests; a missing one is a visible skip, and with CI=true a failure."""
+"""Real engines for the tests; a missing one is a visible skip, and a failure with CI=true."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE
 
 
 def require(*programs: str) -> None:
-    """Skip the test, naming what is missing; fail it where CI promises the engines."""
+    """Skip the test, naming the missing program; fail it if CI promises the engines."""
     missing = [program for program in programs if shutil.which(program) is None]
     if os.geteuid() != 0:
         missing.append("root")
@@ -29,7 +29,7 @@ def require(*programs: str) -> None:
 
 
 def refuse_for(missing: list[str]) -> None:
-    """Skip, or fail with CI=true, naming what is missing; nothing if nothing is."""
+    """Skip, or fail with CI=true, naming the missing programs; nothing if there are none."""
     if not missing:
         return
     message = f"needs {', '.join(missing)}"
@@ -49,7 +49,7 @@ def path_of(source: str) -> str:
 
 @cache
 def may_mount() -> bool:
-    """False in an unprivileged container, where no engine can work whoever asks.
+    """False in an unprivileged container, where no engine works for any user.
 
     Propagation is left alone: changing it fails in a plain chroot, where engines do start.
     """
@@ -61,7 +61,7 @@ def may_mount() -> bool:
 def container_problem() -> str:
     """Why runc can't start a container on this machine (a plain chroot is one reason); empty if it can.
 
-    Asked twice before it is said: whole test files hang on it.
+    Tried twice before it is reported: whole test files depend on it.
     """
     return _container_problem() and _container_problem()
 
@@ -77,7 +77,7 @@ def _container_problem() -> str:
         (place / "config.json").write_text(json.dumps(spec))
         argv = ["runc", "--root", f"{name}/state", "run", "--bundle", name, place.name]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        # a umask that something has left behind leaves a tree that nobody may enter
+        # a umask left behind by other code gives a tree that no other user can enter
         parts = (place, place / "rootfs", place / "rootfs/bin", place / "rootfs/bin/busybox")
         modes = ", ".join(f"{part.relative_to(place)} {part.stat().st_mode & 0o7777:04o}" for part in parts)
     said = (done.stderr.strip().splitlines() or ["runc failed"])[-1]
@@ -89,7 +89,7 @@ PROGRAMS = {"containerd": ("containerd", "ctr", "runc"), "docker": ("dockerd", "
 
 @pytest.fixture(autouse=True)
 def engines_are_here(request: pytest.FixtureRequest) -> None:
-    """Whatever starts an engine by itself is skipped as what takes one from here: by its mark."""
+    """Tests that start an engine themselves are skipped like those that use a fixture: by their mark."""
     for engine, programs in PROGRAMS.items():
         if request.node.get_closest_marker(engine) is not None:
             require(*programs)

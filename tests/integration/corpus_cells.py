@@ -1,8 +1,8 @@
 """One cell of the corpus table: one file on one engine release, through gpunode's command line and back.
 
-The engine is the judge: `Judge.load` is its own reading of a file. What gpunode says about the file is only
-compared with it. A cell comes to one end (fixtures/corpus.py names them) and to a list of complaints, each a
-sentence; a cell without complaints is right.
+The engine is the judge: `Judge.load` is its own reading of a file. gpunode's report on the file is only
+compared with it. A cell has one outcome (fixtures/corpus.py names them) and a list of complaints, each a
+sentence; a cell without complaints passes.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ class Judge(Protocol):
         """The PATH on which it comes first."""
 
     def load(self, main: Path, cli: ForkedCli) -> Tree | None:
-        """The engine's own view of the file and its imports; None if it refuses to start with it."""
+        """The engine's own view of the file and its imports; None if it refuses to start with them."""
 
     def right(self, before: Tree | None, after: Tree, variant: str, cell: Cell) -> list[str]:
-        """What is wrong with the configured tree; `before` is None where only gpunode made the file load."""
+        """Faults of the configured tree; `before` is None if only gpunode made the file load."""
 
     def away(self, before: Tree, after: Tree, variant: str) -> list[str]:
-        """What is wrong with the tree after the runtime was taken out of a file that had none.
+        """Faults of the tree after the runtime was removed from a file that had none.
 
-        What the variant changed can't be known without a journal; with one the bytes are compared as well.
+        The changes of the variant are unknown without a journal; with one the bytes are compared as well.
         """
 
     def has_runtime(self, tree: Tree) -> bool:
         """Whether the runtime is registered."""
 
     def ours(self, line: str) -> bool:
-        """Whether a line that was changed or removed is about a key that gpunode may set."""
+        """Whether a changed or removed line is about a key that gpunode may set."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Cell:
         return self.directory / "etc"
 
     def run(self) -> Cell:
-        """Go the whole way; fills `end` and `complaints`."""
+        """Run the whole sequence; fills `end` and `complaints`."""
         self.program.parent.mkdir(parents=True)
         self.program.write_text("#!/bin/sh\n")
         self.program.chmod(0o755)
@@ -104,7 +104,7 @@ class Cell:
         return self
 
     def gpunode(self, verb: str, *options: str, state: str = "state") -> Ran:
-        """One run on this file; `state` tells journals apart."""
+        """One run on this file; `state` separates journals."""
         argv = [verb, "--runtime", self.judge.engine, "--config", str(self.etc / MAIN[self.judge.engine])]
         argv += ["--no-restart", "--socket", str(self.directory / "none.sock"), "-o", "json", *options]
         if verb == "configure-runtime":
@@ -125,7 +125,7 @@ class Cell:
             self.complaints.append("refused, but something was written")
         if "error:" not in done.err or "hint:" not in done.err:
             self.complaints.append(f"no error and hint: {done.err!r}")
-        if str(self.etc) not in done.err and self.variant != "cdi":  # that is the release's fault
+        if str(self.etc) not in done.err and self.variant != "cdi":  # the release's own fault
             self.complaints.append(f"the refusal names no file: {done.err!r}")
         if self.case.line and f":{self.case.line}:" not in done.err:
             self.complaints.append(f"the refusal doesn't name line {self.case.line}: {done.err!r}")
@@ -212,7 +212,7 @@ def _differing(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> list[str
 
 
 def _lost_lines(before: str, after: str) -> list[str]:
-    """Lines of `before` that are not in `after`, nor in a line there that only has something put into it."""
+    """Lines of `before` that are not in `after`, nor in a line there that only has something inserted."""
     old, new = before.split("\n"), after.split("\n")
     lost = []
     for kind, start, end, begin, stop in difflib.SequenceMatcher(
@@ -225,7 +225,7 @@ def _lost_lines(before: str, after: str) -> list[str]:
 
 
 def _grown(line: str, other: str) -> bool:
-    """Whether `other` is `line` with something put into it at one place."""
+    """Whether `other` is `line` with something inserted in one place."""
     if len(other) < len(line):
         return False
     same = next((n for n, (a, b) in enumerate(zip(line, other, strict=False)) if a != b), len(line))
@@ -233,6 +233,6 @@ def _grown(line: str, other: str) -> bool:
 
 
 def explain(cell: Cell) -> str:
-    """A failed cell for people."""
+    """Text of a failed cell."""
     where = f"{cell.judge.engine} {'.'.join(map(str, cell.judge.release))}: {cell.label}"
     return "\n".join([where, *(f"- {complaint}" for complaint in cell.complaints)])

@@ -1,4 +1,4 @@
-"""containerd as the judge of the corpus: what its own ``config dump`` says before and after."""
+"""containerd as the judge of the corpus: the output of its own ``config dump`` before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.forked_cli import ForkedCli
 
 PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 CRI = ("cri", *PLUGINS, "io.containerd.cri.v1.images")
-# the only lines of a user's file that may change or go; all others may at most grow
+# the only lines of a user's file that may change or disappear; all others may at most be extended
 _OURS = re.compile(
     r"^\s*(imports|version|disabled_plugins|default_runtime_name|enable_cdi|BinaryName|SystemdCgroup)\b|cri"
 )
@@ -42,8 +42,8 @@ class Containerd:
     def load(self, main: Path, cli: ForkedCli) -> Tree | None:
         """Its merged view; None if it refuses the file.
 
-        Since 2.0 `config dump` passes over an import that isn't there, at which the daemon ends;
-        test_corpus_containerd.py starts it.
+        Since 2.0 `config dump` ignores a missing import, on which the daemon ends; test_corpus_containerd.py
+        starts it.
         """
         binary = shutil.which("containerd", path=self.path) or "containerd"
         done = cli.program(binary, "--config", str(main), "config", "dump", env={})
@@ -59,7 +59,7 @@ class Containerd:
 
     def away(self, before: Tree, after: Tree, variant: str) -> list[str]:
         if _switched_off(before) and not _switched_off(after):
-            return []  # without a journal, that the CRI was off before is nowhere to be read
+            return []  # without a journal, nothing shows that the CRI was disabled before
         one, other = _plain(before, variant), _plain(after, variant)
         _forget_added_runc(one, other)
         return _differences(one, other)
@@ -79,7 +79,7 @@ class Containerd:
         return complaints + _differences(one, other)
 
     def _fresh(self, after: Tree, cli: ForkedCli) -> Tree:
-        """What this containerd makes of a file with nothing but a version."""
+        """This containerd's view of a file with only a version."""
         with tempfile.TemporaryDirectory() as name:
             main = Path(name) / "config.toml"
             main.write_text(f"version = {min(after['version'], 3)}\n")
@@ -91,12 +91,12 @@ class Containerd:
         found = _entry(_runtimes(after).get(NAME))
         wanted = self._wanted(before, program)
         runc = _entry(_runtimes(after).get("runc")).get("options", {})
-        if fresh and runc.get("SystemdCgroup"):  # nothing to inherit: the node's cgroups tell, for runc too
+        if fresh and runc.get("SystemdCgroup"):  # nothing to inherit: the node's cgroups decide, for runc too
             wanted["options"]["SystemdCgroup"] = True
         return [] if found == wanted else [f"nvidia is {found}, should be {wanted}"]
 
     def _wanted(self, before: Tree, program: str) -> Tree:
-        """The table that the runtime must have: what it had, else a copy of the runc that it stands for."""
+        """Expected table of the runtime: its previous one, otherwise a copy of the runc that it replaces."""
         runtimes = {name: _entry(table) for name, table in _runtimes(before).items()}
         default = str(_containerd(before).get("default_runtime_name") or "runc")
         usable = [
@@ -108,7 +108,7 @@ class Containerd:
         wanted = copy.deepcopy(runtimes.get(NAME, base))
         wanted.setdefault("runtime_type", "io.containerd.runc.v2")
         options = {**wanted.get("options", {}), "BinaryName": program}
-        own = default == NAME and options.get("SystemdCgroup") is True  # what every pod of the node ran with
+        own = default == NAME and options.get("SystemdCgroup") is True  # the runtime of every pod of the node
         if usable and not own:
             options["SystemdCgroup"] = base.get("options", {}).get("SystemdCgroup", False)
         return {**wanted, "options": {key: value for key, value in options.items() if value}}
@@ -141,7 +141,7 @@ def _is_runc(entry: Tree) -> bool:
 
 
 def _entry(table: Any) -> Tree:
-    """A handler's table without what means nothing: empty values, and the sandboxer that is the default."""
+    """A handler's table without meaningless fields: empty values, and the default sandboxer."""
     if not isinstance(table, dict):
         return {}
     kept = {key: value for key, value in table.items() if value and value != "podsandbox"}
@@ -151,7 +151,7 @@ def _entry(table: Any) -> Tree:
 
 
 def _plain(tree: Tree, variant: str = "") -> Tree:
-    """The tree without the runtime, without what the variant asked for, and without what only names files."""
+    """The tree without the runtime, the variant's request, and settings that only name files."""
     plain = copy.deepcopy(tree)
     plain.pop("imports", None)
     plain.pop("version", None)
@@ -167,7 +167,7 @@ def _plain(tree: Tree, variant: str = "") -> Tree:
 
 
 def _forget_added_runc(one: Tree, other: Tree) -> None:
-    """An engine that had no runtime at all may have got the runc without which its CRI doesn't start."""
+    """An engine without any runtime may have got the runc without which its CRI doesn't start."""
     if not _runtimes(one):
         _runtimes(other).pop("runc", None)
 
@@ -180,7 +180,7 @@ def _only_cri(tree: Tree) -> Tree:
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], place: str = "") -> list[str]:
-    """Every key whose value is not the same in both."""
+    """Every key with different values in both."""
     found = []
     for key in sorted({*one, *other}):
         here, there = one.get(key), other.get(key)

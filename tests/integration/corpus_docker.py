@@ -1,4 +1,4 @@
-"""dockerd as the judge of the corpus: whether it takes a file, and what stands in it before and after."""
+"""dockerd as the judge of the corpus: whether it accepts a file, and its contents before and after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.corpus_cells import NAME, Cell, Tree
 from tests.integration.forked_cli import ForkedCli
 
 VALIDATES = (23,)
-# what --validate lets through since 25.0 and a start doesn't; test_corpus_docker.py starts it with such files
+# accepted by --validate since 25.0 but not by a start; test_corpus_docker.py starts it with such files
 MISSES_RUNTIMES = (25,)
 HAS_CDI_ON = (28, 2)  # features.cdi absent means on; test_cdi_docker.py has containers use it
 _OURS = re.compile(r'"(default-runtime|runtimes|features|cdi|path|runtimeArgs|args)"|^(\{\}|null)$')
@@ -56,7 +56,7 @@ class Docker:
         flags = [f"--pidfile=/proc/none/{nowhere.name}.pid", f"--exec-root={nowhere}/exec"]
         done = self._run(cli, f"--config-file={main}", f"--data-root={nowhere}/data", *flags)
         assert done.code != 0, "it has started"
-        # dockerd mounts its root over itself, to give it a propagation of its own, and leaves it so
+        # dockerd mounts its root over itself, for its own propagation, and leaves it so
         cli.program("umount", "-l", str(nowhere / "data"), env={})
         return "unable to configure the Docker daemon with file" not in done.out + done.err
 
@@ -92,7 +92,7 @@ class Docker:
 
 
 def refused_at_start(text: str) -> bool:
-    """Whether the runtimes in a file that --validate takes are fatal when dockerd starts."""
+    """Whether runtimes in a file that --validate accepts are fatal when dockerd starts."""
     tree = _tree(text)
     runtimes = tree.get("runtimes") or {}
     default = tree.get("default-runtime") or "runc"
@@ -102,7 +102,7 @@ def refused_at_start(text: str) -> bool:
 
 
 def _plain(tree: Tree, variant: str) -> Tree:
-    """The object without the runtime and what the variant asked for; null and empty count as absent."""
+    """The object without the runtime and the variant's request; null and empty count as absent."""
     plain = copy.deepcopy(tree)
     (plain.get("runtimes") or {}).pop(NAME, None)
     if variant == "default":
@@ -116,7 +116,7 @@ def _plain(tree: Tree, variant: str) -> Tree:
 
 
 def _tree(text: str) -> Tree:
-    """Objects of one name are merged and what follows the value is ignored, as by Go's decoder."""
+    """Objects of one name are merged and text after the value is ignored, as by Go's decoder."""
     if not text.strip():
         return {}
     value, _ = json.JSONDecoder(object_pairs_hook=_merged).raw_decode(text.lstrip())

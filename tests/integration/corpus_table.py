@@ -1,7 +1,7 @@
-"""The corpus as a table: every file on every release that is here.
+"""The corpus as a table: every file on every available release.
 
-With GPUNODE_RECORD_CORPUS=1 what the cells came to is written to fixtures/configs/results.json, from which
-the documentation's table is made; otherwise a cell that comes to another end than recorded fails.
+With GPUNODE_RECORD_CORPUS=1 the outcomes are written to fixtures/configs/results.json, from which the
+documentation's table is generated; otherwise a cell with another outcome than recorded fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.integration.forked_cli import ForkedCli, every_module
 
 RECORDS = os.environ.get("GPUNODE_RECORD_CORPUS") == "1"
 Key = tuple[str, Case, str]
-# in memory: gpunode syncs what it writes, and a thousand times on a disk takes minutes
+# in memory: gpunode syncs its files, and a thousand times on a disk takes minutes
 _PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -43,7 +43,7 @@ class Table:
     """The cells of one engine that this process has run."""
 
     def __init__(self, engine: str, judge: Callable[[str], Judge], cli: ForkedCli, no_driver: str) -> None:
-        """`no_driver` says why `cli` sees none, so that --cdi can't be tried."""
+        """`no_driver` is the reason why `cli` sees no driver, so that --cdi can't be tried."""
         self._engine, self._make_judge, self._cli = engine, judge, cli
         self._no_driver = no_driver
         self._judges: dict[str, Judge | None] = {}
@@ -70,7 +70,7 @@ class Table:
             assert cell.end == known, f"{cell.label} is recorded as {known}: run `make corpus docs`"
 
     def close(self) -> None:
-        """Keep every column that is complete and right, if that was asked for."""
+        """Store every column that is complete and correct, on request."""
         wanted = sum(1 + len(case.variants) for case in cases(self._engine))
         for source, judge in self._judges.items() if RECORDS else ():
             own = [cell for key, cell in self._cells.items() if key[0] == source]
@@ -79,7 +79,7 @@ class Table:
                 record(self._engine, judge.release, ends, every_run=not source.startswith("/"))
 
     def _judge(self, source: str) -> Judge | None:
-        """None where its engines can't be fetched."""
+        """None if its engines can't be fetched."""
         if source not in self._judges:
             try:
                 self._judges[source] = self._make_judge(search_path(source))

@@ -1,7 +1,8 @@
-"""A mount namespace in which this machine seems to have NVIDIA's driver, for `--cdi` runs that write to /run.
+"""A mount namespace in which this machine appears to have NVIDIA's driver, for `--cdi` runs that write to
+/run.
 
-The libraries are the stubs and the device files have /dev/null's numbers (fixtures/driver_tree.py), laid over
-the machine's own directories; /run is empty and forgotten with the namespace, and no other process is seen.
+The libraries are the stubs and the device files have /dev/null's numbers (fixtures/driver_tree.py), mounted
+over the machine's own directories; /run is empty and private, and no other process is visible.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ exec "$@"
 
 
 def enter(directory: Path, *, alone: bool = True) -> tuple[str, ...]:
-    """What to put before a command line so that it runs there; needs root, gcc and overlayfs.
+    """Prefix for a command line that must run there; needs root, gcc and overlayfs.
 
-    `alone` hides the machine's other processes; who joins the namespace later by nsenter must go without.
+    `alone` hides the machine's other processes; a later nsenter into the namespace needs it to be false.
     """
     tree = driver_tree(directory, GPUS)
     environ = (f"LD_LIBRARY_PATH={build() / 'all'}", *(f"{name}={value}" for name, value in tree.env.items()))

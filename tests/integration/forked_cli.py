@@ -1,8 +1,8 @@
-"""gpunode's command line without a fresh interpreter for every run, for tests that run it a thousand times.
+"""gpunode's command line without a new interpreter for every run, for tests that run it a thousand times.
 
-A process of its own imports gpunode once; each run is a fork of it that has its own environment, directory,
-streams and exit code, parses the same argument list as ``python -m gpunode`` would and ends as that does. The
-process has one thread, so that forking it is safe; pytest's own may have more. Where many commands run, it
+A separate process imports gpunode once; each run is a fork of it that has its own environment, directory,
+streams and exit code, parses the same argument list as ``python -m gpunode`` would and ends the same way. The
+process has one thread, so that forking it is safe; pytest's own may have more. If many commands run, it
 imports all of gpunode first (`every_module`), because a command's imports take longer than its work.
 """
 
@@ -50,8 +50,8 @@ class ForkedCli:
         environ: Mapping[str, str] | None = None,
         modules: Sequence[str] = (),
     ) -> None:
-        """`prefix` comes before the command line that starts it: a namespace, for example. `environ` is what
-        it starts with, else this process's; `modules` are imported before any run."""
+        """`prefix` precedes the command line that starts it: a namespace, for example. `environ` is its
+        initial environment, by default this process's; `modules` are imported before any run."""
         self._lock = Lock()
         self._server = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.integration.forked_cli", *modules],
@@ -98,9 +98,9 @@ class ForkedCli:
         return ran
 
     def program(self, *argv: str, env: Mapping[str, str], seconds: float = SECONDS) -> Ran:
-        """Run another program with `env` laid over the environment.
+        """Run another program with `env` in addition to the environment.
 
-        From there, because starting programs from one of several threads fails now and then on some kernels
+        From there, because starting programs from one of several threads fails occasionally on some kernels
         (EFAULT).
         """
         return self._order({"program": argv, "env": dict(env), "seconds": seconds})
@@ -124,7 +124,7 @@ def _serve() -> None:
         import_module(name)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends this
-    gc.freeze()  # a fork's collector would copy every page of what is imported here
+    gc.freeze()  # a fork's garbage collector would copy every page that is imported here
 
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -195,7 +195,7 @@ def _set(place: str, value: Any) -> None:
 
 
 def _finish(code: int) -> None:
-    """What an interpreter does at its end: it waits for threads, and does what was registered."""
+    """Exit steps of an interpreter: it waits for threads, and runs the registered exit functions."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

@@ -1,8 +1,8 @@
 """A Kubernetes node with two GPUs as one namespace: its own files, processes, containerd and kubelet.
 
-The driver is stubs (driver_namespace.py) and what the kernel tells of it is files laid over /sys and /proc;
-systemctl is a stand-in that starts what a unit says; the kubelet is the stand-in of gpunode itself under a
-kubelet's name. containerd is real, with its files where its package has them. The network is this machine's,
+The driver is stubs (driver_namespace.py) and the kernel's files about it are mounted over /sys and /proc;
+systemctl is a stub that starts the program of a unit; the kubelet is gpunode's own stub under a
+kubelet's name. containerd is real, with its files in its package's paths. The network is this machine's,
 so that an API server of the test can be reached.
 """
 
@@ -145,7 +145,7 @@ exit 1
 
 @dataclass
 class KubernetesNode:
-    """The node; `cli` runs command lines on it. `environ` is what they find."""
+    """The node; `cli` runs command lines on it. `environ` is their environment."""
 
     place: Path
     cli: ForkedCli
@@ -160,7 +160,7 @@ class KubernetesNode:
         return done.out
 
     def calls(self) -> list[str]:
-        """What was asked of systemctl that changes something, in order."""
+        """Calls of systemctl that change something, in order."""
         file = self.place / "calls"
         asked = file.read_text().splitlines() if file.exists() else []
         return [one for one in asked if " show " not in one and "--version" not in one]
@@ -177,7 +177,7 @@ def kubernetes_node(place: Path, name: str) -> Iterator[KubernetesNode]:
     _write(place, name)
     problem = driver_namespace.problem(prefix)
     refuse_for([f"a mount namespace with overlayfs ({problem})"] if problem else [])
-    # a service can't see a Python in a home directory, so this one lies elsewhere on the node
+    # a service can't see a Python in a home directory, so this one is in another path on the node
     with ForkedCli((*prefix, "sh", "-c", _BOOT, "sh", str(place), sys.base_prefix)) as cli:
         node = KubernetesNode(place, cli)
         node.sh(f"{place}/bin/containerd-again")

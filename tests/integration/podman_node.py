@@ -14,7 +14,7 @@ from typing import Any
 from tests.integration.conftest import require
 from tests.waiting import PATIENCE
 
-# podman's files are where they are built in, so the directories themselves are exchanged
+# podman's paths are built in, so the directories themselves are replaced
 _NAMESPACE = """\
 mount --bind "$1/etc" /etc/containers && mount --bind "$1/share" /usr/share/containers &&
 mount -t tmpfs -o mode=755 tmpfs /var/lib/containers &&
@@ -39,13 +39,13 @@ class PodmanNode:
 
     @property
     def program(self) -> Path:
-        """A low-level runtime that bears the name of NVIDIA's."""
+        """A low-level runtime with the name of NVIDIA's."""
         return self.directory / "nvidia-container-runtime"
 
     def prepare(self) -> PodmanNode:
         """Skip without podman, else make the directory ready."""
         require("podman", "runc")
-        Path("/var/lib/containers").mkdir(exist_ok=True)  # podman makes it anyway, and a mount needs it
+        Path("/var/lib/containers").mkdir(exist_ok=True)  # podman creates it anyway, and a mount needs it
         self.etc.mkdir()
         for name in ("policy.json", "registries.conf"):
             if Path("/etc/containers", name).exists():
@@ -78,7 +78,7 @@ class PodmanNode:
         return json.loads(done.stdout)["data"]
 
     def runtime(self, *flags: str) -> str:
-        """Name of the OCI runtime that podman would use; what it says if it has none."""
+        """Name of the OCI runtime that podman would use; its error if it has none."""
         done = self.run("podman", *flags, "info", "--format", "json")
         return (
             str(json.loads(done.stdout)["host"]["ociRuntime"]["name"]) if not done.returncode else done.stderr

@@ -1,10 +1,10 @@
-"""A node where systemd runs, for one gpunode at a time: stand-ins for systemctl and journalctl on PATH.
+"""A node where systemd runs, for one gpunode at a time: stubs of systemctl and journalctl on PATH.
 
-tests/machine has a real systemd. These are for what no such machine has: CRI-O, k3s and its like, other
-releases of an engine, several engines of which one fails, and a node with nothing but Docker.
-What they start, restart and reload is a real daemon, by the same means: `restart` ends it and starts the
-unit's ExecStart, `reload` sends SIGHUP, and journalctl shows what it really wrote. A mount namespace of its
-own has the directory by which sd_booted(3) knows systemd, and the unit file.
+tests/machine has a real systemd. These are for what no such machine has: CRI-O, k3s and similar, other
+releases of an engine, several engines of which one fails, and a node with only Docker.
+They start, restart and reload a real daemon, by the same means: `restart` ends it and starts the unit's
+ExecStart, `reload` sends SIGHUP, and journalctl shows its real output. A mount namespace has the directory
+by which sd_booted(3) detects systemd, and the unit file.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ shift && exec "$@"
 class Node:
     """Private engines as the packaged units of a node with systemd; `directory` is for scratch files.
 
-    `engine` is the one that most tests are about, `others` stand beside it.
+    `engine` is the one that most tests are about, `others` run in addition.
     """
 
     engine: Engine
@@ -79,7 +79,7 @@ class Node:
         return self.directory / "state"
 
     def prepare(self) -> None:
-        """Write the stand-ins and the unit file."""
+        """Write the stubs and the unit file."""
         programs = self.directory / "bin"
         programs.mkdir()
         calls = self.directory / "calls"
@@ -97,12 +97,12 @@ class Node:
         runtime.chmod(0o755)
 
     def calls(self) -> list[str]:
-        """What was asked of systemctl and journalctl, in order."""
+        """Calls of systemctl and journalctl, in order."""
         file = self.directory / "calls"
         return file.read_text().splitlines() if file.exists() else []
 
     def gpunode(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run gpunode on this node, as a person there would: without naming a file or a command."""
+        """Run gpunode on this node, as a user there would: without naming a file or a command."""
         programs = self.directory / "bin"
         environ = {**os.environ, "GPUNODE_STATE_DIR": str(self.state), "NO_COLOR": "1"}
         environ["PATH"] = f"{programs}:{os.environ['PATH']}"

@@ -81,7 +81,7 @@ def generate(engine, node):
 
 
 def probe(engine, layout, device, *arguments):
-    """What a container with this device tells of libraries and device files."""
+    """Libraries and device files that a container with this device sees."""
     token = f"{layout}-{os.urandom(4).hex()}"
     logs = engine.directory / "logs" / token
     logs.mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_undefined_device_is_refused_by_name(engine, node):
 
 
 def test_changed_device_number_reaches_the_running_daemon(engine, node):
-    """The daemon keeps the numbers that it has seen; a file that changes with them lets it look again."""
+    """The daemon caches device numbers; a file that changes with them makes it read them again."""
     generate(engine, node)
     assert probe(engine, "debian", "0", "/dev/nvidia0") == ["/dev/nvidia0 opens as 1:3"]
     device = node.dev_root / "dev/nvidia0"

@@ -57,7 +57,7 @@ def engine(tmp_path_factory):
 @pytest.mark.parametrize("user", ["", "1000:1000"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_container_gets_its_gpu_and_the_libraries_by_device_name(layout, user, engine):
-    """Whoever it runs as: Docker forgets the groups that a specification adds to a container with a user."""
+    """For every user: Docker ignores the groups that a specification adds to a container with a user."""
     api = DockerApi(Host(), engine.socket)
     probed = ["libcuda.so.1", "libnvidia-ml.so.1", "/dev/nvidia1", "/dev/nvidia-uvm", "/dev/nvidia0"]
     request = {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1"]}

@@ -1,7 +1,7 @@
 """gpunode's CDI specification in a real podman, without any hook: devices open and libraries load.
 
-Podman 4.3 reads /etc/cdi and /var/run/cdi only, so it runs in a mount namespace with a /run of its own,
-which takes everything along that podman leaves.
+Podman 4.3 reads /etc/cdi and /var/run/cdi only, so it runs in a mount namespace with its own /run,
+which also contains all of podman's leftovers.
 """
 
 import os
@@ -79,7 +79,7 @@ def test_libraries_load_and_the_device_opens_in_any_layout(layout, specification
 
 
 def test_hooks_get_the_arguments_that_nvidia_cdi_hook_expects(node, roots, tmp_path):
-    """The program is a stand-in that writes down its arguments: NVIDIA's own is in no distribution."""
+    """The program is a stub that records its arguments: NVIDIA's own is in no distribution."""
     log, path = tmp_path / "log", tmp_path / "nvidia.yaml"
     program = tmp_path / "bin/nvidia-cdi-hook"
     program.parent.mkdir()
@@ -112,7 +112,7 @@ def test_device_is_found_under_every_kind_of_name(name, specification, roots):
 
 
 def test_host_library_replaces_a_library_of_the_image(specification, roots):
-    """An image with a driver of its own: a link to another version, which the mount is laid over."""
+    """An image with its own driver: a link to another version, over which the host's is mounted."""
     libraries = roots["debian"] / "usr/lib/x86_64-linux-gnu"
     (libraries / "libcuda.so.1").unlink(missing_ok=True)
     (libraries / "libcuda.so.470.1").write_text("not a library at all")

@@ -54,7 +54,7 @@ def test_container_needs_only_the_driver_docker_and_gpunode(node: BareNode) -> N
     proof = node.data("verify", "--on", "docker")
     assert proof["via"] == "cdi nvidia.com/gpu=all"
     assert [(one["uuid"], one["status"]) for one in proof["devices"]] == [(uuid, "ok") for uuid in UUIDS]
-    # the specification is another one now, as after a driver's upgrade: it goes all the same
+    # the specification is another one now, as after a driver's upgrade: it is removed nevertheless
     node.data("unconfigure-runtime", "--runtime", "docker")
     assert node.engine.config.read_text() == before and node.files() == set()
     assert "systemctl disable --now gpunode-cdi-refresh.path gpunode-cdi-refresh.service" in node.node.calls()

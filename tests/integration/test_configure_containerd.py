@@ -1,4 +1,4 @@
-"""configure-runtime against a real containerd: active afterwards, or as before."""
+"""configure-runtime against a real containerd: active afterwards, or unchanged."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_daemon_that_fails_to_restart_is_rolled_back(cli: Cli) -> None:
 
 def test_daemon_without_the_runtime_after_its_restart_is_rolled_back(cli: Cli) -> None:
     before = digest(cli.engine.config)
-    done = cli.run("configure-runtime", restart="true")  # says that it restarted and did nothing
+    done = cli.run("configure-runtime", restart="true")  # reports a restart and does nothing
     assert done.returncode == 4, done.stderr
     assert "not with what was configured" in done.stderr
     assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)

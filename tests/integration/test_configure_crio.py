@@ -1,4 +1,4 @@
-"""configure-runtime against a running stand-in of CRI-O: found by its process, restarted, asked, undone."""
+"""configure-runtime against a running stub of CRI-O: found by its process, restarted, queried, undone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import eventually
 
 @contextmanager
 def crio(case: str, directory: Path, **options: str) -> Iterator[Cli]:
-    """The command line on a running stand-in with a private copy of the case."""
+    """The command line on a running stub with a private copy of the case."""
     require("gcc")
     with start_crio(case, **options) as engine:
         program = engine.directory / "programs/usr/bin/nvidia-container-runtime"
@@ -59,7 +59,7 @@ def test_pods_find_the_handler_once_it_is_configured(tmp_path: Path) -> None:
 
 
 def test_reload_lists_a_handler_that_pods_cannot_use(tmp_path: Path) -> None:
-    """Why the verb is restart: the stand-in does on SIGHUP what CRI-O up to 1.37 does."""
+    """Why the verb is restart: the stub does on SIGHUP what CRI-O up to 1.37 does."""
     with crio("packaged", tmp_path) as cli:
         cli.data("configure-runtime", "--no-restart")
         os.kill(cli.engine.pid, signal.SIGHUP)
@@ -103,7 +103,7 @@ def test_operator_file_is_replaced_by_ours_with_all_its_handlers(tmp_path: Path)
 
 
 def test_daemon_that_fails_to_restart_is_rolled_back(tmp_path: Path) -> None:
-    """A monitor that is gone since the start: ``crio config`` doesn't look for it, the start does."""
+    """A monitor removed since the start: ``crio config`` doesn't search it, the start does."""
     with crio("single-file", tmp_path) as cli:
         before = cli.engine.config.read_bytes()
         conmon = cli.engine.directory / "programs/usr/libexec/crio/conmon"
@@ -171,7 +171,7 @@ def test_unit_is_restarted_if_systemd_runs(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert node.calls() == ["systemctl restart crio.service"]
         assert pod_problem(engine, "nvidia") == ""
-        # the monitor of another handler ends the next start if it is gone, and the unit's log says so
+        # the monitor of another handler ends the next start if it is missing, and the unit's log says so
         packaged = engine.directory / "etc/crio.conf.d/10-crio.conf"
         start, _, rest = packaged.read_text().partition("[crio.runtime.runtimes.runc]")
         packaged.write_text(f"{start}[crio.runtime.runtimes.runc]{rest.replace('conmon', 'absent')}")

@@ -1,4 +1,4 @@
-"""k3s, rke2, k0s and microk8s through the command line: stand-ins for them, a real containerd in each."""
+"""k3s, rke2, k0s and microk8s through the command line: stubs of them, a real containerd in each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.integration.systemd_stand_in import require_namespace
 pytestmark = [pytest.mark.full, pytest.mark.containerd]
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd"
 V3_TEMPLATE = f"{K3S}/config-v3.toml.tmpl"
-AWAY = "/var/lib/away/nvidia-container-runtime"  # where no distribution looks
+AWAY = "/var/lib/away/nvidia-container-runtime"  # a path that no distribution searches
 MICROK8S_TEMPLATE = "/var/snap/microk8s/current/args/containerd-template.toml"
-# the keys of microk8s' own that matter here
+# microk8s' own keys that matter here
 MICROK8S = """\
 version = 2
 oom_score = 0
@@ -37,7 +37,7 @@ oom_score = 0
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia-container-runtime.options]
         BinaryName = "nvidia-container-runtime"
 """
-# a whole template of an administrator's, of which only its distribution can tell what it becomes
+# a complete template of an administrator; only its distribution can determine the result
 INLINE = """\
 version = 3
 {{ if .IsRunningInUserNS }}# rootless{{ end }}
@@ -66,7 +66,7 @@ def make() -> Iterator[Make]:
 
 
 def configure(node: DistributionNode, *options: str, code: int = 0, verb: str = "configure") -> str:
-    """Run it for the node's distribution; what it said on both streams."""
+    """Run it for the node's distribution; the output of both streams."""
     done = node.gpunode(f"{verb}-runtime", "--runtime", node.family, *options)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -118,7 +118,7 @@ def test_own_template_stays_valid_if_the_toolkit_is_installed_later(make: Make) 
     node.program(AWAY)
     configure(node, "--nvidia-runtime-path", AWAY)
     node.program(RUNTIME)
-    node.start()  # with the same table twice containerd would not come
+    node.start()  # with the same table twice containerd would not start
     told = configure(node, "--nvidia-runtime-path", AWAY, code=1)
     assert f"k3s finds {RUNTIME} first" in told
     assert "has the runtimes nvidia, runc" in configure(node)
@@ -143,10 +143,10 @@ def test_rendered_file_that_containerd_refuses_is_rolled_back(make: Make) -> Non
     node.program(AWAY)
     node.start()
     told = configure(node, "--nvidia-runtime-path", AWAY, code=4)
-    assert "failed to unmarshal TOML" in told  # containerd's own last words
+    assert "failed to unmarshal TOML" in told  # containerd's own last log line
     assert node.path(V3_TEMPLATE).read_text() == INLINE
     assert "nvidia" not in node.path(f"{K3S}/config.toml").read_text()
-    assert "k3s has the runtimes runc" in configure(node, verb="unconfigure")  # it runs again
+    assert "k3s has the runtimes runc" in configure(node, verb="unconfigure")  # it is running again
 
 
 @pytest.mark.parametrize(("suite", "version"), [("trixie", 2), ("forky", 3)], ids=["1.35", "1.36"])

@@ -1,4 +1,4 @@
-"""configure-runtime against a real dockerd: reloaded or restarted, active afterwards, or as before."""
+"""configure-runtime against a real dockerd: reloaded or restarted, active afterwards, or unchanged."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_rollback_restores_the_bytes_by_a_reload(cli: Cli) -> None:
     before, pid = digest(cli.engine.config), cli.engine.pid
     cli.data("configure-runtime")
     cli.data("configure-runtime", "--set-as-default")
-    # what is reported is what the daemon says after it has read the file, not before
+    # the report has the daemon's state after it has read the file, not before
     assert cli.data("rollback")["active"]["default"] == "runc"
     assert "nvidia" in info(cli)["Runtimes"]
     assert "nvidia" not in cli.data("rollback")["active"]["handler"]
@@ -134,7 +134,7 @@ def test_killed_after_a_reload_is_recovered_without_a_restart(cli: Cli) -> None:
     before, pid = digest(cli.engine.config), cli.engine.pid
     cli.data("configure-runtime", "--set-as-default")
     manifest = next((cli.state / "journal").glob("*/manifest.json"))
-    # as if it had been killed after the reload and before it could commit, a moment nobody hits from outside
+    # as if it had been killed after the reload and before the commit, a moment that can't be hit from outside
     manifest.write_text(manifest.read_text().replace('"committed"', '"applied"'))
     data = cli.data("unconfigure-runtime", restart="false")
     assert data["changes"][0]["action"] == "unchanged"
@@ -144,7 +144,7 @@ def test_killed_after_a_reload_is_recovered_without_a_restart(cli: Cli) -> None:
 
 
 def test_default_removed_from_the_file_does_not_end_the_daemon(tmp_path: Path) -> None:
-    # dockerd 20.10 dies of reloading a file that neither has its present default runtime nor names another
+    # dockerd 20.10 dies on reloading a file that neither has its present default runtime nor names another
     config = {"default-runtime": "other", "runtimes": {"other": {"path": "/usr/bin/runc"}}}
     with configuring(start_dockerd(config), tmp_path) as cli:
         pid = cli.engine.pid
@@ -158,7 +158,7 @@ def test_default_removed_from_the_file_does_not_end_the_daemon(tmp_path: Path) -
 
 def test_rollback_if_the_daemon_had_not_read_its_file_before(cli: Cli) -> None:
     cli.data("configure-runtime")
-    cli.engine.config.write_text(EDITED)  # taken out by hand, not reloaded
+    cli.engine.config.write_text(EDITED)  # removed by hand, not reloaded
     data = cli.data("configure-runtime", "--set-as-default")
     assert data["active"]["default"] == "nvidia"
     assert "nvidia" not in cli.data("rollback")["active"]["handler"]

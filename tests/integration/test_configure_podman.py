@@ -1,4 +1,4 @@
-"""configure-runtime on real podman: nothing for CDI but the old hook, a drop-in for a named runtime."""
+"""configure-runtime on real podman: for CDI it only removes the old hook, a drop-in for a named runtime."""
 
 from __future__ import annotations
 

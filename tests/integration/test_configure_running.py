@@ -1,4 +1,4 @@
-"""configure-runtime while containers run: a restart of Docker would stop them, so it asks first."""
+"""configure-runtime while containers run: a restart of Docker would stop them, so it prompts first."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
 from tests.integration.systemd_stand_in import Node, require_namespace
 
-# the CRI is off, and can't start once it is on: containerd reads the file without a word all the same
+# the CRI is disabled, and can't start once it is enabled: containerd reads the file without an error
 BROKEN_CRI = """\
 version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
@@ -91,7 +91,7 @@ def test_options_of_one_engine_are_refused_for_several(node: Node) -> None:
 
 def signal_at_restart(node: Node, unit: str, name: str) -> None:
     """Let systemctl send gpunode a signal, once, instead of restarting the unit. It must not do that later
-    either: another gpunode may be at work by then."""
+    either: another gpunode may be running by then."""
     systemctl, once = node.directory / "bin/systemctl", node.directory / "once"
     trap = (
         f'[ "$*" = "restart {unit}" ] && mkdir {once} 2>/dev/null && kill -{name} $PPID && sleep 5 && exit 1'

@@ -1,4 +1,4 @@
-"""What is planned for containerd's files, judged by `config dump` of 1.6, 1.7 and 2.x; no daemon runs."""
+"""Plans for containerd's files, judged by `config dump` of 1.6, 1.7 and 2.x; no daemon runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAIN = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "p
 
 @dataclass(frozen=True)
 class Node:
-    """containerd's files in a directory of their own, and one release's program to judge them."""
+    """containerd's files in their own directory, and one release's program to judge them."""
 
     directory: Path
     binary: str
@@ -105,7 +105,7 @@ def runtimes(tree: Tree) -> Tree:
 
 
 def without(tree: Tree, *names: str) -> Tree:
-    """The view without these runtimes; unset options of the others are dropped, which runc takes alike."""
+    """The view without these runtimes; unset options of the others are dropped, which runc treats alike."""
     for name in names:
         runtimes(tree).pop(name, None)
     for entry in runtimes(tree).values():

@@ -1,4 +1,4 @@
-"""Files of several versions under real containerds: what the doctor says is passed over isn't in force."""
+"""Files of several versions with real containerds: settings called ignored are not effective."""
 
 import shutil
 from dataclasses import replace
@@ -40,7 +40,7 @@ def main(version, plugin):
 
 
 def both(plugin):
-    """As NVIDIA's tool writes it: all that containerd tells of the table, and the handler."""
+    """As NVIDIA's tool writes it: all settings of the table that containerd reports, and the handler."""
     second = table(plugin, "nvidia").partition(f'[plugins."{plugin}"]\n')[2]
     return table(plugin, "runc", "runc") + second
 
@@ -88,5 +88,5 @@ def test_ignored_settings_are_not_reported_as_effective(case, source):
         )
         verdict = BY_ID["containerd-config-version"].run(node)
         if release < (2,) and second and verdict.status is FindingStatus.PASS and not whole:
-            verdict = BY_ID["containerd-imports-clobber"].run(node)  # that one's to tell
+            verdict = BY_ID["containerd-imports-clobber"].run(node)  # reported by another check
         assert (verdict.status is FindingStatus.PASS) == whole, (verdict, status.handlers, status.config)

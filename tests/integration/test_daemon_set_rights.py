@@ -1,7 +1,7 @@
-"""The plugin's DaemonSet with the rights that its manifest has and no other: its container, made by runc.
+"""The plugin's DaemonSet with exactly the rights of its manifest: its container, started by runc.
 
 Capabilities, mounts, the read-only root and the flag against new privileges are the manifest's. The image is
-this machine under an overlay, the kubelet gpunode's stand-in, and what NVIDIA's runtime brings is the stub.
+this machine under an overlay, the kubelet gpunode's stub, and the files of NVIDIA's runtime are the stub's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ exec runc --root "$1/runc" run --bundle "$1/bundle" "$2"
 
 
 class PluginPod:
-    """The manifest's container on a node whose files lie in `place`."""
+    """The manifest's container on a node whose files are below `place`."""
 
     def __init__(self, place: Path, *options: str) -> None:
         ran = gpunode("manifests", "daemon-set", "--image", "registry.test/gpunode:1", *options)
@@ -66,13 +66,13 @@ class PluginPod:
             yield _bind(source, mount["mountPath"], "ro" if mount.get("readOnly") else "rw")
         yield _bind(Path(sys.prefix), _PROGRAM, "ro")
         yield _bind(REPOSITORY / "gpunode", f"{_SOURCE}/gpunode", "ro")
-        # as NVIDIA's runtime does; what is tested is gpunode's own
+        # as NVIDIA's runtime does; gpunode's own part is tested
         library = f"/usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1"
         yield _bind(build() / "all/libnvidia-ml.so.1", library, "ro")
         yield _bind(self.place / "stub", "/run/stub", "rw")
 
     def _source(self, volume: Mapping[str, Any]) -> Path:
-        """The kubelet makes what may be made, and refuses to start a pod without the rest."""
+        """The kubelet creates the permitted directories, and refuses to start a pod without the rest."""
         if "emptyDir" in volume:
             empty: Path = self.place / "empty" / volume["name"]
             empty.mkdir(parents=True)
@@ -80,7 +80,7 @@ class PluginPod:
         path: Path = self.node / volume["hostPath"]["path"].lstrip("/")
         if volume["hostPath"]["type"] == "DirectoryOrCreate":
             path.mkdir(parents=True, exist_ok=True)
-        assert path.is_dir(), f"the pod would hang for want of {path}"
+        assert path.is_dir(), f"the pod would not start without {path}"
         return path
 
     def _spec(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class PluginPod:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Afterwards it has ended as a pod is ended: by SIGTERM, and with 0."""
+        """Afterwards it is ended as a pod is: by SIGTERM, with exit code 0."""
         self.stub.start()
         for part in ("over", "runc", "bundle/rootfs"):
             (self.place / part).mkdir(parents=True)
@@ -120,7 +120,7 @@ class PluginPod:
         ):
             try:
                 yield process
-                process.send_signal(signal.SIGTERM)  # runc hands it on
+                process.send_signal(signal.SIGTERM)  # runc passes it on
                 assert process.wait(PATIENCE) == 0, self.log()
             finally:
                 process.kill()

@@ -38,7 +38,7 @@ def cdi_directories(cli: Cli) -> Any:
 
 
 def without_specification(cli: Cli, verb: str, *options: str) -> Any:
-    """`data` of a run for which the CDI specification is somebody else's: no GPU is here to describe."""
+    """`data` of a run with a specification of another owner: there is no GPU here to describe."""
     program = (
         "import sys; from gpunode.cdi import engines as c; c.companions = lambda *a, **k: c.Companions();"
         " from gpunode.cli import main; sys.argv[0] = 'gpunode'; main()"
@@ -90,7 +90,7 @@ def test_runtime_added_by_a_flag_stays_available(
     engine = start_dockerd({}, arguments=["--add-runtime", "other=/usr/sbin/runc"])
     with configuring(engine, tmp_path) as cli:
         data = cli.data("configure-runtime")
-        assert data["restart"]["verb"] == "restart"  # a reload would forget it
+        assert data["restart"]["verb"] == "restart"  # a reload would drop it
         assert {"nvidia", "other"} <= set(data["active"]["handler"])
         gone = cli.data("unconfigure-runtime")["active"]["handler"]
         assert "other" in gone and "nvidia" not in gone

@@ -18,7 +18,7 @@ from gpunode.host import Host
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE
 
-# one at a time: each ends what the same user runs
+# one at a time: each ends the processes of the same user
 pytestmark = [pytest.mark.full, pytest.mark.docker, pytest.mark.xdist_group("docker_rootless")]
 TOOLKIT = ".config/nvidia-container-runtime/config.toml"
 RESTART = ["systemctl --user daemon-reload", "systemctl --user restart docker.service"]
@@ -43,7 +43,7 @@ def data(docker: Rootless, *arguments: str) -> Any:
 
 
 def files(docker: Rootless) -> set[str]:
-    """What is configuration: neither dockerd's own data nor gpunode's journal."""
+    """Configuration files: neither dockerd's own data nor gpunode's journal."""
     found = (path for path in docker.home.rglob("*") if path.is_file())
     names = {str(path.relative_to(docker.home)) for path in found}
     return {name for name in names if not name.startswith(".local/") and not name.endswith("key.json")}
@@ -74,7 +74,7 @@ def test_runtime_environment_points_to_the_users_toolkit_file(docker: Rootless) 
     DockerApi(Host(), docker.socket).load_image(busybox_archive("gpunode.test/box:1", ("/bin/echo",)))
     argv = ["docker", "-H", f"unix://{docker.socket}", "run", "--rm", "--network=none", "--runtime=nvidia"]
     subprocess.run([*argv, "gpunode.test/box:1"], capture_output=True, timeout=PATIENCE, check=False)
-    # whether the container itself may start here is another matter: cgroups aren't delegated
+    # whether the container itself may start here doesn't matter: cgroups aren't delegated
     seen = (docker.directory / "run/runtime-environment").read_text().splitlines()
     assert f"XDG_CONFIG_HOME={docker.home}/.config" in seen
 

@@ -1,4 +1,4 @@
-"""The engines' checks against real daemons, whose file and whose word come apart and together.
+"""The engines' checks against real daemons, with file and daemon in agreement or not.
 
 Only the node around the daemon is set by hand: that it is this node's engine, and which file it reads.
 """
@@ -73,7 +73,7 @@ IMPORTS = 'version = 2\nimports = ["{directory}/conf.d/*.toml"]\n'
 
 @pytest.mark.containerd
 def test_drop_in_that_removes_settings_of_the_main_file():
-    """Before 2.0 the last file's table counts alone; a whole copy of it keeps what the main file has."""
+    """Before 2.0 only the last file's table counts; a whole copy of it keeps the main file's settings."""
     main = IMPORTS + CONTAINERD_CONFIG.removeprefix("version = 2\n")
     engine = start_containerd(main)
     drop_in = engine.directory / "conf.d" / "99-nvidia.toml"

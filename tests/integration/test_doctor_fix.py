@@ -1,6 +1,6 @@
-"""`doctor --fix --apply` on a live node: a mount namespace of its own whose /sys, /proc and /dev show a GPU.
+"""`doctor --fix --apply` on a live node: a private mount namespace whose /sys, /proc and /dev show a GPU.
 
-modprobe and nvidia-modprobe are programs of the test that do there what the real ones do: they can't be had
+modprobe and nvidia-modprobe are programs of the test that do what the real ones do: those are not available
 without a GPU.
 """
 

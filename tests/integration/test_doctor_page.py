@@ -49,7 +49,7 @@ def test_page_renders_its_embedded_report(tab, mismatch):
     assert "reboot" in tab.value("document.querySelector('.card.first').textContent")
     listed = tab.value("[...document.querySelectorAll('[data-state]')].map(one => one.id)")
     assert sorted(listed) == sorted(one["id"] for one in report["data"]["findings"])
-    assert tab.value(SHOWN) == ["driver-lib-mismatch"]  # the layers are closed
+    assert tab.value(SHOWN) == ["driver-lib-mismatch"]  # the layers are collapsed
     assert tab.value("document.documentElement.scrollWidth <= window.innerWidth")
 
 

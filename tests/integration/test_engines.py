@@ -1,4 +1,4 @@
-"""The test engines themselves: restarted from another process, ended without a trace, failing aloud."""
+"""The test engines themselves: restarted from another process, ended without leftovers."""
 
 import subprocess
 from pathlib import Path

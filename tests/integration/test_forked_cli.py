@@ -1,4 +1,4 @@
-"""A forked run and one of a fresh interpreter can't be told apart."""
+"""A forked run and one of a new interpreter have the same results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Go's own template engine as the judge of the condition that gpunode writes into k3s's template.
 
-No Go is here, but docker formats what dockerd says with text/template, and its runtimes are a map of structs
-just as k3s's ``.ExtraRuntimes`` is.
+No Go is installed here, but docker formats dockerd's info with text/template, and its runtimes are a map of
+structs like k3s's ``.ExtraRuntimes``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From Allocate to a container: podman starts one with the CDI names that the plugin's answer holds.
+"""From Allocate to a container: podman starts one with the CDI names of the plugin's response.
 
-The plugin is a process of its own in a mount namespace, so that its /var/run/cdi is private; the kubelet is
-the stand-in; NVML is the C stand-in; device files have the numbers of /dev/null.
+The plugin is a separate process in a mount namespace, so that its /var/run/cdi is private; the kubelet is
+the stub; NVML is the C stub; device files have the numbers of /dev/null.
 """
 
 import json
@@ -37,7 +37,7 @@ SPECIFICATION = "run/cdi/k8s.device-plugin.nvidia.com-gpu.json"
 
 
 def driver_root(root):
-    """Libraries and device files of three GPUs, the last of them cut up."""
+    """Libraries and device files of three GPUs, the last of them in MIG mode."""
     scenario = with_mig(machine(GPUS), CUT, mixed_layout(CUT))
     put_libraries(root / f"usr/lib/{platform.machine()}-linux-gnu", scenario.driver)
     make_nodes(root, [*CONTROL, *(f"nvidia{index}" for index in range(GPUS))])
@@ -50,7 +50,7 @@ def driver_root(root):
 
 
 class Plugin:
-    """One `gpunode plugin serve`, with what it has written."""
+    """One `gpunode plugin serve`, with its output."""
 
     def __init__(self, directory: Path, root: Path, scenario, *options: str) -> None:
         self.log = directory / "log"
@@ -108,7 +108,7 @@ def plugin(root):
 
 
 def started(plugin, image, names, *arguments):
-    """What a container with these CDI devices tells."""
+    """Devices that a container with these CDI names sees."""
     devices = [word for name in names for word in ("--device", name)]
     copied = plugin.log.parent / "gpu.json"
     copied.write_bytes(plugin.specification.read_bytes())

@@ -1,6 +1,6 @@
 """`gpunode setup --kubernetes` on a live node: containerd, the plugin and the proofs are real.
 
-The kubelet is gpunode's own stand-in, systemctl one of the test, the API server fixtures/api_server.py.
+The kubelet is gpunode's own stub, systemctl one of the test, the API server fixtures/api_server.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_setup_runs_every_step_once_and_a_second_run_changes_nothing(
         "systemctl daemon-reload",
         f"systemctl enable --now {UNIT}",
     ]
-    assert kinds(api) == {"RuntimeClass"}  # the proof's pod is gone again
+    assert kinds(api) == {"RuntimeClass"}  # the proof's pod has been removed
     plugin = first.document["data"]["steps"][4]["result"]
     assert "2 of 2 nvidia.com/gpu healthy" in plugin["status"]
 
@@ -153,7 +153,7 @@ def test_plugin_that_does_not_start_is_rolled_back_and_a_later_run_continues(
 
 
 def test_failed_registration_and_ctrl_c_leave_no_plugin(node: KubernetesNode, api: ApiServer) -> None:
-    # the plugin offers its GPUs to nobody, so it is never ready
+    # the plugin offers its GPUs to no kubelet, so it is never ready
     (node.place / "environment").write_text(
         "GPUNODE_PLUGIN_SERVE_KUBELET_SOCKET=/var/lib/kubelet/none/kubelet.sock\n"
     )
@@ -163,7 +163,7 @@ def test_failed_registration_and_ctrl_c_leave_no_plugin(node: KubernetesNode, ap
     assert "the kubelet took no GPUs within 1 s" in failed.document["errors"][0]["message"]
     assert not has_unit(node)
 
-    # Ctrl-C once the unit has been started, however long the way there takes
+    # Ctrl-C once the unit has been started, however long that takes
     before = sum("enable --now" in call for call in node.calls())
     script = (
         f'(until [ "$(grep -c "enable --now" {node.place}/calls)" -gt {before} ]; do sleep 0.05; done;'
@@ -186,7 +186,7 @@ def test_daemon_set_is_rolled_back_if_its_pod_does_not_start(node: KubernetesNod
     assert "no pod of the DaemonSet was made" in none.document["errors"][0]["message"]
     assert kinds(api) == {"RuntimeClass"}
 
-    # stands in for the DaemonSet's controller and the pod that the kubelet then starts
+    # replaces the DaemonSet's controller and the pod that the kubelet then starts
     serve = f"{node.place}/venv/bin/python -m gpunode plugin serve"
     node.sh(
         f"(while [ ! -e {node.place}/go ]; do sleep 0.1; done; exec setsid {serve})"

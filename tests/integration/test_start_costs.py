@@ -1,4 +1,4 @@
-"""A run that finds nothing to change costs a scheduled job little: it starts no child and loads no library.
+"""A run that finds nothing to change is cheap for a scheduled job: it starts no child and loads no library.
 
 `make bench` measures the time against its budget; these are the causes that would show there.
 """
@@ -62,7 +62,7 @@ def test_unchanged_run_starts_no_child_and_loads_no_heavy_module(configured: Cli
 
 
 def test_version_of_the_running_program_is_read_without_starting_it(configured: Cli) -> None:
-    """A package upgrade replaces the file; what the plan must suit is the daemon that runs now."""
+    """A package upgrade replaces the file; the plan must suit the daemon that is running now."""
     started: list[str] = []
     host = Host(environ=dict(os.environ), trace=started.append)
     find = find_docker if configured.engine.kind == "docker" else find_containerd

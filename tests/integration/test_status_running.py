@@ -1,4 +1,4 @@
-"""`gpunode status runtime` beside real daemons: what they have, before and after they read their files."""
+"""`gpunode status runtime` with real daemons: their state before and after they read their files."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_generated_copy_shadows_the_main_file_of_a_real_containerd_2(tmp_path: P
         engine.restart()
         found = status(cli)
         assert [one["writer"] for one in found["files"]] == ["administrator", "nvidia-ctk"]
-        # CDI is what the drop-in was asked for; the line size is a value that the main file has changed
+        # the drop-in requests CDI; the line size is a value that the main file has changed
         assert kinds(cli) == [("shadowed", "max_container_log_line_size")]
         assert found["cdi"] is True
 
@@ -204,7 +204,7 @@ def test_podman_has_no_daemon_and_lists_its_effective_files(tmp_path: Path) -> N
 
 @pytest.mark.containerd
 def test_unresponsive_daemon_times_out_after_three_seconds(tmp_path: Path) -> None:
-    """A socket that accepts and says nothing stands for a daemon that hangs."""
+    """A socket that accepts and sends nothing replaces a daemon that hangs."""
     path = tmp_path / "s.sock"
     config = tmp_path / "config.toml"
     config.write_text("version = 2\n")
@@ -225,7 +225,7 @@ def test_unresponsive_daemon_times_out_after_three_seconds(tmp_path: Path) -> No
 
 
 def _hold(listener: socket.socket, stop: threading.Event, held: list[socket.socket]) -> None:
-    """Accept whatever comes and keep it open."""
+    """Accept all connections and keep them open."""
     listener.settimeout(0.1)
     while not stop.is_set():
         try:

@@ -56,13 +56,13 @@ def node(tmp_path: Path) -> CdiNode:
 
 
 def release(program: str) -> tuple[int, ...]:
-    """Suites move on, so the program itself is asked."""
+    """Suites change, so the version is read from the program."""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     return parse_version(done.stdout)
 
 
 def containerd(node: CdiNode, *, cdi: bool = True) -> Engine:
-    """One whose CDI directory is the node's; 1.7 must be told to read it, 2.x not to."""
+    """One with the node's CDI directory; 1.7 must be configured to read it, 2.x not to."""
     switch = f'  enable_cdi = {str(cdi).lower()}\n  cdi_spec_dirs = ["{node.specs}"]\n'
     old = release("containerd") < (2,)
     config = CONTAINERD_CONFIG.replace(OLD, OLD + switch) if old else NEW + switch
@@ -86,7 +86,7 @@ def verify(engine: Engine, node: CdiNode, *options: str) -> Ran:
 
 
 def held(engine: Engine) -> tuple[int, int]:
-    """How many containers or pods, and how many images."""
+    """Number of containers or pods, and of images."""
     if engine.kind == "docker":
         info = DockerApi(Host(), engine.socket).info()
         return info["Containers"], info["Images"]
@@ -149,10 +149,10 @@ def test_disabled_cdi_in_containerd_has_a_hint_to_enable_it(suite: str, node: Cd
 
 @pytest.mark.containerd
 def test_crio_is_used_through_the_same_cri_calls(node: CdiNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CRI-O isn't packaged here: containerd serves the CRI in its place, and an image of the caller's runs.
+    """CRI-O isn't packaged here: containerd serves the CRI in its place, and an image of the caller runs.
 
-    What only CRI-O has, its configuration over HTTP and its image storage, is not part of this test; gpunode
-    then takes its default directories of specifications, which a mount namespace makes the node's.
+    CRI-O's own parts, its configuration over HTTP and its image storage, are not part of this test; gpunode
+    then uses its default directories of specifications, which a mount namespace makes the node's.
     """
     monkeypatch.setenv("PATH", path_of("forky"))
     own = 'mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/cdi && mount --bind $0 /run/cdi && exec "$@"'

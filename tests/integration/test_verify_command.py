@@ -1,4 +1,4 @@
-"""`gpunode verify --on ENGINE` as a person starts it: MIG devices too, each proven inside one container."""
+"""`gpunode verify --on ENGINE` as a user starts it: MIG devices too, each proven inside one container."""
 
 import pytest
 
@@ -14,7 +14,7 @@ WANTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
 
 
 def proven(node, engine, *argv):
-    """What `verify` says of a node with one whole GPU and one that is cut up, then with a faulty GPU."""
+    """Output of `verify` for a node with one whole GPU and one in MIG mode, then with a faulty GPU."""
     node.stubs.write(CUT)
     good = gpunode("verify", "--on", engine, "-o", "json", *argv, env=node.stubs.env)
     node.stubs.write(CUT.with_gpu(0, wrong=True))

@@ -47,7 +47,7 @@ def engine(node):
 
 @pytest.fixture
 def cri(engine, node):
-    """The daemon, and afterwards the proof that nothing was left in it."""
+    """The daemon, and afterwards the check that nothing was left in it."""
     node.stubs.write(GPUS)
     with Cri(Host(), engine.socket) as cri:
         before = held(cri)

@@ -39,7 +39,7 @@ def engine(node):
 
 @pytest.fixture
 def api(engine, node):
-    """The daemon, and afterwards the proof that nothing was left in it."""
+    """The daemon, and afterwards the check that nothing was left in it."""
     node.stubs.write(GPUS)
     api = DockerApi(Host(), engine.socket)
     before = held(api)

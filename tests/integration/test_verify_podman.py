@@ -1,4 +1,4 @@
-"""Vector-add in a container of a real podman, by CDI alone: nothing but the driver is on the node, a stub."""
+"""Vector-add in a container of a real podman, by CDI alone: only the driver, a stub, is on the node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ cgroup_manager = "cgroupfs"
 """
 LEFT = "podman ps --all --quiet; podman images --quiet"
 HANGING = GPUS.with_faults(Fault("cuInit", hang=60.0))
-# ends a run by a signal once its container runs; tells its exit code, what it left, what the next run left
+# ends a run by a signal once its container runs; prints its exit code, its leftovers, those of the next run
 ENDED_BY = """\
 import json, signal, subprocess, sys, time
 def podman(*argv):
@@ -51,7 +51,7 @@ print(json.dumps([code, left, held()]))
 
 
 class Node:
-    """podman in its namespace, and the driver; `run` gives a script the specification where podman looks."""
+    """podman in its namespace, and the driver; `run` writes the specification where podman searches."""
 
     def __init__(self, directory: Path) -> None:
         require("podman", "runc", "gcc")

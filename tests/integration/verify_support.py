@@ -1,4 +1,4 @@
-"""What the two verify tests share: a GPU node out of stubs, and a run that somebody interrupts."""
+"""Fixtures of the verify tests: a GPU node made of stubs, and an interrupted run."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ except KeyboardInterrupt:
 
 @dataclass
 class Notes:
-    """A progress that keeps what a person would be told."""
+    """A progress that records its messages."""
 
     notes: list[str] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class GpuNode:
-    """Stub libraries and the runtimes `nvidia` (gives them to containers) and `broken` (refuses)."""
+    """Stub libraries and the runtimes `nvidia` (adds them to containers) and `broken` (refuses)."""
 
     stubs: StubNode
     nvidia: Path
@@ -73,8 +73,8 @@ def gpu_node(directory: Path) -> GpuNode:
 
 
 def comes_to(told: Callable[[], object], expected: object) -> None:
-    """Fail unless the daemon comes to tell that. containerd's CRI learns by an event what ctr has done, and
-    gpunode takes its images out with ctr."""
+    """Fail unless the daemon finally reports that. containerd's CRI learns of changes by ctr through an
+    event, and gpunode removes its images with ctr."""
     assert eventually(lambda: told() == expected), told()
 
 
