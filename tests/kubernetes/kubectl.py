@@ -1,4 +1,4 @@
-"""kubectl as a client of manifests, without a cluster: a server beside it tells which kinds there are."""
+"""kubectl as a client of manifests, without a cluster: a test server lists the existing kinds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 class Discovery(BaseHTTPRequestHandler):
-    """/api, /apis and what lies below them, as any API server has it; everything else is unknown."""
+    """/api, /apis and everything below, as any API server has it; all other paths are unknown."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -39,7 +39,7 @@ class Discovery(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Prints nothing."""
 
 
 def _answer(path: str) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ def discovery() -> Iterator[str]:
 
 
 def kubectl(*argv: str, stdin: str, home: str, server: str = "") -> subprocess.CompletedProcess[str]:
-    """Run it with no configuration of anybody's; its test is skipped where it isn't installed."""
+    """Run it with an empty configuration; its test is skipped if it isn't installed."""
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("kubectl isn't installed (scripts/install-engines; not every archive has it)")

@@ -1,4 +1,4 @@
-"""What API servers say of pods that don't start or don't pass, and what gpunode makes of it."""
+"""Pods that don't start or don't pass as API servers describe them, and gpunode's explanations."""
 
 from __future__ import annotations
 

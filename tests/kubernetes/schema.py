@@ -1,4 +1,4 @@
-"""Holds objects against the API server's schema, by lightkube's models, which are generated from it."""
+"""Checks objects against the API server's schema, by lightkube's models, which are generated from it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MODELS = {
 
 
 def checked(tree: dict[str, Any]) -> Any:
-    """The typed object. Fails for a wrong type, a missing required field and one that the schema hasn't."""
+    """The typed object. Fails for a wrong type, a missing required field and one that the schema lacks."""
     import importlib
 
     pytest.importorskip("lightkube")
     place = MODELS[tree["apiVersion"], tree["kind"]]
     model = getattr(importlib.import_module(f"lightkube.models.{place}"), tree["kind"])
     typed = model.from_dict(tree)
-    assert typed.to_dict() == tree, "fields that the schema hasn't"
+    assert typed.to_dict() == tree, "fields that the schema lacks"
     return typed

@@ -1,4 +1,4 @@
-"""Every way to an API server: kubeconfigs as people have them, a pod's account, kubectl proxy."""
+"""Every connection to an API server: kubeconfigs of users, a pod's account, kubectl proxy."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_several_kubeconfigs_are_merged(api: ApiServer, run: Gpunode, tmp_path: 
     paths = f"{tmp_path / 'one'}:{tmp_path / 'missing'}:{tmp_path / 'two'}"
     done = run(*ADVERTISE, "-o", "json", KUBECONFIG=paths)
     assert done.code == 0, done.err
-    # the undo goes to the same cluster, whatever KUBECONFIG and the current context are by then
+    # the undo addresses the same cluster, whatever KUBECONFIG and the current context are by then
     undo = shlex.split(done.document["data"]["undo"])[1:]
     assert f"{tmp_path / 'one'}:{tmp_path / 'two'}" in undo and undo[-5:-3] == ["--context", "test"]
     (tmp_path / "one").write_text(json.dumps({"current-context": "gone", "contexts": tree["contexts"]}))
@@ -179,7 +179,7 @@ def test_kubectl_proxy_needs_no_other_setting(run: Gpunode, tmp_path: Path, cert
     plain = ApiServer(anonymous="admin")
     plain.add_node("gpu-1", labels={"pool": "a"})
     with Listening(plain, None):
-        # a proxy of the environment isn't asked for what is on this machine
+        # a proxy of the environment isn't used for this machine
         done = run(*ADVERTISE, "--server", plain.url, KUBECONFIG="", HTTP_PROXY="http://127.0.0.1:1")
         assert done.code == 0, done.err
         assert f"--server {plain.url} --resource a.b/c --remove" in done.out
@@ -236,7 +236,7 @@ def test_missing_library_error_has_the_install_command(run: Gpunode, tmp_path: P
     (error,) = done.document["errors"]
     assert error["code"] == "kubernetes-extra-missing"
     python, *words = shlex.split(error["hint"])
-    assert Path(python).samefile(sys.executable), "the interpreter that lacks it, and no other"
+    assert Path(python).samefile(sys.executable), "the interpreter without the library, and no other"
     assert words[:3] == ["-m", "pip", "install"]
     assert [word.split(">")[0].split("<")[0] for word in words[3:]] == [
         *("httpcore2", "httpx2", "lightkube", "msgspec"),
@@ -256,7 +256,7 @@ def test_html_page_of_another_server_is_refused(api: ApiServer, run: Gpunode) ->
     assert (done.code, "not a response of an API server" in done.err) == (1, True)
 
 
-# --- what can't be met on a command line here: files of the whole machine ----------------------------------
+# --- files of the whole machine, which a command line can't use here ---------------------------------------
 
 
 def machine(root: Path, environ: dict[str, str], files: dict[str, str]) -> Host:
@@ -318,7 +318,7 @@ def test_name_of_the_node(
 
 def test_directory_is_not_a_kubeconfig(run: Gpunode, tmp_path: Path) -> None:
     done = run(*ADVERTISE, "--kubeconfig", str(tmp_path))
-    assert done.code == 3, "as any other file that is no kubeconfig"
+    assert done.code == 3, "like any other file that is no kubeconfig"
     assert done.err.splitlines() == [
         f"error: {tmp_path} is a directory",
         f"hint: name a file in it: --kubeconfig {tmp_path}/config",

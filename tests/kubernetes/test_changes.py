@@ -1,4 +1,4 @@
-"""The patches: whatever a node looks like, they make it what was asked for and touch nothing else."""
+"""The patches: for any node they make the requested change and touch nothing else."""
 
 from __future__ import annotations
 

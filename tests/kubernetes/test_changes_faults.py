@@ -133,7 +133,7 @@ def test_slow_server_is_waited_for(api: ApiServer, run: Gpunode) -> None:
 
 
 def test_change_behind_a_gateway_timeout_is_reported_with_its_undo(api: ApiServer, run: Gpunode) -> None:
-    """A load balancer gives up waiting (504), and the server has carried it out."""
+    """A load balancer stops waiting (504), and the server has executed it."""
 
     def carried_out() -> None:
         node = api.node("gpu-1")
@@ -144,7 +144,7 @@ def test_change_behind_a_gateway_timeout_is_reported_with_its_undo(api: ApiServe
     done = run(*ADVERTISE, "-o", "json")
     assert done.code == 0, done.err
     assert done.document["data"]["undo"].endswith(UNDO)
-    assert len(api.changes()) == 0  # the fault answered; nothing was sent again
+    assert len(api.changes()) == 0  # the response was the fault; nothing was sent again
 
 
 def test_undo_restores_the_last_value_before_the_change(api: ApiServer, run: Gpunode) -> None:

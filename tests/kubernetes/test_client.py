@@ -133,7 +133,7 @@ def test_name_stays_one_part_of_the_path(api: ApiServer, cluster: Cluster, name:
 
 
 def test_token_replaced_on_disk_is_read_again(api: ApiServer, tmp_path: Path) -> None:
-    """As the kubelet exchanges a pod's, while `plugin serve --labels` goes on."""
+    """As the kubelet replaces a pod's, while `plugin serve --labels` continues."""
     token = tmp_path / "token"
     token.write_text("first")
     api.users = {"first": "admin", "second": "admin"}

@@ -1,4 +1,4 @@
-"""An API server that means ill, and kubeconfigs that do, or that hold a secret beside a fault."""
+"""A hostile API server, and hostile kubeconfigs, or ones with a secret next to an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 @contextmanager
 def server(answer: Answer) -> Iterator[str]:
-    """Its URL; `answer` gets the connection and the head of each request, and hangs up by returning."""
+    """Its URL; `answer` gets the connection and the head of each request, and returns to close it."""
     stopped = False
 
     def serve() -> None:
@@ -108,7 +108,7 @@ def test_dripping_response_times_out(answer: Answer) -> None:
 
 
 class ClockHost(Host):
-    """A host whose clock a test moves."""
+    """A host with a clock set by the test."""
 
     seconds = 0.0
 

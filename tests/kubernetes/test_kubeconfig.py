@@ -1,4 +1,4 @@
-"""Connections and what they send: names, exchanged certificates and tokens, impersonation, proxies."""
+"""Connections and their requests: names, renewed certificates and tokens, impersonation, proxies."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_unknown_fields_are_refused_by_the_server_and_not_dropped(api: ApiServer
     assert api.asked[-1].query["fieldValidation"] == ["Strict"]
 
 
-# --- credentials that are exchanged -----------------------------------------------------------------------
+# --- renewed credentials ----------------------------------------------------------------------------------
 
 
 def printing(tmp_path: Path, **spec: Any) -> dict[str, Any]:
-    """A program that prints what stands in the file `token`, and keeps what it was told."""
+    """A program that prints the text of the file `token`, and records its input."""
     program = tmp_path / "signer"
     program.write_text(
         f'#!/bin/sh\nprintf %s "$KUBERNETES_EXEC_INFO" > {tmp_path}/info\n'
@@ -96,7 +96,7 @@ def printing(tmp_path: Path, **spec: Any) -> dict[str, Any]:
 def test_expired_token_of_a_credential_program_is_renewed(
     api: ApiServer, opened: Open, tmp_path: Path
 ) -> None:
-    """EKS' live for a quarter of an hour; `labels --watch` goes on for months."""
+    """EKS' are valid for a quarter of an hour; `labels --watch` runs for months."""
     (tmp_path / "token").write_text("first")
     api.users |= {"first": "admin", "second": "admin"}
     cluster = opened(kubeconfig(api, exec=printing(tmp_path)))
@@ -113,7 +113,7 @@ def test_expired_token_of_a_credential_program_is_renewed(
 def test_cluster_info_is_passed_to_a_credential_program_on_request(
     api: ApiServer, opened: Open, tmp_path: Path
 ) -> None:
-    """As gke-gcloud-auth-plugin's entry asks for it."""
+    """As gke-gcloud-auth-plugin's entry requests it."""
     (tmp_path / "token").write_text(ADMIN)
     more = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
     text = kubeconfig(api, exec=printing(tmp_path, provideClusterInfo=True))
@@ -163,7 +163,7 @@ def test_certificate_replaced_by_the_kubelet_is_read_again(
 def test_kubelet_certificate_names_the_node(
     api: ApiServer, run: Gpunode, kubelets: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """The machine's own name is another one."""
+    """The machine's own name is different."""
     path = tmp_path / "kubelet.conf"
     path.write_text(kubelets[1])
     done = run(*ADVERTISE, "--kubeconfig", str(path), NODE_NAME="")
@@ -319,7 +319,7 @@ class Tunnel(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is printed."""
+        """Prints nothing."""
 
 
 def carry(source: socket.socket, to: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""From a pod and its events to a reason: every wording that is known, and nonsense without an exception."""
+"""From a pod and its events to a reason: every known wording, and random data without an exception."""
 
 from __future__ import annotations
 
