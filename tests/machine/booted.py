@@ -1,8 +1,8 @@
 """A whole Debian machine with systemd as process 1: systemd-nspawn over an overlay of a base directory.
 
 It has its own processes, network, /run, /dev, cgroups and host name, and shares this machine's kernel. The
-driver is the C stubs of libnvidia-ml and libcuda, and what a kernel shows of a loaded driver is files
-(fixtures/driver_tree.py); the toolkit's runtime is a stand-in (fixtures/stub_runtime.py). The rest is real.
+driver is the C stubs of libnvidia-ml and libcuda, and the kernel's files about a loaded driver are in
+fixtures/driver_tree.py; the toolkit's runtime is a stub (fixtures/stub_runtime.py). The rest is real.
 
 The process that is started here ends with the test run, however that ends; the machine's processes and
 mounts are in namespaces that end with it.
@@ -78,7 +78,7 @@ exec "$@"
 
 @dataclass
 class Machine:
-    """One machine. `layers` are root directories that it is made of, the uppermost first; what it writes goes
+    """One machine. `layers` are the root directories below it, the uppermost first; its own writes go
     into `place`/upper, which can be a layer of another machine after `power_off`."""
 
     suite: str
@@ -141,7 +141,7 @@ class Machine:
 
     def boot(self) -> None:
         """Start it and wait until systemd has started everything; fails with its console otherwise."""
-        assert self._process is None, "it runs"
+        assert self._process is None, "it is running"
         layers = ":".join(map(str, self.layers))
         argv = [
             *("setpriv", "--pdeathsig", "KILL"),
@@ -157,7 +157,7 @@ class Machine:
             *("--register=no", "--keep-unit", "--private-network", "--resolv-conf=off", "--timezone=off"),
             *("--capability=all", f"--system-call-filter={_FILTER}", "--kill-signal=SIGRTMIN+3"),
             *(f"--bind={self.shared}:{SHARED}", f"--bind-ro={REPOSITORY}:{CHECKOUT}"),
-            # where images are unpacked: an overlay can't be laid over an overlay
+            # images are unpacked here: an overlay can't be mounted on an overlay
             *(f"--bind={self.place / name}:/var/lib/{name}" for name in ("docker", "containerd")),
             *(f"--bind-ro={wheels(self.suite)}:{WHEELS}", f"{SHARED}/init"),
         ]
@@ -169,7 +169,7 @@ class Machine:
         try:
             booted = Host().wait_until(self._is_up, BOOT_SECONDS, 0.1)
             assert booted and self.leader, f"{self.suite} did not boot:\n{self.console()}"
-            # by which gpunode, like systemd-detect-virt, knows a container
+            # by which gpunode, like systemd-detect-virt, detects a container
             self.sh("rm /run/systemd/container")
         except BaseException:
             self.kill()
@@ -186,7 +186,7 @@ class Machine:
         return self.run("systemctl", "is-system-running").out.strip()
 
     def power_off(self) -> None:
-        """Shut it down as a person does. Its files stay."""
+        """Shut it down as a user does. Its files stay."""
         assert self._process is not None
         self.run("systemctl", "poweroff")
         try:
@@ -200,7 +200,7 @@ class Machine:
         self.boot()
 
     def kill(self) -> None:
-        """Cut its power; nothing that runs or is mounted is left."""
+        """Power it off; nothing that runs or is mounted is left."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -212,7 +212,7 @@ class Machine:
                 _remove_cgroups(Path(directory) / self.name)
 
     def remove(self) -> None:
-        """Cut its power and remove its files."""
+        """Power it off and remove its files."""
         self.kill()
         shutil.rmtree(self.place)
 
@@ -256,11 +256,11 @@ class Machine:
         self.sh(f"install -D -m {mode:o} {SHARED}/file {shlex.quote(path)}")
 
     def gpunode(self, *argv: str, user: str = "", timeout: float = 120) -> Ran:
-        """The gpunode that is installed there."""
+        """gpunode installed in the machine."""
         return self.run("gpunode", *argv, user=user, timeout=timeout)
 
     def start(self, *argv: str) -> subprocess.Popen[str]:
-        """A program in the machine that goes on while the test does something else."""
+        """A program in the machine that continues while the test does something else."""
         return subprocess.Popen(
             self.inside(*argv),
             stdin=subprocess.DEVNULL,
@@ -270,7 +270,7 @@ class Machine:
         )
 
     def wait(self, ready: Callable[[], bool], problem: Callable[[], str], seconds: float = 120.0) -> None:
-        """Wait until something is so; fails with what `problem` says otherwise."""
+        """Wait until a condition holds; fails with the text of `problem` otherwise."""
         assert Host().wait_until(ready, seconds, 0.1), problem()
 
     # --- systemd -------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _children(process: int) -> list[int]:
 
 
 def _remove_cgroups(top: Path) -> None:
-    """Those of a machine that was killed; the kernel takes a moment to empty them."""
+    """cgroups of a killed machine; the kernel takes a moment to empty them."""
 
     def removed() -> bool:
         for directory, _, _ in os.walk(top, topdown=False):

@@ -46,7 +46,7 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def installed(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine, switched off, on which gpunode was installed by README's words."""
+    """A machine, powered off, on which gpunode was installed with README's commands."""
     machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"installed-{suite}"))
     machine.prepare()
     try:

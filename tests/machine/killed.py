@@ -1,7 +1,7 @@
 """gpunode, killed by SIGKILL right before one of its changes to the machine: killed.py NUMBER ARGUMENT...
 
-A change is a file or directory that it makes, opens for writing, renames or removes in `_PLACES`, or a
-command of systemctl other than show. It ends as usual where it makes fewer than NUMBER changes.
+A change is a file or directory that it creates, opens for writing, renames or removes in `_PLACES`, or a
+command of systemctl other than show. It ends as usual if it makes fewer than NUMBER changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""README.md's commands: those that install gpunode, and the quick start with what it prints."""
+"""README.md's commands: those that install gpunode, and the quick start with its output."""
 
 from __future__ import annotations
 

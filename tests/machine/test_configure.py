@@ -1,4 +1,4 @@
-"""configure-runtime and rollback with real units: what systemd, containerd and docker do."""
+"""configure-runtime and rollback with real units: the behavior of systemd, containerd and docker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main_pid(machine: Machine, unit: str) -> int:
 
 
 def configured(machine: Machine) -> bool:
-    """Whether the running containerd has the runtime, by its own word."""
+    """Whether the running containerd reports the runtime."""
     done = machine.gpunode("status", "runtime", "-o", "json")
     assert done.code == 0, done.err
     engines = {engine["name"]: engine for engine in done.document["data"]["engines"]}
@@ -125,7 +125,7 @@ def test_containerd_is_restarted_and_docker_reloaded(machine: Machine, original:
 def test_containerd_that_does_not_start_is_rolled_back_with_its_own_message(
     machine: Machine, original: str
 ) -> None:
-    """Also where systemd refuses a start because there were more than five in ten seconds."""
+    """Also if systemd refuses a start because there were more than five in ten seconds."""
     with_drop_in(machine, REFUSES.format(path=CONFIG))
     for _ in range(4):
         done = machine.gpunode("configure-runtime", "--runtime", "containerd")
@@ -150,10 +150,10 @@ def test_docker_that_does_not_accept_the_new_file_is_rolled_back(
     """Docker's unit is refused a start after three in a minute, and systemd itself starts one that failed."""
     with_drop_in(machine, drop_in, DOCKER)
     for _ in range(2):
-        if verb == "restart":  # the toolkit came after docker was started
+        if verb == "restart":  # the toolkit was installed after docker was started
             machine.sh("touch /usr/bin/nvidia-container-runtime-hook")
         done = machine.gpunode("configure-runtime", "--runtime", "docker")
-        # a reload that fails can't tell dockerd of the old file either
+        # after a failed reload dockerd can't be told to read the old file either
         assert done.code == (4 if verb == "restart" else 1), done.out + done.err
         assert f"systemctl {verb} {DOCKER}" in done.err and said in done.err, done.err
         assert machine.sh(f"cat {DAEMON_JSON}") == daemon_json
@@ -256,7 +256,7 @@ def test_journal_of_a_daemon_is_in_the_report(machine: Machine) -> None:
 
 
 def test_doctor_quotes_the_last_line_of_a_failed_daemon(machine: Machine, daemon_json: str) -> None:
-    """Only journald has it: docker ends at once, and its unit tells no more than that it failed."""
+    """Only journald has it: docker ends at once, and its unit only says that it failed."""
     with_drop_in(machine, "[Unit]\nStartLimitIntervalSec=3600\n", DOCKER)  # however slow three starts are
     machine.write(DAEMON_JSON, '{"storage-driver": "none-such"}\n')
     machine.run("systemctl", "restart", DOCKER)

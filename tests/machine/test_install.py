@@ -1,4 +1,4 @@
-"""gpunode on a machine where README's words were followed."""
+"""gpunode on a machine where README's commands were run."""
 
 from __future__ import annotations
 

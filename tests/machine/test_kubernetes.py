@@ -1,6 +1,6 @@
 """`gpunode setup --kubernetes` on a booted machine, up to the plugin's own unit.
 
-The kubelet is gpunode's stand-in as kubelet.service, because Debian has no kubelet; there is no API server.
+The kubelet is gpunode's stub as kubelet.service, because Debian has no kubelet; there is no API server.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ WantedBy=multi-user.target
 
 @pytest.fixture(scope="module")
 def node(machine: Machine) -> Machine:
-    """With a kubelet, of containerd, that has joined a cluster."""
+    """With a kubelet, using containerd, that has joined a cluster."""
     return node_with_kubelet(machine)
 
 
 def node_with_kubelet(machine: Machine) -> Machine:
-    """Give a machine with gpunode in /opt/gpunode the stand-in of a kubelet."""
+    """Give a machine with gpunode in /opt/gpunode the stub of a kubelet."""
     script = "import sys; print(*sys.path[1:], sep=':')"
     packages = machine.sh(f'/opt/gpunode/bin/python3 -c "{script}"').strip()
     machine.write("/usr/local/lib/kubelet/kubelet.py", _KUBELET)
     machine.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\n")
-    # a kubelet is known by its name, which a copy of the interpreter has here
+    # a kubelet is recognized by its name, which a copy of the interpreter has here
     machine.sh("cp $(readlink -f /usr/bin/python3) /usr/local/lib/kubelet/kubelet")
     options = "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"
     machine.write("/etc/systemd/system/kubelet.service", _UNIT.format(packages=packages, options=options))

@@ -104,7 +104,7 @@ def test_purge_removes_only_files_of_gpunode(bare: Machine) -> None:
 
 def test_bundle_installs_offline_and_is_removed(bare: Machine) -> None:
     name = f"gpunode-{__version__}-linux-x86_64"
-    # as README says: a user unpacks it, and the files are the user's
+    # as README says: a user unpacks it, and owns the files
     bare.sh(f"install -m 644 {PACKAGES}/{name}.tar.gz /tmp")
     bare.sh(f"umask 0002 && tar -C /tmp -xzf /tmp/{name}.tar.gz", user="ada")
     bare.sh(f"echo 'raise SystemExit(7)' > /tmp/compileall.py; cd /tmp && umask 077 && ./{name}/install.sh")

@@ -1,4 +1,4 @@
-"""README's quick start: each command, on a machine where README's words were followed."""
+"""README's quick start: each command, on a machine where README's commands were run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_quick_start_prints_what_the_readme_shows(node: Machine) -> None:
 
 
 def run(machine: Machine, command: str) -> str:
-    """What a terminal shows: stdout, then stderr. `plugin serve` ends once the kubelet watches."""
+    """Terminal output: stdout, then stderr. `plugin serve` ends once the kubelet watches."""
     words = command.split()
     if "serve" not in words:
         done = machine.run(*words)

@@ -1,4 +1,4 @@
-"""`gpunode setup` on a booted machine: from nothing to GPUs in real containers, and Ctrl-C on the way."""
+"""`gpunode setup` on a booted machine: from a fresh node to GPUs in real containers, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def files(machine: Machine) -> str:
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
-    """What it printed on stdout, up to the line that has `text`."""
+    """Its output on stdout, up to the line that has `text`."""
     lines = ""
     assert process.stdout is not None
     for line in process.stdout:
@@ -35,7 +35,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 
 
 def test_ctrl_c_after_the_restart_of_containerd(machine: Machine, original: str) -> None:
-    """Steps are printed when they are done; what stays changed is named, with the command that undoes it."""
+    """Finished steps are printed; remaining changes are named, with the command that undoes them."""
     SCENARIO.with_faults(Fault("cuInit", hang=600.0, times=100)).write(machine.shared / "scenario.txt")
     process = machine.start("gpunode", "setup", "--runtime", "containerd")
     try:

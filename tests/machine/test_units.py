@@ -40,7 +40,7 @@ sharing:
 
 
 def install_by_its_comment(machine: Machine, unit: str) -> None:
-    """Run the commands that the comment at the head of a unit in packaging/ names."""
+    """Run the commands in the comment at the head of a unit in packaging/."""
     head = (REPOSITORY / "packaging" / unit).read_text().partition("\n\n")[0]
     words = " ".join(line.removeprefix("#").strip() for line in head.splitlines())
     match = re.match(
@@ -96,7 +96,7 @@ def test_mps_daemons_run_as_a_unit(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_mps_daemons_have_private_shared_memory(machine: Machine) -> None:
-    """By the drop-in that docs/mps.md shows."""
+    """With the drop-in that docs/mps.md shows."""
     drop_in = re.search(
         r"^ +```ini\n(.*?)```", (REPOSITORY / "docs/mps.md").read_text(), re.DOTALL | re.MULTILINE
     )
