@@ -1,7 +1,7 @@
-"""Nodes whose GPUs can be cut: the stand-in of NVML with its nvidia-smi, and a state directory each.
+"""Nodes with MIG GPUs: the stub of NVML with its nvidia-smi, and a state directory each.
 
-A change of MIG looks for, and tells, the device plugins of the whole machine, and other tests run some: so
-the command line sees no processes but its own, except where a test wants it to.
+A change of MIG searches and signals the device plugins of the whole machine, and other tests run some: so
+the command line sees only its own processes, except where a test needs others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPACE = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "
 
 @cache
 def alone() -> tuple[str, ...]:
-    """What starts a program where it meets no process but its own; nothing where that may not be done."""
+    """Prefix for a program that sees only its own processes; empty if that is not permitted."""
     return () if subprocess.run([*_SPACE, "true"], capture_output=True).returncode else _SPACE
 
 
@@ -64,7 +64,7 @@ class MigNode:
 
     @contextmanager
     def shared(self) -> Iterator[MigNode]:
-        """The same, with the processes that `space` starts, for as long as this lasts."""
+        """The same, with the processes that `space` starts, for the duration of the context."""
         if not self.space:
             yield self
             return
@@ -106,7 +106,7 @@ class MigNode:
         return {ci.uuid for gi in self.gpu(index).instances for ci in gi.compute}
 
     def program(self, name: str, script: str) -> Path:
-        """Put a program in front of this node's PATH."""
+        """Put a program first in this node's PATH."""
         path = self.directory / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -120,8 +120,8 @@ MigMaker = Callable[[Scenario], MigNode]
 @pytest.fixture
 def mig_node(tmp_path: Path) -> MigMaker:
     if not have_compiler():
-        assert not os.environ.get("CI"), "gcc is missing: the stand-in libraries can't be built"
-        pytest.skip("gcc is missing: the stand-in libraries can't be built")
+        assert not os.environ.get("CI"), "gcc is missing: the stub libraries can't be built"
+        pytest.skip("gcc is missing: the stub libraries can't be built")
     if os.geteuid() != 0:
         pytest.skip("changing MIG needs root")
     return lambda scenario: MigNode(stub_node(tmp_path, scenario), tmp_path, alone())

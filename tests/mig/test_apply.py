@@ -91,7 +91,9 @@ def test_assert_exit_code_depends_on_the_difference(mig_node: MigMaker) -> None:
     assert node.run(*words, "all-disabled", "--mode-only").code == 5
     assert node.run(*words, "graphics", "--valid-config").code == 0
     whole = node.run("assert", "-f", EXAMPLES, "--valid-config")
-    assert (whole.code, "all-balanced" in whole.out) == (0, True), "a file is valid without one being chosen"
+    assert (whole.code, "all-balanced" in whole.out) == (0, True), (
+        "a file is valid without a selected configuration"
+    )
     assert node.run(*words, "graphics").code == 3
     assert node.run(*words, "nothing").code == 2
     assert node.run("assert", "-f", node.config("version: v9")).code == 1
@@ -174,7 +176,7 @@ def test_process_using_a_removed_instance_is_named_and_stops_apply(mig_node: Mig
             planned = node.run("plan", "-f", EXAMPLES, "-c", "parts", "-o", "json").document["data"]
             assert [one["pid"] for one in planned["obstacles"]] == [sleep.pid]
             assert node.stub.mig_changes() == done
-            # it doesn't use the 3g.40gb, so what leaves its own instance alone may go on
+            # it doesn't use the 3g.40gb, so a change that keeps its own instance may continue
             aside = node.profiles("2g.20gb: 1, 1g.10gb: 2")
             assert node.apply("wanted", file=aside).code == 0
             ran = node.apply("parts", "--drain", "1")
@@ -223,7 +225,7 @@ def test_unit_that_does_not_stop_prevents_the_change(mig_node: MigMaker) -> None
     assert node.stub.mig_changes() == []
 
 
-# --- failures on the way ---------------------------------------------------------------------------------
+# --- failures during apply -------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -317,7 +319,7 @@ def test_concurrent_runs_are_serialized(mig_node: MigMaker) -> None:
 
 
 def held_until_reset(node, scenario) -> None:
-    """An nvidia-smi before which whatever holds the GPU lets go."""
+    """An nvidia-smi before which the holder of the GPU releases it."""
     path = node.stub.scenario_path
     node.program("nvidia-smi", f"sed -i 's/ held=1//' {path}\nexec {node.stub.programs}/nvidia-smi \"$@\"")
     node.stub.write(scenario)

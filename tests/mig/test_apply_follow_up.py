@@ -1,4 +1,4 @@
-"""What follows a new layout: CDI, the unit for the next boots, the node's labels."""
+"""Steps after a new layout: CDI, the unit for the next boots, the node's labels."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ pytestmark = pytest.mark.full
 UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 
 
-# --- what is there beside it ------------------------------------------------------------------------------
+# --- CDI and device files ---------------------------------------------------------------------------------
 
 
 def test_cdi_specification_is_updated_as_by_cdi_refresh(tmp_path: Path) -> None:
     host = Host(root=tmp_path)
-    assert mig_apply.settle(host, SilentProgress()).cdi == "", "a node without one gets none"
+    assert mig_apply.settle(host, SilentProgress()).cdi == "", "a node without a specification gets none"
     host.make_dirs("/var/run/cdi")
     host.write_atomic(STANDARD, f"{MARKER}\n---\n".encode())
-    # this root has no driver, and then it is taken away
+    # this root has no driver, and then it is removed
     assert mig_apply.settle(host, SilentProgress()).cdi == f"{STANDARD} removed"
 
 
@@ -85,7 +85,7 @@ def test_missing_device_files_are_reported(tmp_path: Path) -> None:
 
 
 def install(root: Path, label: str = "all-1g", boot: bool = True) -> Result:
-    """What --persist does once the layout is there, on another root; and what is done without."""
+    """Steps of --persist after the layout is applied, on another root; and steps of a run without it."""
     chosen = mig_plan.choose(EXAMPLES, label)
     done = mig_apply.Done(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
     return mig_apply.finish(Host(root=root), chosen, done, boot, SilentProgress())
@@ -103,7 +103,7 @@ def test_unit_is_installed_and_rolled_back_by_the_journal(tmp_path: Path) -> Non
 
 
 def test_systemd_accepts_the_unit_without_an_ordering_cycle(tmp_path: Path) -> None:
-    """Beside our other units and those that it is ordered by, all of them wanted at boot."""
+    """With our other units and those that order it, all of them enabled at boot."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze isn't installed")
     (tmp_path / apply.UNIT).write_text(apply.unit("/bin/true", "all $1g 100%"))
@@ -226,7 +226,7 @@ def states(api: ApiServer) -> list[str]:
 def test_pod_without_host_processes_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would take the GPUs for idle, whoever uses them."""
+    """It would take the GPUs for idle, whichever process uses them."""
     monkeypatch.setattr("gpunode.mig.node_labels.in_pod", lambda _host: True)
     for space, told in (("pid:[4026531836]", 0), ("pid:[4026532758]", 1)):
         monkeypatch.setattr(Host, "readlink", lambda _self, _path, space=space: space)
@@ -250,7 +250,7 @@ def test_state_labels_change_from_pending_to_success(
     labels = api.node("gpu-1")["metadata"]["labels"]
     assert labels["nvidia.com/mig.config"] == "all-1g" and labels["pool"] == "a"
     assert node.apply("all-1g", *words(tmp_path, api)).code == 0
-    assert states(api) == ["pending", "success"], "nothing to do, nothing to tell"
+    assert states(api) == ["pending", "success"], "nothing to do, nothing to report"
 
 
 def test_failure_is_set_as_label(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_failure_is_set_as_label(mig_node: MigMaker, api: ApiServer, tmp_path: P
 
 
 def test_node_label_selects_the_configuration(mig_node: MigMaker, api: ApiServer, tmp_path: Path) -> None:
-    """As with mig-manager somebody sets the label; -c stays away."""
+    """As with mig-manager a user sets the label; -c is omitted."""
     node = mig_node(mig_machine("h100"))
     api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] = "all-balanced"
     ran = node.run("apply", "-f", EXAMPLES, *words(tmp_path, api))
@@ -273,9 +273,9 @@ def test_node_label_selects_the_configuration(mig_node: MigMaker, api: ApiServer
     ("asked", "given", "told"),
     [
         ("nonesuch", (), ["failed"]),  # no such configuration
-        ("a30-all-2g", (), ["failed"]),  # it can't be had here
+        ("a30-all-2g", (), ["failed"]),  # impossible here
         ("a30-all-2g", ("-c", "a30-all-2g"), ["failed"]),
-        # what the labels say is still true
+        # the labels are still correct
         ("all-1g", ("-c", "a30-all-2g"), []),
         ("all-1g", ("-c", "nonesuch"), []),
     ],
@@ -304,7 +304,7 @@ def test_mode_only_sets_no_success_label(mig_node: MigMaker, api: ApiServer, tmp
     assert node.apply("all-1g", *words(tmp_path, api)).code == 0
     assert states(api) == ["pending", "success"]
     assert node.apply("all-disabled", "--mode-only", *words(tmp_path, api)).code == 0
-    assert states(api)[-1] == "success", "that is all there is to it"
+    assert states(api)[-1] == "success", "mode-only is complete then"
 
 
 def _bytes(path: Path) -> bytes:
@@ -360,7 +360,7 @@ def test_label_that_kubernetes_refuses_is_a_usage_error(
 
 
 def test_unit_is_enabled_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for the lock that whoever enables it holds."""
+    """It would wait for the lock that the process enabling it holds."""
     from gpunode.host import transaction
     from gpunode.host.process import Completed
 

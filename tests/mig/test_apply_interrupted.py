@@ -1,4 +1,4 @@
-"""Runs that were killed, or lost a GPU: what remains, and what the next run makes of it."""
+"""Runs that were killed, or lost a GPU: the remaining state, and how the next run handles it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOST, INSUFFICIENT = 15, 23
 def changing(
     node: MigNode, scenario: Scenario, label: str, after: int, *words: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`label` is being applied, has made so many changes, and hangs in the next; it is to be killed then."""
+    """`label` is being applied, has made so many changes, and hangs in the next; the caller kills it then."""
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=after, times=1)))
     argv = command("mig", "apply", "-f", EXAMPLES, "-c", label, *words)
     with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
@@ -48,7 +48,7 @@ def changing(
 
 
 def killed(node: MigNode, scenario: Scenario, label: str, after: int) -> None:
-    """`label` is applied and killed when it has made so many changes."""
+    """`label` is applied and killed after so many changes."""
     with changing(node, scenario, label, after) as child:
         child.send_signal(signal.SIGKILL)
 
@@ -114,7 +114,7 @@ def test_finished_gpu_is_restored_with_the_unfinished_one(mig_node: MigMaker) ->
 
 
 def test_layout_changed_by_another_user_since_is_kept(mig_node: MigMaker) -> None:
-    """By nvidia-smi, say: it's not for us to take back what is no half-done work of ours."""
+    """By nvidia-smi, say: a finished change of another program must not be rolled back."""
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
@@ -177,7 +177,7 @@ def test_lost_gpu_does_not_prevent_the_restore_of_others(mig_node: MigMaker) -> 
     )
     assert node.devices(1) == BALANCED
     kept = json.loads(snapshot(node).read_text())
-    # the next run says so, and that nothing is known of it now
+    # the next run says so, and that the current state is unknown
     node.stub.write(scenario.with_gpu(0, lost=True))
     ran = node.apply("all-1g")
     assert ran.code == 3 and "GPU 0" in ran.err and "can't be queried" in ran.err
@@ -185,7 +185,7 @@ def test_lost_gpu_does_not_prevent_the_restore_of_others(mig_node: MigMaker) -> 
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[1]"))
     assert ran.code == 0, ran.err
     assert "GPU 0 can't be queried now; it had 1 x 3g.40gb, 1 x 2g.20gb, 2 x 1g.10gb" in ran.err
-    # it comes back, with what was left on it
+    # it recovers, with its remaining instances
     node.stub.write(scenario)
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1", devices="[1]"))
     assert ran.code == 0 and "GPU 0 gets its previous layout back" in ran.err
@@ -193,11 +193,11 @@ def test_lost_gpu_does_not_prevent_the_restore_of_others(mig_node: MigMaker) -> 
     assert not snapshot(node).exists()
 
 
-# --- what had been stopped for it -------------------------------------------------------------------------
+# --- stopped units ----------------------------------------------------------------------------------------
 
 
 def systemctl(node: MigNode, more: str = "") -> Callable[[], list[str]]:
-    """A systemctl that writes down what it starts and stops; gives that."""
+    """A systemctl that records its starts and stops; returns the record."""
     log = node.directory / "systemctl.log"
     node.program("systemctl", f'case "$1" in start|stop) echo "$1 $2" >> {log};; esac\n{more}')
     return lambda: [line for line in log.read_text().splitlines() if "dcgm" in line] if log.exists() else []
@@ -235,7 +235,7 @@ def test_units_stopped_by_a_killed_run_are_listed_and_started(mig_node: MigMaker
 
 
 def test_stopped_unit_is_started_even_if_the_next_run_is_refused(mig_node: MigMaker) -> None:
-    """And it is known of before it is stopped: here the kill comes while systemctl is at it."""
+    """And it is recorded before it is stopped: here the kill happens while systemctl runs."""
     node = mig_node(mig_machine("h100")).among_all()
     gate = node.directory / "gate"
     os.mkfifo(gate)
@@ -268,7 +268,7 @@ def test_unit_that_does_not_start_stays_on_record(mig_node: MigMaker) -> None:
 
 
 def test_stopped_container_may_be_named_again() -> None:
-    """It was in the way of the run that was killed, and of the same command no more."""
+    """It blocked the killed run, and no longer blocks the same command."""
     word = f"docker:{'4' * 12}"
     down = Drained(containers=(word,), pids=(41,))
     assert drain(Host(), (word, "41"), (), SilentProgress(), down) == down
@@ -279,7 +279,7 @@ def test_stopped_container_may_be_named_again() -> None:
 def test_failed_snapshot_keeps_the_one_of_an_earlier_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is what the killed run must be rolled back to."""
+    """The killed run must be rolled back to it."""
     host = Host(tmp_path, environ={})
     path = tmp_path / apply_module.snapshot_path(host).lstrip("/")
     path.parent.mkdir(parents=True)

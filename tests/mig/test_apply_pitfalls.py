@@ -1,4 +1,4 @@
-"""What mig-parted does wrong or in silence, each as it is here."""
+"""Cases that mig-parted handles wrongly or silently, as gpunode handles them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BALANCED = {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 
 
 def cut(mig_node: MigMaker, scenario: Scenario) -> MigNode:
-    """A node whose GPUs are cut already; what is asked of it next must not touch that."""
+    """A node with a MIG layout; the next command must not touch it."""
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
     return node
@@ -112,7 +112,7 @@ def test_unsupported_placement_is_never_tried(mig_node: MigMaker) -> None:
 
 @pytest.mark.parametrize("code", [2, 3])
 def test_profile_without_placements_hides_no_other_profile(mig_node: MigMaker, code: int) -> None:
-    """Which a driver may list and not support: it can't be placed, that is all."""
+    """A driver may list but not support it: it can't be placed, that is all."""
     call = "nvmlDeviceGetGpuInstancePossiblePlacements"
     node = mig_node(mig_machine("h100").with_faults(Fault(call, code, after=6)))  # the seventh is 1g.20gb
     gpu = node.gpu()
@@ -149,7 +149,7 @@ def test_lost_gpu_is_named_and_nothing_changes(mig_node: MigMaker) -> None:
     ran = node.apply("wanted", file=node.profiles("7g.80gb: 1"))
     assert ran.code == 3 and "GPU 1" in ran.err and "can't be queried" in ran.err and "lost" in ran.err
     assert node.stub.mig_changes() == []
-    # nobody can tell whether a filter means it
+    # whether a filter matches it is unknown
     for words in (("apply",), ("plan",), ("assert",), ("assert", "-m")):
         ran = node.run(*words, "-f", EXAMPLES, "-c", "all-1g")
         assert ran.code == 3 and ran.err.count("GPU 1 can't be queried") == 1
@@ -166,7 +166,7 @@ def test_virtual_gpu_is_refused_since_its_host_controls_mig(mig_node: MigMaker) 
 
 
 def test_profile_name_of_an_older_driver_is_accepted(mig_node: MigMaker) -> None:
-    """The memory in a profile's name follows from what the driver tells of the GPU's: 7g.79gb, 7g.80gb."""
+    """The memory in a profile's name follows from the memory that the driver reports: 7g.79gb, 7g.80gb."""
     node = mig_node(mig_machine("h100").with_gpu(0, memory=82 << 30))
     whole = next(one for one in node.gpu().profiles if one.slices == 7)
     assert whole.name == "7g.80gb" and "7g.82gb" in whole.names

@@ -1,4 +1,4 @@
-"""Every documented layout from every other, with failures at random: wanted or as before, never between."""
+"""Every documented layout from every other, with random failures: always the desired or the previous one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.full
 HOPPER = ("all-disabled", "all-enabled", "all-1g", "all-balanced", "media", "roomy", "parts", "first-whole")
 PLAIN = ("all-disabled", "all-enabled", "all-1g", "all-balanced")
 PROFESSIONAL = (*PLAIN, "all-media", "graphics")
-# in use, not enough room, unknown; a crash of the process that asks
+# in use, not enough memory, unknown; a crash of the querying process
 TROUBLES = ({"code": 19}, {"code": 23}, {"code": 999}, {"abort": True})
 CALLS = (
     *("migChange",) * 6,
@@ -44,7 +44,7 @@ CALLS = (
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine without other processes: those of other tests are nobody to wait for, nor to signal."""
+    """On a machine without other processes: those of other tests must not be waited for, nor signalled."""
     monkeypatch.setattr("gpunode.host.LineChild", WarmChild)
     for place in ("gpunode.facts.processes.running", "gpunode.mig.users.running"):
         monkeypatch.setattr(place, lambda *_: ())
@@ -68,7 +68,7 @@ def wrong(label: str, now: Layouts) -> list[str]:
 
 
 def faults(chance: random.Random) -> tuple[Fault, ...]:
-    """One failure or two, each of a moment: the way back has three tries."""
+    """One failure or two, each temporary: the rollback has three tries."""
     found = []
     for _ in range(chance.choice((1, 1, 2))):
         call = chance.choice(CALLS)
@@ -78,7 +78,7 @@ def faults(chance: random.Random) -> tuple[Fault, ...]:
 
 
 def walk(node: MigNode, scenario: Scenario, start: str, goals: tuple[str, ...], chance: random.Random) -> int:
-    """How often it came out as before."""
+    """How often the previous layout was restored."""
     state = node.stub.scenario_path.with_name(node.stub.scenario_path.name + ".mig")
     kept = state.with_suffix(".kept")
     assert attempt(node, start) == 0
@@ -128,11 +128,11 @@ def test_any_failure_ends_in_the_desired_or_previous_layout(
     scenario = mig_machine(*boards)
     node = mig_node(scenario)
     back = sum(walk(node, scenario, start, labels, chance) for start in labels)
-    assert back > 0, "no failure has struck"
+    assert back > 0, "no failure occurred"
 
 
 def attempt_and_die(node: MigNode, label: str, changes: int) -> bool:
-    """As `attempt`, in a process that is killed when it has made so many changes; whether it was."""
+    """As `attempt`, in a process that is killed after so many changes; whether it was."""
     pid = os.fork()
     if pid == 0:
         asked, made = MigSession._query, itertools.count()
@@ -153,7 +153,7 @@ def attempt_and_die(node: MigNode, label: str, changes: int) -> bool:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("boards", [("h100", "h100"), ("a100-40gb", "a30")], ids=lambda value: value[0])
 def test_next_run_completes_a_run_killed_at_any_step(mig_node: MigMaker, boards: tuple[str, ...]) -> None:
-    """With what it is to make, or with what was there before the one that was killed."""
+    """With the layout of the next run, or with the one before the killed run."""
     seed = random.randrange(10**9) if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES") else 6
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -183,7 +183,7 @@ def test_next_run_completes_a_run_killed_at_any_step(mig_node: MigMaker, boards:
 
 
 def test_failing_reset_of_a_pending_mode(mig_node: MigMaker) -> None:
-    """Something holds the GPU until it is reset; the reset, or what comes after it, fails."""
+    """A process holds the GPU until it is reset; the reset, or the step after it, fails."""
     scenario = mig_machine("a100-40gb")
     node = mig_node(scenario)
     path = node.stub.scenario_path

@@ -1,6 +1,6 @@
 """`gpunode mig apply --watch`: the layout follows the Node's label, whatever happens to the server.
 
-SIGHUP has it look at once, so no test waits for the next look.
+SIGHUP triggers a poll at once, so no test waits for the next one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def api(certificates: Path) -> Iterator[ApiServer]:
 
 
 class Following:
-    """A `mig apply --watch` and the cluster that it follows."""
+    """A `mig apply --watch` and its cluster."""
 
     def __init__(self, node: MigNode, api: ApiServer, *words: str) -> None:
         self.node, self.api = node, api
@@ -84,7 +84,7 @@ class Following:
             name: [{"devices": "all", "mig-enabled": True, "mig-devices": wanted}]
             for name, wanted in layouts.items()
         }
-        new = self.file.with_name("new")  # whole or not at all: it is read meanwhile
+        new = self.file.with_name("new")  # atomic: it is read meanwhile
         new.write_text(json.dumps({"version": "v1", "mig-configs": entries}))
         new.replace(self.file)
 
@@ -92,7 +92,7 @@ class Following:
         os.kill(self.pid, signal.SIGHUP)
 
     def looked(self) -> None:
-        """A whole turn is over that began after this: two times the Node was asked."""
+        """A whole turn that began after this has ended: the Node was read twice."""
         for _ in range(2):
             before = self.asks()
             self.look()
@@ -144,7 +144,7 @@ def test_layout_follows_the_label_and_the_file(mig_node: MigMaker, api: ApiServe
         it.look()
         assert it.says("action=applied", 2) and it.becomes("balanced", "success"), it.log()
         assert node.devices() == BALANCED
-        it.configure(balanced={"7g.80gb": 1})  # nobody need say so
+        it.configure(balanced={"7g.80gb": 1})  # without any signal
         assert it.says("action=applied", 3), it.log()
         assert node.devices() == {"7g.80gb": 1} and it.labels()[STATE] == "success"
         assert it.log().count("nothing is done without a label") == 1
@@ -162,7 +162,7 @@ def test_refused_configuration_waits_for_another_label_or_file(mig_node: MigMake
         assert it.says("the layout isn't applied") and "nonesuch" in it.log()
         it.looked()
         assert it.log().count("the layout isn't applied") == 1 and it.set() == ["failed"]
-        it.configure(nonesuch={"3g.40gb": 3})  # there it is, and can't be had
+        it.configure(nonesuch={"3g.40gb": 3})  # it exists now, and is impossible
         assert it.says("the layout isn't applied", 2), it.log()
         it.looked()
         assert it.log().count("the layout isn't applied") == 2 and node.stub.mig_changes() == []
@@ -207,7 +207,7 @@ def test_unavailable_server_is_reported_and_waited_for(mig_node: MigMaker, api: 
         it.look()
         assert it.says("the Node can be read again") and it.becomes("seven", "success"), it.log()
         assert node.devices() == SEVEN and it.log().count("the Node can't be read") == 1
-        # it says no just when the layout is there
+        # it refuses exactly after the layout is applied
         api.faults.append(Fault("PATCH", "nodes", "status", times=1, code=403, reason="Forbidden", after=1))
         it.ask_for("balanced")
         it.look()
@@ -245,7 +245,7 @@ def test_stopping_during_a_change_rolls_it_back(mig_node: MigMaker, api: ApiServ
     assert node.apply("balanced", file=str(it.file)).code == 0
     node.stub.write(scenario.with_faults(NvmlFault("migChange", hang=60.0, after=6, times=1)))
     it.ask_for("seven")
-    with it:  # before the seventh hangs, the way back would
+    with it:  # before the seventh hangs, the rollback would
         assert eventually(lambda: node.stub.fault_calls() == 7), it.log()
         assert it.end() == 0, it.log()
     assert node.devices() == BALANCED and it.set() == ["pending", "failed"]

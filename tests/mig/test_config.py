@@ -1,4 +1,4 @@
-"""mig-parted's files: what is taken, and every fault with its line."""
+"""mig-parted's files: accepted ones, and every error with its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What configurations mean on nodes of several boards, without a driver."""
+"""Configurations on nodes of several boards, without a driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The present layouts as mig-parted's configuration: who shares an entry, and how it names them."""
+"""The present layouts as mig-parted's configuration: which GPUs share an entry, and its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The solver against every possibility: what it places is right, what it refuses isn't possible."""
+"""The solver compared with all possibilities: its placements are valid, its refusals are impossible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEVEN = {"a100-40gb": (5, 10, 20, 40), "h100": (10, 20, 40, 80)}
 
 
 def board(name: str, *instances: GpuInstance) -> GpuLayout:
-    """A GPU as the tables have it, cut as given."""
+    """A GPU as in the tables, with this layout."""
     found = BOARDS[name]
     profiles = tuple(
         Profile(
@@ -68,7 +68,7 @@ def cut(target: tuple[Target, ...]) -> Counter[str]:
 
 
 def sound(gpu: GpuLayout, target: tuple[Target, ...]) -> None:
-    """Every place is offered, none shares a slot, no count is exceeded."""
+    """Every placement is offered, none shares a slot, no count is exceeded."""
     profiles = {one.id: one for one in gpu.profiles}
     for one in target:
         assert one.placement in profiles[one.profile_id].placements
@@ -81,7 +81,7 @@ def sound(gpu: GpuLayout, target: tuple[Target, ...]) -> None:
 
 
 def possible(gpu: GpuLayout, names: list[str]) -> bool:
-    """By trying all places, for whole GPU instances without attributes."""
+    """By trying all placements, for whole GPU instances without attributes."""
     offers = [next(one for one in gpu.profiles if one.name == name) for name in names]
     counts = Counter(names)
     if any(counts[one.name] > one.max_count for one in offers):
@@ -131,7 +131,7 @@ def test_instances_that_fit_are_kept(data: st.DataObject) -> None:
     kept = [one.kept for one in target if one.kept is not None]
     assert len({one.id for one in kept}) == len(kept)
     assert all(one.kept is None or one.kept.placement == one.placement for one in target)
-    # a layout that is there already is kept whole
+    # an existing layout is kept whole
     assert all(one.kept is not None for one in solve(board("a100-40gb", *instances), before))
 
 

@@ -1,4 +1,4 @@
-"""MIG through NVML: read and changed in a child, on the stand-in, which behaves as hardware does."""
+"""MIG through NVML: read and changed in a child, on the stub, which behaves like hardware."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_explicit_placements_fit(make_node):
             )
         within = session.layouts().gpus[0]
     later = read_layouts(host_of(node)).gpus[0]
-    assert later == within, "another process sees what this one did"
+    assert later == within, "another process sees the changes of this one"
     assert dict(later.devices()) == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
     assert len({ci.uuid for gi in later.instances for ci in gi.compute}) == 4
 
@@ -295,7 +295,7 @@ def test_virtual_gpu_is_controlled_by_its_host(make_node):
             assert refused.value.nvml_code == 3
 
 
-# --- NVML at its worst --------------------------------------------------------------------------------------
+# --- faults of NVML -----------------------------------------------------------------------------------------
 
 
 def test_missing_rights_are_a_precondition_failure(make_node):

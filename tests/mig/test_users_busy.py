@@ -1,4 +1,4 @@
-"""Who stands in the way, from /proc and NVML's lists: only those of what goes, each by its name."""
+"""Blocking processes, from /proc and NVML's lists: only users of removed instances, each by its name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_only_processes_using_removed_instances_are_listed(machine: Machine) -> 
     )
     machine.process(43, "nvidia-persistenced", "/dev/nvidia3")
     machine.process(44, "other", "/dev/nvidia1", "/etc/hosts")
-    # 4g at slot 0 drives out the instance there
+    # 4g at slot 0 displaces the instance there
     (found,) = machine.ask(gpu, Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1))
     assert (found.name, found.pid) == ("train", 41)
     assert found.text == "train (process 41) uses the 3g.40gb at 0:4 of GPU 0"
@@ -122,13 +122,13 @@ def test_containers_and_units_are_named(machine: Machine) -> None:
     assert all(one.container == CONTAINER for one in found if one.name != "jupyter")
     assert f"in container {CONTAINER[:12]}" in found[0].text
     assert found[1].unit == "jupyter.service" and "of jupyter.service" in found[1].text
-    # what root's engine doesn't run, nobody but its owner stops
+    # a process that root's engine doesn't run is only stopped by its owner
     drains = ["docker:444444444444", "jupyter.service", "podman:444444444444", "", ""]
     assert [one.drain for one in found] == drains
 
 
 class Engine(Host):
-    """A node that writes down what it is told to run."""
+    """A node that records the commands to run."""
 
     def run(self, argv: Sequence[str], **_: object) -> Completed:
         ran.append(" ".join(argv))
@@ -144,16 +144,16 @@ def test_named_container_is_stopped_and_started_again() -> None:
     host, word = Engine(), train.drain
     with pytest.raises(UsageError, match="container podman:444444444444 does not block the change"):
         drain(host, (word, "podman:444444444444"), (train,), SilentProgress())
-    assert ran == [], "all words are looked at before the first is acted on"
+    assert ran == [], "all names are checked before the first is stopped"
     done = drain(host, (word, word), (train,), SilentProgress())
     assert ran == ["docker stop -t 30 444444444444"] and done.names == (word,)
     (trouble,), still = bring_back(host, done, SilentProgress())
-    assert still.again == (), "what no longer exists isn't waited for"
+    assert still.again == (), "a missing one isn't waited for"
     assert ran[1:] == ["docker start 444444444444"] and "no such container" in trouble
 
 
 class Kubelet:
-    """A kubelet that says which devices pods hold, or doesn't."""
+    """A kubelet that lists the devices of pods, or doesn't respond."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *ids: str, silent: bool = False) -> None:
         held = Holding("ml", "train-0", "main", "nvidia.com/gpu", ids)
@@ -171,13 +171,13 @@ class Kubelet:
 def test_idle_pods_holding_a_removed_device_block(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = gpu_of("h100")
     first, second = (ci.uuid for gi in gpu.instances for ci in gi.compute)
-    wish = Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1)  # the instance at slot 0 goes
+    wish = Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1)  # the instance at slot 0 is removed
     for ids, counts in (((first,), 1), ((f"{first}::0",), 1), ((second,), 0), ((gpu.uuid,), 1)):
         Kubelet(monkeypatch, *ids)
         found = [one for one in machine.ask(gpu, wish) if one.kind == "pod"]
         assert [one.name for one in found] == ["ml/train-0"] * counts, ids
         assert all(one.drain == "" for one in found)
-    assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1)) == (), "nothing goes"
+    assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1)) == (), "nothing is removed"
 
 
 def test_unresponsive_kubelet_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""gpunode's own device plugin beside a change of MIG: it makes room for a reset, and shows the new layout."""
+"""gpunode's own device plugin during a change of MIG: it releases the GPU and shows the new layout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHILD = ("/usr/bin/python3", "-P", "-m", "gpunode.gpu.nvml_watcher", "--poll", "
 
 
 def processes(root: Path, *ran: tuple[int, int, int, tuple[str, ...]]) -> tuple[Process, ...]:
-    """Number, parent, signals that are caught, command line."""
+    """Number, parent, caught signals, command line."""
     for pid, parent, caught, _ in ran:
         place = root / f"proc/{pid}"
         place.mkdir(parents=True)
@@ -56,7 +56,7 @@ def processes(root: Path, *ran: tuple[int, int, int, tuple[str, ...]]) -> tuple[
         (("/usr/bin/python3", "-P", "-m", "gpunode.light", "3", "plugin", "serve"), BOTH, True),
         (("python3", "/usr/local/bin/gpunode", "labels", "--watch"), BOTH, True),
         (("python3", "/usr/local/bin/gpunode", "labels"), BOTH, False),
-        (SERVE, 1 << (signal.SIGHUP - 1), False),  # it would die of the other
+        (SERVE, 1 << (signal.SIGHUP - 1), False),  # the other signal would end it
         (SERVE, 0, False),
         (("/usr/bin/nvidia-device-plugin",), BOTH, False),
     ],
@@ -70,7 +70,7 @@ def test_only_plugins_handling_both_signals_are_signalled(
 
 
 class Deaf(Host):
-    """A node whose plugin hears and does nothing, and that has no time."""
+    """A node whose plugin gets the signals without a reaction, and that doesn't wait."""
 
     def signal(self, pid: int, name: str, expected: Callable[[], bool] = lambda: True) -> None:
         assert expected()
@@ -93,7 +93,7 @@ def test_plugin_that_keeps_nvml_open_is_resumed(tmp_path: Path, monkeypatch: pyt
     assert told == [(7, "USR1"), (7, "HUP")]
 
 
-# --- the real ones ----------------------------------------------------------------------------------------
+# --- real plugins -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ POD = ("unshare", "--pid", "--fork", "--kill-child=TERM")
 
 @contextmanager
 def serving(made: MigNode, pod: bool = False, shows: tuple[str, int] = ("gpu", 1)) -> Iterator[Beside]:
-    """A plugin that looks by itself once an hour, as a service or as a pod's first process."""
+    """A plugin that polls by itself once an hour, as a service or as a pod's first process."""
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as short,
         kubelet(Path(short)) as (stub, _),
-        made.shared() as node,  # its processes end before what they write to goes
+        made.shared() as node,  # its processes end before the directory they write to is removed
     ):
         if pod and subprocess.run([*node.space, *POD, "true"], capture_output=True).returncode:
             pytest.skip("no PID namespace can be made here")
@@ -147,7 +147,7 @@ def test_plugin_closes_nvml_for_a_reset_and_advertises_the_new_layout(pod: bool,
         assert "closes NVML meanwhile" in ran.err
         assert beside.shows("mig-3g.20gb", 1) and beside.shows("mig-1g.5gb", 2), beside.log.read_text()
         names = [one.resource for one in beside.kubelet.registrations]
-        assert names.count("nvidia.com/gpu") == 1, "it never went away"
+        assert names.count("nvidia.com/gpu") == 1, "it was never removed"
 
 
 DISGUISED = """\
@@ -205,7 +205,7 @@ def test_plugin_continues_after_a_failure(mig_node: MigMaker) -> None:
 
 @pytest.mark.full
 def test_pod_with_an_allocated_device_blocks(mig_node: MigMaker) -> None:
-    """It uses nothing yet; the kubelet says that the device is its own (PodResources)."""
+    """It uses nothing yet; the kubelet lists the device as its own (PodResources)."""
     made = mig_node(mig_machine("h100"))
     assert made.apply("all-1g").code == 0
     with serving(made, shows=("mig-1g.10gb", 7)) as beside, kubelet_process(beside):
@@ -223,7 +223,7 @@ def test_pod_with_an_allocated_device_blocks(mig_node: MigMaker) -> None:
 
 @contextmanager
 def kubelet_process(beside: Beside) -> Iterator[None]:
-    """A process that passes for the kubelet whose stand-in it is."""
+    """A process recognized as the kubelet of the stub."""
     script = 'exec -a kubelet sh -c "echo runs; read _" "--root-dir=$0"'
     argv = [*beside.node.space, "bash", "-c", script, str(beside.log.parent)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
