@@ -1,4 +1,4 @@
-"""What people and programs get to see."""
+"""Output for users and programs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_table_is_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture(autouse=True)
 def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dumb terminal, as CI often has, gets no colours."""
+    """A dumb terminal, as CI often has, gets no colors."""
     monkeypatch.setenv("TERM", "xterm")
 
 
@@ -178,7 +178,7 @@ def test_cell_is_truncated_if_the_table_is_wider_than_the_terminal(
 
 
 def rest_of(main: int) -> str:
-    """What came to a terminal whose other end is closed; it comes in pieces."""
+    """Output to a terminal whose other end is closed; it arrives in pieces."""
     shown = b""
     with suppress(OSError), os.fdopen(main, "rb", 0) as stream:  # EIO is its end
         while part := stream.read(4096):
@@ -213,8 +213,8 @@ def test_terminal_shows_a_step_while_it_runs() -> None:
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stderr=side, env=env
     ) as child:
         begun = ""
-        while not begun.endswith("\x1b[K"):  # it may come in pieces
-            assert select.select([main], [], [], PATIENCE)[0], f"no more was said than {begun!r}"
+        while not begun.endswith("\x1b[K"):  # it may arrive in pieces
+            assert select.select([main], [], [], PATIENCE)[0], f"nothing was printed after {begun!r}"
             begun += os.read(main, 4096).decode()
         child.communicate(b"")
     os.close(side)
