@@ -1,7 +1,7 @@
-"""A real apt with a root of its own, and a signed flat repository in a directory that it takes packages from.
+"""A real apt with its own root, and a signed flat repository in a directory.
 
-apt and dpkg of this machine do the work; APT_CONFIG leads them, and with them gpunode, to other directories.
-Nothing outside those is touched.
+apt and dpkg of this machine do the work; APT_CONFIG directs them, and with them gpunode, to other
+directories. Nothing outside those is touched.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HIDE = (
     " for place in /etc/docker /etc/containerd /etc/crio /etc/cdi /etc/nvidia-container-runtime; do"
     ' [ ! -d "$place" ] || mount -t tmpfs -o mode=755 tmpfs "$place" || exit; done'
 )
-# removing asks every engine of the machine, and other tests run some; here are none, and none is configured
+# removing queries every engine of the machine, and other tests run some; here are none
 _ALONE = (
     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("sh", "-c", f'mount -t tmpfs -o mode=755 tmpfs /run && {_HIDE} && exec "$@"', "sh"),
@@ -48,14 +48,14 @@ _ALONE = (
 
 @functools.cache
 def alone() -> tuple[str, ...]:
-    """What starts a program where it meets nobody; nothing where that may not be done."""
+    """Prefix for a program that sees no other processes; empty if that is not permitted."""
     done = subprocess.run([*_ALONE, "true"], capture_output=True, check=False)
     return () if done.returncode else _ALONE
 
 
 @functools.cache
 def _alone_cli() -> ForkedCli:
-    """gpunode for all that is to be run there; it ends with this run of pytest."""
+    """gpunode for all runs there; it ends with this run of pytest."""
     from tests.integration.forked_cli import ForkedCli, every_module
 
     made = ForkedCli(alone(), clean_environment(), every_module())
@@ -109,7 +109,7 @@ def build(
     extra: str = "",
     postinst: str = "",
 ) -> Path:
-    """One .deb with a file of its own and those of `files` (relative to the root)."""
+    """One .deb with its own file and those of `files` (relative to the root)."""
     arch = arch or architecture()
     tree = directory / f"tree-{name}-{version}-{arch}"
     for path in (f"usr/share/{name}/version", *files):
@@ -135,7 +135,7 @@ def build(
 
 
 def four(directory: Path, version: str, *, postinst: str = "") -> None:
-    """The toolkit's packages of one release, which demand each other as NVIDIA's do; the library's script."""
+    """The toolkit's packages of one release, with exact dependencies as NVIDIA's; the library's script."""
     needs = {
         "nvidia-container-toolkit": ("nvidia-container-toolkit-base", "libnvidia-container-tools"),
         "libnvidia-container-tools": ("libnvidia-container1",),
@@ -150,7 +150,7 @@ def four(directory: Path, version: str, *, postinst: str = "") -> None:
 
 @dataclass(frozen=True)
 class Repository:
-    """A directory as NVIDIA lays it out: `base` holds ``stable/deb/ARCH``."""
+    """A directory with NVIDIA's layout: `base` holds ``stable/deb/ARCH``."""
 
     base: Path
     signer: Signer
@@ -170,7 +170,7 @@ class Repository:
         return path
 
     def index(self) -> None:
-        """Write Packages and a signed InRelease for what lies there."""
+        """Write Packages and a signed InRelease for its packages."""
         stanzas = []
         for deb in sorted(self.flat.glob("*.deb")):
             fields = subprocess.run(
@@ -237,7 +237,7 @@ class AptRoot:
         return self.gpunode(*argv, "-o", "json").document
 
     def installed(self) -> dict[str, str]:
-        """As dpkg has it, gpunode unasked."""
+        """dpkg's list, without gpunode."""
         form = r"${Package} ${Version} ${db:Status-Abbrev}\n"
         done = subprocess.run(
             ["dpkg-query", f"--admindir={self.root}/var/lib/dpkg", "-W", "-f", form],
@@ -251,7 +251,7 @@ class AptRoot:
         return subprocess.run(["apt-get", *argv], env=env, capture_output=True, text=True, check=True).stdout
 
     def tree(self) -> dict[str, str]:
-        """What a person would miss or find too much: apt's own files and what packages brought."""
+        """Files that a user would miss or find unexpected: apt's own files and those of packages."""
         found = {}
         for place in ("etc", "usr"):
             for path in sorted((self.root / place).rglob("*")):
@@ -261,7 +261,7 @@ class AptRoot:
 
     @contextmanager
     def locked(self, name: str = "lock-frontend") -> Iterator[subprocess.Popen[bytes]]:
-        """Another process at work: it holds dpkg's lock until its stdin ends."""
+        """Another running process: it holds dpkg's lock until its stdin ends."""
         path = self.root / "var/lib/dpkg" / name
         program = (
             "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); "

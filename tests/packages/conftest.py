@@ -30,7 +30,7 @@ def repository(signer, tmp_path_factory):
     return make_repository(tmp_path_factory.mktemp("mirror") / "libnvidia", signer, "1.19.0-1", "1.20.0-1")
 
 
-# in memory where that can be: dpkg syncs every file and gpunode what it writes, and a disk takes its time
+# in memory if possible: dpkg and gpunode sync every file, and a disk is slow
 PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -1,9 +1,9 @@
-"""A GPU node in namespaces of its own: this machine's apt and dpkg on a copy of its root, with a GPU.
+"""A GPU node in private namespaces: this machine's apt and dpkg on a copy of its root, with a GPU.
 
-The root is an overlay that is forgotten with the namespaces; /sys is a directory with one PCI device; /proc,
-/run and /dev know of no container, daemon or GPU of this machine, and the only repository is a signed
-directory of packages that a test makes. modprobe, systemctl and update-initramfs are programs that write down
-how they were called.
+The root is an overlay that disappears with the namespaces; /sys is a directory with one PCI device; /proc,
+/run and /dev show no container, daemon or GPU of this machine, and the only repository is a signed
+directory of packages that a test creates. modprobe, systemctl and update-initramfs are programs that record
+their calls.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class DriverNode:
         self.write_all({f"{_SBIN}/{name}": text for name, text in programs.items()})
 
     def fake(self, name: str, code: int = 0) -> None:
-        """A program that writes down how it is called and ends with `code`."""
+        """A program that records its calls and ends with `code`."""
         self.write(f"{_SBIN}/{name}", _fake(name, code))
 
     def sh(self, script: str) -> str:
@@ -141,12 +141,12 @@ class DriverNode:
         return {name: version for _, name, version in words}
 
     def called(self) -> list[str]:
-        """How the stand-ins were called, in order."""
+        """Calls of the stubs, in order."""
         return self.sh(f"cat {LOG} 2>&1 || true").splitlines() if self.exists(LOG) else []
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Another package manager at work."""
+        """Another running package manager."""
         program = (
             "import fcntl, sys; file = open('/var/lib/dpkg/lock-frontend', 'w'); "
             "fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
@@ -177,7 +177,7 @@ def _environment() -> dict[str, str]:
 
 
 def make_packages(repository: Repository, *, module: str, depends: str = "") -> None:
-    """The archive's driver in two versions; `module` is what its module package runs when it is set up."""
+    """The archive's driver in two versions; `module` is the script of its module package."""
     repository.flat.mkdir(parents=True)
     for name in DRIVER:
         for version in (OLDER, VERSION):
@@ -191,7 +191,7 @@ def make_packages(repository: Repository, *, module: str, depends: str = "") -> 
 
 
 def make_mirror(repository: Repository) -> None:
-    """The same directory as a mirror of NVIDIA's repository has it, with what it calls the packages."""
+    """The same directory as a mirror of NVIDIA's repository, with its package names."""
     repository.flat.mkdir(parents=True)
     for name in ("libnvidia-compute-580", "nvidia-utils-580"):
         _deb(repository.flat, name, MIRRORED)

@@ -1,7 +1,7 @@
 """dnf and zypper for real: Debian has both, and here each finds a machine of its own kind.
 
-A mount namespace puts directories of the test over /etc, /var and /run, so that the programs run with their
-own paths and options and nothing outside the test's directory is written. The packages' files lie below /var.
+A mount namespace mounts directories of the test over /etc, /var and /run, so that the programs run with their
+own paths and options and nothing outside the test's directory is written. The packages' files are in /var.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _spec(version: str) -> str:
 
 @dataclass(frozen=True)
 class RpmRepository:
-    """A directory as NVIDIA lays it out: `base` holds ``stable/rpm/ARCH`` with a signed index."""
+    """A directory with NVIDIA's layout: `base` holds ``stable/rpm/ARCH`` with a signed index."""
 
     base: Path
     key: Path
@@ -99,7 +99,7 @@ def make_rpm_repository(base: Path, signer: Signer, *versions: str) -> RpmReposi
         }
         options = [word for name, value in defined.items() for word in ("--define", f"{name} {value}")]
         _run(["rpmbuild", "-bb", "--quiet", *options, "--target", platform.machine(), str(spec)])
-    for path in made.flat.glob(f"{OTHERS}-*"):  # it came another way
+    for path in made.flat.glob(f"{OTHERS}-*"):  # it was installed differently
         path.rename(base / path.name)
     _run(["createrepo_c", "--quiet", str(made.flat)])
     index = made.flat / "repodata/repomd.xml"
@@ -138,7 +138,7 @@ class RpmRoot:
         return subprocess.run([*self._enter, *argv], env=env, capture_output=True, text=True, check=False)
 
     def installed(self) -> dict[str, str]:
-        """As rpm has it, gpunode unasked; keys left out."""
+        """rpm's list, without gpunode; keys left out."""
         lines = self.run("rpm", "-qa", "--qf", r"%{NAME} %{EVR}\n").stdout.splitlines()
         return {name: version for name, version in map(str.split, lines) if name != "gpg-pubkey"}
 
@@ -149,7 +149,7 @@ class RpmRoot:
 
 
 def make_rpm_root(root: Path, manager: str, others: Path) -> RpmRoot:
-    """With one package of somebody else's: zypper can't describe a machine that has none."""
+    """With one foreign package: zypper can't describe a machine that has none."""
     for name in ("etc", "var/lib/rpm", "var/tmp", "var/log", "var/cache", "run/lock", "home"):
         (root / name).mkdir(parents=True)
     for name in _KEPT:

@@ -45,7 +45,7 @@ def _cannot() -> str:
 
 @pytest.fixture(scope="module")
 def archive(signer, tmp_path_factory):
-    """The archive with the driver, whose module package does what it is told; made once for each."""
+    """The archive with the driver and the script of its module package; built once for each script."""
 
     @cache
     def made(module: str) -> Repository:
@@ -58,7 +58,7 @@ def archive(signer, tmp_path_factory):
 
 @pytest.fixture
 def make(archive, tmp_path):
-    """A node that has this archive alone."""
+    """A node that has only this archive."""
     if _cannot():
         pytest.skip(_cannot())
     nodes = []
@@ -147,7 +147,7 @@ def test_another_package_manager_is_waited_for_with_a_limit(make):
     node = make()
     with node.locked():
         ran = node.gpunode("driver", "install", "--yes", "--lock-timeout", "0.2")
-    # on an overlay nobody sees beforehand who holds the lock: apt itself says it, and all is taken back
+    # on an overlay the holder of the lock is unknown beforehand: apt reports it, and all is rolled back
     assert ran.code in (3, 4) and "lock" in ran.err
     assert node.installed() == {} and not node.exists(BLACKLIST)
     assert node.gpunode("driver", "install", "--yes").code == 0

@@ -1,7 +1,8 @@
-"""`driver install` on RHEL's kin, where dnf and rpm are programs that answer as recorded runs did.
+"""`driver install` on RHEL and its derivatives, where dnf and rpm are programs with the output of recorded
+runs.
 
-No dnf runs here: DNF and RPM below print what theirs print and keep what they were told in files. What is
-tested is gpunode's side: the repository's file, the module's stream, planning again, and the way back.
+No dnf runs here: DNF and RPM below print what theirs print and store their arguments in files. gpunode's own
+part is tested: the repository's file, the module's stream, planning again, and the rollback.
 """
 
 from __future__ import annotations
@@ -126,5 +127,5 @@ def test_dependencies_are_removed_if_the_manager_reports_no_plan(rocky):
     rocky.fake("dracut", 1)
     ran = rocky.gpunode("driver", "install", "--yes")
     assert ran.code == 4 and "were restored" in ran.err, ran.err
-    assert rocky.sh(f"ls {STATE}").split() == ["gcc"], "a compiler may be anybody's"
+    assert rocky.sh(f"ls {STATE}").split() == ["gcc"], "a compiler may belong to any program"
     assert not rocky.exists(REPO) and not rocky.exists(STREAM)

@@ -1,4 +1,4 @@
-"""While a package manager works: what is told, and what Ctrl-C, a hang-up or a failed roll-back leaves."""
+"""While a package manager works: messages, and the state after Ctrl-C, a hang-up or a failed rollback."""
 
 import os
 import pty
@@ -30,7 +30,7 @@ def from_mirror(repository):
 
 @contextmanager
 def at_work(apt, *argv):
-    """`toolkit install` while apt waits before dpkg; it goes on when this ends."""
+    """`toolkit install` while apt waits before dpkg; it continues when this ends."""
     slow = apt.root / "slow"
     slow.write_text(f"#!/bin/sh\ntouch {apt.root}/begun\nuntil [ -e {apt.root}/go ]; do sleep 0.02; done\n")
     slow.chmod(0o755)
@@ -76,7 +76,7 @@ def test_interrupt_skips_the_next_step_and_rolls_back(apt, repository):
 
 def test_closed_terminal_does_not_roll_back(apt, repository):
     with at_work(apt, *from_mirror(repository), "--hold") as child:
-        child.stderr.close()  # the connection is gone, and nobody reads what is said
+        child.stderr.close()  # the connection is closed, and the output is read by no process
     child.stdout.read()
     child.stdout.close()
     assert (child.wait(), apt.installed()) == (0, NEWEST)
@@ -100,7 +100,7 @@ def test_packages_left_by_a_failed_rollback_are_known_to_a_removal(apt, reposito
 
 
 class Stopped(Host):
-    """Ctrl-C comes during any command."""
+    """Ctrl-C arrives during any command."""
 
     def run(self, argv, **_):
         raise KeyboardInterrupt
@@ -115,7 +115,7 @@ def test_ctrl_c_after_the_packages_lists_the_remaining_steps(tmp_path, capsys):
     assert told in capsys.readouterr().err
 
 
-# --- what is told ---------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------
 
 
 def test_last_line_is_passed_on_while_running_and_all_output_is_kept(tmp_path):
@@ -180,7 +180,7 @@ def test_on_a_dumb_terminal_a_line_now_and_then():
 
 
 def all_of(keeper):
-    """What came to a terminal whose other end is closed; it comes in pieces."""
+    """Output to a terminal whose other end is closed; it arrives in pieces."""
     shown = b""
     with suppress(OSError), os.fdopen(keeper, "rb", 0) as stream:  # EIO is its end
         while part := stream.read(4096):

@@ -1,6 +1,6 @@
-"""What keeps a real apt from its work: the network, a proxy, the clock, a full disk, a read-only one.
+"""Failures of a real apt: the network, a proxy, the clock, a full disk, a read-only one.
 
-Each is an error in apt's words with what mends it, and nothing is left half-done.
+Each is an error with apt's text and a fix, and nothing is left half-done.
 """
 
 import functools
@@ -19,7 +19,7 @@ ENTER = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
 
 
 class Answers(http.server.SimpleHTTPRequestHandler):
-    """Files, also to whoever takes it for a proxy."""
+    """Serves files, also as a proxy."""
 
     proxied: ClassVar[list[str]] = []
 
@@ -47,7 +47,7 @@ def web(repository):
 
 @pytest.fixture
 def fails(apt, web, repository):
-    """What an install with that address, configuration, environment or mounts says when it can't."""
+    """Output of a failing install with that URL, configuration, environment or mounts."""
     mirror = f"http://127.0.0.1:{web.server_port}"
 
     def made(url=mirror, *, settings="", environ=None, script="", key=repository.key):
@@ -112,7 +112,7 @@ def test_wrong_clock_or_expired_index_is_reported(fails, signer, tmp_path, date,
 
 
 def full(place):
-    """A file system without room there."""
+    """A file system without free space there."""
     return f"mount -t tmpfs -o size=4k tmpfs {place}; mkdir -p {place}/partial; touch {place}/a; " + (
         f"dd if=/dev/zero of={place}/a bs=4k count=9 2>/dev/null || :"
     )

@@ -1,6 +1,6 @@
 """dnf and zypper by recorded runs; test_rpm_real.py has the real ones.
 
-The answers follow dnf 4.14 (RHEL 9), dnf 5.2 (Fedora 41) and zypper 1.14 (SLES 15); exit codes are those of
+The output follows dnf 4.14 (RHEL 9), dnf 5.2 (Fedora 41) and zypper 1.14 (SLES 15); exit codes are those of
 dnf(8) and zypper(8).
 """
 
@@ -22,7 +22,7 @@ RPM_QUERY = r"%{NAME}\t%{EVR}\n"
 
 
 def recorded(root, os_release, commands, *programs):
-    """A machine whose commands have these answers: stdout, or (stdout, code)."""
+    """A machine with these outputs of commands: stdout, or (stdout, code)."""
     answers = {}
     for argv, answer in commands.items():
         out, code = answer if isinstance(answer, tuple) else (answer, 0)
@@ -234,7 +234,7 @@ def test_zypper_failure_is_explained(tmp_path, done, trouble):
 
 
 class Told:
-    """What a person would read while it works."""
+    """Messages printed while it works."""
 
     def __init__(self):
         self.steps = []
@@ -258,7 +258,7 @@ class Told:
 
 
 class Locked(Host):
-    """A machine on which somebody else is at work for the first two tries."""
+    """A machine with a locked package manager for the first two tries."""
 
     tries = 0
 
@@ -277,7 +277,7 @@ def test_lock_reported_only_by_the_manager_is_retried(tmp_path):
     host, told = Locked(tmp_path, environ={}), Told()
     run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), told)
     assert Locked.tries == 3
-    assert sum("already locked by 4711" in step for step in told.steps) == 1  # a line a second is noise
+    assert sum("already locked by 4711" in step for step in told.steps) == 1  # a line per second is noise
 
 
 def test_lock_retries_are_limited(tmp_path):
@@ -334,7 +334,7 @@ def brought(root):
 
 @pytest.mark.parametrize("runtimes", ["nvidia", "other"])
 def test_toolkit_is_kept_while_an_engine_uses_the_runtime(tmp_path, runtimes):
-    """An engine whose default runtime has gone starts no container at all."""
+    """An engine without its default runtime starts no container at all."""
     commands = rpm_says("1.20.0-1") | {("dockerd", "--version"): "Docker version 27.0.0"}
     root = recorded(tmp_path, RHEL, commands, "dnf", "dockerd")
     brought(root)

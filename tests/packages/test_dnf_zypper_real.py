@@ -1,4 +1,4 @@
-"""`gpunode toolkit` on a real dnf and a real zypper with a signed repository, where this machine has them.
+"""`gpunode toolkit` on a real dnf and a real zypper with a signed repository, if this machine has them.
 
 dnf 5 is in no stable Debian yet; on a machine that has it these tests pass as well.
 """

@@ -1,6 +1,6 @@
-"""`driver plan` on recorded machines: the right driver, for a reason, from one place, at one version.
+"""`driver plan` on recorded machines: the right driver, for a reason, from one source, at one version.
 
-The package managers' answers are recorded runs (fixtures/package_answers.py), not the programs themselves.
+The package managers' outputs are recorded runs (fixtures/package_answers.py), not the programs themselves.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SUSE_REPO = {"/etc/zypp/repos.d/cuda.repo": f"[cuda]\nbaseurl={CUDA_DEB.format('
 
 
 def stream(name: str) -> dict[str, str]:
-    """dnf's note of the module's stream."""
+    """dnf's state of the module's stream."""
     text = f"[nvidia-driver]\nname=nvidia-driver\nstream={name}\nprofiles=\nstate=enabled\n"
     return {"/etc/dnf/modules.d/nvidia-driver.module": text}
 
@@ -80,7 +80,7 @@ def built(root: Path, name: str, files: dict[str, str], remove: tuple[str, ...] 
 
 
 def plan(root: Path, shelf: Shelf, *argv: str) -> dict[str, Any]:
-    """The plan as a user gets it, by the command line."""
+    """The plan as a user gets it, through the command line."""
     wish = Wish(**_wish(argv))
     record(root, shelf, lambda host: made(host, wish))
     ran = gpunode("driver", "plan", "--root", str(root), "-o", "json", *argv)
@@ -245,7 +245,7 @@ def test_outdated_fabric_manager_is_refused(tmp_path):
 
 
 def test_older_version_applies_to_the_libraries_too(tmp_path):
-    """Ubuntu's packages ask for these at their own version or newer: apt would take the newest."""
+    """Ubuntu's packages depend on these at their own version or newer: apt would select the newest."""
     both = tuple((f"{one}-{JAMMY}", UBUNTU) for one in ("580.173.02", "580.159.03"))
     offers = {name: some if "linux-" in name else both for name, some in archive("580.173.02").offers.items()}
     root = built(tmp_path, "driver-not-installed", {})
@@ -267,7 +267,7 @@ def test_blackwell_switches_use_the_subnet_manager_of_nvidias_repository(tmp_pat
 
 
 def test_blackwell_switches_with_the_ubuntu_driver_lack_the_subnet_manager(tmp_path):
-    """Without nvlsm the fabric never comes up, while nvidia-smi looks well."""
+    """Without nvlsm the fabric never starts, while nvidia-smi looks normal."""
     here = dict.fromkeys(("nvidia-utils-580-server", "libnvidia-cfg1-580-server"), f"580.159.03-{JAMMY}")
     text = "".join(
         f"Package: {name}\nStatus: install ok installed\nVersion: {version}\n\n"
@@ -295,7 +295,7 @@ def test_transitional_package_is_refused(tmp_path):
     assert "installs 580.173.02, of branch 580" in data["refusals"][0]["message"]
 
 
-# machine, what is asked for, why not
+# machine, options, reason of the refusal
 REFUSED = {
     "container": ("lxc-unprivileged", (), "container"),
     "wsl": ("healthy-wsl2", (), "wsl2"),
@@ -423,7 +423,7 @@ def test_stream_follows_branch_and_flavour_and_the_old_one_is_reset(tmp_path):
     data = plan(root, cuda_rpm("580.173.02"))
     modules = [line for line in data["commands"] if " module " in line]
     assert modules == ["dnf -y module reset nvidia-driver", "dnf -y module enable nvidia-driver:580-open"]
-    assert not data["resolved"], "its packages aren't seen before"
+    assert not data["resolved"], "its packages aren't visible before"
 
 
 def test_secure_boot_is_accepted_with_signed_ubuntu_modules(tmp_path):
@@ -575,7 +575,7 @@ def test_plan_id_is_a_digest_of_its_actions(tmp_path):
 
 
 def test_dnf_repository_id_is_read_from_the_configuration(tmp_path):
-    """Only ids of our own making began with cuda-: the packages of other ids weren't seen."""
+    """Only our own ids began with cuda-: the packages of other ids weren't found."""
     files = {
         "/etc/yum.repos.d/gpu.repo": f"[site-gpu]\nbaseurl = {CUDA_DEB.format('rhel9')[:-6]}$basearch\n",
         **stream("580-open"),

@@ -1,4 +1,4 @@
-"""The runs that the pages on the toolkit and the driver show, made again; see tests/test_docs_pages.py."""
+"""The runs shown on the toolkit and driver pages, repeated; see tests/test_docs_pages.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RETIRED = "https://nvidia.github.io/nvidia-docker/ubuntu20.04/$(ARCH)"
 
 
 def _said(ran: Ran) -> str:
-    """What a terminal shows, without questions that change nothing and the numbers of no two runs."""
+    """Terminal output, without queries that change nothing and numbers that differ in every run."""
     told = re.sub(r"^  (querying|looking at) .*\n", "", ran.err, flags=re.M) + ran.out
     told = re.sub(r"(?<=done in )\d+\.\d(?= s)|(?<=\(process )\d+|(?<=process )\d+", "N", told)
     return re.sub(r"\b[0-9A-F]{40}\b", "KEY", told)

@@ -1,4 +1,4 @@
-"""Whatever a package manager prints, and whatever lies in its directories: an answer or an error in words."""
+"""Any output of a package manager and any file in its directories: a result or an error with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys: fingerprints as gpg has them, armour, and what is no key."""
+"""Keys: fingerprints equal to gpg's, armor, and invalid keys."""
 
 import shutil
 import subprocess

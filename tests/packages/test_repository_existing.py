@@ -1,4 +1,4 @@
-"""What is made of the repositories that a node has already: found, repaired, put aside, never doubled."""
+"""Changes to existing repositories of a node: found, repaired, disabled, never duplicated."""
 
 import subprocess
 
@@ -23,7 +23,7 @@ RETIRED = (
 
 @pytest.fixture
 def guide_key(apt):
-    """NVIDIA's key where its guide puts it, as gpg --dearmor writes it."""
+    """NVIDIA's key in the path of its guide, as gpg --dearmor writes it."""
     path = apt.root / "usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
     path.parent.mkdir(parents=True)
     key = desired_repository().key
@@ -65,7 +65,7 @@ def test_deb822_stanza_is_kept_too(apt, guide_key):
 
 
 def test_second_entry_with_another_key_is_disabled(apt, guide_key, repository):
-    """The fault that NVIDIA/nvidia-container-toolkit#170 is about."""
+    """The fault of NVIDIA/nvidia-container-toolkit#170."""
     good = f"{repository.url}/stable/deb/$(ARCH)"
     apt.ours.write_text(f"deb [signed-by={repository.key}] {good} /\n")
     (apt.sources / "libnvidia-container.list").write_text(f"deb [signed-by={guide_key}] {good} /\n")
@@ -98,7 +98,7 @@ def test_retired_repository_is_renamed(apt, repository, address):
     put_aside = {"nvidia-docker.list": "removed", "nvidia-docker.list.disabled-by-gpunode": "created"}
     assert put_aside.items() <= planned(apt, *asked).items()
     if address != RETIRED[0]:
-        return  # what is done of such a plan is the same
+        return  # such a plan is carried out as it is
     done = apt.gpunode("toolkit", "install", *asked)
     assert (done.code, apt.installed()) == (0, NEWEST), done.err
     assert not old.exists()
@@ -240,13 +240,13 @@ def test_file_with_only_retired_sections_is_renamed(tmp_path):
     )
     host = rpm_files(tmp_path, nvidia_container_toolkit=OFFICIAL, nvidia_docker=old)
     path = "/etc/yum.repos.d/nvidia-docker.repo"
-    kept, gone = plan_rpm(host).files  # in this order: killed in between there are both
+    kept, gone = plan_rpm(host).files  # in this order: a kill in between leaves both
     assert (gone.path, gone.content) == (path, None)
     assert kept == FileChange(f"{path}.disabled-by-gpunode", old.encode(), kept.reason)
 
 
 def test_recorded_machine_uses_its_repository_files(tmp_path):
-    """Neither apt nor its answers are in a support bundle of an older gpunode."""
+    """Neither apt nor its output is in a support bundle of an older gpunode."""
     for path, text in (
         ("etc/os-release", "ID=ubuntu\nID_LIKE=debian\nVERSION_ID=24.04\n"),
         ("etc/apt/sources.list.d/libnvidia-container.list", f"deb {GUIDE} /\n"),

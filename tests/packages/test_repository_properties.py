@@ -1,4 +1,4 @@
-"""Whatever repositories a node has: after the plan there is exactly one, and a second plan is empty."""
+"""With any repositories on a node: after the plan there is exactly one, and a second plan is empty."""
 
 import tempfile
 from pathlib import Path
@@ -63,7 +63,7 @@ def applied(host, root, plan):
 
 
 def assert_settles(root, shelf, host, base):
-    """The plan is carried out; what a second one says, and the entries of others, are as they should be."""
+    """The plan is executed; the second plan, and foreign entries, are as expected."""
     desired = desired_repository(base)
     others = [one.address for one in shelf.entries(desired) if "example.com/debian" in one.address]
     text = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -74,7 +74,7 @@ def assert_settles(root, shelf, host, base):
     assert set(states) <= {State.USED, State.CHANNEL}
     assert plan_repository(host, shelf, desired).files == ()
     assert [one.address for one in shelf.entries(desired) if "example.com/debian" in one.address] == others
-    for path, before in text.items():  # nothing is deleted: it is here, or under its new name, or was ours
+    for path, before in text.items():  # nothing is deleted: it has its name, or the new one, or was ours
         kept = (path, path.with_name(path.name + SUFFIX))
         assert path.name.startswith("nvidia-container-toolkit.") or any(
             one.exists() and (one == path or one.read_bytes() == before) for one in kept

@@ -1,4 +1,4 @@
-"""`gpunode toolkit` on a real apt with a signed repository, as a user meets it."""
+"""`gpunode toolkit` on a real apt with a signed repository, as a user runs it."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ def from_mirror(repository):
 
 
 def times(apt):
-    """When each file was written, apt's own cache of its indexes left out."""
+    """Modification times of all files, except apt's own cache of its indexes."""
     found = {path: path.stat().st_mtime_ns for path in apt.root.rglob("*")}
     return {path: when for path, when in found.items() if "var/cache" not in str(path)}
 
@@ -211,7 +211,7 @@ def test_missing_mirror_is_reported(apt, repository, tmp_path):
 
 
 def while_it_waits(argv, apt, other):
-    """Run it; the other process ends once it has said that it waits, so that nobody waits for long."""
+    """Run it; the other process ends once the run has printed that it waits, so the wait is short."""
     child = subprocess.Popen(
         argv, env=clean_environment(apt.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -245,7 +245,7 @@ def test_wait_has_a_limit_and_nothing_is_written(apt, repository, name):
 
 @pytest.mark.full
 def test_lock_hidden_by_the_kernel_is_waited_for(apt, repository, tmp_path):
-    """Inside a container /proc/locks may not show it; apt's own words then say who it is."""
+    """Inside a container /proc/locks may not list it; apt's own message then names the process."""
     hidden = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /proc/locks && exec "$@"', "sh"]
     if subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount")

@@ -1,4 +1,4 @@
-"""`gpunode toolkit` after a run that was killed, and apt with it: as if the power had gone."""
+"""`gpunode toolkit` after a run that was killed together with apt, as by a power failure."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ def tree_of(pid):
 
 
 def killed(apt, *argv, family=True):
-    """Run until something says that it waits, then end all of it at once, or gpunode alone."""
+    """Run until a program signals that it waits, then end all of it at once, or gpunode alone."""
     child = subprocess.Popen(
         [*(alone() if "remove" in argv else ()), *command("toolkit", *argv)],
         env=clean_environment(apt.env),
@@ -39,7 +39,7 @@ def killed(apt, *argv, family=True):
     begun = apt.root / "begun"
     assert eventually(lambda: begun.exists() or child.poll() is not None)
     assert begun.exists(), child.communicate()
-    # apt has a session of its own; from above, so that nobody is left to see that another has died
+    # apt has its own session; from the top down, so that no process sees the death of another
     ended = tree_of(child.pid) if family else [child.pid]
     for pid in ended:
         with suppress(ProcessLookupError):  # a short-lived one of apt's
@@ -50,7 +50,7 @@ def killed(apt, *argv, family=True):
 
 
 def waiting(apt, place):
-    """Apt waits there, once: before dpkg starts, in a package's script, or after all is done."""
+    """Apt waits there, once: before dpkg starts, in a package's script, or after everything is done."""
     script = WAITS.format(root=apt.root)
     if place != "script":
         hook = apt.root / "hook"
