@@ -1,4 +1,4 @@
-"""What every test of the plugin has: a state directory of its own, and a short one for unix sockets."""
+"""Fixtures of every plugin test: a state directory, and a short directory for unix sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend that shows what a test wants, and a judge without memory."""
+"""A backend that advertises what a test sets, and a judge without memory."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class FakeBackend:
         stop.wait()
 
     def hurry(self) -> None:
-        """Nothing is looked for."""
+        """Polls nothing."""
 
     def let_go(self) -> None:
-        """Nothing is held."""
+        """Holds nothing."""
 
     def show(self, **resources: int) -> None:
         """nvidia.com/NAME for each keyword."""
@@ -80,7 +80,7 @@ class FakeBackend:
 
 @dataclass
 class FakeJudge:
-    """An event condemns the unit that it names, one with XID 0 acquits it; the rest is no news."""
+    """An event marks the unit that it names, one with XID 0 clears it; other events are ignored."""
 
     bad: dict[str, Problem] = field(default_factory=dict)
 

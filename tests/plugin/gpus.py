@@ -1,4 +1,4 @@
-"""Inventories for the plugin's policy tests: whole GPUs, GPUs cut into MIG devices, broken ones."""
+"""Inventories for the plugin's policy tests: whole GPUs, GPUs in MIG mode, broken ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mig_uuid(gpu: int, index: int) -> str:
 
 
 def gpu(index: int, **more) -> Gpu:
-    """A sound GPU; its minor number is its index."""
+    """A healthy GPU; its minor number is its index."""
     facts: dict[str, Any] = {
         "minor": index,
         "memory_bytes": 80 << 30,
@@ -72,7 +72,7 @@ def snapshot(resource: Resource) -> Snapshot:
 
 
 def named(name: str, count: int) -> dict[str, tuple[Device, ...]]:
-    """A resource of whole units as `sharing.share` takes it."""
+    """A resource of whole units as an argument of `sharing.share`."""
     units = (Unit(uuid(index), uuid(index), str(index), name=H100) for index in range(count))
     return {name: tuple(Device(unit.id, unit) for unit in units)}
 

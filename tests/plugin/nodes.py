@@ -1,4 +1,4 @@
-"""Recorded nodes with GPUs, a log that remembers, and a polling helper for the plugin's tests."""
+"""Recorded nodes with GPUs, a log that keeps its lines, and a polling helper for the plugin's tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Device, Problem, Resource, Unit
-from tests.waiting import eventually as eventually  # most tests of the plugin take both from here
+from tests.waiting import eventually as eventually  # most tests of the plugin use both from here
 
 RESOURCE = "nvidia.com/gpu"
 DIRECTORY = "/var/lib/kubelet/device-plugins"
@@ -35,7 +35,7 @@ def inventory(count: int = 8) -> Inventory:
 
 
 def resource(count: int = 8, name: str = RESOURCE, sick: Mapping[int, str] | None = None) -> Resource:
-    """That many whole GPUs; `sick` tells the reason by index."""
+    """That many whole GPUs; `sick` maps an index to the reason."""
     devices = []
     for index in range(count):
         unit = Unit(uuid(index), uuid(index), str(index), numa=index * 2 // count)
@@ -66,7 +66,7 @@ class _Lines(logging.Handler):
 
 
 class MemoryLog(Log):
-    """Keeps what was logged, as (level, message, fields)."""
+    """Keeps the logged lines, as (level, message, fields)."""
 
     def __init__(self) -> None:
         handler = _Lines()
@@ -85,7 +85,7 @@ class MemoryLog(Log):
 
 
 def texts(paths: Iterable[Path]) -> list[str]:
-    """What files in /proc hold, without those whose process or thread has ended meanwhile."""
+    """Contents of files in /proc, without those whose process or thread has ended meanwhile."""
     found = []
     for path in paths:
         with suppress(OSError):

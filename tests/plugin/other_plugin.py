@@ -1,7 +1,7 @@
-"""Another device plugin, as a process of its own that tests can kill.
+"""Another device plugin, as its own process that tests can kill.
 
-`python -m tests.plugin.other_plugin DIRECTORY SOCKET RESOURCE ID,...` behaves as most plugins do: it serves
-in the place of what has the name of its socket, registers, and prints a line. It ends with SIGKILL only.
+`python -m tests.plugin.other_plugin DIRECTORY SOCKET RESOURCE ID,...` behaves as most plugins do: it replaces
+any file with the name of its socket, registers, and prints a line. It ends only with SIGKILL.
 """
 
 from __future__ import annotations

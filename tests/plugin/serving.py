@@ -1,4 +1,4 @@
-"""`gpunode plugin serve` as a process beside a kubelet's stand-in, for backends that need no library."""
+"""`gpunode plugin serve` as a process with a kubelet stub, for backends that need no library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIRECTORY = "/dp"
 
 
 class Serving:
-    """One running process. `given` stands behind ``plugin serve``; with a root it sees that one."""
+    """One running process. `given` are the arguments of ``plugin serve``; with a root it uses that one."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ Start = Callable[..., Serving]
 def kubelet(
     place: Path, root: Path | None = None, program: tuple[str, ...] = ("-m", "gpunode")
 ) -> Iterator[tuple[KubeletStub, Start]]:
-    """A kubelet, and what starts plugins beside it; all of them end. Python runs `program`."""
+    """A kubelet, and a function that starts plugins with it; all of them end. Python runs `program`."""
     directory = DIRECTORY if root else str(place / "dp")
     stub = KubeletStub(Host(root, {}) if root else Host(), directory)
     stub.start()

@@ -1,4 +1,4 @@
-"""Which partitions a container gets: those of few GPUs, near to each other."""
+"""Partitions of a container: those of few GPUs, near to each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def node(gpus: int, parts: int = 8, numa: int = 2) -> tuple[Snapshot, dict[str, 
 
 
 def hives(gpus: int, size: int) -> Topology:
-    """XGMI within a hive and nothing between them."""
+    """XGMI within a hive and nothing between hives."""
     pairs = combinations(range(gpus), 2)
     return Topology(
         tuple(Pair(f"gpu{a}", f"gpu{b}", 40, 1 if a // size == b // size else 0) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""What AMD GPUs are advertised as, and what a container gets."""
+"""Resources of AMD GPUs, and the devices of a container."""
 
 from __future__ import annotations
 

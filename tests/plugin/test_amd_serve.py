@@ -1,4 +1,4 @@
-"""`gpunode plugin serve --vendor amd` as a process, over trees of sysfs."""
+"""`gpunode plugin serve --vendor amd` as a process, with sysfs trees."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_uncorrectable_errors_mark_exactly_the_partitions_of_their_gpu(node) -> 
     machine.errors(0, 2)
     assert stub.wait_allocatable("amd.com/cpx_nps4", 0, 30), serving.log()
     assert eventually(lambda: stub.allocatable("amd.com/spx_nps1") == 1)
-    machine.errors(1, 1)  # news reaches every resource, not the first one's server alone
+    machine.errors(1, 1)  # a change reaches every resource, not the first one's server alone
     assert stub.wait_allocatable("amd.com/spx_nps1", 0, 30), serving.log()
 
 

@@ -1,4 +1,4 @@
-"""When sysfs is looked at, and in which order the ledger is told."""
+"""When sysfs is polled, and in which order the ledger is updated."""
 
 from __future__ import annotations
 

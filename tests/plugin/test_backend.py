@@ -1,4 +1,4 @@
-"""What a plan is made of beside NVML's answer: device files that come and go while the plugin serves."""
+"""Inputs of a plan besides NVML: device files that are created and removed while the plugin serves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Elsewhere(Host):
 
 
 class Node:
-    """Two GPUs on a machine whose device files lie below `root`: a link to /dev/null is one as well."""
+    """Two GPUs on a machine with its device files below `root`: a link to /dev/null is one as well."""
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self.root = root

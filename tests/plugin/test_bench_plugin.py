@@ -1,4 +1,4 @@
-"""The device plugins' benchmark, in small: it runs ours and a peer beside it, and ours isn't slow."""
+"""The device plugins' benchmark, at small scale: it runs ours and a peer, and ours isn't slow."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.full
 
 PEER = f"{sys.executable} -m tests.plugin.placement.tiny_peer {{kubelet_socket}}"
 SMALL = ("--rounds", "24", "--starts", "1", "--idle-seconds", "0.3", "-o", "json")
-GENEROUS = 10.0  # times the limit: a test machine may be as busy as it likes
-MORE_SO = 200.0  # for the slowest of 24 calls, which one pause of the machine is enough for
+GENEROUS = 10.0  # multiple of the limit: a test machine may be busy
+MORE_SO = 200.0  # for the slowest of 24 calls, for which one pause of the machine is enough
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:

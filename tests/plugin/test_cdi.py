@@ -1,4 +1,4 @@
-"""The specifications behind the CDI names: what they hold, when they are written, what a failure means."""
+"""The specifications behind the CDI names: contents, times of writing, and effects of a failure."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Written:
         return found
 
 
-# --- what they hold -------------------------------------------------------------------------------------
+# --- contents -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", ["none", "single", "mixed"])
@@ -227,7 +227,7 @@ def test_driver_container_is_described_below_its_root(tmp_path):
 
 
 def test_persistence_socket_is_mounted_with_a_driver_root(tmp_path):
-    """The driver root is mounted at /driver-root; the daemon runs beside that driver."""
+    """The driver root is mounted at /driver-root; the daemon runs with that driver."""
     root, socket = "/run/nvidia/driver", "/run/nvidia-persistenced/socket"
     files = {
         f"/driver-root{LIBRARIES}/libcuda.so.{VERSION}": "x",
@@ -242,7 +242,7 @@ def test_persistence_socket_is_mounted_with_a_driver_root(tmp_path):
 
 
 def test_invisible_hook_program_is_used_only_if_configured(tmp_path):
-    """A driver root of its own is mounted, so the node's /usr/bin can't be looked at."""
+    """A separate driver root is mounted, so the node's /usr/bin is not visible."""
     root = "/run/nvidia/driver"
     files = {f"/driver-root{LIBRARIES}/libcuda.so.{VERSION}": "x", "/driver-root/dev/placeholder": ""}
     host = bare_host(tmp_path / "n", ("/driver-root/dev/nvidia0",), files)
@@ -350,7 +350,7 @@ def test_hanging_hook_program_does_not_block(tmp_path, monkeypatch):
     task = BackgroundTask("cdi")
     made.specs = CdiSpecs(made.host, made.log, task)
     monkeypatch.setattr(made.specs._hooks, "choose", hang)
-    writing = Thread(target=made.write)  # as the thread does that plans
+    writing = Thread(target=made.write)  # as the planning thread does
     writing.start()
     assert asked.wait(10)
     for now in (1000.0, 2000.0):  # the kubelet's thread
@@ -358,7 +358,7 @@ def test_hanging_hook_program_does_not_block(tmp_path, monkeypatch):
     assert made.tree() is None
     answered.set()
     writing.join(30)
-    assert eventually(lambda: not task.busy)  # it has looked, too, and found nothing to do
+    assert eventually(lambda: not task.busy)  # it has polled, too, and found nothing to do
     assert made.tree() is not None
     made.host.remove(made.path())
     answered.clear()
@@ -412,7 +412,7 @@ def test_missing_driver_library_makes_every_device_unhealthy_until_it_exists(tmp
     assert "--driver-root" in line["hint"]  # --library-path is cdi generate's
     first = made.problems()["0"]
     made.specs.tick(1000.0)
-    assert made.problems()["0"] == first  # since is when it began
+    assert made.problems()["0"] == first  # since is its beginning
     assert made.log.messages("error") == ["GPUs are unhealthy: no CDI specification can be written"]
     place = tmp_path / f"n{LIBRARIES}"
     place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Names and paths of a resource; which single values make sense."""
+"""Names and paths of a resource; validity of single values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What condemns which units, and what brings them back: the judge with a clock of its own."""
+"""Causes that make units unhealthy, and conditions for recovery: the judge with its own clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.plugin.nodes import MemoryLog, inventory, uuid
 
 NOW = 1_700_000_000.0
 GOOD = Reading(uuid(1), ecc_volatile=0, recovery_action="none", generation="boot/1/550")
-OLD = Reading(uuid(1), ecc_volatile=0, generation="boot/1/470")  # a driver that tells no recovery action
+OLD = Reading(uuid(1), ecc_volatile=0, generation="boot/1/470")  # a driver that reports no recovery action
 
 
 def whole(index: int) -> Unit:
@@ -28,7 +28,7 @@ def part(gi: int, ci: int = 0, gpu: int = 1) -> Unit:
 
 
 class Node:
-    """A judge of four GPUs whose time passes when told to."""
+    """A judge of four GPUs whose clock is set by the test."""
 
     def __init__(self, reading: Reading = GOOD, hold: float = 60.0, **settings: frozenset[int]) -> None:
         self.log = MemoryLog()
@@ -113,7 +113,7 @@ def test_most_serious_problem_is_reported_and_of_equals_the_first() -> None:
     assert node.xid(79).mend() == "reboot"
 
 
-# --- what is ignored, and what is said of it --------------------------------------------------------------
+# --- ignored events and their log lines -------------------------------------------------------------------
 
 
 def test_event_of_an_unknown_gpu_marks_none() -> None:
@@ -227,7 +227,7 @@ def test_changed_system_clock_does_not_change_a_hold_time(monkeypatch: pytest.Mo
         assert 0 <= clock() - before < 10
 
 
-# --- healing ---------------------------------------------------------------------------------------------
+# --- recovery --------------------------------------------------------------------------------------------
 
 
 def test_contained_error_clears_after_the_hold_time() -> None:
@@ -333,7 +333,7 @@ def test_reset_while_the_plugin_was_stopped_is_detected_by_the_recovery_action()
 
 
 def test_gpu_unreadable_for_a_moment_recovers() -> None:
-    """The inventory stays the same all the while, so nobody tells it again."""
+    """The inventory stays the same all the time, so it isn't reported again."""
     node = Node().reads(error="unknown error (NVML 999)")
     assert node.later(100).why() == "lost"
     node.reads(error="")

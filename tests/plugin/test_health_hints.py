@@ -1,4 +1,4 @@
-"""What people are told to do, and that it is told where the trouble is."""
+"""Hints for users, and the places where they are printed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_self_clearing_problem_has_no_hint() -> None:
 
 
 class Starting:
-    """Somebody who isn't ready until told."""
+    """A process that becomes ready on request."""
 
     problem_now: Problem | None = Problem("mps", "not up yet", starting=True)
 

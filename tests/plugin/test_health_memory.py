@@ -1,4 +1,4 @@
-"""Health memory: what a restarted plugin still knows, and files that it must not trip over."""
+"""Health memory: the state known to a restarted plugin, and files that must not stop it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_file_is_written_only_on_changes(node: Node) -> None:
     marks.append(HARDWARE)
     memory.tick(20.0)
     marks.clear()
-    memory.tick(20.1)  # a storm is not a storm of writes
+    memory.tick(20.1)  # a storm of events is not a storm of writes
     assert len(json.loads(node.file.read_text())["marks"]) == 2
     memory.tick(23.0)
     assert json.loads(node.file.read_text())["marks"] == []

@@ -1,4 +1,4 @@
-"""Each cause that makes a GPU unhealthy, and where it is told: the log, `plugin status`, the metrics."""
+"""Each cause that makes a GPU unhealthy, in the log, `plugin status` and the metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health as a node meets it: `plugin serve`, the C stand-in of NVML and the kubelet's stand-in."""
+"""Health on a node: `plugin serve`, the C stub of NVML and the kubelet stub."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def config(node: Node, short: Path, document: dict[str, object]) -> tuple[str, s
 
 def test_every_share_of_a_failing_gpu_is_marked_and_recovers(node: Node, short: Path) -> None:
     shared = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 4}]}}
-    seen = ("--health-hold-down", "3s")  # as long as it may take to look at it
+    seen = ("--health-hold-down", "3s")  # the longest time until a poll
     serving = node.serve(machine(3), *config(node, short, {"sharing": shared}), *seen)
     assert node.ready(12), serving.log()
     assert serving.says("watching health events")
@@ -79,7 +79,7 @@ def test_every_share_of_a_failing_gpu_is_marked_and_recovers(node: Node, short: 
     assert node.ready(8), serving.log()
     assert node.unhealthy() == tuple(f"{gpu_uuid(1)}::{share}" for share in range(4))
     assert serving.log().count('msg="GPU is unhealthy"') == 1
-    assert node.ready(12), serving.log()  # a contained error: back after the hold time
+    assert node.ready(12), serving.log()  # a contained error: healthy again after the hold time
 
 
 def test_only_the_affected_mig_device_is_marked(node: Node) -> None:
@@ -183,7 +183,7 @@ def test_reading_marks_a_gpu_without_any_event(node: Node) -> None:
 def test_only_xid_48_counts_if_all_others_are_disabled(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DP_DISABLE_HEALTHCHECKS", "all")
     monkeypatch.setenv("DP_ENABLE_HEALTHCHECKS", "48")
-    serving = node.serve(machine(3), "--health-hold-down", "1h")  # this one would heal by itself
+    serving = node.serve(machine(3), "--health-hold-down", "1h")  # this one would clear by itself
     assert node.ready(3), serving.log()
     assert serving.says("watching health events")
     first = machine(3).with_event(Event(gpu_uuid(0), data=79))
@@ -223,7 +223,7 @@ def children_with_nvml(parent: int) -> list[int]:
 
 @contextmanager
 def embedded(short: Path, scenario: Scenario) -> Iterator[tuple[StubNode, KubeletStub, MemoryLog]]:
-    """The same in this process, to be less patient than the command line can be told to be."""
+    """The same in this process, with shorter limits than the command line accepts."""
     stub = stub_node(short, scenario, libraries="nvml")
     made = KubeletStub(Host(), str(short / "dp"))
     made.start()
@@ -231,7 +231,7 @@ def embedded(short: Path, scenario: Scenario) -> Iterator[tuple[StubNode, Kubele
     settings = Settings(
         kubelet_socket=str(short / "dp/kubelet.sock"),
         state_dir=str(short / "state"),
-        probe_seconds=3.0,  # a child must have started in that
+        probe_seconds=3.0,  # a child must have started within that time
         rediscover_seconds=0.2,
     )
     service = make_service(Host(environ={**os.environ, **stub.env}), settings, log)

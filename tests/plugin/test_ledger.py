@@ -1,4 +1,4 @@
-"""The ledger: whatever news comes in whatever order, the feeds show what a fresh computation would."""
+"""The ledger: after any events in any order, the feeds equal a fresh computation."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def timed(ledger: Ledger) -> float:
 
 
 def test_every_waiter_sees_the_last_of_many_changes() -> None:
-    """Writers and readers at once: nobody may miss a wake-up, nobody may see versions go back."""
+    """Concurrent writers and readers: no reader may miss a wake-up or see a version decrease."""
     one = feed(4)
     seen: list[list[int]] = [[] for _ in range(4)]
     going = [True]

@@ -1,4 +1,4 @@
-"""Losses and what the kubelet is shown of them: news through the ledger, without a driver."""
+"""Losses and how the kubelet sees them: events through the ledger, without a driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOST = "the GPU is lost (NVML 15)"
 
 
 class PlainBackend:
-    """Advertises every GPU that has a UUID, in two shares each; stands in for a vendor's whole backend."""
+    """Advertises every GPU that has a UUID, in two shares each; replaces a vendor's whole backend."""
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         units = [Unit(item.uuid, item.uuid, str(item.index)) for item in inventory.gpus if item.uuid]
@@ -25,7 +25,7 @@ class PlainBackend:
         return Plan((Resource(RESOURCE, devices),))
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Node:
@@ -165,4 +165,4 @@ def test_thousand_xids_give_few_log_lines() -> None:
     for number in range(1000):
         node.ledger.event(GpuEvent("xid", uuid(number % 8), 48 + number % 100))
     assert len(node.unhealthy()) == 8
-    assert len(node.log.messages("error")) <= 8 * 4  # a line only for what is harder to mend
+    assert len(node.log.messages("error")) <= 8 * 4  # a line only for a more serious problem

@@ -1,4 +1,4 @@
-"""Selectors and globs: what names which unit."""
+"""Selectors and globs: matching of units."""
 
 from __future__ import annotations
 

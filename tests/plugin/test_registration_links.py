@@ -1,4 +1,4 @@
-"""Several resources at once, and the plugin watcher's way, against the kubelet's stand-in."""
+"""Several resources at once, and registration through the plugin watcher, with the kubelet stub."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REGISTRY = "/var/lib/kubelet/plugins_registry"
 
 @pytest.fixture(autouse=True)
 def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No turn but for news, so that what happens is noticed at once or not at all."""
+    """No turn without an event, so that an event is noticed at once or not at all."""
     monkeypatch.setattr("gpunode.plugin.serve._CALM_SECONDS", 3600.0)
 
 
@@ -105,7 +105,7 @@ def test_resource_appearing_later_gets_a_socket_and_a_disappearing_one_keeps_its
         assert kubelet.wait_allocatable(GPU, 0, 30)
         assert kubelet.capacity(GPU) == 0
         assert kubelet.wait_allocatable(MIG, 7, 30)
-        assert kubelet.endpoints.find(GPU) is not None, "its stream goes on"
+        assert kubelet.endpoints.find(GPU) is not None, "its stream continues"
         made.backend.show(gpu=3)
         assert kubelet.wait_allocatable(GPU, 3, 30)
         assert len(kubelet.registrations) == 2
@@ -194,13 +194,13 @@ def test_refusal_by_the_watcher_is_reported_and_ends(host: Host, kubelet: Kubele
         assert eventually(lambda: refused in made.log.messages())
         assert refused in made.service.status
         kubelet.refuse = ""
-        assert kubelet.wait_allocatable(GPU, 2, 30), "only a new socket is another try"
+        assert kubelet.wait_allocatable(GPU, 2, 30), "only a new socket is another attempt"
         assert eventually(lambda: "registered with the kubelet" in made.service.status)
         assert "the kubelet has not registered us: using a new socket" in made.log.messages()
 
 
 def test_get_info_on_the_socket_changes_nothing(host: Host, kubelet: KubeletStub) -> None:
-    """A kubelet may ask a registered plugin, too, to see whether it lives."""
+    """A kubelet may query a registered plugin, too, to see whether it lives."""
     with running(host, FakeBackend({GPU: 2}), registration="watcher") as made:
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
@@ -246,7 +246,7 @@ def test_stale_socket_of_the_other_registration_method_is_removed(host: Host, re
 
 
 def left_socket(host: Host, name: str) -> None:
-    """What a killed plugin leaves in plugins_registry."""
+    """Files that a killed plugin leaves in plugins_registry."""
     host.make_dirs(REGISTRY)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(host.path(f"{REGISTRY}/{name}")))
@@ -254,7 +254,7 @@ def left_socket(host: Host, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["nvidia-gpu.sock", "nvidia-gpu@0123abcd.sock"])
 def test_delay_for_the_socket_of_a_killed_plugin_does_not_block_its_successor(host: Host, name: str) -> None:
-    """The kubelet has restarted while the plugin was down, and has failed to connect to what it left."""
+    """The kubelet has restarted while the plugin was stopped, and has failed to connect to the old socket."""
     left_socket(host, name)
     stub = KubeletStub(host, times=Times(dial=0.2, first_retry=60.0))
     stub.start()
@@ -277,7 +277,7 @@ def test_plugin_returning_while_the_kubelet_dials_is_registered_once(host: Host)
     stub.stop()
 
 
-# --- what pods meet ------------------------------------------------------------------------------------
+# --- pods ----------------------------------------------------------------------------------------------
 
 
 def test_container_with_two_resources_gets_both_merged(host: Host, kubelet: KubeletStub) -> None:

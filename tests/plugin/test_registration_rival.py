@@ -18,7 +18,7 @@ from tests.plugin.other_plugin import other_plugin
 from tests.plugin.test_registration_links import Running, running
 
 OTHER = "theirs.sock"
-BACK_SECONDS = 15.0  # it takes two looks, of which the first comes half a second after the kubelet's news
+BACK_SECONDS = 15.0  # two checks are needed, the first of them half a second after the kubelet's update
 Node = tuple[Host, KubeletStub, Running]
 
 
@@ -49,7 +49,9 @@ def test_killed_plugin_that_replaced_our_socket_is_replaced_again(node: Node) ->
     with other_plugin(host.path(DIRECTORY), "nvidia-gpu.sock", RESOURCE, "X-0", "X-1", "X-2"):
         assert stub.wait_allocatable(RESOURCE, 3, 30)
         assert eventually(lambda: "another device plugin has put its socket" in made.service.status)
-        assert not eventually(lambda: made.service.registrations > 2, 2.5), "it lives: it keeps its socket"
+        assert not eventually(lambda: made.service.registrations > 2, 2.5), (
+            "it is running: it keeps its socket"
+        )
     assert eventually(lambda: ours_again(stub), BACK_SECONDS), made.log.text()
     assert eventually(lambda: made.service.ready)
     assert made.service.status.startswith(f"2 of 2 {RESOURCE} healthy, registered with the kubelet")
@@ -84,7 +86,7 @@ def test_running_plugin_that_registers_our_resource_is_reported_and_replaced(nod
 def test_devices_of_another_plugin_are_detected_at_the_first_check(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a second look a list of ours may have replaced them, while the other plugin's endpoint is still the
+    """At a second check a list of ours may have replaced them, while the other plugin's endpoint is still the
     one that the kubelet allocates from."""
     monkeypatch.setattr(AllocatableCheck, "again", 3600.0)
     host, stub, made = node

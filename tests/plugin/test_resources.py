@@ -1,4 +1,4 @@
-"""What a node is advertised as: MIG strategies, names, selection, and what is left out with which reason."""
+"""Advertised resources of a node: MIG strategies, names, selection, and left-out devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_single_strategy_advertises_each_mig_device_as_a_gpu(host):
 @pytest.mark.parametrize(
     ("gpus", "kept", "gone"),
     [
-        # a layout that differs on one GPU doesn't change what the others are
+        # a layout that differs on one GPU doesn't change the others
         (
             (cut(0, "3g.40gb", "3g.40gb"), cut(1, "1g.10gb"), cut(2, "1g.10gb")),
             ["1:0", "2:0"],
@@ -85,12 +85,12 @@ def test_single_strategy_advertises_each_mig_device_as_a_gpu(host):
         ),
         # one GPU of mixed devices: the profile with more devices
         ((cut(0, "3g.40gb", "1g.10gb", "1g.10gb"),), ["0:1", "0:2"], ["0:0"]),
-        # as many GPUs whole as cut: MIG is what the strategy asks for
+        # as many whole GPUs as MIG ones: MIG is what the strategy requests
         ((gpu(0), cut(1, "1g.10gb")), ["1:0"], ["0"]),
         ((gpu(0), gpu(1), cut(2, "1g.10gb")), ["0", "1"], ["2:0"]),
         # all equal: the first GPU's
         ((cut(0, "2g.20gb"), cut(1, "1g.10gb")), ["0:0"], ["1:0"]),
-        # one that can't be read has no vote
+        # an unreadable one is ignored
         ((gpu(0, error="lost"), gpu(1, error="lost"), cut(2, "1g.10gb")), ["2:0"], ["0", "1"]),
         ((gpu(0, error="lost"),), ["0"], []),
     ],

@@ -1,4 +1,4 @@
-"""Whatever GPUs a node has and whatever is asked for: nothing is advertised twice, nothing gets lost."""
+"""For any GPUs and any request: nothing is advertised twice, nothing gets lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = some.sampled_from(["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.c
 
 @some.composite
 def nodes(draw: some.DrawFn) -> tuple[Gpu, ...]:
-    """Whole GPUs, cut ones, lost ones, ones that NVML tells next to nothing of."""
+    """Whole GPUs, MIG ones, lost ones, ones with almost no data in NVML."""
     made = []
     for index in range(draw(some.integers(0, 4))):
         more: dict[str, Any] = {"error": draw(some.sampled_from(["", "", "GPU is lost"]))}

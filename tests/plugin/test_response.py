@@ -1,4 +1,4 @@
-"""What a container gets under every combination of strategies, and what it is told when it gets nothing."""
+"""Response to a container with every combination of strategies, and the error of a refusal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def with_common(given, **common):
 @pytest.mark.parametrize("channels", [(), (0,)], ids=["", "imex"])
 @pytest.mark.parametrize("chosen", COMBINATIONS, ids=",".join)
 def test_combined_strategies_give_the_union_of_their_responses(four, chosen, channels, specs, by):
-    """Row by row what NVIDIA's plugin answers; asked for GPUs 3 and 1, in this order."""
+    """NVIDIA's plugin's response row by row; requested are GPUs 3 and 1, in this order."""
     nodes = ("/dev/nvidiactl", *(f"/dev/nvidia-caps-imex-channels/channel{one}" for one in channels))
     table = with_common(four, nodes=nodes, channels=channels, cdi=("gdrcopy",))
     settings = Settings(

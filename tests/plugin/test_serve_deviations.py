@@ -1,4 +1,4 @@
-"""Each deviation from NVIDIA's plugin in the table of docs/device-plugin.md, run as a user meets it."""
+"""Each deviation from NVIDIA's plugin in the table of docs/device-plugin.md, run as a user would."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The plugin and the kubelet's stand-in, over real gRPC and real sockets in a recorded node's root.
+"""The plugin and the kubelet stub, over real gRPC and real sockets in a recorded node's root.
 
-Debian has no kubelet package; plugin/simulate/kubelet.py lists what the stand-in has of the real one.
+Debian has no kubelet package; plugin/simulate/kubelet.py lists what the stub implements of the real one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, feed,
 
 @pytest.fixture(autouse=True)
 def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No turn but for news, so that a kubelet's restart is noticed when it happens or not at all."""
+    """No turn without an event, so that a kubelet's restart is noticed when it happens or not at all."""
     monkeypatch.setattr("gpunode.plugin.serve._CALM_SECONDS", 3600.0)
 
 
@@ -111,7 +111,7 @@ def test_restarted_kubelet_with_the_same_inode_number_gets_the_gpus_again(
             kubelet.start()
             assert kubelet.wait_allocatable(RESOURCE, 8, 30)
             if kubelet.inodes[-1] == kubelet.inodes[-2]:
-                return  # else this file system repeats none; the next test has one that always does
+                return  # otherwise this file system repeats none; the next test has one that always does
 
 
 def test_restarted_kubelet_gets_the_gpus_again_if_every_inode_number_repeats(short: Path) -> None:
@@ -131,7 +131,7 @@ def test_restarted_kubelet_gets_the_gpus_again_if_every_inode_number_repeats(sho
 
 
 def prepare_inode(directory: Path, wanted: int) -> None:
-    """Use up what ext4 would hand out before `wanted`: the lowest free number of a group comes first."""
+    """Use up the numbers that ext4 assigns before `wanted`: the lowest free one of a group is first."""
     for _ in range(1000):
         taken = directory / f"taken-{uuid4()}"
         taken.touch()
@@ -141,7 +141,7 @@ def prepare_inode(directory: Path, wanted: int) -> None:
 
 
 class OneInode(Host):
-    """A file system that gives every socket the same inode number; only the change time tells them apart."""
+    """A file system that assigns the same inode number to every socket; only the change time differs."""
 
     def stat(self, path: str) -> os.stat_result | None:
         found = super().stat(path)
@@ -160,7 +160,7 @@ def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
             assert stub.wait_allocatable(RESOURCE, 8, 30)
             assert eventually(lambda: service.registrations == 1)
             moved = host.path(f"{DIRECTORY}/nvidia-gpu.sock")
-            os.utime(host.path(stub.socket))  # a new change time is all that a new kubelet may show
+            os.utime(host.path(stub.socket))  # a new change time is the only sign of a new kubelet
             assert eventually(lambda: service.registrations == 2)
             assert moved.is_socket()
     finally:
@@ -171,7 +171,7 @@ def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
 def test_deleted_own_socket_is_recreated(
     host: Host, kubelet: KubeletStub, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
-    if not told:  # as on a node whose inotify instances are all taken
+    if not told:  # as on a node whose inotify instances are all in use
         monkeypatch.setattr(Waiter, "watch", lambda *_: False)
     with running(host) as (service, log):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
@@ -246,7 +246,7 @@ def test_second_plugin_on_the_node_is_refused(host: Host, kubelet: KubeletStub) 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
 def test_inaccessible_directory_is_named(short: Path) -> None:
-    """In a child, as a process that has given root up can't get it back."""
+    """In a child, since a process that has dropped root can't regain it."""
     (short / "private/dp").mkdir(parents=True)
     (short / "private").chmod(0o700)
     script = (
@@ -271,7 +271,7 @@ def test_inaccessible_directory_is_named(short: Path) -> None:
 def test_kubelet_that_never_watches_does_not_fill_the_log(host: Host, kubelet: KubeletStub) -> None:
     kubelet.watch = False
     log = MemoryLog()
-    policy: Any = None  # nobody asks
+    policy: Any = None  # no client calls it
     settings = Settings(stream_wait_seconds=0.0)
     context = LinkContext(host, settings, policy, log, lambda _: None, lambda: None)
     link = KubeletLink(context, RESOURCE, feed(8))
@@ -285,7 +285,7 @@ def test_kubelet_that_never_watches_does_not_fill_the_log(host: Host, kubelet: K
 
 
 def _tick(link: KubeletLink) -> int:
-    link._next_try = 0.0  # the waiting in between is no part of this
+    link._next_try = 0.0  # the waiting in between is not measured
     link.tick()
     return link.registrations
 

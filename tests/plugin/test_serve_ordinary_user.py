@@ -1,4 +1,4 @@
-"""The device plugin as an ordinary user, who may neither look into nor write the kubelet's directories."""
+"""The device plugin as an ordinary user, who may neither read nor write the kubelet's directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.nobody import NOBODY, public_directory
 
-# gpunode serve itself starts a child, which another user can't where Python lies in somebody's home directory
+# gpunode serve itself starts a child, which another user can't if Python is in a home directory
 _CLAIM = """
 import json, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`gpunode plugin serve` as a process of its own, with the C stand-in of NVML and the kubelet's stand-in."""
+"""`gpunode plugin serve` as its own process, with the C stub of NVML and the kubelet stub."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Serve:
         return eventually(lambda: words in self.log(), seconds)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Signal it and wait, on a busy machine for longer than it takes, and for less than an NVML that
+        """Send the signal and wait, on a busy machine longer than needed, and shorter than an NVML that
         hangs in these tests; the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -104,7 +104,7 @@ def test_only_the_owner_may_connect_whatever_the_umask(node: Node) -> None:
     assert node.ready(1), serve.log()
     assert stat.S_IMODE(serve.socket.stat().st_mode) == 0o600
     status = Path(f"/proc/{serve.process.pid}/status").read_text()
-    assert "Umask:\t0022" in status  # between bind and chmod too nobody else could connect
+    assert "Umask:\t0022" in status  # between bind and chmod no other user could connect either
 
 
 def test_eight_gpus_are_allocatable_and_sigterm_exits_cleanly(node: Node) -> None:
@@ -282,7 +282,7 @@ def test_systemd_is_notified_of_readiness_status_watchdog_and_stop(node: Node, s
 
 @pytest.mark.full
 def test_idle_plugin_uses_little_cpu_and_memory(node: Node) -> None:
-    """The unit grants 256 MiB, half of it for a child that asks NVML.
+    """The unit grants 256 MiB, half of it for a child that queries NVML.
 
     Rediscovery runs here sixty times as often as it does by default.
     """

@@ -1,7 +1,7 @@
-"""A long life in a short time: one plugin process, and everything that happens to one in a year.
+"""A long life in a short time: one plugin process, and all events of a year.
 
-Kubelet restarts, reloads, XIDs that come and go, pods, sockets that vanish, nonsense on the socket. What may
-not happen: a lost device, a wrong answer, more threads, file descriptors or memory at the end than after the
+Kubelet restarts, reloads, temporary XIDs, pods, removed sockets, garbage on the socket. Forbidden
+are a lost device, a wrong response, more threads, file descriptors or memory at the end than after the
 first round. GPUNODE_SOAK=20 makes it twenty times as long.
 """
 
@@ -34,7 +34,7 @@ ROUNDS = max(2, int(10 * LENGTH))
 RESTARTS, RELOADS, XIDS, ALLOCATIONS = 20, 50, 100, 1000  # in each round
 GPUS = 8
 APPLICATION_XIDS = (13, 31, 43, 45)  # of these a GPU must stay healthy
-CONTAINED = 94  # a contained memory error: over when its program is
+CONTAINED = 94  # a contained memory error: cleared when its program ends
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(not have_compiler(), reason="gcc is not installed"),
@@ -86,22 +86,22 @@ class Soak:
             "resident": int(status["VmRSS"].split()[0]),
         }
 
-    # --- what happens ----------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------
 
     def restarts(self) -> None:
-        """Of the kubelet, some just after somebody has cleaned up under it; once nobody restarts it then."""
+        """Kubelet restarts, some right after our socket was deleted, and one deletion without a restart."""
         for turn in range(RESTARTS):
             if turn % 5 == 4:
                 self.socket.unlink(missing_ok=True)
             self.kubelet.restart()
-            # one that is just now sick is known, too
+            # one that has just failed is known, too
             assert eventually(lambda: self.kubelet.capacity(RESOURCE) == GPUS), self.log()[-3000:]
         before = len(self.kubelet.registrations)
         self.socket.unlink()
         assert eventually(lambda: len(self.kubelet.registrations) > before), self.log()[-3000:]
 
     def reloads(self) -> None:
-        """The same again and again."""
+        """Repeats of the same."""
         for _ in range(RELOADS - 2):
             self.reload()
 
@@ -119,7 +119,7 @@ class Soak:
             self.ready(GPUS * replicas)
 
     def xids(self) -> None:
-        """Programs' errors by the dozen, for which nobody is condemned, and a few that condemn their GPU."""
+        """Dozens of programs' errors, which mark no GPU, and a few that mark theirs."""
         sick = {gpu_uuid(index) for index in self.random.sample(range(GPUS), 3)}
         for turn in range(XIDS):
             counts = turn >= XIDS - len(sick)
@@ -144,7 +144,7 @@ class Soak:
             self.kubelet.release(RESOURCE, given.ids)
 
     def nonsense(self, turn: int) -> None:
-        """A request that must fail, bytes that are none, or a client that goes away in the middle."""
+        """A request that must fail, invalid bytes, or a client that disconnects in the middle."""
         kind = turn // 50 % 4
         with server.channel(self.socket) as channel:
             if kind == 0:
@@ -166,8 +166,8 @@ class Soak:
                     client.sendall(b"GET / HTTP/1.1\r\n\r\n")
 
     def round(self) -> None:
-        """What doesn't mind the other happens at once: GPUs fail under a kubelet that restarts, and who asks
-        for a GPU may not notice a reload that changes nothing."""
+        """Independent events happen at once: GPUs fail under a kubelet that restarts, and a request for a GPU
+        may not notice a reload that changes nothing."""
         with ThreadPoolExecutor(1) as aside:
             for here, there in ((self.restarts, self.xids), (self.allocations, self.reloads)):
                 other = aside.submit(there)
@@ -200,7 +200,7 @@ def test_simulated_year_leaves_no_leaks(soak: Soak) -> None:
     log = soak.log()
     assert "Traceback" not in log
     assert "a bug" not in log
-    assert {line.partition("=")[0] for line in log.splitlines()} == {"time"}  # nor a word from gRPC
+    assert {line.partition("=")[0] for line in log.splitlines()} == {"time"}  # nor a line from gRPC
     soak.process.terminate()
     assert soak.process.wait(30.0) == 0
     assert not soak.socket.exists()

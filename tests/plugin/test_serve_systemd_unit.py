@@ -1,4 +1,4 @@
-"""The systemd unit: what systemd thinks of it, and that no line of it is lost."""
+"""The systemd unit: systemd accepts it, and ignores no line of it."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_service_is_supervised_and_always_restarted() -> None:
 
 
 def test_service_may_write_only_its_directories_and_has_no_capability() -> None:
-    """The sockets' directories, the specifications', and the one that it remembers health in."""
+    """The sockets' directories, the specifications', and that of the health memory."""
     ours = Settings()
     assert value("ProtectSystem") == "strict"
     assert value("ReadWritePaths").split() == [f"-{ours.directory}", f"-{registry(ours)}"]
     assert ours.state_dir == f"/var/lib/{value('StateDirectory')}"
     made = [given for _, key, given in settings() if key == "ExecStartPre" and "mkdir" in given]
     for path in value("ReadWritePaths").split():
-        assert any(path[1:] in command.split() for command in made), f"{path} must be there at the start"
+        assert any(path[1:] in command.split() for command in made), f"{path} must exist at the start"
     assert (value("RuntimeDirectory"), value("RuntimeDirectoryPreserve")) == ("cdi", "yes")
     assert value("CapabilityBoundingSet") == ""
     assert value("NoNewPrivileges") == "yes"
@@ -67,7 +67,7 @@ def test_reload_sends_the_supported_signal() -> None:
 
 
 def test_sandbox_does_not_hide_the_gpus() -> None:
-    """ProtectClock implies a DeviceAllow, which shuts every device that it doesn't name."""
+    """ProtectClock implies a DeviceAllow, which blocks every device that it doesn't name."""
     forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "ProcSubset"}
     assert forbidden & {key for _, key, _ in settings()} == set()
 

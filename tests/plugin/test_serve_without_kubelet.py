@@ -1,4 +1,4 @@
-"""`gpunode plugin serve` where there is no kubelet: without one on purpose, and while one is waited for."""
+"""`gpunode plugin serve` without a kubelet: on purpose, and while it is waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC server on its socket, asked as the kubelet asks."""
+"""The gRPC server on its socket, with the kubelet's calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SOCKET = "/nvidia-gpu.sock"
 
 
 class Policy:
-    """As simple as a policy can be; `bug` is raised by both."""
+    """A minimal policy; `bug` is raised by both methods."""
 
     bug: Exception | None = None
 
@@ -71,7 +71,7 @@ class Policy:
 
 
 class Made:
-    """A server with all that it is made of."""
+    """A server with all its parts."""
 
     def __init__(self, root: Path, made: Feed, path: str = SOCKET) -> None:
         self.feed = made
@@ -248,7 +248,7 @@ def test_only_the_owner_may_connect(short: Path) -> None:
 
 
 def test_umask_of_other_threads_is_kept_while_binding(short: Path) -> None:
-    """It is the whole process's: a directory that another thread made meanwhile couldn't be entered."""
+    """It applies to the whole process: a directory created meanwhile would be inaccessible."""
     seen: list[int] = []
 
     def bind() -> None:

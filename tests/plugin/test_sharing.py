@@ -1,4 +1,4 @@
-"""Sharing: which units get how many shares under which name."""
+"""Sharing: number of shares and name of each unit."""
 
 from __future__ import annotations
 

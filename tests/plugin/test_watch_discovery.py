@@ -1,4 +1,4 @@
-"""The parent of the child that asks NVML: what it makes of answers, silence, crashes and late drivers."""
+"""The parent of the child that queries NVML: its handling of responses, silence, crashes and late drivers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FakeChild:
         self.asking: list[AbstractContextManager[None]] = []
 
     def ask(self, function: str, *gpus: int) -> None:
-        """Ask NVML something that it doesn't answer."""
+        """Query NVML without a response."""
         note = Note(self.file)
         note._count = len(self.asking)
         self.asking.append(note.asking(function, gpus))
@@ -92,7 +92,7 @@ class FakeChild:
 
 
 class Rooted(Host):
-    """A live host whose files lie in a root: the driver's traces can be made and unmade."""
+    """A live host whose files are in a root: the driver's traces can be created and removed."""
 
     @property
     def live(self) -> bool:
@@ -132,7 +132,7 @@ class Sink:
 
 
 class Node:
-    """A watch whose children are given beforehand; the last one is given again and again."""
+    """A watch with prepared children; the last one is used again and again."""
 
     def __init__(self, root: Path, *children: list[str], probe: float = 15.0, rediscover: float = 30.0):
         self.children = [list(lines) for lines in children]
@@ -166,7 +166,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look around ten times as often as in earnest."""
+    """Poll ten times as often as normally."""
     monkeypatch.setattr("gpunode.plugin.nvidia.watch._LOOK_SECONDS", 0.1)
     monkeypatch.setattr("gpunode.plugin.nvidia.watch._CHECK_SECONDS", 0.2)
 
@@ -256,7 +256,7 @@ def test_excluded_gpu_is_retried_once_no_process_is_stuck_in_it(tmp_path: Path) 
     node.stuck = True
     with node.running():
         assert eventually(lambda: bool(node.sink.of("seen")))
-        assert node.watch._stuck == [], "stuck children of a GPU that is left out hinder no other"
+        assert node.watch._stuck == [], "stuck children of an excluded GPU block no other"
         given_up = node.watch._given_up[("gpu", 2)]
         node.watch._given_up[("gpu", 2)] = replace(given_up, until=0.0)
         assert not eventually(lambda: len(node.started) > 3, 0.3)
@@ -285,7 +285,7 @@ def test_slow_nvml_with_regular_responses_does_not_hang(tmp_path: Path) -> None:
         child = node.started[0][1]
         child.lines = [SILENT]
         begun, index = time.monotonic(), 0
-        while time.monotonic() < begun + 3.0:  # all of it together takes longer than one answer may
+        while time.monotonic() < begun + 3.0:  # in total it takes longer than one response may
             child.ask("nvmlDeviceGetName", index)
             index += 1
             time.sleep(0.05)
@@ -374,7 +374,7 @@ def test_hurry_ends_the_time_with_nvml_closed(tmp_path: Path) -> None:
         assert eventually(lambda: bool(node.sink.of("seen")))
         node.watch.let_go()
         assert eventually(lambda: "NVML is closed temporarily, on request" in node.log.messages())
-        # other settings alone don't open it: whoever asked for this is still at work
+        # other settings alone don't open it: its closing was requested for work that continues
         node.watch.configure(replace(node.settings, health=HealthSettings(poll_seconds=2.0)))
         assert not eventually(lambda: len(node.started) > 1, 0.2)
         node.watch.hurry()

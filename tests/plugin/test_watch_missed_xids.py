@@ -1,4 +1,4 @@
-"""XIDs that only the kernel's log has: a file stands in for /dev/kmsg."""
+"""XIDs that only the kernel's log has: a file replaces /dev/kmsg."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_xids_after_the_last_output_were_missed(tmp_path: Path, log: Path) 
 @pytest.mark.parametrize(
     "text",
     [
-        line(79, 1, prefix="12,1,2,-"),  # a program's word, by its facility
+        line(79, 1, prefix="12,1,2,-"),  # a program's message, by its facility
         line(79, 1).replace(";NVRM", ";comm: NVRM"),
         " " + line(79, 1),
         line(79, 77),

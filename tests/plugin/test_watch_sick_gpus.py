@@ -1,6 +1,6 @@
-"""Every question to NVML about a GPU hangs and crashes in turn, and only that GPU may be affected.
+"""Every query to NVML about a GPU hangs and crashes in turn, and only that GPU may be affected.
 
-The C stand-in answers behind the real loader and ctypes, and `Watch` judges real child processes.
+The C stub responds behind the real loader and ctypes, and `Watch` judges real child processes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ plugin.serve(Host(), given)
 
 
 def scenario() -> Scenario:
-    """Four GPUs; about the sick one NVML is asked everything that the plugin may ask it."""
+    """Four GPUs; about the sick one NVML gets every query that the plugin may make."""
     sick = with_mig(with_nvswitch(machine(GPUS)), SICK, mixed_layout(SICK)).with_gpu(SICK, remap=None)
     links = {**sick.nvlinks, (SICK, 17): sick.gpus[OTHER].pci}
     return replace(sick, nvlinks=links).with_faults(
@@ -105,7 +105,7 @@ def scenario() -> Scenario:
 
 
 def questions(node: StubNode) -> tuple[set[str], set[str]]:
-    """What NVML is asked about the sick GPU, and the functions that occur in the watcher's modules."""
+    """Queries to NVML about the sick GPU, and the functions that occur in the watcher's modules."""
     argv = [sys.executable, "-c", RECORD, str(SICK)]
     done = subprocess.run(argv, env={**os.environ, **node.env}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ def watching(place: Path, node: StubNode) -> Iterator[tuple[Watch, Sink, MemoryL
         probe_seconds=1.0,
         rediscover_seconds=0.3,
         container_driver_root="",
-        listen="127.0.0.1:0",  # then the use of the GPUs is read, too
+        listen="127.0.0.1:0",  # then the utilization of the GPUs is read, too
     )
     watch = Watch(Host(environ={**os.environ, **node.env}), settings, log)
     thread = Thread(target=watch.run, args=(sink, stop))
@@ -134,7 +134,7 @@ def watching(place: Path, node: StubNode) -> Iterator[tuple[Watch, Sink, MemoryL
 
 
 def problem(place: Path, function: str, fault: Fault) -> str:
-    """What is wrong when this question about the sick GPU hangs or crashes; "" if nothing is."""
+    """Problem if this query about the sick GPU hangs or crashes; "" if there is none."""
     place.mkdir()
     base = scenario().with_faults(replace(fault, call=function, uuid=gpu_uuid(SICK)))
     node = stub_node(place, base, libraries="nvml")
@@ -151,7 +151,7 @@ def problem(place: Path, function: str, fault: Fault) -> str:
 
         if not eventually(given_up, 60.0):
             return f"{function}: not given up, {log.lines}"
-        before = len(sink.of("seen"))  # an event is history to a child that starts after it
+        before = len(sink.of("seen"))  # a child that starts later doesn't get an earlier event
         if not eventually(lambda: len(sink.of("seen")) > before and errors() == expected, 60.0):
             return f"{function}: GPUs with an error {errors()}, {log.lines}"
         node.write(base.with_event(StubEvent(gpu_uuid(OTHER), data=79)))
@@ -196,7 +196,7 @@ def test_failing_query_affects_only_its_gpu(
 def test_served_node_loses_only_gpus_with_queries_that_stop_nvml(
     tmp_path: Path, short: Path, fault: Fault, program: tuple[str, ...]
 ) -> None:
-    """`plugin serve` as a whole: each question fails for a GPU of its own, and the kubelet counts."""
+    """`plugin serve` as a whole: each query fails for a different GPU, and the kubelet counts."""
     asked, _ = questions(stub_node(tmp_path, with_nvswitch(machine(GPUS)), libraries="nvml"))
     sick = {function: gpu_uuid(index) for index, function in enumerate(sorted(asked - PAIRS))}
     left_out = {uuid for name, uuid in sick.items() if name not in LINK_QUESTIONS | EVENT_QUESTIONS}
@@ -211,7 +211,7 @@ def test_served_node_loses_only_gpus_with_queries_that_stop_nvml(
         broken = healthy.with_faults(*faults)
         node.write(broken)
         for function in sick:
-            assert serving.says(f"function={function} ", 120), f"{function} not given up: {serving.log()}"
+            assert serving.says(f"function={function} ", 120), f"{function} not excluded: {serving.log()}"
         assert stub.wait_allocatable(RESOURCE, len(sick) + 2 - len(left_out), 60), serving.log()
         assert set(stub.unhealthy(RESOURCE)) == left_out
         given_up = re.findall(r"device=(\S+) function=(\S+)", serving.log())

@@ -1,4 +1,4 @@
-"""Config files as people write them, and as they shouldn't."""
+"""Config files as users write them, valid and invalid."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_error_is_reported_with_line_and_key(text: str, tmp_path: Path) -> None:
 
 
 def test_settings_that_the_nvidia_plugin_ignores_are_ignored_with_a_warning(tmp_path: Path) -> None:
-    """The last value of a key counts, the first document, and MPS of two ways to share."""
+    """The last value of a key, the first document, and MPS of two sharing methods are used."""
     file = tmp_path / "c"
     mps = "  mps:\n    resources: [{name: gpu, replicas: 3}]\n"
     text = f"flags: {{migStrategy: mixed}}\nflags: {{migStrategy: single}}\n{SHARED}{mps}---\nversion: v2\n"

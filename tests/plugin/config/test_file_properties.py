@@ -1,4 +1,4 @@
-"""Whatever is in the file: no traceback, and what is accepted knows where it came from."""
+"""Any file: no traceback, and the origin of every accepted value is known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TREES = some.recursive(
 
 
 def value_of(option: Option) -> some.SearchStrategy[Any]:
-    """What people may well write for an option in a file."""
+    """Values that users may write for an option in a file."""
     words = {
         "boolean": some.booleans(),
         "path": some.sampled_from(["/", "/run/nvidia/driver", "/host/usr/bin/nvidia-ctk"]),
@@ -54,7 +54,7 @@ def value_of(option: Option) -> some.SearchStrategy[Any]:
 
 @some.composite
 def documents(draw: some.DrawFn) -> Document:
-    """A file that holds some options, and which."""
+    """A file that holds some options, and their names."""
     skipped = {"simulate", "vendor"}
     chosen = draw(some.lists(some.sampled_from(sorted(by_key())), unique=True))
     options = [by_key()[key] for key in chosen if by_key()[key].field not in skipped]

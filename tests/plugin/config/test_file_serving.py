@@ -1,4 +1,4 @@
-"""`gpunode plugin serve` with a config file, as a process beside the kubelet's stand-in."""
+"""`gpunode plugin serve` with a config file, as a process with the kubelet stub."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_valid_edits_take_effect_and_invalid_ones_do_not(
     file.write_text(SLICED.format(3) + "flags: {gpunode: {listen: ':9400'}}\n")
     assert kubelet.wait_allocatable(GPU, 12, 30), serving.log()
     assert serving.says('msg="these changes need a restart" options=--listen')
-    # no stream ended: the kubelet never had to be told again
+    # no stream ended: the kubelet needed no new registration
     assert list(kubelet.registrations) == registered
 
 

@@ -1,4 +1,4 @@
-"""`plugin check-config --from gke`: what becomes of GKE's configuration, and what doesn't."""
+"""`plugin check-config --from gke`: translated and untranslated parts of GKE's configuration."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_any_gke_file_is_translated_or_refused(tree: Any) -> None:
     assert yaml.safe_load(text) == found.config
 
 
-# --- as a user meets it ---------------------------------------------------------------------------------
+# --- as a user runs it ----------------------------------------------------------------------------------
 
 
 def test_translated_file_is_accepted_by_plugin_serve(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The help of commands that take `plugin serve`'s options: what matters first, no longer than need be."""
+"""The help of commands with `plugin serve`'s options: the important ones first, and short."""
 
 from __future__ import annotations
 

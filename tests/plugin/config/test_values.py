@@ -89,7 +89,7 @@ def test_names_are_unique() -> None:
 def test_every_default_is_a_valid_value(option) -> None:
     default = option_value(Settings(), option)
     if default is None:
-        assert option.field in ("lenient", "kube_api_qps", "kube_api_burst")  # which nothing keeps
+        assert option.field in ("lenient", "kube_api_qps", "kube_api_burst")  # options without a kept default
         return
     text = ",".join(map(str, default)) if isinstance(default, list) else str(default)
     if option.kind in ("hold", "interval"):

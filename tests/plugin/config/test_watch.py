@@ -1,4 +1,4 @@
-"""Edits while the plugin serves: noticed, taken whole or not at all."""
+"""Edits while the plugin serves: detected, and applied completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD = "version: v1\nflags: {migStrategy: every}\nnope: 1\n"
 
 
 class Service:
-    """As much of the service as the watch knows."""
+    """The part of the service that the watch uses."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -63,7 +63,7 @@ class Watched:
         self.tick(2)
 
     def tick(self, seconds: float) -> None:
-        """As the link thread does, four times a second."""
+        """As the link thread runs it, four times a second."""
         for _ in range(int(seconds * 4)):
             self.now += 0.25
             self.watch.tick(self.now)

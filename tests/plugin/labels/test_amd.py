@@ -1,4 +1,4 @@
-"""`gpunode labels --vendor amd`: what AMD's node labeller sets."""
+"""`gpunode labels --vendor amd`: the labels of AMD's node labeller."""
 
 from __future__ import annotations
 

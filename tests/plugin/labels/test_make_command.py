@@ -1,4 +1,4 @@
-"""`gpunode labels` as a user runs it: the C stand-in of NVML, files, flags and variables of another tool."""
+"""`gpunode labels` as a user runs it: the C stub of NVML, files, flags and variables of another tool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER_NOT_LOADED = 9
 
 
 def a100(count: int) -> Scenario:
-    """A100s of which the first is cut into 1g.5gb and 1g.5gb+me, as hardware tells them."""
+    """A100s of which the first has 1g.5gb and 1g.5gb+me devices, as hardware reports them."""
     found = machine(count, name="NVIDIA A100-SXM4-40GB", cc="8.0")
     for index in range(count):
         found = found.with_gpu(index, memory=40960 << 20)
@@ -135,7 +135,7 @@ def test_feature_file(node: StubNode, tmp_path: Path) -> None:
     stamp = next(line for line in lines if "gfd.timestamp" in line)
     path.write_text(told.replace(stamp, "nvidia.com/gfd.timestamp=1"))
     before = path.stat()
-    assert f"{path}: unchanged" in labels(node, flag, str(path)).out  # another time is no change
+    assert f"{path}: unchanged" in labels(node, flag, str(path)).out  # a different time is no change
     after = path.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     node.write(a100(3))
@@ -153,7 +153,7 @@ def test_feature_file_changed_concurrently_is_retried(
     numbers, write = iter(range(5, 8)), Host.write_atomic
 
     def busy(host: Host, *args: Any, **more: Any) -> None:
-        """Another tool writes whenever we are about to."""
+        """Another tool writes right before each of our writes."""
         for number in numbers:
             path.write_text(f"nvidia.com/gpu.count={number}\n")
             break
@@ -216,7 +216,7 @@ def test_unresponsive_driver(node: StubNode) -> None:
 
 
 def test_missing_gpu_and_unresponsive_gpu(tmp_path: Path) -> None:
-    """A recorded machine with an empty bus, and one with a GPU that no driver knows."""
+    """A recorded machine with an empty bus, and one with a GPU unknown to every driver."""
     (tmp_path / ".gpunode").mkdir()
     nvml = {"error": {"code": DRIVER_NOT_LOADED, "message": "driver not loaded"}}
     (tmp_path / ".gpunode/recording.json").write_text(json.dumps({"nvml": nvml}))
@@ -248,7 +248,7 @@ def test_gpus_reserved_for_virtual_machines(tmp_path: Path) -> None:
     )
     (tmp_path / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
     (gpu / "driver").symlink_to("../../drivers/vfio-pci")
-    ids = tmp_path / "usr/share/pci.ids"  # SUSE's place
+    ids = tmp_path / "usr/share/pci.ids"  # SUSE's path
     ids.parent.mkdir(parents=True)
     ids.write_text(
         "10dd  Enhanced\n\t2330  Not this\n10de  NVIDIA\n\t232f  x\n\t2330  GH100 [H100 SXM5]\n"
@@ -276,7 +276,7 @@ def test_gpus_reserved_for_virtual_machines(tmp_path: Path) -> None:
 
 @needs_stub
 def test_tegra_is_queried_through_cuda(tmp_path: Path) -> None:
-    """NVML isn't there: what CUDA tells of an AGX Orin, and what GPU feature discovery makes of it."""
+    """NVML doesn't exist: CUDA's values for an AGX Orin, and the resulting labels."""
     orin = machine(1, name="Orin", cc="8.7").with_gpu(0, memory=31378 << 20)
     node = stub_node(tmp_path, orin, libraries="cuda")
     found = values(labels(node, "--device-discovery-strategy", "tegra", "--no-timestamp"))
@@ -335,7 +335,7 @@ def test_invalid_input(argv: tuple[str, ...], code: int, words: str) -> None:
 
 @needs_stub
 def test_one_shot_run_opens_nvml_once_and_queries_each_gpu_once(node: StubNode) -> None:
-    """On hardware to open NVML takes seconds, and each call its time. Faults that never strike count them."""
+    """On hardware opening NVML takes seconds, and so does each call. Unused faults count the calls."""
     calls = {"nvmlInitWithFlags": 1, "nvmlDeviceGetHandleByIndex": 2, "nvmlDeviceGetUUID": 4}
     calls |= {"nvmlDeviceGetName": 2, "nvmlDeviceGetMemoryInfo": 2, "nvmlDeviceGetMigMode": 2}
     node.write(a100(2).with_faults(*(Fault(call, after=10**6) for call in calls)))

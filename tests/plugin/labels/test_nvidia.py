@@ -23,14 +23,14 @@ HOST = Host(Path("/nowhere"), {})
 
 
 class Model:
-    """A GPU as NVML tells it, and the one profile that MIG gives it here."""
+    """A GPU as NVML reports it, and its one MIG profile here."""
 
     def __init__(self, name: str, mib: int, cc: str, product: str, family: str, part: str = "") -> None:
         self.name, self.mib, self.cc, self.product, self.family = name, mib, cc, product, family
         self.part = part
 
     def gpu(self, index: int, cut: int | None = None, **more) -> Gpu:
-        """`cut` is how many devices it is cut into; None: MIG is off."""
+        """`cut` is the number of its MIG devices; None: MIG is off."""
         uuid = f"GPU-{index:08x}-0000-0000-0000-{sum(map(ord, self.name)):012x}"
         parts = tuple(
             MigDevice(n, f"MIG-{index}-{n}", self.part, n + 7, 0, 4864 << 20, SIZE) for n in range(cut or 0)
@@ -60,7 +60,7 @@ def sharing(way: str, name: str = "nvidia.com/gpu", rename: bool = False, **more
 
 
 def labels(*gpus: Gpu, machine: Machine | None = None, **settings) -> Labels:
-    """The labels with these settings; time and machine are left out unless a machine is given."""
+    """The labels with these settings; time and machine are left out unless the test sets a machine."""
     chosen = Settings(mps_root="/run/nvidia/mps", labels=LabelSettings(no_timestamp=not machine), **settings)
     seen = plan_seen(HOST, chosen, Inventory("550.54.15", "12.4", gpus))
     return nvidia_labels(chosen, seen.inventory, seen.plan, machine or Machine(), NOW)
@@ -72,7 +72,7 @@ def told(found: Labels, prefix: str) -> dict[str, str]:
 
 
 def of_gpu(found: Labels) -> dict[str, str]:
-    """What is said of nvidia.com/gpu as a resource."""
+    """Labels of nvidia.com/gpu as a resource."""
     return {k: v for k, v in told(found, "nvidia.com/gpu").items() if k not in ("machine", "mode", "clique")}
 
 
@@ -163,7 +163,7 @@ def test_node_without_gpus_gives_a_warning() -> None:
 
 
 def test_several_models_give_the_same_labels_each_time() -> None:
-    """The model that most GPUs have; of two such the first. Original: another one on each pass."""
+    """The model of most GPUs; of equals the first. Original: another one on each pass."""
     found = labels(T4.gpu(0), L40S.gpu(1), L40S.gpu(2))
     assert of_gpu(found) == whole(L40S, 2, 1, "none", False)
     assert found.warnings == (

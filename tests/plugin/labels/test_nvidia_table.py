@@ -1,8 +1,8 @@
-"""Label sets by model, layout, MIG strategy and way of sharing, against what GPU feature discovery said.
+"""Label sets by model, layout, MIG strategy and sharing method, compared with GPU feature discovery.
 
-The tables beside this file are its own output (0.20, built from its sources), with the same stand-in of NVML
-and the same settings: a section for each case, and in it the labels that tell of GPUs. Nothing of gpunode's
-made them.
+The tables in this directory are its own output (0.20, built from its sources), with the same stub of NVML
+and the same settings: a section for each case, and in it the labels about GPUs. They were not generated with
+gpunode.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ print(json.dumps(found))
 
 
 def node(model: str, layout: str) -> Scenario:
-    """Two GPUs of that model, cut that way."""
+    """Two GPUs of that model, with that MIG layout."""
     name, cc, mib, profiles = MODELS[model]
     found = machine(2, name=name, cc=cc)
     known = {profile.index: profile for profile in profiles}
@@ -79,7 +79,7 @@ def _part(gpu: int, at: int, profile: StubProfile) -> StubMig:
 
 
 def cases(model: str) -> list[tuple[str, str, str]]:
-    """Layout, MIG strategy, way of sharing. MPS isn't for GPUs that are cut, nor with the strategy mixed."""
+    """Layout, MIG strategy, sharing method. MPS isn't for GPUs in MIG mode, nor with the strategy mixed."""
     layouts = LAYOUTS if MODELS[model][3] else ("whole",)
     ways = ("none", "time-slicing", "renamed", "mps")
     every = ((a, b, c) for a in layouts for b in ("none", "single", "mixed") for c in ways)
@@ -87,7 +87,7 @@ def cases(model: str) -> list[tuple[str, str, str]]:
 
 
 def shared_names(model: str) -> tuple[str, ...]:
-    """What is shared: whole GPUs, and the smallest MIG device."""
+    """Shared resources: whole GPUs, and the smallest MIG device."""
     profiles = MODELS[model][3]
     return ("nvidia.com/gpu", *((f"nvidia.com/mig-{profiles[0].name}",) if profiles else ()))
 
@@ -114,14 +114,14 @@ def table(model: str) -> dict[str, dict[str, str]]:
 
 
 def kept(values: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What tells of GPUs, and not of the machine or the driver."""
+    """Labels about GPUs, without those about the machine or the driver."""
     others = ("gfd.", "gpu.machine", "gpu.mode", "cuda.", "vgpu.")
     return {key: value for key, value in values if not key.removeprefix("nvidia.com/").startswith(others)}
 
 
 @pytest.fixture(scope="module")
 def inventories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Inventory]:
-    """What NVML tells of every node, by model and layout; one process asks them all."""
+    """NVML's data of every node, by model and layout; one process queries them all."""
     place = tmp_path_factory.mktemp("labels")
     scenarios = place / "scenarios"
     scenarios.mkdir()

@@ -1,4 +1,4 @@
-"""Labels that are kept: `gpunode labels --watch` and `plugin serve --labels`, with the C stand-in of NVML."""
+"""Kept labels: `gpunode labels --watch` and `plugin serve --labels`, with the C stub of NVML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DRIVER_NOT_LOADED = 9
 
 
 class Kept:
-    """A process that stays and keeps the labels in `file`."""
+    """A process that keeps running and keeps the labels in `file`."""
 
     def __init__(self, place: Path, node: StubNode, *argv: str, **environ: str) -> None:
         self.file = place / "features.d/gfd"
@@ -103,7 +103,7 @@ def test_gpu_changes_are_soon_in_the_file(tmp_path: Path, kept: list[Kept]) -> N
     assert eventually(lambda: "reading the GPUs" in one.log()), one.log()
     assert one.labels()["nvidia.com/gpu.count"] == "2"
     assert one.end() == 0
-    assert one.labels()["nvidia.com/gpu.count"] == "2"  # and stays there
+    assert one.labels()["nvidia.com/gpu.count"] == "2"  # and it stays so
 
 
 def test_changed_config_file_is_applied(tmp_path: Path, kept: list[Kept]) -> None:
@@ -160,7 +160,7 @@ def test_tegra_without_nvml_is_detected_by_its_files(tmp_path: Path, monkeypatch
 
 def test_plugin_keeps_labels_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:
     node = stub_node(tmp_path, machine(2))
-    (short / "dp").mkdir()  # its kubelet never comes
+    (short / "dp").mkdir()  # its kubelet never starts
     argv = ("plugin", "serve", "--labels", "file", "--kubelet-socket", str(short / "dp/kubelet.sock"))
     kept.append(Kept(tmp_path, node, *argv))
     one = kept[0]

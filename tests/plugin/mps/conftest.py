@@ -1,4 +1,4 @@
-"""A node with stand-ins of NVML, of nvidia-cuda-mps-control and of the kubelet."""
+"""A node with stubs of NVML, of nvidia-cuda-mps-control and of the kubelet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpunode.plugin.mps import supervisor
 
 @dataclass(frozen=True)
 class MpsNode:
-    """`host` finds the stand-ins; `root` is the MPS root."""
+    """`host` finds the stubs; `root` is the MPS root."""
 
     place: Path
     gpus: StubNode
@@ -39,7 +39,7 @@ class MpsNode:
 
 @pytest.fixture
 def node(short: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MpsNode]:
-    """Four GPUs; children of this process find the stand-ins, too."""
+    """Four GPUs; children of this process find the stubs, too."""
     if not have_compiler():
         pytest.skip("gcc is not installed")
     gpus = stub_node(short, machine(4), libraries="nvml")

@@ -1,4 +1,4 @@
-"""What a daemon's log means. The lines are the real program's (Debian, 535.261.03), or from reports of it."""
+"""Parsing of a daemon's log. The lines are the real program's (Debian, 535.261.03), or from reports of it."""
 
 from __future__ import annotations
 

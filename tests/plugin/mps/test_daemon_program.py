@@ -1,4 +1,4 @@
-"""Where the control program lies."""
+"""Path of the control program."""
 
 from __future__ import annotations
 

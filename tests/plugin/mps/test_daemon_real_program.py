@@ -1,4 +1,4 @@
-"""Debian's real nvidia-cuda-mps-control, under a keeper. Its daemon runs without a GPU; its servers don't."""
+"""Debian's real nvidia-cuda-mps-control, supervised. Its daemon runs without a GPU; its servers don't."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_real_daemon_is_supervised(real: MpsNode, program: Path) -> None:
         assert control.query("get_default_active_thread_percentage")[0] == "25.0"
         limit = f"get_default_device_pinned_mem_limit {wanted.gpus[1]}"
         control.send(f"set_default_device_pinned_mem_limit {wanted.gpus[1]} 1000M")
-        assert "1000M" not in control.query(limit)  # why limits are set by number
+        assert "1000M" not in control.query(limit)  # why limits are set by index
         first = json.loads(Path(f"{wanted.directory}/daemon.json").read_text())
         assert first["program"] == str(program.resolve())
         os.kill(first["pid"], signal.SIGKILL)

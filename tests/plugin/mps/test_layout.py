@@ -1,4 +1,4 @@
-"""Which daemons a plan asks for."""
+"""Daemons required by a plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_gpus_with_a_common_prefix_get_distinct_directories() -> None:
 
 @pytest.mark.parametrize(("root", "fits"), [("/run/nvidia/mps", True), ("/" + "r" * 90, False)])
 def test_path_too_long_for_a_socket_is_a_problem(root: str, fits: bool) -> None:
-    """The daemon ends with 1 and says nothing."""
+    """The daemon ends with 1 and prints nothing."""
     name = "nvidia.com/gpu.shared"
     for spec in daemon_specs(Settings(mps=True, mps_root=root), [resource({0: 2, 1: 2}, name=name)]):
         assert (len(f"{spec.pipe}/control_privileged") <= MAX_SOCKET) is fits

@@ -1,4 +1,4 @@
-"""What a container of an MPS resource gets."""
+"""Settings of a container with an MPS resource."""
 
 from __future__ import annotations
 

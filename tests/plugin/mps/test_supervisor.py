@@ -1,4 +1,4 @@
-"""Keepers of real processes: the stand-in of nvidia-cuda-mps-control, and NVML's in its child."""
+"""Supervisors of real processes: the stub of nvidia-cuda-mps-control, and NVML's in its child."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_stop_does_not_wait_for_a_hanging_nvml(node: MpsNode) -> None:
     node.gpus.write(machine(4).with_faults(Fault("nvmlInitWithFlags", hang=60.0)))
     log = MemoryLog()
     with kept(node, spec(node), log) as made:
-        time.sleep(0.2)  # it is inside NVML, or about to be: either way it must not be waited for
+        time.sleep(0.2)  # it is inside NVML, or about to be: in both cases it must not be waited for
         begun = time.monotonic()
         made.stop(hurry=True)
         made.join(30.0)
@@ -256,7 +256,7 @@ def test_stop_with_hanging_daemon_and_nvml_is_faster_than_the_systemd_timeout(
         assert time.monotonic() - begun < 10.0
     assert Identity.of(node.host, process, ()) is None
     assert "MPS has not ended cleanly" in log.messages("error")
-    assert remains(node.host, node.root) != []  # the next start puts the modes back
+    assert remains(node.host, node.root) != []  # the next start restores the modes
 
 
 def test_lost_gpu_does_not_affect_the_others(node: MpsNode) -> None:
@@ -367,5 +367,5 @@ def test_log_is_followed_and_kept_small(node: MpsNode, monkeypatch: pytest.Monke
         assert eventually(lambda: any("Ready" in str(f.get("said")) for _, _, f in log.lines))
         assert sum("Unknown command" in str(fields.get("said")) for _, _, fields in log.lines) < 4
         with suppress(ValueError):
-            path.read_text().index("\0")  # the daemon goes on at the start, without a hole
-            pytest.fail("the log has a hole")
+            path.read_text().index("\0")  # the daemon continues at the start, without a gap
+            pytest.fail("the log has a gap")

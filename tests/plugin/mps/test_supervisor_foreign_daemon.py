@@ -1,4 +1,4 @@
-"""Watching a daemon that somebody else keeps."""
+"""Watching a daemon of another supervisor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def watched(node: MpsNode, spec: DaemonSpec) -> Iterator[Onlooker]:
 def test_devices_wait_for_the_daemon_and_follow_it(
     node: MpsNode, with_program: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a container that has the sockets mounted, and not the driver's programs."""
+    """Also in a container that has the sockets mounted, but not the driver's programs."""
     monkeypatch.setattr(supervisor, "_SECONDS", 0.05)
     monkeypatch.setattr(supervisor, "_SOON_SECONDS", 0.05)
     spec = DaemonSpec(NAME, (uuid(0),), f"{node.root}/{NAME}")

@@ -1,6 +1,6 @@
-"""MPS as a user meets it: `gpunode plugin serve --mps` as a process.
+"""MPS as a user runs it: `gpunode plugin serve --mps` as a process.
 
-NVML, nvidia-cuda-mps-control and the kubelet are stand-ins."""
+NVML, nvidia-cuda-mps-control and the kubelet are stubs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_devices_are_healthy_while_their_daemon_runs(
         "set_default_active_thread_percentage 25",
     ]
 
-    node.mps.behave(deaf=True)  # the next daemon does not answer: the loss lasts until it has been seen
+    node.mps.behave(deaf=True)  # the next daemon does not respond: the loss lasts until it has been seen
     os.kill(pid_of(node, 3), signal.SIGKILL)
     assert stub.wait_allocatable(RESOURCE, 28, 30.0), serving.log()
     node.mps.behave()
@@ -191,7 +191,7 @@ def test_plugin_waits_for_the_driver_and_applies_an_edited_file(
     serving = serve(node, start, node.config(4, "failRequestsGreaterThanOne: true"))
     assert serving.says("waiting")
     node.gpus.write(machine(4))
-    serving.process.send_signal(signal.SIGHUP)  # looks at once
+    serving.process.send_signal(signal.SIGHUP)  # polls at once
     assert stub.wait_allocatable(RESOURCE, 16, 60.0), serving.log()
     node.config(10, "failRequestsGreaterThanOne: true")
     serving.process.send_signal(signal.SIGHUP)

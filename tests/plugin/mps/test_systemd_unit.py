@@ -30,7 +30,7 @@ def settings() -> list[tuple[str, str]]:
 
 
 def value(key: str) -> str:
-    """The last one, which holds."""
+    """The last one, which is effective."""
     return [given for name, given in settings() if name == key][-1]
 
 

@@ -1,4 +1,4 @@
-"""A simulated node beside a kubelet's stand-in, `plugin status` as a user runs it, and another plugin."""
+"""A simulated node with a kubelet stub, `plugin status` as a user runs it, and another plugin."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def parsed(text: str) -> Values:
-    """Every sample of an exposition; a twin is an error, as it is to Prometheus."""
+    """Every sample of an exposition; a duplicate is an error, as it is to Prometheus."""
     found: Values = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -96,7 +96,7 @@ def value(found: Values, name: str, **labels: str) -> float | None:
 
 @contextmanager
 def another_plugin(directory: Path, endpoint: str, resource: str, ids: Sequence[str]) -> Iterator[list[str]]:
-    """The least that a device plugin can be, registered; yields the calls that it got, by name."""
+    """A minimal registered device plugin; yields the calls that it got, by name."""
     calls: list[str] = []
     stop = Event()
 

@@ -1,4 +1,4 @@
-"""The web server by itself: what it refuses, and that slow clients don't hold up others."""
+"""The web server alone: refused requests, and slow clients that must not delay others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def web() -> Iterator[tuple[int, MemoryLog]]:
 
 
 def say(port: int, data: bytes) -> bytes:
-    """All that comes back until the server closes."""
+    """The whole response until the server closes."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(data)
         found = b""
@@ -48,7 +48,7 @@ def say(port: int, data: bytes) -> bytes:
             while more := connection.recv(65536):
                 found += more
         except ConnectionResetError:
-            pass  # it closed while something of ours was still unread
+            pass  # it closed while some of our bytes were still unread
         return found
 
 
@@ -168,7 +168,7 @@ def test_client_that_does_not_read_its_response_is_disconnected(web, monkeypatch
 
 
 def rest_of(connection: socket.socket) -> int:
-    """How many bytes come before the server's end of the connection."""
+    """Number of bytes before the server closes its end of the connection."""
     count = 0
     try:
         while more := connection.recv(1 << 20):

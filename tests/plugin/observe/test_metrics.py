@@ -1,4 +1,4 @@
-"""`plugin serve --listen` as Prometheus and the kubelet's probes meet it."""
+"""`plugin serve --listen` as Prometheus and the kubelet's probes use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md names the metrics that there are, and no others."""
+"""docs/metrics.md names exactly the existing metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics that come from the driver and from MPS daemons: their C and Python stand-ins, nothing simulated."""
+"""Metrics from the driver and from MPS daemons: their C and Python stubs, nothing simulated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def started(serving: Serving) -> list[list[str]]:
 
 
 def asks_for_use(argv: list[str]) -> bool:
-    """Whether the options of a child that watches GPUs include their use."""
+    """Whether the options of a child that watches GPUs include their utilization."""
     return any(json.loads(word).get("use", False) for word in argv if word.startswith("{"))
 
 
@@ -55,7 +55,7 @@ def test_utilization_is_that_of_the_gpu_that_a_container_holds(node) -> None:
     uuids = [gpu.uuid for gpu in busy.gpus]
     assert eventually(lambda: value(scrape(port), DUTY, uuid=uuids[0]) == 0.42)
     found = scrape(port)
-    assert value(found, DUTY, uuid=uuids[1]) is None  # a GPU that doesn't tell is not idle
+    assert value(found, DUTY, uuid=uuids[1]) is None  # a GPU that doesn't report it is not idle
     assert [value(found, USED, uuid=uuid) for uuid in uuids] == [5 << 30, 7 << 30]
     first, second = (held[uuid] for uuid in uuids)
     assert value(found, "gpunode_container_gpu_duty_cycle_ratio", pod=first) == 0.42
@@ -112,7 +112,7 @@ def test_mps_is_up_while_every_daemon_serves(mps_node: MpsNode) -> None:  # noqa
         mps_node.mps.behave()
         assert stand_in.wait_allocatable(GPU, 8, 60), serving.log()
         assert value(scrape(port), up, resource=GPU) == 1
-        mps_node.mps.behave(deaf=True)  # the next one doesn't answer
+        mps_node.mps.behave(deaf=True)  # the next one doesn't respond
         os.kill(pid_of(mps_node, 3), signal.SIGKILL)
         assert eventually(lambda: value(scrape(port), up, resource=GPU) == 0), serving.log()
         found = scrape(port)

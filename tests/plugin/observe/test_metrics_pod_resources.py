@@ -1,4 +1,4 @@
-"""What the kubelet's PodResources service answers, and the error for each way in which it doesn't."""
+"""Responses of the kubelet's PodResources service, and the error for each of its failures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_any_bytes_are_an_error_or_an_empty_list(data: bytes) -> None:
 
 @contextmanager
 def serving(socket: Path, methods: dict[str, Any]) -> Iterator[None]:
-    """A PodResources service that answers in bytes."""
+    """A PodResources service that responds with bytes."""
     table: Any = {name: grpc.unary_unary_rpc_method_handler(function) for name, function in methods.items()}
     handler = grpc.method_handlers_generic_handler("v1.PodResourcesLister", table)
     server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])

@@ -1,4 +1,4 @@
-"""The status file: written again where a write failed, and whether its writer still lives."""
+"""The status file: rewritten after a failed write, and whether its writer is alive."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_failed_write_is_retried_without_changes(tmp_path: Path) -> None:
     assert not blocked.exists()
 
     def written() -> bool:
-        status.tick(131.0)  # again, as the one who failed may not have ended yet
+        status.tick(131.0)  # again, as the failed task may not have ended yet
         return (blocked / "status.json").exists()
 
     assert eventually(written)
@@ -74,14 +74,14 @@ def test_change_within_a_second_of_a_write_is_written_later(
     assert asked == [pytest.approx(0.6)]
 
     def told() -> bool:
-        status.tick(101.1)  # again, as the one who wrote before may not have ended yet
+        status.tick(101.1)  # again, as the earlier task may not have ended yet
         return "a bad edit" in content(tmp_path / "state/status.json")
 
     assert eventually(told)
 
 
 def test_resources_are_in_the_file_before_they_are_registered(tmp_path: Path) -> None:
-    """`plugin status` would otherwise show them as another plugin's until the next write."""
+    """Otherwise `plugin status` would show them as another plugin's until the next write."""
     host, backend = recorded_host(tmp_path), FakeBackend()
     service = PluginService(
         host, Settings(state_dir="/state"), MemoryLog(), backend, FakeJudge(), [StatusFile]

@@ -1,4 +1,4 @@
-"""Whether the process that wrote a status file still lives, and what is never taken for it."""
+"""Whether the process that wrote a status file is alive, and which processes are not mistaken for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.plugin.observe.status_file import read_own_status
 
 
 def state(place: Path, **changes: Any) -> str:
-    """What is made of this process' own status file with these changes."""
+    """State of this process' own status file with these changes."""
     told = {**own_identity(Host()), "started": 1.0, "resources": [], **changes}
     (place / "status.json").write_text(json.dumps(told))
     found = read_own_status(Host(), str(place))
@@ -31,7 +31,7 @@ def test_process_that_wrote_the_file_is_serving(short: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"startTicks": 1},  # its number was given to another process
+        {"startTicks": 1},  # its number was reused by another process
         {"bootId": "another boot"},
         {"pid": 1 << 30},
         {"pid": 1 << 30, "startTicks": None},

@@ -1,4 +1,4 @@
-"""`gpunode plugin status` beside our plugin and beside another one."""
+"""`gpunode plugin status` with our plugin and with another one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_holders_and_unhealthy_devices_are_listed(node) -> None:
     held = stub.admit("ml/train-0", "main", {GPU: 2})
     inject(serving, "xid", "79", "--gpu", "3")
     assert stub.wait_allocatable(GPU, 3, 30), serving.log()
-    found = status(place)  # at once: what the kubelet knows and the file doesn't is waited for
+    found = status(place)  # at once: devices that only the kubelet knows are waited for
     assert (found["kind"], found["status"], found["exitCode"]) == ("PluginStatus", "warn", 0)
     data = found["data"]
     assert data["kubelet"] == "listening"
@@ -126,7 +126,7 @@ def test_empty_node_gets_the_next_step(node) -> None:
     stub.stop()
     told = command("plugin", "status", *given).stdout
     assert "systemctl status kubelet" in told
-    assert "gpunode plugin serve" not in told  # which would find nobody to register with
+    assert "gpunode plugin serve" not in told  # which would find no kubelet to register with
 
 
 def test_planted_symlink_is_not_written_through(node) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong, as `plugin status` tells it to people."""
+"""Problems as `plugin status` prints them."""
 
 from __future__ import annotations
 

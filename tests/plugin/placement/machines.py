@@ -1,4 +1,4 @@
-"""Machines as they are sold, as matrices and as units with links; and the search that tries everything."""
+"""Real machine models, as matrices and as units with links; and the brute-force search."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unit(index: int, numa: int | None = None) -> Unit:
 
 
 class Machine:
-    """`level` tells the PCIe side, `links` NVLinks between two GPUs, `switch` those of each to NVSwitches."""
+    """`level` is the PCIe topology, `links` NVLinks between two GPUs, `switch` those to NVSwitches."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Machine:
 
 
 def tree(*sizes_and_levels: int) -> Level:
-    """``tree(2, PIX, 4, PXB, 8, NODE)``: the first that holds both, else across the sockets."""
+    """``tree(2, PIX, 4, PXB, 8, NODE)``: the first that holds both, otherwise across the sockets."""
     steps = list(zip(sizes_and_levels[::2], sizes_and_levels[1::2], strict=True))
 
     def level(a: int, b: int) -> int:
@@ -120,7 +120,7 @@ MACHINES = {
 
 
 def random_matrix(seed: int, count: int = 16) -> Matrix:
-    """Links at random: no such machine is sold."""
+    """Random links: no such machine exists."""
     random = Random(seed)
     matrix = [[0] * count for _ in range(count)]
     for a, b in combinations(range(count), 2):
@@ -131,7 +131,7 @@ def random_matrix(seed: int, count: int = 16) -> Matrix:
 
 
 def brute_force(matrix: Matrix, free: Iterable[int], must: Sequence[int], size: int) -> tuple[int, int, int]:
-    """(worth of the best division, of its group, less what that has in common with the rest), trying all."""
+    """(value of the best division, of its group, less what that has in common with the rest), trying all."""
     everything = tuple(sorted({*free, *must}))
 
     def worth(group: Sequence[int]) -> int:

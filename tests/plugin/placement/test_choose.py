@@ -1,4 +1,4 @@
-"""GetPreferredAllocation's answers: whole GPUs, shares and MIG devices, and requests that can't be met."""
+"""Responses of GetPreferredAllocation: whole GPUs, shares and MIG devices, and requests that can't be met."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_sixty_four_of_a_thousand_shares_are_spread_evenly_and_quickly() -> None
     assert set(Counter(one.partition("::")[0] for one in answer).values()) == {8}
 
 
-# --- requests that can't be met, and what always holds ---------------------------------------------------
+# --- requests that can't be met, and invariants ---------------------------------------------------------
 
 
 def test_impossible_requests_get_the_best_possible_response() -> None:

@@ -1,4 +1,4 @@
-"""Whole GPUs: the group is as good as trying every division finds, or nearly so, and soon."""
+"""Whole GPUs: the group is as good as the best division, or nearly so, and found quickly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIXTEEN = [name for name, machine in MACHINES.items() if len(machine.units) == 1
 
 
 def above_least(matrix: Matrix) -> Matrix:
-    """What every pair has in common decides nothing, and would make any answer look good."""
+    """Values common to every pair decide nothing, and would make any response look good."""
     least = min(matrix[a][b] for a, b in combinations(range(len(matrix)), 2))
     return [[0 if a == b else row[b] - least for b in range(len(row))] for a, row in enumerate(matrix)]
 
@@ -37,7 +37,7 @@ def worth(matrix: Matrix, group: tuple[int, ...]) -> int:
 
 
 def rank(matrix: Matrix, group: tuple[int, ...], free: list[int], size: int) -> tuple[int, int, int]:
-    """Of this group what `brute_force` returns for the best one."""
+    """For this group, the value that `brute_force` returns for the best one."""
     return brute_force(matrix, free, group, size)
 
 
@@ -157,7 +157,7 @@ def test_sixteen_gpus_reach_99_percent_of_the_best_division_at_other_sizes(seed:
 
 @pytest.mark.parametrize("name", SIXTEEN)
 def test_pod_on_a_machine_of_sixteen_gpus_waits_only_milliseconds(name: str) -> None:
-    """Every size, cold, all and any part available. Twenty times what it takes on an idle machine."""
+    """Every size, cold, all and any part available. Twenty times the duration on an idle machine."""
     random = Random(61)
     for size in range(1, 16):
         for count in (16, random.randint(size + 1, 16)):
@@ -183,7 +183,7 @@ def test_partitions_of_a_large_node_are_kept_together() -> None:
 
 @pytest.mark.parametrize("name", ["l40s-pcie8", "pcie-pairs", "dgx1-v100", "bridged-across"])
 def test_no_group_is_worse_than_nvidias_by_nvidias_own_score(name: str) -> None:
-    """Of the best divisions NVIDIA's plugin takes the first that it finds: the best group of any is at least
+    """Of the best divisions NVIDIA's plugin uses the first that it finds: the best group of any is at least
     as good."""
     machine = MACHINES[name]
     matrix = machine.nvidia_matrix

@@ -1,7 +1,7 @@
-"""A device plugin of few lines: ``python -m tests.plugin.placement.tiny_peer KUBELET_SOCKET``.
+"""A minimal device plugin: ``python -m tests.plugin.placement.tiny_peer KUBELET_SOCKET``.
 
-It lists one GPU for each in the stand-in's scenario, prefers the first ones, and tells health by reading the
-scenario again.
+It lists one GPU for each in the stub's scenario, prefers the first ones, and reads health from the
+scenario.
 """
 
 from __future__ import annotations

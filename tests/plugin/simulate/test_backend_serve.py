@@ -189,7 +189,7 @@ def test_control_socket_is_private_and_removed_at_the_end(node) -> None:
 
 
 def test_ordinary_user_can_simulate(short: Path) -> None:
-    """Scheduler tests run without root: a directory for the kubelet's sockets and one for the state do."""
+    """Scheduler tests run without root: directories for the sockets and the state suffice."""
     ordinary = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
     if shutil.which("unshare") is None or subprocess.run([*ordinary, "true"], capture_output=True).returncode:
         pytest.skip("no user namespaces here")

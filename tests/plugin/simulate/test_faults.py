@@ -1,4 +1,4 @@
-"""What can be made to happen to simulated GPUs, without a plugin around it."""
+"""Faults of simulated GPUs, without a plugin."""
 
 from __future__ import annotations
 

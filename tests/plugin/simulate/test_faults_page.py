@@ -1,4 +1,4 @@
-"""docs/simulate.md lists what there is."""
+"""docs/simulate.md lists all models and faults."""
 
 from __future__ import annotations
 
