@@ -1,7 +1,7 @@
-"""Carrying out a plan with a daemon that misbehaves.
+"""Applying a plan with a daemon that misbehaves.
 
 The engine is a fake: no real one can be made to stay down, to come back without its runtime, or to be
-interrupted at a chosen moment. tests/integration does the same with real ones where they can be.
+interrupted at a chosen moment. tests/integration does the same with real ones if possible.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DAEMON = Daemon("docker", None, (20, 10), "/etc/docker/daemon.json", "test", "/n
 
 @dataclass
 class FakeEngine:
-    """Answers what it was told to, one answer per question, the last one for ever."""
+    """Responds as configured, one response per query, the last one for ever."""
 
     host: Host
     answers: list[Active | DaemonError]
@@ -163,7 +163,7 @@ def test_any_failure_restores_and_restarts_again(host: Host, make: Callable[[Hos
 
 
 def test_reload_that_fails_twice_restores_the_file(host: Host) -> None:
-    """The file that dockerd reads to forget the runtimes is only there for its reload."""
+    """The file that dockerd reads to drop the runtimes exists only for its reload."""
 
     def fails(number: int) -> None:
         raise DaemonError("no reload")
@@ -281,7 +281,7 @@ def test_missing_root_is_refused_before_any_change(monkeypatch: pytest.MonkeyPat
 
 
 def test_signals_are_deferred_and_a_new_daemon_inherits_no_ignored_ones() -> None:
-    """A rollback restarts the daemon under this; what is ignored would stay ignored in it (signal(7))."""
+    """A rollback restarts the daemon inside this; an ignored signal would stay ignored in it (signal(7))."""
     host = Host()
     with uninterrupted():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -375,7 +375,7 @@ def test_file_not_restored_after_a_failed_reload_is_named_with_both_errors(
 def test_restart_command_is_used_only_for_the_named_engine(
     monkeypatch: pytest.MonkeyPatch, named: str, command: str
 ) -> None:
-    """A killed run of another engine is recovered with the command that it was given."""
+    """A killed run of another engine is recovered with the command in its entry."""
     host = Host()
     crio = FakeEngine(host, [BEFORE], dataclasses.replace(DAEMON, config_path=named))
     used: list[str] = []

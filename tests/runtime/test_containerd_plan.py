@@ -1,4 +1,4 @@
-"""Rules of containerd's files on releases that aren't at hand, from trees: 2.0 to 2.3, versions 1 to 4."""
+"""Rules of containerd's files on unavailable releases, from trees: 2.0 to 2.3, versions 1 to 4."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_foreign_drop_in_that_is_not_imported_does_not_become_effective(tmp_path
     ):
         node.plan()
     node.write(DROP_IN, f'version = 2\n[plugins."{P2}".containerd.runtimes.nvidia]\nruntime_type = "x"\n')
-    drop_in = tomllib.loads(texts(node.plan())[DROP_IN])  # only the runtime, of another version: made anew
+    drop_in = tomllib.loads(texts(node.plan())[DROP_IN])  # only the runtime, of another version: rewritten
     assert drop_in["version"] == 3 and set(drop_in["plugins"]) == {P3}
 
 
@@ -204,7 +204,7 @@ def test_previous_default_is_restored_only_if_no_other_file_sets_it(tmp_path: Pa
 
 
 def test_cgroup_driver_of_a_default_nvidia_is_kept_if_no_file_defines_runc(tmp_path: Path) -> None:
-    """EKS's GPU images: overruling it by the built-in runc would split the node from its kubelet."""
+    """EKS's GPU images: overriding it with the built-in runc would separate the node from its kubelet."""
     node, handler = Node(tmp_path, "2.1.9"), NVIDIA.handlers[0]
     entry = {
         "runtime_type": "io.containerd.runc.v2",

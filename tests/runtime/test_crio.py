@@ -1,4 +1,4 @@
-"""CRI-O's plan in particular: what is inherited, what goes, what is refused, what is only said."""
+"""CRI-O's plan in particular: inherited settings, removals, refusals, and notes."""
 
 from __future__ import annotations
 

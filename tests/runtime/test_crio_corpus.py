@@ -1,4 +1,4 @@
-"""Every CRI-O configuration of the corpus: what it means before, after, twice and undone, by CRI-O's rules.
+"""Every CRI-O configuration of the corpus: its meaning before, after, twice and undone, by CRI-O's rules.
 
 The meaning is taken from `fixtures.crio_stub.effective`, which shares no code with gpunode.
 """
@@ -56,7 +56,7 @@ def bytes_of(root: Path) -> dict[str, bytes]:
 
 
 def base_of(tree: dict[str, Any]) -> dict[str, Any]:
-    """The low-level handler to be like: the default's if it is one, else crun's, else runc's."""
+    """The low-level handler to copy: the default's if it is one, otherwise crun's, otherwise runc's."""
     runtime = tree["runtime"]
     for name in (runtime["default_runtime"], "crun", "runc"):
         table = runtime["runtimes"].get(name, {})
@@ -108,7 +108,7 @@ def test_unconfigured_case_equals_the_original_without_nvidia(node: Path) -> Non
     after = meaning(node)
     expected = without_nvidia(before)
     if expected["runtime"]["default_runtime"] in NAMES:
-        expected["runtime"]["default_runtime"] = "crun"  # what it is without the file that said otherwise
+        expected["runtime"]["default_runtime"] = "crun"  # its value without the file that set another one
     assert after == expected
     if not any(b"nvidia" in content for content in files.values()):
         assert bytes_of(node) == files

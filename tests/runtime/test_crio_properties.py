@@ -69,7 +69,7 @@ def others(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def default_without_nvidia(root: Path) -> str:
-    """The default that the last file names which names none of NVIDIA's."""
+    """The default of the last file that names none of NVIDIA's."""
     name = "crun"
     for path in files(str(root / "etc/crio/crio.conf"), str(root / "etc/crio/crio.conf.d")):
         named = tomllib.loads(path.read_text()).get("crio", {}).get("runtime", {}).get("default_runtime")

@@ -1,4 +1,4 @@
-"""What a person is told about Docker that no file tells: pods, the whole node's no-cgroups, whose Docker."""
+"""Notes about Docker that follow from no file: pods, the whole node's no-cgroups, the owner of a Docker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each release of Docker needs in its file, from recorded trees without a running daemon."""
+"""Settings that each release of Docker needs in its file, from recorded trees without a running daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where files and a running daemon disagree: each disagreement with its command, and silence without any."""
+"""Disagreements between files and a running daemon: each with its command, and none without one."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NVIDIA = DesiredConfig((Handler("nvidia", PROGRAM),))
 
 
 def found(path: str) -> str:
-    """What k3s renders for a program that it found."""
+    """The file that k3s renders for a detected program."""
     return RUNC.replace("runc]", "'nvidia']").replace("runc.opt", "'nvidia'.opt") + f'BinaryName = "{path}"\n'
 
 
@@ -158,7 +158,7 @@ def test_k3s_that_never_ran_must_be_started_first(node: Node) -> None:
     assert "systemctl start k3s.service" in caught.value.hint
     node.file(PROGRAM, "x", 0o755)
     assert engine.host.exists(PROGRAM)
-    assert find.engine(Host(node.root), "k3s").plan(NVIDIA, None).verb == "none"  # it will find it
+    assert find.engine(Host(node.root), "k3s").plan(NVIDIA, None).verb == "none"  # it will detect it
 
 
 def test_removal_keeps_runtimes_registered_by_k3s_and_says_so(node: Node) -> None:
@@ -181,7 +181,7 @@ def test_copy_left_by_nvidia_tools_is_replaced_on_request(node: Node) -> None:
     copy = f"version = 3\n[{CRI}]\nenable_selinux = true\n" + RUNC + found(OPERATORS)
     node.file(drop_in, copy + found(OPERATORS).replace("'nvidia'", "nvidia-legacy"))
     rendered = "version = 3\n" + IMPORTS + RUNC + found(PROGRAM)
-    assert PROGRAM in only(k3s(node, rendered).plan(NVIDIA, None))[1]  # the copy overrules what k3s finds
+    assert PROGRAM in only(k3s(node, rendered).plan(NVIDIA, None))[1]  # the copy overrides what k3s detects
     desired = DesiredConfig(NVIDIA.handlers, replace=True)
     path, text = only(k3s(node, rendered).plan(desired, None))
     cri = parse_toml(text, path)["plugins"]["io.containerd.cri.v1.runtime"]

@@ -1,4 +1,4 @@
-"""The template of k3s and rke2 as text: what gpunode puts there, takes out, and foresees of its rendering."""
+"""The template of k3s and rke2 as text: additions, removals, and the predicted rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Podman's plan on recorded nodes: what CDI needs, what a named runtime needs, what is said beside it."""
+"""Podman's plan on recorded nodes: changes for CDI, changes for a named runtime, and notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TOML guard: an edit changes what was asked, or the file is refused."""
+"""The TOML guard: an edit makes the requested change, or the file is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits of the toolkit's config.toml: what was asked is there, and every other byte is what it was."""
+"""Edits of the toolkit's config.toml: the requested settings are there, and every other byte is unchanged."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def settings(draw: st.DrawFn) -> dict[tuple[str, ...], Any]:
 
 @st.composite
 def files(draw: st.DrawFn) -> str:
-    """The packaged file as somebody may have left it: lines gone, own comments, other line ends."""
+    """The packaged file as a user may have edited it: lines removed, own comments, other line ends."""
     lines = PACKAGED.splitlines()
     gone = draw(st.sets(st.sampled_from([n for n, line in enumerate(lines) if line[:1] not in ("[", "")])))
     noted = draw(st.sets(st.sampled_from(range(len(lines)))))

@@ -1,4 +1,4 @@
-"""Why an engine can't use a specification: found in the files, whatever the engine calls it."""
+"""Why an engine can't use a specification: determined from the files, whatever the engine's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handler or CDI: what is chosen for a container, and what a person is told who can have neither."""
+"""Handler or CDI: the choice for a container, and the error if neither is possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only what is ours and whose maker is surely dead counts as left over."""
+"""Only objects that are ours and have a certainly dead creator count as leftovers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def host(tmp_path: Path) -> Host:
     ("who", "dead"),
     [
         (f"{BOOT}-4026531836-42-{START}", False),
-        (f"{BOOT}-4026531836-42-776", True),  # the pid is another process's now
+        (f"{BOOT}-4026531836-42-776", True),  # the pid belongs to another process now
         (f"{BOOT}-4026531836-43-{START}", True),
         (f"ffffffff-4026531836-42-{START}", True),  # before the last boot
         (f"{BOOT}-4026539999-43-{START}", False),  # pids of another namespace say nothing here

@@ -1,4 +1,4 @@
-"""What is asked of each engine, and what its answer is taken for; the engines themselves run elsewhere."""
+"""Requests to each engine, and the parsing of its response; the engines themselves run elsewhere."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_podman_error_is_extracted(stderr: str, told: str) -> None:
 
 
 def scripted(directory: Path, output: str, code: int = 0) -> Podman:
-    """A podman that answers every question so: real ones don't answer this badly."""
+    """A podman with this response to every query: real ones don't respond this badly."""
     (directory / "answer").write_text(output)
     program = directory / "podman"
     program.write_text(f"#!/bin/sh\ncat {directory}/answer\necho Error: no >&2\nexit {code}\n")

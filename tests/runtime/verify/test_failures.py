@@ -1,4 +1,4 @@
-"""Messages as engines and NVIDIA's tools word them, and what a person is told instead."""
+"""Messages of engines and NVIDIA's tools, and the explanations printed instead."""
 
 import pytest
 

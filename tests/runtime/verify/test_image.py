@@ -1,4 +1,4 @@
-"""The image made from this machine: complete enough to run in an empty root, and the same every time."""
+"""The image made from this machine: complete enough to run in an empty root, and reproducible."""
 
 import io
 import json
@@ -95,7 +95,7 @@ def test_image_has_the_files_that_ldconfig_hooks_need(unpacked):
 
 @pytest.mark.skipif(os.geteuid() != 0 or not have_compiler(), reason="needs root for chroot, and gcc")
 def test_driver_in_any_directory_is_found_after_a_hook_ran_ldconfig(files, tmp_path):
-    """As NVIDIA's hooks do it: the node's ldconfig, in the container's root, told the directories."""
+    """As NVIDIA's hooks do it: the node's ldconfig, in the container's root, with the directories."""
     place = unpack(files, tmp_path / "root") / "opt/driver"
     place.mkdir(parents=True)
     shutil.copy(build() / "all/libcuda.so.1", place)

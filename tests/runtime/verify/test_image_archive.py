@@ -1,4 +1,4 @@
-"""Layers and archives are the same bytes for the same input, and hold what they were given."""
+"""Layers and archives are the same bytes for the same input, and contain that input."""
 
 import io
 import json
