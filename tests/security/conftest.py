@@ -1,4 +1,4 @@
-"""The directory in which tests play several users."""
+"""The directory in which tests act as several users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that everybody may look into; only root can play several users."""
+    """A directory accessible to all users; only root can act as several users."""
     if os.geteuid() != 0:
         pytest.skip("only root can make files of several users")
     with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:

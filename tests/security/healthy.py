@@ -1,4 +1,4 @@
-"""A dockerd as far as gpunode asks one for its version: run as the user whose rootless Docker it plays."""
+"""A dockerd with the part that gpunode queries for its version: run as the user of a rootless Docker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The services of gpunode beside a stand-in of the kubelet: started, used, and ended by SIGTERM.
+"""The services of gpunode with a kubelet stub: started, used, and ended by SIGTERM.
 
-Runs as a program on the stage; its argument is a directory of root's. What it starts writes to its streams.
+Runs as a program on the stage; its argument is a directory of root's. Its processes write to its streams.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ NAMES = (
     *("crio", "dockerd", "containerd", "kubelet", "k3s", "kubelite", "cri-dockerd", "nvidia-device-plugin"),
     *("nvidia-toolkit", "com.docker.backend", "gpunode", "nv-fabricmanager", "nvidia-persistenced"),
 )
-# programs that gpunode looks for by name; planted in a directory of PATH that others may write
+# programs that gpunode searches by name; planted in a directory of PATH that others may write
 LURES = (
     *(
         "containerd",
@@ -65,27 +65,27 @@ _GPU = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "subsystem_
 
 @dataclass(frozen=True)
 class Stage:
-    """The node, and gpunode on it. `directory` is what everybody sees."""
+    """The node, and gpunode on it. `directory` is visible to all users."""
 
     directory: Path
     cli: ForkedCli
 
     @property
     def secret(self) -> Path:
-        """A directory of root's, closed to everybody else."""
+        """A directory of root's, closed to all other users."""
         return self.directory / "private"
 
     @property
     def open(self) -> Path:
-        """A directory that everybody may write to."""
+        """A world-writable directory."""
         return self.directory / "open"
 
     def as_root(self, *argv: str, env: Mapping[str, str] | None = None) -> Ran:
-        """Run gpunode as root, with a PATH that begins where others may write."""
+        """Run gpunode as root, with a PATH that begins with a directory writable by others."""
         return self.cli.run(*argv, env={**self._environ(), **(env or {})})
 
     def services(self) -> Ran:
-        """Run what services.py does as root, with the same PATH."""
+        """Run services.py as root, with the same PATH."""
         place = self.secret / "services"
         place.mkdir()
         program = (sys.executable, "-m", "tests.security.services", str(place))
@@ -217,7 +217,7 @@ def _naming(secret: str) -> tuple[str, ...]:
 
 
 def _setuid(directory: Path) -> None:
-    """Processes with root's effective user id whose arguments are the user's."""
+    """Processes with root's effective user id and arguments of the user."""
     _one_user(directory, program="suid")
 
 

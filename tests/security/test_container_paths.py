@@ -1,4 +1,4 @@
-"""Paths below a process's root directory: each answer about them comes from the file that was opened."""
+"""Paths below a process's root directory: each response about them comes from the file that was opened."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def inside(place: Path) -> Iterator[str]:
 
 @pytest.fixture
 def exchanged(place: Path, inside: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A directory that the container exchanges for a link to the node's as soon as its path is resolved.
+    """A directory that the container replaces with a link to the node's as soon as its path is resolved.
 
-    Both directories have the same names for other things.
+    Both directories have the same names for different files.
     """
     (place / "rootfs/box/dir").mkdir(parents=True)
     (place / "rootfs/box/file").write_text("own")

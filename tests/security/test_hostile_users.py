@@ -1,4 +1,4 @@
-"""No command executes what another user or a container planted, or discloses what only root may read."""
+"""No command executes files planted by others, or discloses files readable only by root."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "completion": (("bash",),),
 }
 SERVICES = ("plugin serve", "plugin inject")  # run by services.py
-# what a command line prints
+# output of a command line
 EXPECTED: dict[tuple[str, ...], str] = {("journal", "show"): "+no-cgroups = true"}
-# these read what other processes name
+# these read data named by other processes
 _CHECKS = (
     "docker-desktop,docker-rootless,mps-mig-mixed,mig-strategy-mismatch,plugin-mount-mismatch,"
     "plugin-strategy-mismatch,plugin-device-specs,plugin-multiple"
 )
-# what looks at other processes
+# commands that read other processes
 LOOKING = (
     ("doctor", "-o", "json"),
     ("doctor", "--only", _CHECKS),
@@ -121,7 +121,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def quiet() -> Iterator[Stage]:
-    """The node with a containerd of root's and a user's rootless Docker, both genuine."""
+    """The node with a containerd of root's and a user's rootless Docker, both real."""
     with stage("healthy") as made:
         yield made
 
@@ -133,7 +133,7 @@ def lines(place: Path, all_commands: bool) -> Iterator[tuple[str, ...]]:
 
 
 def leaks(node: Stage, line: tuple[str, ...], ran: Ran, place: Path) -> list[str]:
-    """What a run has executed and disclosed; markers and output files are taken away for the next one."""
+    """Executed and disclosed files of a run; markers and output files are removed for the next one."""
     told = [f"{' '.join(line)}: executed {argv}" for argv in node.executed()]
     for marker in (node.directory / "markers").iterdir():
         marker.unlink()
@@ -169,7 +169,7 @@ def test_nothing_is_executed_or_disclosed_for_root(node: Stage, request: pytest.
 
 
 def test_no_service_executes_or_discloses_anything_for_root(node: Stage) -> None:
-    """They register with the kubelet, hand out a GPU, hear of a fault, start a daemon, and end."""
+    """They register with the kubelet, allocate a GPU, detect a fault, start a daemon, and end."""
     ran = node.services()
     assert ran.code == 0, ran.err
     assert "served 4 nvidia.com/gpu" in ran.out, "two replicas of each GPU, by MPS"
@@ -198,7 +198,7 @@ WRITING = {
 
 
 def _writes_a_file(command: Any) -> bool:
-    """By its options: -o is the format of what is printed. Those of labels stand in the plugin's table."""
+    """By its options: -o is the format of the output. Those of labels are in the plugin's table."""
     words = {word for param in command.params for word in param.opts if param.name != "output"}
     return command.name == "labels" or bool(words & {"--output-file", "--output"})
 
@@ -213,7 +213,7 @@ def test_every_option_that_writes_a_file_is_listed_here() -> None:
 def test_no_output_file_is_written_through_a_planted_symlink(
     quiet: Stage, command: str, uid: int, mode: int
 ) -> None:
-    """Under a name that another user took first, in a directory of that user or one that is open to all."""
+    """With a name that another user created first, in a directory of that user or a world-writable one."""
     place = quiet.secret / f"{command}{mode}"
     victim, shared = place / "victim", quiet.directory / f"shared{mode}"
     place.mkdir()

@@ -1,4 +1,4 @@
-"""Another user's processes with the engines' names take nothing from root while the system's are stopped."""
+"""Another user's processes with the engines' names don't hide root's stopped engines."""
 
 from __future__ import annotations
 

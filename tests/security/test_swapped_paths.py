@@ -50,7 +50,7 @@ def theirs(path: Path, uid: int = OTHER) -> Path:
 
 
 def tree(top: Path, text: str) -> Path:
-    """A file in a directory of a directory, and what a killed write would leave."""
+    """A file in a directory of a directory, and the leftovers of a killed write."""
     (top / "way/dir").mkdir(parents=True)
     for name in ("file", ".file.abcdefgh.gpunode"):
         (top / "way/dir" / name).write_text(text)
@@ -68,7 +68,7 @@ def state(top: Path) -> dict[str, tuple[object, ...]]:
 
 
 def plant(component: Path, target: Path) -> None:
-    """Put a link of another user's in the place of what is there."""
+    """Replace the file with a link of another user."""
     with suppress(FileNotFoundError):
         component.rename(component.with_name("aside"))
     component.symlink_to(target)
@@ -149,7 +149,7 @@ def test_owner_of_a_file_behind_a_root_symlink_is_restored(place: Path) -> None:
     ("uid", "mode"), [(OTHER, 0o755), (OTHER, 0o1755), (0, 0o777), (0, 0o1777), (0, 0o775)]
 )
 def test_in_a_directory_of_another_user_owner_and_mode_are_not_kept(place: Path, uid: int, mode: int) -> None:
-    """A directory's owner can put any file there, as everybody can in one that is open."""
+    """A directory's owner can put any file there, as all users can in a world-writable one."""
     shared, precious = place / "shared", place / "precious"
     precious.write_text("precious")
     shared.mkdir()
@@ -169,7 +169,7 @@ def test_in_a_directory_of_another_user_owner_and_mode_are_not_kept(place: Path,
 
 
 def test_root_symlink_that_another_user_can_move_is_not_followed(place: Path) -> None:
-    """It is in that user's directory, under whatever name the user has given it."""
+    """It is in that user's directory, under any name that the user chose."""
     shared, outside = place / "shared", tree(place / "outside", "precious")
     shared.mkdir()
     (shared / "link").symlink_to(outside)
@@ -182,7 +182,7 @@ def test_root_symlink_that_another_user_can_move_is_not_followed(place: Path) ->
 def test_directory_placed_by_another_user_keeps_its_mode(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between finding nothing and making the directory, a user moves what root owns to the same name."""
+    """Between a lookup and the creation of the directory, a user moves root's file to the same name."""
     sticky, theirs_ = place / "sticky", place / "theirs"
     for directory in (sticky, theirs_):
         directory.mkdir()

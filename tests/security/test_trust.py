@@ -103,7 +103,7 @@ def test_program_found_only_in_an_unsafe_path_directory_is_named_with_the_reason
 
 
 def test_root_programs_are_run_in_a_user_namespace_without_root(place: Path) -> None:
-    """As in a sandbox, or after `unshare --user`: all files of root's belong to the overflow user there."""
+    """As in a sandbox, or after `unshare --user`: all files of root belong to the overflow user there."""
     path, theirs = program(place / "tool"), program(place / "open/tool", mode=0o777)
     script = f"""
 import ctypes, os
