@@ -1,8 +1,8 @@
 """Runs the command line as a user does: a child process with its own streams and exit code.
 
 Most children are forks of one process that has imported the command line (tests/integration/forked_cli.py):
-starting a thousand interpreters is minutes of the suite. Where the interpreter's own start matters, for a
-variable that only it or the dynamic loader reads, or another program before it, the child is a fresh one.
+starting a thousand interpreters is minutes of the suite. If the interpreter's own start matters, for a
+variable that only it or the dynamic loader reads, or another program before it, the child is a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Ran:
-    """What one command line came to."""
+    """Result of one command line."""
 
     code: int
     out: str
@@ -48,7 +48,7 @@ def command(*argv: str) -> list[str]:
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This environment without what would steer gpunode, plus `extra`."""
+    """This environment without variables that configure gpunode, plus `extra`."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("GPUNODE_", "FORCE_COLOR"))
     }
@@ -67,7 +67,7 @@ def gpunode(
     prefix: tuple[str, ...] = (),
     constants: Mapping[str, Any] | None = None,
 ) -> Ran:
-    """Run gpunode to its end, by the program `prefix` if one is given (as another user, say).
+    """Run gpunode to its end, with the program `prefix` if there is one (as another user, say).
 
     `constants`: see `ForkedCli.run_in`; a fresh interpreter has gpunode's own.
     """
@@ -80,7 +80,7 @@ def gpunode(
 def fresh_gpunode(
     *argv: str, env: Mapping[str, str] | None = None, timeout: float = PATIENCE, prefix: tuple[str, ...] = ()
 ) -> Ran:
-    """`gpunode` in an interpreter of its own, whatever that costs."""
+    """`gpunode` in its own interpreter, however slow."""
     done = subprocess.run(
         [*prefix, *command(*argv)],
         env=clean_environment(env),

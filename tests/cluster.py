@@ -24,7 +24,7 @@ QUICK = {
 
 
 def capacity(api: ApiServer) -> str | None:
-    """What `ADVERTISE` sets."""
+    """Options and capacity of `ADVERTISE`."""
     found: str | None = api.node(NODE)["status"]["capacity"].get("a.b/c")
     return found
 

@@ -1,8 +1,8 @@
-"""What every test shares: chance, and what Ctrl-C does.
+"""Settings of every test: randomness, and Ctrl-C.
 
-The same examples are tried each time, so that a change fails for its own fault; with the variable
+The same examples are tried each time, so that a change fails because of itself; with the variable
 GPUNODE_TEST_NEW_EXAMPLES set new ones are drawn. No example has a deadline, and none is too slow to generate:
-what a busy machine does to one says nothing about gpunode.
+the load of a busy machine says nothing about gpunode.
 """
 
 import os

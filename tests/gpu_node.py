@@ -1,4 +1,4 @@
-"""Machines whose NVML and CUDA are stand-ins (fixtures/stubs), reached through the real loader and ctypes."""
+"""Machines whose NVML and CUDA are stubs (fixtures/stubs), reached through the real loader and ctypes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NodeMaker = Callable[..., StubNode]
 def make_node(tmp_path: Path) -> NodeMaker:
     """Makes a node from a scenario; `libraries` leaves one of the two out."""
     if not have_compiler():
-        assert not os.environ.get("CI"), "gcc is missing: the stand-in libraries can't be built"
-        pytest.skip("gcc is missing: the stand-in libraries can't be built")
+        assert not os.environ.get("CI"), "gcc is missing: the stub libraries can't be built"
+        pytest.skip("gcc is missing: the stub libraries can't be built")
 
     def make(scenario: Scenario, libraries: str = "all") -> StubNode:
         return stub_node(tmp_path, scenario, libraries=libraries)

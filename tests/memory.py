@@ -1,5 +1,5 @@
-"""Recorded machines lie in memory where there is some: a tree has hundreds of entries and the journal waits
-for the disk, which takes longer than what is tested. A folder's conftest.py takes `tmp_path` from here."""
+"""Recorded machines are stored in memory if possible: a tree has hundreds of entries and the journal waits
+for the disk, which takes longer than the tested code. A folder's conftest.py takes `tmp_path` from here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOM = 64 << 20
 
 
 def _place() -> Path | None:
-    """Where it is writable, with room, and programs may be started there, which containers often forbid."""
+    """A writable directory with space in which programs may be started, often forbidden in containers."""
     if not os.access(_MEMORY, os.W_OK) or os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
         return None
     return _MEMORY if shutil.disk_usage(_MEMORY).free > _ROOM else None
@@ -25,13 +25,13 @@ def _place() -> Path | None:
 
 @contextmanager
 def temporary(prefix: str) -> Iterator[Path]:
-    """A directory for as long as this lasts."""
+    """A directory for the duration of the context."""
     with tempfile.TemporaryDirectory(dir=_place(), prefix=prefix) as name:
         yield Path(name)
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """As pytest's own, but gone after the test."""
+    """Like pytest's own, but removed after the test."""
     with temporary("gpunode-test-") as made:
         yield made

@@ -1,4 +1,4 @@
-"""Running gpunode as an ordinary user, with a directory that such a user may look into."""
+"""Runs gpunode as an ordinary user, with a directory that such a user can read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NOBODY = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
 
 @contextmanager
 def public_directory() -> Iterator[Path]:
-    """A directory that everybody may read, unlike pytest's own. Skips where nobody else can be played."""
+    """A directory readable by all users, unlike pytest's own. Skips if no other user is possible."""
     if os.geteuid() != 0 or shutil.which(NOBODY[0]) is None:
-        pytest.skip("only root can become somebody else, by setpriv")
+        pytest.skip("only root can change to another user, with setpriv")
     probe = [*NOBODY, sys.executable, "-c", "import gpunode.host, typer"]
     if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         pytest.skip("another user may not read this Python environment")
@@ -32,7 +32,7 @@ def public_directory() -> Iterator[Path]:
 
 
 def opened(place: Path) -> None:
-    """Let everybody read everything below."""
+    """Make everything below readable for all users."""
     for one in (place, *place.rglob("*")):
         if not one.is_symlink():
             one.chmod(0o755 if one.is_dir() else one.stat().st_mode | 0o444)

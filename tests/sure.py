@@ -1,4 +1,4 @@
-"""What a test goes on from has to be there: narrowed for the type checker, a failure where it isn't."""
+"""A value that must exist: narrowed for the type checker, a test failure if it is None."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ T = TypeVar("T")
 
 
 def sure(found: T | None) -> T:
-    """`found`, which must not be None."""
-    assert found is not None, "there is None where the test expects something"
+    """`value`, which must not be None."""
+    assert found is not None, "the test requires a value and got None"
     return found

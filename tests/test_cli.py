@@ -1,4 +1,4 @@
-"""The command line contract: words, streams, exit codes, the envelope."""
+"""The command line contract: arguments, streams, exit codes, the envelope."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def has_open(pid: int, path: Path) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) -> None:
-    """A lock that somebody else holds keeps the command waiting while the signal arrives."""
+    """A lock held by another process keeps the command waiting while the signal arrives."""
     build_demo_node(tmp_path)
     lock = tmp_path / "state/lock"
     lock.parent.mkdir()

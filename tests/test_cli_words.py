@@ -1,4 +1,4 @@
-"""Only the commands that a line names are built; nobody notices but the clock."""
+"""Only the commands named in a command line are built; apart from the time it makes no difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation shows is what a run prints, and its links lead somewhere."""
+"""The documentation shows the output of real runs, and its links have targets."""
 
 from __future__ import annotations
 

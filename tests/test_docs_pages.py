@@ -1,8 +1,8 @@
-"""The names on the architecture page exist. The runs that the pages on MIG, Kubernetes and labels show are
+"""The names on the architecture page exist. The runs shown on the pages on MIG, Kubernetes and labels are
 repeated on stubs, recorded machines and a test API server.
 
 test_docs.py covers what `make docs` generates, and packages/test_pages.py the pages that need their own apt.
-Every run that a page shows must be repeated here: one that is not repeated fails the comparison.
+Every run shown on a page must be repeated here: one that is not repeated fails the comparison.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["api", "certificates", "mig_node", "run"]
 
 
 def runs(page: str) -> dict[str, str]:
-    """What the page shows, by the command line behind `$ gpunode`: all output, without the prompt."""
+    """Output of the page by the command line after `$ gpunode`: all output, without the prompt."""
     blocks = re.findall(r"^```(?:console)?\n(\$ .*?)^```$", (REPOSITORY / page).read_text(), re.M | re.S)
     parts = [part for block in blocks for part in re.split(r"^\$ (?=gpunode )", block, flags=re.M) if part]
     told = (part.partition("\n") for part in parts)
@@ -37,7 +37,7 @@ def runs(page: str) -> dict[str, str]:
 
 
 def said(ran: Ran) -> str:
-    """What a page shows of a run: its output, and the error with its hint."""
+    """The part of a run that a page shows: its output, and the error with its hint."""
     errors = (one for one in ran.err.splitlines(True) if one.startswith(("error:", "hint:")))
     return ran.out + "".join(errors)
 
@@ -141,11 +141,11 @@ Done
 
 def test_kubernetes_page_is_up_to_date(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
-    (tmp_path / "kubeconfig").rename(tmp_path / ".kube/config")  # where kubectl has its own
+    (tmp_path / "kubeconfig").rename(tmp_path / ".kube/config")  # kubectl's own path
     page = {line: _any_pod(text) for line, text in runs("docs/kubernetes.md").items()}
     assert len(page) == 5
     api.pod_life, api.logs = [*_POD_LIFE], {"": _LOG}
-    # in the page's order: one sees what another did
+    # in the page's order: later commands see the changes of earlier ones
     told = {line: run(*shlex.split(line), KUBECONFIG="") for line in page}
     assert {line: ran.code for line, ran in told.items() if ran.code} == {}
     home = {line: ran.out.replace(str(tmp_path), "/root") for line, ran in told.items()}
@@ -153,7 +153,7 @@ def test_kubernetes_page_is_up_to_date(api: ApiServer, run: Gpunode, tmp_path: P
 
 
 def _any_pod(text: str) -> str:
-    """Without what no two runs share: the server's address, the pod's name, the time."""
+    """Without parts that differ in every run: the server's address, the pod's name, the time."""
     text = re.sub(r"https://[\d.]+:\d+", "https://10.0.0.1:6443", text)
     return re.sub(r"vector-add-\w{5}\b", "vector-add-XXXXX", re.sub(r"\d+\.\d s +", "N s ", text))
 

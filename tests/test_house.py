@@ -67,7 +67,7 @@ def own_imports(path: Path) -> set[str]:
 
 
 def for_types(path: Path) -> set[ast.AST]:
-    """What only type checkers see of a module."""
+    """Imports of a module for type checkers only."""
     return {
         inner
         for node in ast.walk(parsed(path))
@@ -77,7 +77,7 @@ def for_types(path: Path) -> set[ast.AST]:
 
 
 def position(module: str) -> int | None:
-    """Where a module stands in the order; None for errors and what else all may import."""
+    """A module's position in the order; None for errors and other modules that all may import."""
     top = module.partition(".")[0]
     if top in ("__main__",) or top.startswith("cli"):
         return ORDER.index("cli")
@@ -156,5 +156,7 @@ def test_start_loads_no_heavy_module(argv: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     code, names = json.loads(done.stdout)
     assert code in (0, None), done.stderr
-    heavy = HEAVY if argv[0] == "doctor" else HEAVY | {"ctypes"}  # the doctor's module loads what asks NVML
+    heavy = (
+        HEAVY if argv[0] == "doctor" else HEAVY | {"ctypes"}
+    )  # the doctor's module loads the one that queries NVML
     assert set(names) & heavy == set()

@@ -1,4 +1,4 @@
-"""User-visible strings use plain English: the worst words of the first edition stay out of them."""
+"""User-visible strings and test names use plain English: the worst words stay out of them."""
 
 import ast
 import re

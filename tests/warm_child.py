@@ -1,6 +1,6 @@
 """A child that has NVML by a fork instead of a new Python: the same module with the same pipes.
 
-Most of a test with hundreds of sessions is otherwise the interpreter that starts and imports.
+Otherwise most of a test with hundreds of sessions is the interpreter that starts and imports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class ForkedPopen:
         pipes = [os.pipe() for _ in range(3)]
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # some other test's thread may still be there
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # a thread of another test may still be running
             self.pid = os.fork()
         if self.pid == 0:
             _be_the_child(theirs, pass_fds, env, module, arguments)
@@ -76,7 +78,7 @@ def _be_the_child(
         for number in set(range(3, 1024)) - set(pass_fds):
             with suppress(OSError):
                 os.close(number)
-        faulthandler.disable()  # what crashes here is meant to
+        faulthandler.disable()  # crashes here are intended
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
@@ -91,7 +93,7 @@ def _be_the_child(
 
 
 class WarmChild(LineChild):
-    """A `LineChild` that is there at once."""
+    """A `LineChild` that starts at once."""
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
         with patch("subprocess.Popen", ForkedPopen):
