@@ -38,6 +38,7 @@ GROUPS = {
         "mig": ("mig:mig_app", "Partition GPUs into MIG devices."),
         "journal": ("journal:journal_app", "List the changes that gpunode made on this node."),
         "rollback": ("journal:rollback_app", "Restore the files of a journal entry."),
+        "reset": ("reset:reset_app", "Undo everything that gpunode changed on this node."),
     },
     "Kubernetes": {
         "plugin": ("plugin_status:plugin_app", "Run and inspect the Kubernetes device plugin."),

@@ -171,6 +171,8 @@ def obstacle(journal: Journal, entry: Entry) -> str:
     """Why `gpunode rollback` would refuse this entry now; empty if it wouldn't."""
     if entry.of_packages:
         return "it changed packages: it is undone by the command that made it"
+    if not entry.files:
+        return "it changed no file"
     if not entry.undoable:
         return "a rollback is not rolled back"
     if entry.state in OPEN_STATES:

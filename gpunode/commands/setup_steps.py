@@ -3,7 +3,7 @@
 A step is data: what it is called, which command does the same by itself, and three functions. `look` only
 reads. `plan` is the command's own dry run, `run` the command itself; each undoes itself when it fails or is
 interrupted, so that between steps the node is always whole. A step is skipped where it is right already, and
-the first failure stops the rest.
+one that needs a failed step is not taken.
 """
 
 from __future__ import annotations
@@ -85,13 +85,17 @@ class State:
 
 @dataclass(frozen=True)
 class Step:
-    """One step; see the module. The functions raise `GpunodeError`."""
+    """One step; see the module. The functions raise `GpunodeError`.
+
+    `needs` names the steps without which it isn't taken: every earlier one if None.
+    """
 
     name: str
     command: str
     look: Callable[[], State]
     plan: Callable[[], Result]
     run: Callable[[], Result]
+    needs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,16 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Walked:
-    """All steps in order, and the first failing step's own result, if one did."""
+    """All steps in order, and the failed or interrupted steps' own results."""
 
     steps: tuple[StepReport, ...]
     messages: tuple[str, ...] = ()
-    failure: Result | None = None
+    failures: tuple[Result, ...] = ()
+
+    @property
+    def failure(self) -> Result | None:
+        """The first failed step's own result, if one failed."""
+        return next(iter(self.failures), None)
 
     @property
     def stopped_at(self) -> StepReport | None:
@@ -173,18 +182,25 @@ def interruption(
 
 
 def walk(
-    host: Host, steps: Iterable[Step], show: Show = not_shown, *, dry_run: bool, problems: bool = True
+    host: Host,
+    steps: Iterable[Step],
+    show: Show = not_shown,
+    *,
+    dry_run: bool,
+    problems: bool = True,
+    name: str = "set-up",
 ) -> Walked:
     """Take the steps and show each when it is done; with `problems` what stopped it as well. A dry run shows
-    every step's plan, also behind one that would fail."""
+    every step's plan, also behind one that would fail. `name` is for the error of an interruption."""
     before = journal_ids(host)
     reports: list[StepReport] = []
     messages: dict[str, None] = {}
-    failure: Result | None = None
+    failures: list[Result] = []
     try:
         for step in steps:
-            if failure is not None and not dry_run:
-                reports.append(StepReport(step.name, step.command, "waiting", f"for {_stopper(reports)}"))
+            blocker = "" if dry_run else _blocker(step, reports)
+            if blocker:
+                reports.append(StepReport(step.name, step.command, "waiting", f"for {blocker}"))
                 continue
             report, result = _take(host, step, show, dry_run, before, reports)
             reports.append(report)
@@ -192,15 +208,15 @@ def walk(
                 errors = result.errors if problems else ()
                 show(*result.blocks, *(Text(info.message, Style.BAD) for info in errors), Text(""))
             messages |= dict.fromkeys(result.messages if result is not None else ())
-            if failure is None and report.state in ("failed", "interrupted"):
-                failure = result
+            if result is not None and report.state in ("failed", "interrupted"):
+                failures.append(result)
     except KeyboardInterrupt:  # between two steps, or while a step's result is printed
-        changes = interruption(host, "set-up", before, reports)
+        changes = interruption(host, name, before, reports)
         exit_code = ExitCode.INTERRUPTED
         raise GpunodeError(
             changes.message, hint=changes.hint, code=changes.code, exit_code=exit_code
         ) from None
-    return Walked(tuple(reports), tuple(messages), failure)
+    return Walked(tuple(reports), tuple(messages), tuple(failures))
 
 
 def _take(
@@ -239,8 +255,13 @@ def _reason(result: Result) -> str:
     return result.errors[0].message if result.errors else "see what it says"
 
 
-def _stopper(reports: Sequence[StepReport]) -> str:
-    return next(one.name for one in reports if one.state in ("failed", "interrupted"))
+def _blocker(step: Step, reports: Sequence[StepReport]) -> str:
+    """The first earlier step without which this one isn't taken; empty if there is none."""
+    for one in reports:
+        needed = step.needs is None or one.name in step.needs
+        if one.state == "interrupted" or (needed and one.state in ("failed", "waiting")):
+            return one.name
+    return ""
 
 
 def overview(steps: Sequence[StepReport]) -> Table:

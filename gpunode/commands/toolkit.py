@@ -426,17 +426,23 @@ class Brought:
 
 
 def remove(
-    host: Host, progress: Progress, *, dry_run: bool = False, lock_seconds: float = WAIT_SECONDS
+    host: Host,
+    progress: Progress,
+    *,
+    dry_run: bool = False,
+    lock_seconds: float = WAIT_SECONDS,
+    in_use: bool = False,
 ) -> Result:
-    """Remove, or say what would be; kind ToolkitRemoval. `PreconditionError` while an engine uses it."""
+    """Remove, or say what would be; kind ToolkitRemoval. `PreconditionError` while an engine uses it, unless
+    `in_use` allows that for a dry run."""
     manager = find_manager(host)
     if not dry_run:
         require_live(host)
-    brought = _brought(host, Journal.of(host).entries())
+    brought = brought_by(host, Journal.of(host).entries())
     states = manager.installed(PACKAGES)
     going = tuple(name for name in brought.packages if states[name].installed)
     kept = tuple(name for name in PACKAGES if states[name].installed and name not in going)
-    if going:
+    if going and not in_use:
         _require_unused(host)
     commands = _commands(manager, states, going, brought)
     if commands:
@@ -485,7 +491,7 @@ def _carry_out(
     carry_out(rest, back, lambda: files, lambda _run: None)
 
 
-def _brought(host: Host, entries: Sequence[Entry]) -> Brought:
+def brought_by(host: Host, entries: Sequence[Entry]) -> Brought:
     """Since the last removal: what went then isn't ours any more."""
     installs: list[Entry] = []
     for entry in entries:

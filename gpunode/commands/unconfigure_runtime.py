@@ -100,7 +100,7 @@ def _shared(
 ) -> Shared:
     """Removed on request, else restored to the state before these engines, unless another one needs them."""
     back = {edit.path: edit for original in past for edit in original.edits if edit.path in _cdi_paths(host)}
-    ours = {edit.path: edit for edit in _cdi_files(host)}
+    ours = {edit.path: edit for edit in cdi_files(host)}
     if cdi:
         return Shared(tuple({**ours, **back}.values()))
     leaving = {name_of_daemon(engine.daemon) for engine in engines}
@@ -161,7 +161,7 @@ def _cdi_paths(host: Host) -> tuple[str, ...]:
     return (STANDARD, *kept_elsewhere(host), *_UNIT_FILES)
 
 
-def _cdi_files(host: Host) -> tuple[FileEdit, ...]:
+def cdi_files(host: Host) -> tuple[FileEdit, ...]:
     """What gpunode itself made for CDI and is still there, to be removed."""
     ours: list[FileEdit] = []
     for path in _cdi_paths(host):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.facts.topic import Stuck
@@ -67,14 +67,14 @@ class UnitState:
         return ", ".join(word for word in words if word not in ("", "success")) or self.load
 
 
-def read_unit_states(host: Host) -> Mapping[str, UnitState]:
+def read_unit_states(host: Host, units: Sequence[str] = UNITS) -> Mapping[str, UnitState]:
     """By name; a unit that systemd doesn't know has `load` not-found. {} if systemd isn't init, or reports
     nothing. `Stuck` if it hangs. A recorded machine answers with what it recorded of the command."""
     if not host.live:
         return parse_unit_states("\n\n".join(_recorded(host)))
     if not host.systemd_runs():
         return {}
-    done = host.run([*COMMAND, *UNITS], timeout=_SECONDS)
+    done = host.run([*COMMAND, *units], timeout=_SECONDS)
     if done.timed_out:
         raise Stuck(f"systemd didn't answer within {_SECONDS:g} s: {COMMAND[0]} {COMMAND[1]}", first=True)
     return parse_unit_states(done.stdout)

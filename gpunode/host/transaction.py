@@ -467,6 +467,7 @@ def change_files(
     context: Mapping[str, Any] | None = None,
     named_units: Sequence[str] = (),
     activate: Callable[[], None] = lambda: None,
+    acts: bool = False,
     done: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> FilesChanged:
@@ -475,8 +476,9 @@ def change_files(
     `restart` is for a killed run of another command. `context` goes into the journal's manifest, where
     ``engine`` is empty: a rollback restores files only.
     Of `named_units` those are enabled that get a file, and those disabled that lose theirs.
-    `activate` is called when the files are written; if it raises, they are rolled back. `done` is called
-    after success, also if nothing had to change, still under the lock.
+    `activate` is called when the files are written; if it raises, they are rolled back. With `acts` it is
+    called, and recorded in the journal, even if no file changes. `done` is called after success, also if
+    nothing had to change, still under the lock.
     `PreconditionError` for files that this user may not write. `RolledBackError` or `NotRestoredError` if
     `activate` fails with a `DaemonError`.
     """
@@ -487,13 +489,18 @@ def change_files(
         changed = tuple(edit for edit in edits if edit.action != "unchanged")
         if dry_run:
             return FilesChanged(edits, "", notes)
-        if not changed:
+        if not changed and not acts:
             done()
             return FilesChanged(edits, "", notes)
         manifest = {"engine": "", "units": list(named_units), **(context or {})}
         change = Transaction(journal, operation, changed, manifest)
+
+        def act() -> None:
+            change.open()
+            activate()
+
         try:
-            change.run(activate)
+            change.run(act)
         except DaemonError as error:
             units = " ".join(named_units)
             hint = f"look at it: systemctl status {units}" if units else error.hint

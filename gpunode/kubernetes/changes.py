@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpunode.errors import GpunodeError
 from gpunode.host import Host, transaction
 from gpunode.kubernetes.api import (
+    FIELD_MANAGER,
     ClusterError,
     Conflict,
     Invalid,
@@ -241,12 +242,25 @@ def writer_of(node: Json, resource: str) -> str:
 
     managedFields name the manager of each field (Kubernetes, Server-Side Apply); a kubelet is "kubelet".
     """
+    return _writers(node, ("status", "capacity")).get(resource, "")
+
+
+def _writers(node: Json, at: tuple[str, ...]) -> dict[str, str]:
+    """The manager of each entry of a map, as `writer_of` has it."""
+    writers: dict[str, str] = {}
     entries = _at(node, ("metadata", "managedFields"))
+    path = ("fieldsV1", *(f"f:{part}" for part in at))
     for entry in entries if isinstance(entries, list) else ():
-        fields = _at(entry, ("fieldsV1", "f:status", "f:capacity")) if isinstance(entry, dict) else None
-        if isinstance(fields, Mapping) and f"f:{resource}" in fields:
-            return str(entry.get("manager") or "")
-    return ""
+        fields = _at(entry, path)
+        for field in fields if isinstance(fields, Mapping) else ():
+            writers.setdefault(str(field).removeprefix("f:"), str(entry.get("manager") or ""))
+    return writers
+
+
+def own_entries(node: Json, at: tuple[str, ...]) -> dict[str, str]:
+    """The entries of a map, such as the labels, that gpunode set last; as `writer_of` has it."""
+    writers = _writers(node, at)
+    return {key: value for key, value in strings(node, at).items() if writers.get(key) == FIELD_MANAGER}
 
 
 def _version_test(node: Json) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,28 +167,50 @@ def past(host: Host, journal: Journal, entry: Entry) -> Past:
     """The rollback to before `entry`. `ConfigError` if another program changed one of its files since."""
     entries = _with_later(journal, entry)
     _refuse_other_engines(entry, entries)
+    edits, foreign = restoring(host, journal, entries)
+    if foreign:
+        raise ConfigError(
+            f"{', '.join(foreign)} changed after {entry.id}; nothing was restored",
+            hint=f"see what gpunode had written: gpunode journal show {entry.id}",
+        )
+    return Past(entries, edits)
+
+
+def restoring(
+    host: Host, journal: Journal, entries: Sequence[Entry]
+) -> tuple[tuple[FileEdit, ...], tuple[str, ...]]:
+    """The edits that restore the files of `entries`, which are newest first, as they were before all of them;
+    and the paths of files that another program changed since."""
     now: dict[str, bytes | None] = {}
     then: dict[str, bytes | None] = {}
     kinds: dict[str, tuple[bool, bool]] = {}
-    foreign: list[str] = []
+    foreign: dict[str, bool] = {}
     for one in entries:
         for file in one.files:
             path = file["path"]
             present = then.get(path, now.setdefault(path, host.read_bytes(path)))
             state = state_of(file, present)
-            foreign += [path] if state == "foreign" else []
+            # a file that holds what an older entry found is restored already
+            foreign[path] = state == "foreign" or (foreign.get(path, False) and state == "ours")
             then[path] = journal.original(one, file) if state == "ours" else present
             kinds[path] = kinds_of(file)
-    if foreign:
-        raise ConfigError(
-            f"{', '.join(dict.fromkeys(foreign))} changed after {entry.id}; nothing was restored",
-            hint=f"see what gpunode had written: gpunode journal show {entry.id}",
-        )
     edits = tuple(
         FileEdit(path, now[path], then[path], generated=kinds[path][0], beside=kinds[path][1])
         for path in then
     )
-    return Past(entries, edits)
+    return edits, tuple(path for path, changed in foreign.items() if changed)
+
+
+def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
+    """The active configurations of each engine, oldest first, by its name and its configuration file."""
+    groups: dict[tuple[str, str], tuple[Entry, ...]] = {}
+    for entry in journal.entries():
+        key = name_of(entry.manifest), _text(entry.manifest.get("config"))
+        operation = entry.manifest.get("operation")
+        if entry.state != "committed" or operation not in (OPERATION, REMOVAL):
+            continue
+        groups[key] = (*groups.get(key, ()), entry) if operation == OPERATION else ()
+    return {key: entries for key, entries in groups.items() if entries}
 
 
 def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:

@@ -140,6 +140,7 @@ def _labels(path: str, data: bytes) -> dict[str, str]:
 
 _NFD = "nfd.node.kubernetes.io/feature-labels"
 _LABELS, _ANNOTATIONS = ("metadata", "labels"), ("metadata", "annotations")
+_LISTS = {vendor: f"gpunode/{vendor}-labels" for vendor in ("nvidia", "amd")}
 
 
 class NodeLabels:
@@ -157,7 +158,7 @@ class NodeLabels:
         self._connect = connect
         self._progress = progress
         self._settings = settings
-        self._annotation = f"gpunode/{vendor}-labels"
+        self._annotation = _LISTS[vendor]
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
         """One patch: all labels or none. `PreconditionError` if NFD keeps the same labels; `ClusterError`."""
@@ -231,6 +232,26 @@ class _Plan:
 
     def _note(self) -> str:
         return ",".join(sorted(self._wanted))
+
+
+def own_labels(node: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """The labels that gpunode set on this Node, and the annotations that list those of `NodeLabels`."""
+    from gpunode.kubernetes.changes import own_entries, strings
+
+    there, notes = strings(node, _LABELS), strings(node, _ANNOTATIONS)
+    lists = {name: notes[name] for name in _LISTS.values() if name in notes}
+    keys = {key for listed in lists.values() for key in listed.split(",")} | own_entries(node, _LABELS).keys()
+    return {key: value for key, value in there.items() if key in keys}, lists
+
+
+def removal_patch(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """The operations that remove `own_labels` and their lists."""
+    from gpunode.kubernetes.changes import map_patch
+
+    labels, lists = own_labels(node)
+    removed: dict[str, str | None] = dict.fromkeys(labels)
+    unlisted: dict[str, str | None] = dict.fromkeys(lists)
+    return [*map_patch(node, _LABELS, removed), *map_patch(node, _ANNOTATIONS, unlisted)]
 
 
 # A NodeFeature object (nfd.k8s-sigs.io/v1alpha1), from which NFD's master sets the labels.

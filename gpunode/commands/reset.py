@@ -1,0 +1,671 @@
+"""`gpunode reset`: undo everything that gpunode changed on this node.
+
+Each step is one of gpunode's own removals, so it is rolled back if it fails or is interrupted. A failed step
+stops only the steps that need it. What the journal doesn't know and no mark of gpunode's identifies is not
+removed, but listed.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from gpunode.cdi import refresh
+from gpunode.commands import journal as journal_commands
+from gpunode.commands import node as node_object
+from gpunode.commands import toolkit
+from gpunode.commands.options import (
+    ContextOption,
+    DryRunOption,
+    KubeconfigOption,
+    NodeOption,
+    ServerOption,
+)
+from gpunode.commands.session import Session, verb
+from gpunode.commands.setup_steps import (
+    Show,
+    State,
+    Step,
+    StepReport,
+    Walked,
+    not_shown,
+    overview,
+    walk,
+)
+from gpunode.commands.unconfigure_runtime import REMOVAL_VARIANTS, cdi_files, unconfigure
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError, Unreadable
+from gpunode.facts.kubelet import find_kubelet
+from gpunode.facts.processes import running
+from gpunode.facts.services import read_unit_states
+from gpunode.host import Host
+from gpunode.host.journal import Entry, FileEdit, Journal, lock_path
+from gpunode.host.transaction import (
+    LOCK_SECONDS,
+    begin,
+    change_files,
+    systemctl,
+    unfinished_notes,
+    uninterrupted,
+)
+from gpunode.kubernetes import access as cluster_access
+from gpunode.kubernetes.access import Access
+from gpunode.kubernetes.api import ExtraMissing, Json, NoAccess, NotFound
+from gpunode.kubernetes.changes import capacity_patch, own_entries, patiently
+from gpunode.mig import apply as mig
+from gpunode.output.result import (
+    Block,
+    Change,
+    Diff,
+    ErrorInfo,
+    ExitCode,
+    Progress,
+    Result,
+    Style,
+    Table,
+    Text,
+)
+from gpunode.packages.find import find_manager
+from gpunode.packages.toolkit import PACKAGES
+from gpunode.plugin.labels.sinks import own_labels, removal_patch
+from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit
+from gpunode.runtime import find
+from gpunode.runtime.apply import engine_restart
+from gpunode.runtime.engine import Request
+from gpunode.runtime.removal import Past, configured, restoring, runtimes_of
+from gpunode.runtime.workflow import shown
+
+KIND = "Reset"
+OPERATION = "reset"
+_COMMAND = "gpunode reset"
+_DOCTOR_TIMER = "gpunode-doctor.timer"
+# what gpunode-doctor.service writes for node_exporter, which would go on serving it
+_METRICS = "/var/lib/prometheus/node-exporter/gpunode.prom"
+_MPS_DROP_IN = f"{UNIT_FILE}.d/mps.conf"
+_PACKAGED_MPS_DROP_IN = "/usr/share/doc/gpunode/gpunode-device-plugin-mps.conf"
+
+
+@dataclass(frozen=True)
+class Left:
+    """One thing that is not undone: the step's name, why, and the command for it."""
+
+    name: str
+    why: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Reset:
+    """`data` of the envelope. `steps` has all steps in order, those with nothing to undo as ``right``."""
+
+    steps: tuple[StepReport, ...]
+    left: tuple[Left, ...]
+    journal: str
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the command. `confirm` asks the user a question; see `Session.confirm`."""
+
+    access: Access = Access()
+    node: str = ""
+    dry_run: bool = False
+    yes: bool = False
+    confirm: Callable[[str], bool] = lambda _question: False
+
+
+def reset(host: Host, options: Options, progress: Progress, show: Show = not_shown) -> Result:
+    """Undo all changes, or show how; kind Reset. Exit code 1 if a step failed.
+
+    `PreconditionError` for a user other than root, for another root directory, and without confirmation.
+    """
+    if host.live and not host.is_root:
+        raise PreconditionError("a reset needs root", hint="run it again with sudo")
+    if not host.live and not options.dry_run:
+        raise PreconditionError(
+            "a reset is carried out only on the node itself", hint="add --dry-run, or leave out --root"
+        )
+    killed = unfinished_notes(host, Journal.of(host))
+    if options.dry_run:
+        walked = walk(host, _steps(host, options, progress), show, dry_run=True, name=_COMMAND)
+        return _result(host, walked, killed, dry_run=True)
+    foreseen = _foresee(_steps(host, options, progress))
+    if not killed and not any(one.state == "planned" for one in foreseen):
+        return _result(host, Walked(foreseen), (), dry_run=False)
+    show(*_plan(foreseen, killed))
+    if not options.yes and not options.confirm("Reset this node?"):
+        raise PreconditionError(
+            "nothing was changed: the reset was not confirmed",
+            hint=f"see the plan with {_COMMAND} --dry-run, then run: {_COMMAND} --yes",
+            code="not-confirmed",
+        )
+    notes: tuple[str, ...] = ()
+    if killed:
+        with begin(host, engine_restart(host, progress)) as (_, notes):
+            pass  # it rolls back what a killed run left
+    walked = walk(host, _steps(host, options, progress), show, dry_run=False, name=_COMMAND)
+    return _result(host, walked, notes, dry_run=False)
+
+
+def _foresee(steps: Iterator[Step]) -> tuple[StepReport, ...]:
+    """Which steps there are to take, and why. A step that can't look at the node is to be taken, too."""
+    reports = []
+    for step in steps:
+        try:
+            state = step.look()
+        except GpunodeError as error:
+            state = State(error.message)
+        became = "right" if state.right else "left" if state.left else "planned"
+        reports.append(StepReport(step.name, step.command, became, state.why))
+    return tuple(reports)
+
+
+def _plan(foreseen: Sequence[StepReport], killed: Sequence[str]) -> Iterator[Block]:
+    yield Text("To be undone:", Style.HEADING)
+    yield Table(("STEP", "WHAT"), tuple((one.name, one.why) for one in foreseen if one.state == "planned"))
+    for note in killed:
+        yield Text(note, Style.WARN)
+    yield Text("")
+
+
+def _steps(host: Host, options: Options, progress: Progress) -> Iterator[Step]:
+    """In the order in which they are taken: what uses the GPUs before what it needs."""
+    journal = Journal.of(host)
+    runtimes = tuple(_runtime_step(host, options, progress, *one) for one in configured(journal).items())
+    needs = tuple(step.name for step in runtimes)
+    yield _files_step(host, progress, _PLUGIN, options)
+    yield from _cluster_steps(host, progress, options)
+    yield _files_step(host, progress, _DOCTOR, options)
+    yield _files_step(host, progress, _MIG, options)
+    yield from runtimes
+    for part in (_CDI, _SETTINGS):  # running containers of an engine that is still configured need these
+        yield _files_step(host, progress, replace(part, needs=needs), options)
+    yield _files_step(host, progress, _FIXES, options)
+    yield _toolkit_step(host, progress, options, needs)
+    yield from _driver_steps(host)
+
+
+# Files and units.
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files and systemd units of one kind.
+
+    `operations` are those of the journal that wrote the files; `own` returns the edits that remove files
+    which gpunode's mark identifies. `units` are stopped and disabled. `command` does about the same manually.
+    """
+
+    name: str
+    command: str
+    operations: tuple[str, ...] = ()
+    own: Callable[[Host], Sequence[FileEdit]] = lambda _host: ()
+    units: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FilesReset:
+    """`data` of a step that restores or removes files; `commands` ran, or would."""
+
+    changes: tuple[Change, ...]
+    commands: tuple[str, ...]
+    journal: str
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a part's step does: `stop` are the units that run or start at boot, `foreign` the files that
+    another program changed since; entries in `undone` have none of these."""
+
+    edits: tuple[FileEdit, ...]
+    stop: tuple[str, ...]
+    foreign: tuple[str, ...]
+    undone: tuple[Entry, ...]
+
+    @property
+    def changed(self) -> tuple[FileEdit, ...]:
+        return tuple(edit for edit in self.edits if edit.action != "unchanged")
+
+    @property
+    def removed_units(self) -> tuple[str, ...]:
+        """The units of which the files are removed; these are stopped and disabled with that."""
+        return tuple(edit.path.rpartition("/")[2] for edit in self.changed if _is_unit_file(edit))
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The commands beside the changes of files."""
+        units = tuple(dict.fromkeys((*self.stop, *self.removed_units)))
+        reload = any(edit.path.startswith("/etc/systemd/system/") for edit in self.changed)
+        return (
+            *((f"systemctl disable --now {' '.join(units)}",) if units else ()),
+            *(("systemctl daemon-reload",) if reload else ()),
+            *(("udevadm control --reload",) if _changes_rules(self.changed) else ()),
+        )
+
+    def __str__(self) -> str:
+        stopped = (f"{' and '.join(self.stop)} runs or is started at boot",) if self.stop else ()
+        return "; ".join((*stopped, *(edit.path for edit in self.changed)))
+
+
+def _is_unit_file(edit: FileEdit) -> bool:
+    directory, _, name = edit.path.rpartition("/")
+    is_unit = name.endswith((".service", ".timer", ".path"))
+    return edit.after is None and directory == "/etc/systemd/system" and is_unit
+
+
+def _changes_rules(edits: Sequence[FileEdit]) -> bool:
+    return any(edit.path.startswith("/etc/udev/") for edit in edits)
+
+
+def _planned(host: Host, journal: Journal, part: Part) -> Planned:
+    entries = tuple(
+        entry
+        for entry in reversed(journal.entries())
+        if entry.state == "committed" and entry.undoable and entry.manifest["operation"] in part.operations
+    )
+    return _planned_of(host, journal, entries, part.own(host), part.units)
+
+
+def _planned_of(
+    host: Host, journal: Journal, entries: Sequence[Entry], own: Sequence[FileEdit], units: Sequence[str]
+) -> Planned:
+    restored, changed_since = restoring(host, journal, entries)
+    edits = {edit.path: edit for edit in restored if edit.path not in changed_since}
+    edits |= {edit.path: edit for edit in own}
+    foreign = tuple(path for path in changed_since if path not in edits)
+    states = read_unit_states(host, units) if units else {}
+    stop = tuple(unit for unit in units if unit in states and (states[unit].runs or states[unit].at_boot))
+    undone = tuple(one for one in entries if not any(file["path"] in foreign for file in one.files))
+    return Planned(tuple(edits.values()), stop, foreign, undone)
+
+
+def _files_step(host: Host, progress: Progress, part: Part, options: Options) -> Step:
+    journal = Journal.of(host)
+
+    def planned() -> Planned:
+        return _planned(host, journal, part)
+
+    return Step(
+        part.name,
+        part.command,
+        lambda: _state_of(planned()),
+        lambda: _files_result(planned(), "", (), dry_run=True),
+        lambda: _undo_files(host, progress, part, planned),
+        part.needs,
+    )
+
+
+def _state_of(plan: Planned) -> State:
+    if plan.stop or plan.changed:
+        return State(str(plan))
+    if plan.foreign:
+        return State(f"changed by another program since: {', '.join(plan.foreign)}", left=True)
+    return State("nothing of gpunode's", right=True)
+
+
+def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[], Planned]) -> Result:
+    plan = planned()  # the units as they are now; the files are read again under the lock
+    rest = tuple(unit for unit in plan.stop if unit not in plan.removed_units)
+
+    def activate() -> None:
+        with uninterrupted():
+            if rest:
+                systemctl(host, "disable", "--now", *rest)
+            if "systemctl daemon-reload" in plan.commands and not plan.removed_units:
+                systemctl(host, "daemon-reload")
+            if _changes_rules(plan.changed) and host.which("udevadm"):
+                host.run(("udevadm", "control", "--reload"), timeout=30.0)
+        running = [unit for unit, state in read_unit_states(host, part.units).items() if state.runs]
+        if running:
+            raise DaemonError(f"{running[0]} still runs", hint=f"see why: systemctl status {running[0]}")
+
+    def done() -> None:
+        Past(plan.undone, ()).finish(Journal.of(host))
+
+    changed = change_files(
+        host,
+        OPERATION,
+        lambda: planned().edits,
+        engine_restart(host, progress),
+        context={"part": part.name, "stopped": list(plan.stop)},
+        named_units=plan.removed_units,
+        activate=activate,
+        acts=bool(plan.stop),
+        done=done,
+    )
+    return _files_result(plan, changed.journal, changed.notes, dry_run=False)
+
+
+def _files_result(plan: Planned, journal: str, notes: tuple[str, ...], *, dry_run: bool) -> Result:
+    changes = tuple(shown(edit, "Rollback") for edit in plan.changed)
+    blocks: list[Block] = []
+    for change in changes:
+        blocks.append(Text(f"{change.path} {change.action}{' (dry run)' if dry_run else ''}", Style.GOOD))
+        blocks += [Diff(change.diff)] if dry_run and change.diff else []
+    blocks += [Text(f"{'would run' if dry_run else 'ran'}: {one}", Style.COMMAND) for one in plan.commands]
+    blocks += [Text(f"{path} was changed by another program and stays", Style.WARN) for path in plan.foreign]
+    data = FilesReset(changes, plan.commands, journal, dry_run)
+    return Result("FilesReset", data, messages=notes, blocks=tuple(blocks))
+
+
+def _removal(host: Host, path: str, ours: Callable[[bytes], bool]) -> Iterator[FileEdit]:
+    content = host.read_bytes(path)
+    if content is not None and ours(content):
+        yield FileEdit(path, content, None)
+
+
+def _plugin_files(host: Host) -> Sequence[FileEdit]:
+    """Our unit, and the drop-in for MPS if it is still the packaged one."""
+    unit = find_unit(host)
+    packaged = host.read_bytes(_PACKAGED_MPS_DROP_IN)
+    return (
+        *((FileEdit(UNIT_FILE, unit.content, None),) if unit.ours else ()),
+        *_removal(host, _MPS_DROP_IN, lambda content: content == packaged),
+    )
+
+
+def _metrics_file(host: Host) -> Sequence[FileEdit]:
+    return tuple(_removal(host, _METRICS, lambda content: content.startswith(b"# HELP gpunode_")))
+
+
+def _mig_unit(host: Host) -> Sequence[FileEdit]:
+    return tuple(_removal(host, mig.UNIT_FILE, lambda content: content.startswith(mig.MARKER.encode())))
+
+
+_PLUGIN = Part("plugin", f"systemctl disable --now {UNIT}", ("device-plugin",), _plugin_files, (UNIT,))
+_DOCTOR = Part(
+    "doctor-timer", f"systemctl disable --now {_DOCTOR_TIMER}", (), _metrics_file, (_DOCTOR_TIMER,)
+)
+_MIG = Part("mig-at-boot", f"systemctl disable --now {mig.UNIT}", ("mig-persist",), _mig_unit, (mig.UNIT,))
+_CDI = Part("cdi", "gpunode cdi refresh --remove", ("cdi-refresh",), cdi_files, refresh.UNITS)
+_SETTINGS = Part("toolkit-config", "gpunode journal list", ("toolkit-config",))
+_FIXES = Part("doctor-fixes", "gpunode journal list", ("doctor-fix",))
+
+
+# Container engines.
+
+
+def _runtime_step(
+    host: Host, options: Options, progress: Progress, key: tuple[str, str], entries: tuple[Entry, ...]
+) -> Step:
+    """Take out what `entries`, all of one engine, configured. Where gpunode changed a runtime that another
+    tool had registered, or has several names, the files are restored instead."""
+    engine, config = key
+    first, last = entries[0], entries[-1]
+    names = tuple(dict.fromkeys(name for entry in entries for name in runtimes_of(entry.manifest)))
+    name = "nvidia" if "nvidia" in names else names[0] if names else "nvidia"
+    alone = set(names) <= {name, *(REMOVAL_VARIANTS if name == "nvidia" else ())}
+    restores = bool(first.manifest.get("hadRuntime")) or not alone
+    option = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
+    command = f"gpunode unconfigure-runtime --runtime {engine}{option}"
+    files = tuple(dict.fromkeys(str(file["path"]) for one in entries for file in one.files))
+    request = Request(
+        runtimes=(engine,),
+        config=config,
+        socket=str(last.manifest.get("socket") or ""),
+        restart_command=str(last.manifest.get("restartCommand") or ""),
+        yes=options.yes,
+        confirm=options.confirm,
+    )
+
+    def run(*, dry_run: bool) -> Result:
+        if find.FINDERS[engine](host, config or None) is None:
+            return _of_missing_engine(host, progress, f"runtime-{engine}", entries, dry_run=dry_run)
+        if restores:
+            return journal_commands.roll_back(
+                host,
+                progress,
+                first.id,
+                dry_run=dry_run,
+                restart_command=request.restart_command,
+                yes=options.yes,
+                confirm=options.confirm,
+            )
+        result = unconfigure(host, replace(request, dry_run=dry_run), progress, name=name)
+        if not dry_run:
+            _finish(host, key)
+        return result
+
+    return Step(
+        f"runtime-{engine}",
+        f"gpunode rollback {first.id}" if restores else command,
+        lambda: State(f"{', '.join(names)} in {', '.join(files)}"),
+        lambda: run(dry_run=True),
+        lambda: run(dry_run=False),
+        (),
+    )
+
+
+def _finish(host: Host, key: tuple[str, str]) -> None:
+    """The entries of an engine from which another tool had already removed the runtime are not active."""
+    journal = Journal.of(host)
+    with host.lock(lock_path(host), LOCK_SECONDS):
+        for entry in configured(journal).get(key, ()):
+            journal.mark(entry, "rolled-back")
+
+
+def _of_missing_engine(
+    host: Host, progress: Progress, name: str, entries: Sequence[Entry], *, dry_run: bool
+) -> Result:
+    """Restore the files of an engine that isn't installed any more: there is no daemon to restart."""
+    journal = Journal.of(host)
+
+    def planned() -> Planned:
+        return _planned_of(host, journal, tuple(reversed(entries)), (), ())
+
+    if dry_run:
+        return _files_result(planned(), "", (), dry_run=True)
+    return _undo_files(host, progress, Part(name, ""), planned)
+
+
+# Labels and resources of the Node object.
+
+
+def _cluster_steps(host: Host, progress: Progress, options: Options) -> Iterator[Step]:
+    """Two requests, so two steps; both need the plugin stopped, which may set labels itself."""
+
+    @functools.cache
+    def place() -> node_object.Place | State:
+        return _place(host, progress, options)
+
+    def step(name: str, seen: Callable[[Json], str], run: Callable[[node_object.Place], Result]) -> Step:
+        def look() -> State:
+            at = place()
+            if isinstance(at, State):
+                return at
+            node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
+            what = seen(node)
+            return State(f"node {at.node}: {what}") if what else State("none of gpunode's", right=True)
+
+        def act() -> Result:
+            at = place()
+            assert not isinstance(at, State)  # `look` skips the step
+            return run(at)
+
+        return Step(name, _access_command(host), look, act, act, (_PLUGIN.name,))
+
+    yield step(
+        "node-labels",
+        lambda node: ", ".join(own_labels(node)[0] or own_labels(node)[1]),
+        lambda at: _remove_labels(host, progress, at),
+    )
+    yield step(
+        "node-resources",
+        lambda node: ", ".join(f"{name}: {count}" for name, count in _advertised(node).items()),
+        lambda at: _remove_resources(host, progress, at),
+    )
+
+
+def _access_command(host: Host) -> str:
+    kubelets = any(map(host.is_file, cluster_access.KUBELETS_OWN))
+    return f"{_COMMAND} --kubeconfig {cluster_access.KUBELET if kubelets else 'PATH'}"
+
+
+def _place(host: Host, progress: Progress, options: Options) -> node_object.Place | State:
+    """The Node in its cluster, or why it isn't looked at."""
+    named = options.access != Access() or bool(options.node)
+    if not named and not _joined(host):
+        return State("this machine is no node of a cluster", right=True)
+    if not host.live:
+        return State("no API server is queried under --root", left=True)
+    try:
+        at = node_object.place(host, node_object.Target(options.access, options.node, options.dry_run))
+    except (NoAccess, ExtraMissing) as error:
+        if named:
+            raise
+        return State(f"not looked at: {error.message}", left=True)
+    try:
+        node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
+    except NotFound:
+        return State(f"{at.cluster.server} has no Node {at.node}", right=not named, left=named)
+    # the default kubeconfig may be another cluster's, with a node of the same name
+    if at.source == "this machine's name" and not cluster_access.is_this_machine(host, node):
+        why = f"Node {at.node} at {at.cluster.server} has another machine-id; if it is this one, add --node"
+        return State(why, left=True)
+    return at
+
+
+def _joined(host: Host) -> bool:
+    with suppress(Unreadable):
+        kubelet = find_kubelet(host, running(host))
+        return kubelet is not None and kubelet.joined
+    return False
+
+
+def _remove_labels(host: Host, progress: Progress, at: node_object.Place) -> Result:
+    done = node_object.carry_out(host, progress, at, removal_patch)
+    labels, lists = own_labels(done.before)
+    changes = [node_object.KeyChange(key, value, None) for key, value in {**labels, **lists}.items()]
+    data = node_object.node_change(at, done, changes, "")
+    return Result(node_object.KIND, data, blocks=node_object.blocks(data))
+
+
+def _advertised(node: Json) -> dict[str, str]:
+    return own_entries(node, ("status", "capacity"))
+
+
+def _remove_resources(host: Host, progress: Progress, at: node_object.Place) -> Result:
+    def plan(node: Json) -> list[Json]:
+        return [step for name in _advertised(node) for step in capacity_patch(node, name, None)]
+
+    done = node_object.carry_out(host, progress, at, plan, status=True)
+    gone = _advertised(done.before).items()
+    changes = [node_object.KeyChange(name, count, None) for name, count in gone]
+    data = node_object.node_change(at, done, changes, "", status=True)
+    return Result(node_object.KIND, data, blocks=node_object.blocks(data))
+
+
+# Packages.
+
+
+def _toolkit_step(host: Host, progress: Progress, options: Options, needs: tuple[str, ...]) -> Step:
+    def look() -> State:
+        entries = Journal.of(host).entries()
+        if not any(entry.manifest.get("operation") == toolkit.OPERATION for entry in entries):
+            return State("gpunode did not install it", right=True)
+        brought = toolkit.brought_by(host, entries)
+        here = find_manager(host).installed(PACKAGES)
+        what = [name for name in brought.packages if here[name].installed] + list(brought.files)
+        return State(", ".join(what)) if what else State("gpunode's is not installed", right=True)
+
+    return Step(
+        "toolkit",
+        "gpunode toolkit remove",
+        look,
+        lambda: toolkit.remove(host, progress, dry_run=True, in_use=True),
+        lambda: toolkit.remove(host, progress),
+        needs,
+    )
+
+
+def _driver_steps(host: Host) -> Iterator[Step]:
+    """A driver that gpunode installed stays: its removal takes a reboot, and the GPUs with it."""
+    for entry in Journal.of(host).entries():
+        packages = entry.manifest.get("packages")
+        installed = entry.manifest.get("operation") == "driver-install" and entry.state == "committed"
+        if installed and isinstance(packages, dict):
+            new = [name for name, version in packages.items() if not version]
+            yield from _driver_step(host, entry.id, new)
+
+
+def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[Step]:
+    manager = find_manager(host)
+    present = [name for name, state in manager.installed(packages).items() if state.installed]
+    state = State(f"the driver stays, which {entry} installed", left=True)
+
+    def nothing() -> Result:
+        return Result(KIND)
+
+    if present:
+        yield Step("driver", manager.remove(present).text, lambda: state, nothing, nothing, ())
+
+
+# The report.
+
+
+def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool) -> Result:
+    left = tuple(
+        Left(one.name, one.why, one.command)
+        for one in walked.steps
+        if one.state in ("left", "failed", "interrupted", "waiting")
+    )
+    directory = Journal.of(host).directory
+    data = Reset(walked.steps, left, directory, dry_run)
+    done = [one for one in walked.steps if one.state not in ("right", "left")]
+    blocks: list[Block] = []
+    if not done:
+        blocks.append(Text("nothing to reset", Style.GOOD))
+    else:
+        blocks.append(overview(done))
+        kept = "nothing was changed" if dry_run else f"every change is in the journal: {directory}"
+        blocks.append(Text(kept, Style.DIM))
+    for one in left:
+        blocks.append(Text(f"left: {one.name}: {one.why}", Style.WARN))
+        blocks.append(Text(f"  {one.command}", Style.COMMAND))
+    failed = [one for one in walked.steps if one.state in ("failed", "interrupted")]
+    errors = tuple(
+        replace(error, message=f"{report.name}: {error.message}")
+        for report, result in zip(failed, walked.failures, strict=True)
+        for error in result.errors or (ErrorInfo("step-failed", report.why, report.command),)
+    )
+    code, status = ExitCode.OK, "warn" if left else "ok"
+    if walked.failure is not None:
+        interrupted = any(one.state == "interrupted" for one in walked.steps)
+        status, code = "fail", ExitCode.INTERRUPTED if interrupted else ExitCode.FAILED
+        code = walked.failure.exit_code if dry_run else code
+    messages = (*notes, *walked.messages)
+    return Result(KIND, data, status, code, messages, errors, tuple(blocks))
+
+
+reset_app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(reset_app, "reset", KIND)
+def reset_node(
+    session: Session,
+    kubeconfig: KubeconfigOption = "",
+    kube_context: ContextOption = "",
+    server: ServerOption = "",
+    node: NodeOption = "",
+    dry_run: DryRunOption = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Don't ask, not even before running containers are stopped.")
+    ] = False,
+) -> Result:
+    """Undo everything that gpunode changed on this node. Asks first; the journal is kept.
+
+    gpunode reset --dry-run
+
+    gpunode reset --yes --kubeconfig kubelet
+    """
+    access = Access(kubeconfig, kube_context, server)
+    options = Options(access, node, dry_run, yes, session.confirm)
+    return reset(session.host, options, session.progress, session.show)
