@@ -71,7 +71,7 @@ def refuse_conflict(found: Rivals) -> None:
         other = found.beside[0].path
         raise PreconditionError(
             f"{other} defines the same devices; with a second file beside it engines would use neither",
-            hint=f"remove it: rm {other}, or write over it: gpunode cdi generate --output {other}",
+            hint=f"remove it: rm {other}, or write over it: gpunode cdi generate --output-file {other}",
             code="cdi-conflict",
         )
 

@@ -222,7 +222,7 @@ def rewrite_cdi(path: str, kind: str) -> Fix:
     if mode is not None:
         return Fix(f"nvidia-ctk cdi generate --mode={mode} --output={path}")
     standard = path == _STANDARD_CDI
-    return Fix("gpunode cdi refresh" if standard else f"gpunode cdi generate --output={path}", safe=True)
+    return Fix("gpunode cdi refresh" if standard else f"gpunode cdi generate --output-file={path}", safe=True)
 
 
 START_KUBELET = everywhere("systemctl restart kubelet", "restart")

@@ -134,8 +134,11 @@ FeatureFlagOption = Annotated[
 @verb(cdi_app, "generate", "CdiSpec", own_output=True)
 def cdi_generate(
     session: Session,
-    output_path: Annotated[
-        str, typer.Option("--output", metavar="PATH", help="Write to this file instead of stdout.")
+    output_file: Annotated[
+        str,
+        typer.Option(
+            "--output-file", "--output", metavar="PATH", help="Write to this file instead of stdout."
+        ),
     ] = "",
     format_name: Annotated[
         str,
@@ -163,7 +166,7 @@ def cdi_generate(
 ) -> Result:
     """Print a CDI specification of the GPUs. Every engine on this node can read it.
 
-    gpunode cdi generate --output /var/run/cdi/nvidia.yaml
+    gpunode cdi generate --output-file /var/run/cdi/nvidia.yaml
     """
     _refuse_mode(mode)
     content = replace(
@@ -176,7 +179,7 @@ def cdi_generate(
         ldconfig=ldconfig_path,
         feature_flags=tuple(feature_flag or ()),
     )
-    return generate(session.host, content, session.progress, output_path, format_name)
+    return generate(session.host, content, session.progress, output_file, format_name)
 
 
 @verb(cdi_app, "list", "CdiDevices")
@@ -448,8 +451,8 @@ def destination(output: str, form: str) -> tuple[str, str]:
         return "", form or "yaml"
     if path in ("table", "json", "yaml"):
         raise UsageError(
-            f"--output {path}: here --output names the file to write",
-            hint=f"for the result as {path}: -o {path}; for a file of that name: --output ./{path}",
+            f"--output {path}: here --output names the file to write, as in nvidia-ctk",
+            hint=f"for the result as {path}: -o {path}; for a file of that name: --output-file ./{path}",
         )
     named = format_of(path)
     if named is None:
@@ -458,7 +461,7 @@ def destination(output: str, form: str) -> tuple[str, str]:
     if form and form != named:
         raise UsageError(
             f"--format {form} contradicts the name {path}: engines go by the extension",
-            hint=f"--output {path.removesuffix(named)}{form}",
+            hint=f"--output-file {path.removesuffix(named)}{form}",
         )
     return path, named
 
@@ -468,7 +471,7 @@ def write(host: Host, path: str, data: bytes) -> str:
     from pathlib import PurePosixPath
 
     if not path.startswith("/") and not host.live:
-        raise UsageError(f"--output {path!r} is no absolute path", hint="--output /PATH")
+        raise UsageError(f"--output-file {path!r} is no absolute path", hint="--output-file /PATH")
     before = host.read_bytes(path)
     if before == data:
         return "unchanged"

@@ -35,7 +35,7 @@ _KIND = "NodeLabels"
 _SHARED = (
     *("config_file", "mig_strategy", "vendor", "device_discovery_strategy", "fail_on_init_error"),
     *("driver_root", "dev_root", "container_driver_root", "resource_name", "include", "exclude"),
-    *("mps_root", "simulate", "lenient"),
+    *("mps_root", "simulate", "lenient", "log_format"),
 )
 
 
@@ -148,7 +148,7 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
 
     hangup = Hangup()
     with until_signal(hangup) as asked:
-        log = open_log(sys.stderr, host.environ)
+        log = open_log(sys.stderr, host.environ, resolved.settings.log_format)
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
         node = _Node(host, log, resolved.settings)

@@ -124,7 +124,7 @@ _LOOK_SECONDS = 30.0  # signals and the end of the service wake us
 
 
 def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Result:
-    """Serve until a signal or `stop`. `given` are options by field. Logs go to stderr, one logfmt line each.
+    """Serve until a signal or `stop`. `given` are options by field. Logs go to stderr, one line each.
 
     Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if it can't
     serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
@@ -140,7 +140,7 @@ def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Re
         from gpunode.plugin.compose import make_service
         from gpunode.plugin.logfmt import open_log
 
-        log = open_log(sys.stderr, host.environ)
+        log = open_log(sys.stderr, host.environ, resolved.settings.log_format)
         log.info("starting", version=__version__, **dict(_chosen(resolved)))
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)

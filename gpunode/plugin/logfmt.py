@@ -1,12 +1,14 @@
-"""The plugin's log: ``time=... level=info msg="..." key=value`` on stderr, by the standard `logging`.
+"""The plugin's log on stderr, by the standard `logging`: ``time=... level=info msg="..." key=value`` or JSON.
 
-Under systemd the journal keeps the time and wants the level as ``<6>`` in front (sd-daemon(3));
-JOURNAL_STREAM names by device and inode what the journal reads.
+systemd's journal takes the level as ``<6>`` in front of a line (sd-daemon(3)); JOURNAL_STREAM names by device
+and inode what the journal reads.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import sys
 import time
@@ -36,10 +38,11 @@ class Log:
         self._logger.error(message, extra={"fields": fields})
 
 
-def open_log(stream: TextIO, environ: Mapping[str, str]) -> Log:
-    """A log of whole lines on `stream`, for every thread."""
+def open_log(stream: TextIO, environ: Mapping[str, str], log_format: str = "text") -> Log:
+    """A log of whole lines on `stream`, for every thread; `log_format` is text or json."""
     handler = _Handler(stream)
-    handler.setFormatter(LogfmtFormatter(journal=_is_journal(stream, environ.get("JOURNAL_STREAM", ""))))
+    journal = _is_journal(stream, environ.get("JOURNAL_STREAM", ""))
+    handler.setFormatter(LineFormatter(as_json=log_format == "json", journal=journal))
     return Log(handler)
 
 
@@ -56,19 +59,32 @@ class _Handler(logging.StreamHandler[TextIO]):
             raise error
 
 
-class LogfmtFormatter(logging.Formatter):
-    """One line of ``key=value``, with the time or, for the journal, the priority in front."""
+class LineFormatter(logging.Formatter):
+    """One line with time (RFC 3339), level, msg and fields; for the journal the priority in front.
 
-    def __init__(self, *, journal: bool = False) -> None:
+    Text for the journal has no time: journalctl shows its own.
+    """
+
+    def __init__(self, *, as_json: bool = False, journal: bool = False) -> None:
         super().__init__()
+        self._as_json = as_json
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {"level": record.levelname.lower(), "msg": record.getMessage(), **vars(record)["fields"]}
-        if self._journal:
-            return f"<{_PRIORITIES[record.levelno]}>{line(fields)}"
         created = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return line({"time": created.replace("+00:00", "Z"), **fields})
+        time = {} if self._journal and not self._as_json else {"time": created.replace("+00:00", "Z")}
+        fields = {"level": record.levelname.lower(), "msg": record.getMessage(), **vars(record)["fields"]}
+        text = json_line({**time, **fields}) if self._as_json else line({**time, **fields})
+        return f"<{_PRIORITIES[record.levelno]}>{text}" if self._journal else text
+
+
+def json_line(fields: Mapping[str, object]) -> str:
+    """One JSON object in ASCII; numbers that JSON has and booleans stay, everything else is a string."""
+    return json.dumps({key: value if _is_json(value) else str(value) for key, value in fields.items()})
+
+
+def _is_json(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def line(fields: Mapping[str, object]) -> str:

@@ -65,13 +65,13 @@ def test_eight_gpus_take_less_than_a_second_of_processor_time(node):
 
 def test_file_is_written_atomically_and_only_if_it_changes(node, tmp_path):
     path = tmp_path / "new/cdi/nvidia.yaml"
-    assert generate(node, "--output", str(path)).out.startswith(f"{path} created")
+    assert generate(node, "--output-file", str(path)).out.startswith(f"{path} created")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     before = path.stat()
-    assert generate(node, "--output", str(path)).out.startswith(f"{path} unchanged")
+    assert generate(node, "--output-file", str(path)).out.startswith(f"{path} unchanged")
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     node.write(machine(2))
-    assert generate(node, "--output", str(path)).out.startswith(f"{path} updated")
+    assert generate(node, "--output-file", str(path)).out.startswith(f"{path} updated")
     assert path.stat().st_ino != before.st_ino
     assert list(path.parent.iterdir()) == [path]
 
@@ -86,7 +86,7 @@ def test_extension_selects_the_format_and_is_added_if_missing(node, tmp_path):
 
 def test_dash_o_selects_the_output_format(node, tmp_path):
     path = tmp_path / "nvidia.yaml"
-    document = generate(node, "--output", str(path), "-o", "json").document
+    document = generate(node, "--output-file", str(path), "-o", "json").document
     assert (document["kind"], document["data"]["path"], document["data"]["action"]) == (
         "CdiSpec", str(path), "created",
     )  # fmt: skip
@@ -150,10 +150,10 @@ def test_lost_gpu_is_reported_and_does_not_hide_the_others(node):
 
 def test_failing_nvml_leaves_the_old_file_unchanged(node, tmp_path):
     path = tmp_path / "nvidia.yaml"
-    generate(node, "--output", str(path))
+    generate(node, "--output-file", str(path))
     before = path.read_bytes()
     node.write(machine(1).with_faults(Fault("nvmlInitWithFlags", abort=True)))
-    ran = generate(node, "--output", str(path))
+    ran = generate(node, "--output-file", str(path))
     assert ran.code != 0
     assert "hint: " in ran.err
     assert path.read_bytes() == before
@@ -165,7 +165,7 @@ def test_failing_nvml_leaves_the_old_file_unchanged(node, tmp_path):
 def test_directory_in_place_of_the_file_is_named(node, tmp_path):
     path = tmp_path / "nvidia.yaml"
     path.mkdir()
-    ran = generate(node, "--output", str(path))
+    ran = generate(node, "--output-file", str(path))
     assert (ran.code, str(path) in ran.err, "hint: " in ran.err) == (1, True, True)
     assert list(path.iterdir()) == []
 
@@ -187,7 +187,7 @@ def test_read_only_file_system_is_named(node, tmp_path):
     (tmp_path / "run").mkdir()
     script = f'mount -t tmpfs -o ro none {tmp_path}/run && exec "$@"'
     path = tmp_path / "run/cdi/nvidia.yaml"
-    argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output", str(path))
+    argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output-file", str(path))
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *argv],
         env=clean_environment(node.env), capture_output=True, text=True, timeout=60, check=False,
@@ -199,7 +199,7 @@ def test_read_only_file_system_is_named(node, tmp_path):
 def test_signal_leaves_no_files(number, node, tmp_path):
     node.write(machine(1).with_faults(Fault("nvmlInitWithFlags", hang=600.0)))
     path = tmp_path / "cdi/nvidia.yaml"
-    argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output", str(path))
+    argv = command("cdi", "generate", *node.options, "--hooks", "none", "--output-file", str(path))
     with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.PIPE) as child:
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
         assert eventually(lambda: children.read_text().strip())

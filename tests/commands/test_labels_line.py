@@ -93,7 +93,7 @@ def test_o_is_the_output_format_or_the_file_as_in_gpu_feature_discovery(
         (["labels", "--to"], "error: option '--to' requires an argument"),
         (["labels", "word"], "error: got unexpected extra argument(s) (word)"),
         (["labels", "--", "--to=file"], "error: got unexpected extra argument(s) (--to=file)"),
-        (["labels", "-o", "html"], "error: invalid value for '-o' (env var: 'GPUNODE_OUTPUT'): 'html'"),
+        (["labels", "-o", "html"], "error: invalid value for '-o': 'html'"),
         (["labels", "-o"], "error: option '-o' requires an argument"),
         (["labels", "--dry-run=true"], "error: option '--dry-run' does not take a value"),
         (["gpus", "x"], "error: got unexpected extra argument(s) (x)"),

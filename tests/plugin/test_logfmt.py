@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import json
+import math
 import os
 import re
 from pathlib import Path
@@ -24,6 +26,29 @@ def test_line_has_time_level_message_and_fields() -> None:
         r'msg="registered with the kubelet" resource=nvidia.com/gpu count=8\n',
         stream.getvalue(),
     )
+
+
+def test_a_json_line_has_time_level_message_and_fields() -> None:
+    stream = io.StringIO()
+    log = open_log(stream, {}, "json")
+    log.warning(
+        'GPU "0"\nis unhealthy \N{BELL}', xid=79, healthy=False, seconds=1.5, wait=math.inf, name="GPU\udcff"
+    )
+    assert stream.getvalue().isascii() and stream.getvalue().count("\n") == 1
+    written = json.loads(stream.getvalue())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", written.pop("time"))
+    assert written == {
+        **{"level": "warning", "msg": 'GPU "0"\nis unhealthy \N{BELL}', "xid": 79, "healthy": False},
+        **{"seconds": 1.5, "wait": "inf", "name": "GPU\udcff"},
+    }
+
+
+def test_json_for_the_journal_has_a_priority_and_the_time(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w") as stream:
+        seen = os.fstat(stream.fileno())
+        open_log(stream, {"JOURNAL_STREAM": f"{seen.st_dev}:{seen.st_ino}"}, "json").info("x")
+    priority, text = (tmp_path / "journal").read_text()[:3], (tmp_path / "journal").read_text()[3:]
+    assert priority == "<6>" and list(json.loads(text)) == ["time", "level", "msg"]
 
 
 def test_journal_gets_a_priority_and_keeps_its_own_time(tmp_path: Path) -> None:

@@ -349,6 +349,15 @@ OPTIONS = (
         live=False,
     ),
     Option(
+        "log_format",
+        ("--log-format",),
+        "Format of the log on stderr: key=value text, or one JSON object a line.",
+        kind="choice",
+        key="flags.gpunode.logFormat",
+        allowed=("text", "json"),
+        live=False,
+    ),
+    Option(
         "listen",
         ("--listen",),
         "Serve /metrics, /healthz and /readyz on this address; port 0 selects a free port.",

@@ -139,6 +139,7 @@ class Settings:
     health: HealthSettings = field(default_factory=HealthSettings)
     labels: LabelSettings = field(default_factory=LabelSettings)
     simulate: str = ""
+    log_format: str = "text"  # json
     listen: str = ""  # HOST:PORT of /metrics, /healthz and /readyz; empty: none
     state_dir: str = PLUGIN_STATE
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -136,7 +136,7 @@ def no_specification(reading: CdiReading) -> PreconditionError:
 
 def rewriting(path: str) -> str:
     """The command that rewrites this specification; one that refreshes by itself has a fixed path."""
-    return "gpunode cdi refresh" if path == STANDARD else f"gpunode cdi generate --output {path}"
+    return "gpunode cdi refresh" if path == STANDARD else f"gpunode cdi generate --output-file {path}"
 
 
 # The maker of a container or an image of gpunode's, so that a later run can remove those of a killed one.

@@ -52,6 +52,20 @@ def test_node_without_gpus_has_eight_simulated_ones(node) -> None:
     assert "Traceback" not in serving.log()
 
 
+def test_with_log_format_json_each_line_is_an_object(node) -> None:
+    stub, start = node
+    serving = start("--simulate", "h100:2", "--log-format", "json", *QUICK)
+    assert stub.wait_allocatable(GPU, 2, 60), serving.log()
+    stub.allocate(GPU, 1)
+    assert serving.says('"msg": "allocated'), serving.log()
+    assert serving.end() == 0
+    lines = [json.loads(line) for line in serving.log().splitlines()]
+    assert all(list(line)[:3] == ["time", "level", "msg"] for line in lines)
+    assert {line["msg"] for line in lines} >= {"starting", "stopped"}
+    (first, *_) = lines
+    assert first["log-format"] == "json" and first["level"] == "info"
+
+
 def test_container_gets_no_device_that_does_not_exist(node) -> None:
     stub, start = node
     strategies = ("--device-list-strategy", "volume-mounts,cdi-annotations,cdi-cri", "--pass-device-specs")
