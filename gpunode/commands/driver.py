@@ -453,7 +453,7 @@ def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) 
 
 
 def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[str], run: Run) -> None:
-    """What `carry_out` doesn't know of goes: packages that came along, and the stream."""
+    """Remove what `carry_out` doesn't know of: packages that came along, and the module stream."""
     node = Node(job.host)
     for release in dict.fromkeys((node.kernel, node.next_kernel)):
         build = failed_build(job.host, release)
@@ -466,7 +466,11 @@ def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[s
     except GpunodeError as error:
         job.progress.note(f"what came along isn't gone: {error.message}")
     for command in first.stream_back:
-        run(command)
+        try:
+            run(command)
+        except GpunodeError as error:
+            error.hint = f"run it again: {command.text}"
+            raise
 
 
 def _require(plan: DriverPlan) -> None:

@@ -5,6 +5,7 @@ A failure rolls back the packages as far as the manager can, then the files.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
-from gpunode.host.transaction import Restart, Transaction, attempt, begin, uninterrupted
+from gpunode.host.transaction import Restart, Transaction, attempt, begin, not_restored, uninterrupted
 from gpunode.output.result import Block, Change, Diff, Progress, Style, Text
 from gpunode.packages.manager import (
     LOCKED,
@@ -121,14 +122,17 @@ class _Work:
         self.job, self.act, self.give_up = job, act, give_up
         self.ran: list[str] = []
         self._started = self._ending = False
+        self._packages: frozenset[tuple[str, str]] = frozenset()  # before the first command
         self._stopped_by = ""
 
     def _run(self, command: Command) -> None:
         if self._stopped_by and not self._ending:
             raise KeyboardInterrupt(self._stopped_by)
         self.change.open()
-        self._started = True
         job = self.job
+        if not self._started:
+            self._packages = job.manager.everything()
+        self._started = True
         try:
             run_command(
                 job.host,
@@ -179,16 +183,29 @@ class _Work:
         self._ending = True
         if not self._started:
             return
+        job = self.job
+        problems: list[GpunodeError] = []
         try:
             self.give_up(self._run)
         except GpunodeError as trouble:
-            self.job.progress.note(f"not rolled back: {trouble.message}")
-        try:
-            _packages_back(self.job, self._run, error)
-        except PackagesError as left:
-            if left.code == HALF_INSTALLED:
-                self._note_what_is_left()
-            raise
+            problems.append(trouble)
+        left = _packages_back(job, self._run)
+        if left is not None:
+            self._note_what_is_left()
+            problems.insert(0, left)
+        others = _others_left(job, self._packages)
+        if others is not None:
+            problems.append(others)
+        if problems:
+            failure = not_restored(error, problems)
+            failure.code = HALF_INSTALLED if left is not None else failure.code
+            raise failure from error
+        if isinstance(error, KeyboardInterrupt):
+            job.progress.note("the packages were restored")
+        if isinstance(error, GpunodeError):
+            raise RolledBackError(
+                f"{error.message}; packages and files were restored", hint=error.hint, code=error.code
+            ) from error
 
     def _note_what_is_left(self) -> None:
         """Record packages that are left, for a later removal; the files and their entry are restored anyway.
@@ -230,11 +247,8 @@ def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_r
     return blocks
 
 
-def _packages_back(job: Job, run: Run, error: BaseException) -> None:
-    """Restore every watched package to its version.
-
-    Raises an error with the packages that are left, in place of `error`.
-    """
+def _packages_back(job: Job, run: Run) -> GpunodeError | None:
+    """Restore every watched package to its version; return an error with those that are left."""
     try:
         now = job.manager.installed(job.watched)
         for command in back(job.manager, now, job.before):
@@ -245,19 +259,45 @@ def _packages_back(job: Job, run: Run, error: BaseException) -> None:
         left = _different(job.manager.installed(job.watched), job.before)
     except GpunodeError as trouble:
         left = {"packages": trouble.message}
-    if left:
-        packages = ", ".join(f"{name} {version}" for name, version in left.items())
-        raise PackagesError(
-            f"{error}; and these packages could not be restored: {packages}",
-            hint=getattr(error, "hint", "") or "see the current state: gpunode toolkit status",
-            code=HALF_INSTALLED,
-        ) from error
-    if isinstance(error, KeyboardInterrupt):
-        job.progress.note("the packages were restored")
-    if isinstance(error, GpunodeError):
-        raise RolledBackError(
-            f"{error.message}; packages and files were restored", hint=error.hint, code=error.code
-        ) from error
+    if not left:
+        return None
+    packages = ", ".join(f"{name} {version}" for name, version in left.items())
+    return PackagesError(
+        f"these packages could not be restored: {packages}",
+        hint="see the current state: gpunode toolkit status",
+    )
+
+
+def _others_left(job: Job, before: frozenset[tuple[str, str]]) -> GpunodeError | None:
+    """An error with the packages that came along or changed, and the commands that undo it.
+
+    gpunode doesn't run those: another program may need a compiler or a library by now.
+    """
+    try:
+        now = job.manager.everything()
+    except GpunodeError as trouble:
+        return trouble
+    new, gone = (
+        {name: version for name, version in sorted(one) if name.partition(":")[0] not in job.watched}
+        for one in (now - before, before - now)
+    )
+    if not new and not gone:
+        return None
+    texts = [
+        f"{name} {version} ({f'was {gone[name]}' if name in gone else 'new'})"
+        for name, version in new.items()
+    ]
+    texts += [f"{name} {version} (removed)" for name, version in gone.items() if name not in new]
+    known = {name for name, _ in before}
+    again = [PackageRequest(name, version) for name, version in gone.items()]
+    commands = (
+        *((job.manager.install(again, downgrade=True),) if again else ()),
+        *((job.manager.remove(names),) if (names := [name for name in new if name not in known]) else ()),
+    )
+    return PackagesError(
+        f"other packages are not as before: {', '.join(texts)}",
+        hint="; ".join(shlex.join(one.argv) for one in commands),
+    )
 
 
 def back(manager: Manager, now: Mapping[str, PackageState], before: Mapping[str, str]) -> tuple[Command, ...]:

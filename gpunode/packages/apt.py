@@ -119,18 +119,28 @@ class Apt:
 
         Its status shows whether a package is finished (dpkg-query(1)).
         """
-        form = r"${Package}\t${Version}\t${db:Status-Abbrev}\n"
-        admin = self.places.status.rpartition("/")[0]
-        answer = self.host.run(
-            ["dpkg-query", f"--admindir={admin}", "-W", "-f", form, *names], timeout=_ASK_SECONDS
-        )
         found = {name: PackageState(name) for name in names}
-        for line in answer.stdout.splitlines():  # of several architectures the last
-            name, version, status = (*line.split("\t"), "", "")[:3]
-            if name in found and status[1:2] not in ("n", "c", ""):
+        for name, version, status in self._status("Package", *names):  # of several architectures the last
+            if name in found:
                 half = status[1:2] in _HALF or status[2:3] == "R"
                 found[name] = PackageState(name, version, version, (), status.startswith("h"), half)
         return found
+
+    def everything(self) -> frozenset[tuple[str, str]]:
+        return frozenset((name, version) for name, version, _ in self._status("binary:Package"))
+
+    def _status(self, name: str, *names: str) -> Iterator[tuple[str, str, str]]:
+        """Name, version and status of installed packages; `name` is dpkg's field for the name."""
+        form = rf"${{{name}}}\t${{Version}}\t${{db:Status-Abbrev}}\n"
+        admin = self.places.status.rpartition("/")[0]
+        argv = ["dpkg-query", f"--admindir={admin}", "-W", "-f", form, *names]
+        answer = self.host.run(argv, timeout=_ASK_SECONDS)
+        if not answer.ok and not names:
+            raise PackagesError(f"dpkg doesn't list the packages: {answer.stderr.strip()[-200:]}")
+        for line in answer.stdout.splitlines():
+            package, version, status = (*line.split("\t"), "", "")[:3]
+            if status[1:2] not in ("n", "c", ""):
+                yield package, version, status
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """``apt-get -s``: the solver's result, without a lock."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
 
@@ -31,13 +31,28 @@ _PART = re.compile(r"[0-9]+|[a-zA-Z]+|[~^]")
 
 def installed(host: Host, names: Sequence[str]) -> Mapping[str, str]:
     """The newest installed version of each, with its epoch and release; missing packages are left out."""
-    answer = host.run(["rpm", "-q", "--qf", r"%{NAME}\t%{EVR}\n", *names], timeout=_RPM_ASK_SECONDS)
     found: dict[str, str] = {}
-    for line in answer.stdout.splitlines():  # missing packages are reported in a line without a tab
-        name, tab, version = line.partition("\t")
-        if tab and (name not in found or compare(version, found[name]) > 0):
+    for name, version in _queried(host, "-q", *names):
+        if name not in found or compare(version, found[name]) > 0:
             found[name] = version
     return found
+
+
+def everything(host: Host) -> frozenset[tuple[str, str]]:
+    """Name and version of every installed package; of some, such as kernels, there are several versions."""
+    return frozenset(one for one in _queried(host, "-qa") if one[0] != "gpg-pubkey")  # a key, not a package
+
+
+def _queried(host: Host, *arguments: str) -> Iterator[tuple[str, str]]:
+    answer = host.run(
+        ["rpm", arguments[0], "--qf", r"%{NAME}\t%{EVR}\n", *arguments[1:]], timeout=_RPM_ASK_SECONDS
+    )
+    if not answer.ok and "-qa" in arguments:
+        raise PackagesError(f"rpm doesn't list the packages: {answer.stderr.strip()[-200:]}")
+    for line in answer.stdout.splitlines():  # missing packages are reported in a line without a tab
+        name, tab, version = line.partition("\t")
+        if tab:
+            yield name, version
 
 
 def newest_first(offers: Iterable[tuple[str, str]]) -> tuple[Available, ...]:
@@ -157,6 +172,9 @@ class Dnf:
         """From rpm, which has no repositories."""
         here = installed(self.host, names)
         return {name: self._state(name, here.get(name, ""), []) for name in names}
+
+    def everything(self) -> frozenset[tuple[str, str]]:
+        return everything(self.host)
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """Empty: dnf prints localized tables."""

@@ -210,6 +210,12 @@ class Manager(Protocol):
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """What is installed and held, without repositories: works even if those are broken."""
 
+    def everything(self) -> frozenset[tuple[str, str]]:
+        """Name and version of every installed package; the name with its architecture where apt needs it.
+
+        `PackagesError` if the database can't be read.
+        """
+
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """The effect of an install or remove command; empty if the manager has no preview."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpunode.facts.packages import locked
 from gpunode.host import Host
 from gpunode.host.process import Completed
-from gpunode.packages.dnf import installed, newest_first
+from gpunode.packages.dnf import everything, installed, newest_first
 from gpunode.packages.manager import (
     HINTS,
     Command,
@@ -85,6 +85,9 @@ class Zypper:
         """From rpm, which has no repositories."""
         here = installed(self.host, names)
         return {name: self._state(name, here.get(name, ""), []) for name in names}
+
+    def everything(self) -> frozenset[tuple[str, str]]:
+        return everything(self.host)
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """Empty: zypper prints localized text."""

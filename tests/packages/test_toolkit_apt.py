@@ -162,6 +162,23 @@ def test_partially_failed_install_is_rolled_back(apt, repository, tmp_path):
     assert (apt.installed(), apt.tree()) == ({"other": "1.0"}, before)
 
 
+def test_a_dependency_that_stays_after_a_failed_install_is_named_with_its_command(apt, signer, tmp_path):
+    mirror = make_repository(tmp_path / "mirror", signer, "1.20.0-1")
+    build(mirror.flat, "helper", "2.0")
+    (mirror.flat / f"nvidia-container-toolkit-base_1.20.0-1_{architecture()}.deb").unlink()
+    files = ("usr/bin/nvidia-ctk",)
+    build(mirror.flat, "nvidia-container-toolkit-base", "1.20.0-1", files=files, extra="Depends: helper\n")
+    mirror.index()
+    apt.apt("-y", "install", str(build(tmp_path, "other", "1.0", files=files)))
+    done = apt.gpunode("toolkit", "install", *from_mirror(mirror), "-o", "json")
+    assert done.code == 1 and done.document["errors"][0]["code"] == "not-restored", done.err
+    assert (
+        "trying to overwrite" in done.err and "other packages are not as before: helper 2.0 (new)" in done.err
+    )
+    assert "hint: apt-get remove -y -q helper" in done.err
+    assert apt.installed() == {"other": "1.0", "helper": "2.0"} and not apt.ours.exists()
+
+
 def test_partially_failed_upgrade_restores_the_old_version(apt, signer, tmp_path):
     mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
     apt.gpunode("toolkit", "install", *from_mirror(mirror))
