@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -67,16 +69,21 @@ def attempt(
     """Return what `do` returns. If it fails or is interrupted, run `undo` to its end, then raise the error.
 
     What `undo` raises replaces the error. `shield` ignores signals during `undo`; those that come between the
-    error and the shield are ignored as well, so a second Ctrl-C can't prevent the undo.
+    error and the shield are ignored as well, so a second Ctrl-C can't prevent the undo. If `do` catches an
+    interruption and goes on, the next signal interrupts it again.
     """
     undoing = False
+    interruption: BaseException | None = None
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal undoing
-        if not undoing:
-            undoing = True
+        nonlocal interruption
+        if undoing or (interruption is not None and _is_handled(interruption)):
+            return
+        try:
             previous[signal.Signals(number)](number, frame)
-            undoing = False  # keeps the handler that doesn't interrupt
+        except BaseException as error:
+            interruption = error
+            raise
 
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     previous = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -88,6 +95,14 @@ def attempt(
             with shield():
                 undo(error)
             raise
+
+
+def _is_handled(interruption: BaseException) -> bool:
+    """Whether an ``except`` or ``finally`` that this exception reached is running now."""
+    error = sys.exc_info()[1]
+    while error is not None and error is not interruption:
+        error = error.__context__
+    return error is not None
 
 
 @dataclass(frozen=True)
@@ -344,8 +359,11 @@ class Transaction:
         return outcome
 
     def _end_superseded(self) -> None:
-        """Mark rolled-back entries of which only the daemon's restart failed: it has read new files since."""
-        paths = {edit.path for edit in self.edits}
+        """Mark rolled-back entries of which only the daemon's restart failed: it has read new files since.
+
+        Without a restart (`context` has the verb none) they stay open, and `recover` tries the restart again.
+        """
+        paths = {edit.path for edit in self.edits if self.context.get("verb") != "none"}
         for entry in self.journal.unfinished():
             if paths.intersection(file["path"] for file in entry.files):
                 self.journal.mark(entry, "rolled-back")
@@ -395,7 +413,8 @@ def begin(
 def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
     """Roll back killed runs; returns notes for the user. Needs the lock.
 
-    An entry stays unfinished if its daemon's restart failed.
+    An entry stays unfinished if its daemon's restart failed. If a later run changed one of its files, all of
+    them were restored before that; only the restart is left to do.
     """
     notes = _without_leftovers(host, journal)
     for entry in reversed(journal.unfinished()):
@@ -404,13 +423,24 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
             journal.mark(entry, "committed")
             notes.append(f"{killed}; {_packages_stay(entry)}")
             continue
-        restored = restore(journal, entry, restart)
-        notes.append(f"{killed}; its files were rolled back")
+        if _is_superseded(journal, entry):
+            restored = Restored({}, None, _error_of(functools.partial(restart, entry)))
+            journal.mark(entry, "rolled-back")
+            notes.append(f"{killed}; later runs changed its files")
+        else:
+            restored = restore(journal, entry, restart)
+            notes.append(f"{killed}; its files were rolled back")
         notes += [f"{problem.message}; {problem.hint}" for problem in restored.problems]
         if restored.daemon is not None:
             journal.mark(entry, entry.state)
             notes.append(f"the next run tries again, or run: gpunode rollback {entry.id}")
     return tuple(notes)
+
+
+def _is_superseded(journal: Journal, entry: Entry) -> bool:
+    paths = {file["path"] for file in entry.files}
+    later = (one for one in journal.entries() if one.sequence > entry.sequence and one.state == "committed")
+    return any(file["path"] in paths for one in later for file in one.files)
 
 
 def _without_leftovers(host: Host, journal: Journal) -> list[str]:
@@ -430,10 +460,17 @@ def unfinished_notes(host: Host, journal: Journal) -> tuple[str, ...]:
     except Unreadable:
         return ()
     return tuple(
-        f"{entry.id} runs now or was killed half-way; if so, "
-        + (_packages_stay(entry) if entry.stays else f"the next run first rolls back {_paths(entry)}")
+        f"{entry.id} runs now or was killed half-way; if so, {_next_step(journal, entry)}"
         for entry in entries
     )
+
+
+def _next_step(journal: Journal, entry: Entry) -> str:
+    if entry.stays:
+        return _packages_stay(entry)
+    if _is_superseded(journal, entry):
+        return "the next run first restarts its engine"
+    return f"the next run first rolls back {_paths(entry)}"
 
 
 def _packages_stay(entry: Entry) -> str:

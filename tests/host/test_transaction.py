@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +225,21 @@ def test_new_change_of_the_file_ends_the_recovery_and_is_kept(host: Host) -> Non
     assert contents(host)[0] == b"new"
 
 
+def test_without_a_restart_a_new_change_is_not_undone_and_the_restart_is_tried_again(host: Host) -> None:
+    journal = left_by_a_killed_run(host)
+    change_files(host, "test", lambda: (A,), not_up, context={"verb": "none"})
+    assert states(host) == ["applied", "committed"]
+    with begin(host, not_up, dry_run=True) as (_, notes):
+        assert notes[0].endswith("the next run first restarts its engine")
+    restarted: list[str] = []
+    with begin(host, lambda one: restarted.append(one.id)) as (_, notes):
+        assert notes == (
+            f"an earlier run was killed half-way ({restarted[0]}); later runs changed its files",
+        )
+    assert restarted == [journal.entries()[0].id]
+    assert (contents(host)[0], states(host)) == (b"new", ["rolled-back", "committed"])
+
+
 UNIT = "gpunode-device-plugin.service"
 
 
@@ -329,6 +344,40 @@ def test_signal_handler_that_does_not_raise_runs_for_each_signal() -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert seen == [signal.SIGHUP, signal.SIGHUP]
+
+
+def test_an_interruption_that_was_caught_does_not_hide_the_next_one() -> None:
+    undone: list[BaseException] = []
+
+    def twice() -> None:
+        with suppress(KeyboardInterrupt):
+            interrupt()
+        interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(twice, undone.append)
+    assert len(undone) == 1
+
+
+def test_a_signal_while_an_interruption_ends_the_work_is_ignored() -> None:
+    undone: list[BaseException] = []
+    finished: list[bool] = []
+
+    @contextmanager
+    def cleaning() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            interrupt()
+            finished.append(True)
+
+    def work() -> None:
+        with cleaning():
+            interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(work, undone.append)
+    assert finished == [True] and len(undone) == 1
 
 
 def test_unit_that_does_not_stop_is_named_and_no_rollback_is_claimed(
