@@ -7,7 +7,7 @@ from gpunode.checks.catalogue import BY_ID
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from tests.sure import sure
+from tests.required import required
 
 ROCKY, STATION = "healthy-docker-rocky9", "healthy-workstation"
 SPEC = """cdiVersion: 0.5.0
@@ -94,7 +94,7 @@ def test_docker_without_cdi_and_toolkit_needs_the_toolkit(tmp_path):
 
     verdict = judged(tmp_path, "cdi-disabled", ROCKY, {"/etc/cdi/a.yaml": GPU}, old)
     assert verdict.status.value == "fail"
-    assert sure(verdict.fix).command == "gpunode toolkit install"
+    assert required(verdict.fix).command == "gpunode toolkit install"
 
 
 def test_disabled_cdi_in_docker_passes_if_the_hook_works(tmp_path):

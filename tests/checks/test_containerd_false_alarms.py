@@ -9,7 +9,7 @@ from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.facts.node import Node, Questions, Trial
 from gpunode.output.result import FindingStatus
-from tests.sure import sure
+from tests.required import required
 
 PASS, FAIL, SKIP = FindingStatus.PASS, FindingStatus.FAIL, FindingStatus.SKIP
 DEEP = "docker-gpus-run-probe"
@@ -148,7 +148,7 @@ def test_unused_engines_are_not_reported():
 def test_specification_directories_depend_on_the_podman_version(release, named, status, tmp_path):
     machine = "podman-cdi-directories" if named else "healthy-podman-fedora"
     node = Node(recorded_host(machine, tmp_path))
-    podman = replace(sure(node.podman), version=tuple(map(int, release.split("."))) if release else ())
+    podman = replace(required(node.podman), version=tuple(map(int, release.split("."))) if release else ())
     node.__dict__["podman"] = podman
     assert judged(node, "podman-cdi").status is status
 

@@ -14,7 +14,7 @@ from gpunode.facts.kernel_modules import kernel_devel
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
 from gpunode.host import Host
-from tests.sure import sure
+from tests.required import required
 
 COMMANDS = {
     "kmod-flavour-blackwell": "gpunode driver install --yes",
@@ -77,7 +77,7 @@ def test_run_installer_driver_is_not_fixed_with_packages(tmp_path):
     node = on("healthy-docker-rocky9", tmp_path, executables=["/usr/bin/nvidia-uninstall"])
     offered = fitting(node, driver_packages.install_driver(node))
     assert offered.command.startswith("follow https://www.nvidia.com/")
-    assert "580.159.03.run" in sure(driver_packages.install_libraries(node)).command
+    assert "580.159.03.run" in required(driver_packages.install_libraries(node)).command
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_mok_key_is_enrolled_from_the_dkms_path(tmp_path):
         "/var/lib/dkms/mok.pub": "",
     }
     node = Node(Host(build_machine({"files": files}, tmp_path / "machine"), environ={}))
-    again = sure(driver_packages.enrol_key(node, signed=False)).command
+    again = required(driver_packages.enrol_key(node, signed=False)).command
     assert again.startswith("dkms build --force nvidia-current/550.163.01 -k ")
 
 

@@ -21,7 +21,7 @@ from gpunode.gpu.model import Gpu
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import FindingStatus
-from tests.sure import sure
+from tests.required import required
 
 PASS, SKIP, WARN, FAIL = FindingStatus.PASS, FindingStatus.SKIP, FindingStatus.WARN, FindingStatus.FAIL
 
@@ -223,7 +223,7 @@ def test_image_requirement_is_compared_with_the_node(env, status, tmp_path):
 def test_driver_upgrade_command_follows_its_origin(name, image, command, tmp_path):
     fix = judge("cuda-driver-version", name, tmp_path, cuda="99.0").fix
     node = Node(recorded_host(name, tmp_path / "again"))
-    assert fitting(node, sure(fix)).command == command
+    assert fitting(node, required(fix)).command == command
 
 
 @pytest.mark.parametrize("given", ["abc", "12", "12.8 ", "-1.0", "12.8;reboot"])
@@ -277,7 +277,7 @@ def test_missing_fabric_manager_of_the_operator_is_fixed_via_its_pod(tmp_path):
     spec.setdefault("dirs", []).append("/run/nvidia/driver/usr")
     verdict = BY_ID["fabricmanager-missing"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
     assert verdict.status is FAIL
-    assert sure(verdict.fix).command.startswith("kubectl get pods ")
+    assert required(verdict.fix).command.startswith("kubectl get pods ")
 
 
 @pytest.mark.parametrize(

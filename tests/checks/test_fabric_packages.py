@@ -7,7 +7,7 @@ from gpunode.checks.fabric import matching_manager
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from tests.sure import sure
+from tests.required import required
 
 NVIDIA = "deb https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64 /\n"
 STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n"
@@ -18,7 +18,7 @@ def command(name, version, files, tmp_path):
     spec = machine(name)
     spec["files"] |= files
     node = Node(Host(build_machine(spec, tmp_path), environ={}))
-    return sure(matching_manager(node, version)).command
+    return required(matching_manager(node, version)).command
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.output.result import FindingStatus
-from tests.sure import sure
+from tests.required import required
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_apparmor_denial_names_the_profile_and_its_fix(node, profile, command):
     here = node("apparmor-denied", files={"/.gpunode/kernel.log": f'{text} name="/dev/nvidiactl"\n'})
     verdict = platform.apparmor_denied.run(here)
     assert (verdict.status, profile in verdict.summary) == (FindingStatus.WARN, True)
-    assert sure(verdict.fix).command.startswith(command)
+    assert required(verdict.fix).command.startswith(command)
 
 
 def test_new_kernel_without_the_nvidia_module_is_not_worth_a_reboot(node):
@@ -71,7 +71,7 @@ def test_library_hiding_the_windows_driver_is_removed_with_its_package(node):
         "Package: bash\nStatus: install ok installed\nVersion: 5.1\n"
     )
     verdict = platform.wsl2.run(node("wsl2-linux-driver", files={"/var/lib/dpkg/status": status}))
-    assert sure(verdict.fix).command == "apt remove libnvidia-compute-580 && ldconfig"
+    assert required(verdict.fix).command == "apt remove libnvidia-compute-580 && ldconfig"
     beside = platform.wsl2.run(node("healthy-wsl2", files={"/var/lib/dpkg/status": status}))
     assert beside.status is FindingStatus.PASS
 
@@ -83,7 +83,7 @@ def test_old_toolkit_on_jetson_matters_only_for_device_plugins(node):
     kubelet = {"/var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\n"}
     verdict = platform.jetson.run(node("healthy-jetson-orin", recording={"commands": told}, files=kubelet))
     assert verdict.status is FindingStatus.WARN
-    assert sure(verdict.fix).command == "gpunode toolkit install --upgrade"
+    assert required(verdict.fix).command == "gpunode toolkit install --upgrade"
 
 
 def test_jetson_with_a_cdi_specification_needs_no_csv_lists(node):
@@ -109,4 +109,4 @@ def test_privileged_lxc_container_may_change_cgroups(node):
 )
 def test_immutable_system_gets_its_own_install_command(node, release, command):
     verdict = platform.immutable.run(node("toolkit-missing", files={"/etc/os-release": release}))
-    assert verdict.note and sure(verdict.fix).command.startswith(command)
+    assert verdict.note and required(verdict.fix).command.startswith(command)

@@ -8,7 +8,7 @@ from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.output.result import FindingStatus
-from tests.sure import sure
+from tests.required import required
 
 
 def judged(tmp_path, identifier, name, change):
@@ -104,7 +104,7 @@ def test_pending_upgrade_needs_only_a_reboot(tmp_path):
     spec = machine("driver-cve")
     spec["recording"]["commands"]["modinfo -F version nvidia"] = {"stdout": "580.159.03\n"}
     verdict = BY_ID["driver-cve"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
-    assert sure(verdict.fix).command == "reboot"
+    assert required(verdict.fix).command == "reboot"
 
 
 def test_operator_toolkit_is_upgraded_with_the_operator(tmp_path):
@@ -114,7 +114,7 @@ def test_operator_toolkit_is_upgraded_with_the_operator(tmp_path):
     told = spec["recording"]["commands"].pop("/usr/bin/nvidia-ctk --version")
     spec["recording"]["commands"]["/usr/local/nvidia/toolkit/nvidia-ctk --version"] = told
     verdict = BY_ID["toolkit-cve"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
-    assert sure(verdict.fix).command.startswith("follow https://docs.nvidia.com/")
+    assert required(verdict.fix).command.startswith("follow https://docs.nvidia.com/")
 
 
 @pytest.mark.parametrize(("default", "expected"), [("nvidia", "note"), ("crun", "pass")])

@@ -21,7 +21,7 @@ from gpunode.commands.demo import build_machine
 from gpunode.host import Host
 from tests.cli import clean_environment, command, gpunode
 from tests.integration.conftest import may_mount
-from tests.sure import sure
+from tests.required import required
 from tests.waiting import PATIENCE, eventually
 
 STANDARD = "var/run/cdi/nvidia.yaml"
@@ -346,7 +346,7 @@ def as_nvidia_ctk_writes(root, **other_numbers):
     host = Host(root, environ={})
     for holder in (tree, *tree["devices"]):
         for node in holder["containerEdits"].get("deviceNodes", ()):
-            device = sure(host.device(node["path"]))
+            device = required(host.device(node["path"]))
             numbers = {"major": device.major, "minor": device.minor} | other_numbers
             node |= {name: number for name, number in numbers.items() if number}
             node |= {"fileMode": 438, "permissions": "rwm"}

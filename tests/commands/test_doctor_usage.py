@@ -12,7 +12,7 @@ from gpunode.commands import doctor
 from gpunode.errors import UsageError
 from gpunode.output.render import SilentProgress
 from tests.cli import gpunode
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_unwritable_directory_is_named_before_the_node_is_examined():
         closed = place / "closed"
         closed.mkdir(mode=0o700)
         for path in (closed / "x.json", place / "x.json"):
-            ran = gpunode("--root", str(place), "doctor", "--output-file", str(path), prefix=NOBODY)
+            ran = gpunode("--root", str(place), "doctor", "--output-file", str(path), prefix=AS_ORDINARY_USER)
             assert (ran.code, ran.out) == (3, "")
             assert (
                 ran.err.splitlines()[0]

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.host.journal import digest
 from tests.cli import Ran, clean_environment, command, gpunode
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED
 
 MODE = "nvidia-container-runtime.mode"
@@ -136,7 +136,7 @@ def test_wrong_types_in_a_manifest_cause_no_crash(node: Path) -> None:
 def test_reading_the_journal_without_root_is_refused_with_a_hint() -> None:
     with public_directory() as place:
         (place / "var/lib/gpunode/journal").mkdir(parents=True, mode=0o700)
-        ran = gpunode("journal", "list", "--root", str(place), prefix=NOBODY)
+        ran = gpunode("journal", "list", "--root", str(place), prefix=AS_ORDINARY_USER)
     assert ran.code == 3
     assert "only root may read the journal" in ran.err and "hint: run it again with sudo" in ran.err
 
@@ -181,7 +181,7 @@ def test_rollback_killed_after_its_last_write_is_finished_by_the_next_run(tmp_pa
 def test_empty_journal_of_an_ordinary_user_hints_at_the_nodes() -> None:
     with public_directory() as place:
         environ = clean_environment({"HOME": str(place)})
-        argv = [*NOBODY, *command("journal", "list")]
+        argv = [*AS_ORDINARY_USER, *command("journal", "list")]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (
         0,

@@ -11,7 +11,7 @@ import pytest
 from fixtures.machines import recorded_host
 from tests.cli import gpunode
 from tests.facts.test_writers import COPY, MAIN
-from tests.nobody import NOBODY, opened, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, make_readable, public_directory
 
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 
@@ -142,9 +142,9 @@ def test_file_written_by_gpunode_is_known_from_the_journal_until_edited(node: Pa
 def test_without_the_journal_the_writer_of_a_file_is_not_guessed() -> None:
     with public_directory() as place:
         root = recorded_host("healthy-h100", place / "node").root
-        opened(root)
+        make_readable(root)
         (root / "var/lib/gpunode/journal").mkdir(parents=True, mode=0o700)
-        ran = gpunode("status", "runtime", "--root", str(root), "-o", "json", prefix=NOBODY)
+        ran = gpunode("status", "runtime", "--root", str(root), "-o", "json", prefix=AS_ORDINARY_USER)
         assert ran.code == 0, ran.err
         writers = {one["files"][0]["writer"] for one in ran.document["data"]["engines"]}
         assert writers == {"unknown"}

@@ -15,7 +15,7 @@ from gpunode.errors import UsageError
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from tests.cli import Ran, gpunode
-from tests.nobody import NOBODY, UID, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, UID, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED
 
 MODE = "nvidia-container-runtime.mode"
@@ -227,9 +227,9 @@ def test_without_root_the_diff_is_shown_and_nothing_is_written() -> None:
         path = place / "config.toml"
         path.write_text(PACKAGED)
         argv = ("toolkit", "config", "set", f"{MODE}=cdi", "--config", str(path))
-        shown = gpunode(*argv, "--dry-run", prefix=NOBODY)
+        shown = gpunode(*argv, "--dry-run", prefix=AS_ORDINARY_USER)
         assert shown.code == 0 and '+mode = "cdi"' in shown.out
-        refused = gpunode(*argv, prefix=NOBODY)
+        refused = gpunode(*argv, prefix=AS_ORDINARY_USER)
         assert refused.code == 3 and f"changing {path} needs root" in refused.err
         assert path.read_text() == PACKAGED
 
@@ -242,8 +242,8 @@ def test_own_file_of_a_user_is_changed_without_root() -> None:
         for one in (home, *home.rglob("*")):
             os.chown(one, UID, UID)
         environment = {"HOME": str(home), "XDG_CONFIG_HOME": f"{home}/.config", "XDG_RUNTIME_DIR": str(home)}
-        ran = gpunode("toolkit", "config", "set", f"{MODE}=cdi", env=environment, prefix=NOBODY)
+        ran = gpunode("toolkit", "config", "set", f"{MODE}=cdi", env=environment, prefix=AS_ORDINARY_USER)
         assert ran.code == 0, ran.err
         assert 'mode = "cdi"' in place.read_text()
-        assert gpunode("rollback", env=environment, prefix=NOBODY).code == 0
+        assert gpunode("rollback", env=environment, prefix=AS_ORDINARY_USER).code == 0
         assert (place.read_text(), place.stat().st_uid) == (PACKAGED, UID)

@@ -18,7 +18,7 @@ from gpunode.facts.toolkit import nvidia_hooks
 from gpunode.host import Host
 from tests.cli import gpunode
 from tests.facts.test_daemons import Node
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
 ARGV = (
     "/usr/bin/crio",
@@ -209,5 +209,5 @@ def test_unreadable_directory_hints_at_root() -> None:
         (drop_ins / "10-crio.conf").write_text("")
         drop_ins.chmod(0o744)
         argv = ("configure-runtime", "--runtime", "crio", "--dry-run", "--root", str(place), "-o", "json")
-        ran = gpunode(*argv, prefix=NOBODY)
+        ran = gpunode(*argv, prefix=AS_ORDINARY_USER)
         assert ran.document["errors"][0]["hint"].startswith("run as root")

@@ -23,7 +23,7 @@ from gpunode.facts.images import Image, sample_cuda
 from gpunode.facts.node import Node, Questions
 from gpunode.host import Host
 from gpunode.host.process import Completed
-from tests.sure import sure
+from tests.required import required
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_releases_are_two_numbers(text, found):
     ],
 )
 def test_any_driver_of_the_same_major_release_suffices(wanted, driver, runs):
-    assert sure(release(wanted)).runs_on(driver) is runs
+    assert required(release(wanted)).runs_on(driver) is runs
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_engines_are_queried_in_order_until_one_has_the_image(tmp_path):
     here = {"/run/containerd/containerd.sock": {"images": {"a:1": {"Env": ["CUDA_VERSION=12.8.1", "odd"]}}}}
     search = node(tmp_path, daemons=here).image
     assert (search.held_not, search.silent) == (("Docker",), ())
-    image = sure(search.image)
+    image = required(search.image)
     assert image.engine == "containerd"
     assert image.cuda == "12.8.1"
 

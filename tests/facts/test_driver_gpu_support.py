@@ -5,7 +5,7 @@ import pytest
 from gpunode.facts.driver import DROPPED, FLAVOUR, TOO_NEW, branch, ended, supports, unsuited
 from gpunode.facts.pci import PciGpu
 from gpunode.facts.tables import table
-from tests.sure import sure
+from tests.required import required
 
 
 def gpu(device_id, driver=None):
@@ -54,10 +54,10 @@ def test_table_has_no_gap_that_changes_the_verdict_of_an_id():
         assert int(row["first"], 16) <= int(row["last"], 16)
         assert row["module"] in ("", "open", "proprietary")
         assert not row["max"] or row["min"] <= row["max"]
-    assert sure(supports("0x20b2")).name == "Ampere" and sure(supports("0x2684")).name == "Ada"
+    assert required(supports("0x20b2")).name == "Ampere" and required(supports("0x2684")).name == "Ada"
 
 
 def test_branch_newer_than_the_last_bulletin_is_not_end_of_life():
     assert branch("580.159.03") == 580 and branch("") == 0
     assert ended(580) is None and ended(9999) is None
-    assert 580 in sure(ended(570)).branches
+    assert 580 in required(ended(570)).branches

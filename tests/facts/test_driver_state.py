@@ -8,7 +8,7 @@ from gpunode.facts.driver import crash, firmware, firmware_versions, switched_of
 from gpunode.facts.kernel_log import KernelLine
 from gpunode.facts.kernel_modules import failed_build
 from gpunode.host import Host
-from tests.sure import sure
+from tests.required import required
 
 
 def host(root: Path, files) -> Host:
@@ -95,7 +95,7 @@ make: *** [Makefile:82: modules] Error 2
 
 def test_first_compiler_error_is_the_reason_of_a_failed_build(tmp_path):
     node = host(tmp_path, {"var/lib/dkms/nvidia/580.159.03/build/make.log": LOG})
-    found = sure(failed_build(node, "6.14.0-15-generic"))
+    found = required(failed_build(node, "6.14.0-15-generic"))
     assert (found.line, found.version, found.realtime) == (4, "580.159.03", False)
     assert found.text.endswith("'vm_flags_set'")
     assert failed_build(node, "6.14.0-15") is None, "another kernel's log says nothing about this one"

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from gpunode.facts.packages import apt_pins, automatic_upgrades, parse_apt_conf
 from gpunode.host import Host
-from tests.sure import sure
+from tests.required import required
 
 
 def node(root: Path, files, programs=(), links=()):
@@ -53,7 +53,7 @@ def test_parsing_of_invalid_apt_settings_ends():
 
 def test_unattended_upgrades_and_their_excluded_packages(tmp_path):
     files = {"etc/apt/apt.conf.d/20auto-upgrades": ON, "etc/apt/apt.conf.d/50unattended-upgrades": UBUNTU}
-    found = sure(automatic_upgrades(node(tmp_path, files, UU), "debian"))
+    found = required(automatic_upgrades(node(tmp_path, files, UU), "debian"))
     assert (found.tool, found.line) == ("unattended-upgrades", 2)
     assert found.leaves("nvidia-dkms-580") and found.leaves("libnvidia-compute-580")
     assert not found.leaves("linux-image-generic")
@@ -76,7 +76,7 @@ def test_version_pin_holds_a_package_and_a_repository_pin_does_not(tmp_path):
         UU,
     )
     assert list(apt_pins(host)) == ["libnvidia-*", "nvidia-open"]
-    found = sure(automatic_upgrades(host, "debian"))
+    found = required(automatic_upgrades(host, "debian"))
     assert found.leaves("libnvidia-compute") and found.leaves("nvidia-open")
     assert not found.leaves("nvidia-open-580")
 
@@ -84,13 +84,15 @@ def test_version_pin_holds_a_package_and_a_repository_pin_does_not(tmp_path):
 def test_dnf_automatic(tmp_path):
     timer = ("etc/systemd/system/timers.target.wants/dnf-automatic.timer",)
     conf = {"etc/dnf/automatic.conf": "[commands]\nupgrade_type = default\napply_updates = yes\n"}
-    found = sure(automatic_upgrades(node(tmp_path / "a", conf, (), timer), "rhel"))
+    found = required(automatic_upgrades(node(tmp_path / "a", conf, (), timer), "rhel"))
     assert (found.source, found.line) == ("/etc/dnf/automatic.conf", 3)
     assert not found.leaves("nvidia-driver")
     locked = conf | {"etc/dnf/plugins/versionlock.list": "# x\nnvidia-driver-3:580.159.03-1.el9.*\n"}
-    assert sure(automatic_upgrades(node(tmp_path / "b", locked, (), timer), "rhel")).leaves("nvidia-driver")
+    assert required(automatic_upgrades(node(tmp_path / "b", locked, (), timer), "rhel")).leaves(
+        "nvidia-driver"
+    )
     excluded = conf | {"etc/dnf/dnf.conf": "[main]\nexcludepkgs=*nvidia*\n"}
-    found = sure(automatic_upgrades(node(tmp_path / "c", excluded, (), timer), "rhel"))
+    found = required(automatic_upgrades(node(tmp_path / "c", excluded, (), timer), "rhel"))
     assert found.leaves("kmod-nvidia-open")
     assert automatic_upgrades(node(tmp_path / "d", conf), "rhel") is None
     only = {"etc/dnf/automatic.conf": "upgrade_type = security\napply_updates = yes\n"}
@@ -101,8 +103,8 @@ def test_dnf_automatic(tmp_path):
 
 def test_suse_online_update_and_locks(tmp_path):
     job = {"etc/cron.daily/opensuse.org-online_update": "#!/bin/sh\n"}
-    assert not sure(automatic_upgrades(node(tmp_path / "a", job), "suse")).leaves("nvidia-compute-G06")
+    assert not required(automatic_upgrades(node(tmp_path / "a", job), "suse")).leaves("nvidia-compute-G06")
     locked = job | {"etc/zypp/locks": "type: package\nmatch_type: glob\nsolvable_name: *nvidia*\n"}
-    assert sure(automatic_upgrades(node(tmp_path / "b", locked), "suse")).leaves("nvidia-compute-G06")
+    assert required(automatic_upgrades(node(tmp_path / "b", locked), "suse")).leaves("nvidia-compute-G06")
     assert automatic_upgrades(node(tmp_path / "c", {}), "suse") is None
     assert automatic_upgrades(node(tmp_path / "d", {}), "other") is None

@@ -1,6 +1,6 @@
 from gpunode.facts.packages import Package, Packages, apt_changes, brought, dnf_changes, zypp_changes
 from gpunode.host import Host
-from tests.sure import sure
+from tests.required import required
 
 APT = """
 Start-Date: 2026-08-30  06:12:01
@@ -34,7 +34,7 @@ def test_log_of_each_manager_names_the_change_that_installed_a_version(tmp_path)
         place = root / "var/log" / name
         place.parent.mkdir(parents=True)
         place.write_text(text)
-        found = sure(brought(Host(root, environ={}), "580.173.02", Packages))
+        found = required(brought(Host(root, environ={}), "580.173.02", Packages))
         assert "2026-08-30" in str(found) and "nvidia" in found.package and found.line
         assert brought(Host(root, environ={}), "580.159.03", Packages) is None
     assert [one.by for one in zypp_changes(ZYPP)] == ["zypper up"]

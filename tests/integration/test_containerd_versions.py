@@ -14,7 +14,7 @@ from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.output.result import FindingStatus
 from tests.integration.conftest import path_of
-from tests.sure import sure
+from tests.required import required
 
 pytestmark = pytest.mark.full
 
@@ -70,7 +70,7 @@ PAIRS = [
 def test_ignored_settings_are_not_reported_as_effective(case, source):
     path = path_of(source)
     first, second = CASES[case]
-    program = sure(shutil.which("containerd", path=path))
+    program = required(shutil.which("containerd", path=path))
     release = parse_version(Host().run([program, "--version"]).stdout)
     engine = start_containerd(first, binary=program, path=path)
     drop_in = engine.directory / "conf.d" / "99-nvidia.toml"
@@ -81,7 +81,7 @@ def test_ignored_settings_are_not_reported_as_effective(case, source):
             status = cri.status()
         wanted = {"runc", *(["nvidia"] if second else [])}
         whole = wanted <= set(status.handlers) and all(status.systemd_cgroup(name) for name in wanted)
-        daemon = sure(find_containerd(Host(), str(engine.config)))
+        daemon = required(find_containerd(Host(), str(engine.config)))
         node = Node(Host())
         node.__dict__.update(
             {"kubelet": None, "docker": None, "containerd": replace(daemon, version=release)}

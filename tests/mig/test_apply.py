@@ -18,7 +18,7 @@ from gpunode.mig.apply import LayoutRequest
 from gpunode.output.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker
-from tests.nobody import NOBODY, opened, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, make_readable, public_directory
 from tests.waiting import PATIENCE, eventually
 
 IN_USE, INSUFFICIENT = 19, 23
@@ -153,9 +153,9 @@ def test_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
     with public_directory() as place:
         copied = place / "scenario.txt"
         copied.write_text(node.stub.scenario_path.read_text())
-        opened(place)
+        make_readable(place)
         env = {"GPUNODE_STUB_SCENARIO": str(copied)}
-        ran = node.run("apply", "-f", EXAMPLES, "-c", "all-1g", env=env, prefix=NOBODY)
+        ran = node.run("apply", "-f", EXAMPLES, "-c", "all-1g", env=env, prefix=AS_ORDINARY_USER)
     assert ran.code == 3 and "needs root" in ran.err
 
 

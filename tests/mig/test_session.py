@@ -24,7 +24,7 @@ from gpunode.mig.session import MigError, MigProcess, MigSession, ModeChange, re
 from gpunode.output.result import ExitCode
 from gpunode.output.typed import from_plain, plain
 from tests.gpu_node import NodeMaker, host_of
-from tests.sure import sure
+from tests.required import required
 
 U0 = gpu_uuid(0)
 IN_USE, RESET_REQUIRED = 19, 16
@@ -61,7 +61,7 @@ def test_every_model_lists_its_profiles_with_mig_off(make_node, board):
         for p in sorted(wanted.profiles, key=lambda one: one.index)
     ]
     for profile in wanted.profiles:
-        seen = sure(gpu.profile(profile.name))
+        seen = required(gpu.profile(profile.name))
         assert [(place.start, place.size) for place in seen.placements] == [
             (start, profile.size) for start in profile.starts
         ]
@@ -134,7 +134,7 @@ def test_without_rights_modes_are_read_and_instances_are_unknown(make_node):
     (gpu,) = layouts(make_node, scenario)
     assert (gpu.capable, gpu.current, gpu.error, gpu.instances) == (True, True, "", ())
     assert "no permission" in gpu.untold
-    assert sure(gpu.profile("3g.40gb")).max_count == 2
+    assert required(gpu.profile("3g.40gb")).max_count == 2
 
 
 # --- changes ------------------------------------------------------------------------------------------------

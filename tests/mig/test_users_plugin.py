@@ -23,7 +23,7 @@ from gpunode.output.render import SilentProgress
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 from tests.plugin.serving import kubelet
 from tests.waiting import PATIENCE, eventually
 
@@ -160,7 +160,7 @@ time.sleep(600)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("user", [NOBODY, ()], ids=["another user", "root"])
+@pytest.mark.parametrize("user", [AS_ORDINARY_USER, ()], ids=["another user", "root"])
 @pytest.mark.parametrize("options", [(), ("--state-dir", "{place}")], ids=["no status file", "a forged one"])
 def test_process_that_only_resembles_the_plugin_gets_no_signal(
     mig_node: MigMaker, user: tuple[str, ...], options: tuple[str, ...]

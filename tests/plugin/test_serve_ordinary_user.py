@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
 # gpunode serve itself starts a child, which another user can't if Python is in a home directory
 _CLAIM = """
@@ -36,7 +36,7 @@ def test_ordinary_user_gets_a_hint_to_use_root() -> None:
             (place / name).mkdir()
             (place / name).chmod(mode)
         done = subprocess.run(
-            [*NOBODY, sys.executable, "-c", _CLAIM, str(place / "device-plugins/kubelet.sock")],
+            [*AS_ORDINARY_USER, sys.executable, "-c", _CLAIM, str(place / "device-plugins/kubelet.sock")],
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,

@@ -31,7 +31,7 @@ from gpunode.plugin.kubelet.server import (
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.model import AllocationError, Answer, DeviceNode, Mount, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 from tests.plugin.nodes import MemoryLog, eventually, feed, resource, uuid
 
 SOCKET = "/nvidia-gpu.sock"
@@ -476,10 +476,10 @@ def test_fifty_open_streams_leave_capacity_for_calls(short: Path) -> None:
 def test_other_users_cannot_connect() -> None:
     script = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     with public_directory() as place, serving(place, feed(1)):
-        tried = [*NOBODY, sys.executable, "-c", script, str(place / SOCKET[1:])]
+        tried = [*AS_ORDINARY_USER, sys.executable, "-c", script, str(place / SOCKET[1:])]
         done = subprocess.run(tried, capture_output=True, text=True, check=False)
         assert "PermissionError" in done.stderr
-        assert subprocess.run(tried[len(NOBODY) :], check=False).returncode == 0
+        assert subprocess.run(tried[len(AS_ORDINARY_USER) :], check=False).returncode == 0
 
 
 def test_stop_does_not_wait_for_a_hanging_call(short: Path) -> None:

@@ -26,7 +26,7 @@ from gpunode.host import Host
 from gpunode.plugin.config.settings import pod_resources_socket
 from gpunode.plugin.kubelet.server import Call
 from gpunode.plugin.observe.metrics import Counters
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
 WORDS = st.text(max_size=12)
 DEVICES = st.lists(st.tuples(st.sampled_from(["a/b", "c/d", ""]), st.lists(WORDS, max_size=4)), max_size=4)
@@ -127,7 +127,7 @@ def test_user_without_access_gets_a_hint_to_use_root() -> None:
         (place / "dp").mkdir(0o700)
         at = [f"--pod-resources-socket={place}/s", f"--kubelet-socket={place}/dp/kubelet.sock"]
         own = [
-            *NOBODY,
+            *AS_ORDINARY_USER,
             sys.executable,
             "-m",
             "gpunode",

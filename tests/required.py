@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def sure(found: T | None) -> T:
+def required(value: T | None) -> T:
     """`value`, which must not be None."""
-    assert found is not None, "the test requires a value and got None"
-    return found
+    assert value is not None, "the test requires a value and got None"
+    return value

@@ -14,25 +14,25 @@ from pathlib import Path
 import pytest
 
 UID = 65534
-NOBODY = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
+AS_ORDINARY_USER = ("setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups")
 
 
 @contextmanager
 def public_directory() -> Iterator[Path]:
     """A directory readable by all users, unlike pytest's own. Skips if no other user is possible."""
-    if os.geteuid() != 0 or shutil.which(NOBODY[0]) is None:
+    if os.geteuid() != 0 or shutil.which(AS_ORDINARY_USER[0]) is None:
         pytest.skip("only root can change to another user, with setpriv")
-    probe = [*NOBODY, sys.executable, "-c", "import gpunode.host, typer"]
+    probe = [*AS_ORDINARY_USER, sys.executable, "-c", "import gpunode.host, typer"]
     if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         pytest.skip("another user may not read this Python environment")
     with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
-        place = Path(name)
-        place.chmod(0o755)
-        yield place
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
 
 
-def opened(place: Path) -> None:
+def make_readable(directory: Path) -> None:
     """Make everything below readable for all users."""
-    for one in (place, *place.rglob("*")):
-        if not one.is_symlink():
-            one.chmod(0o755 if one.is_dir() else one.stat().st_mode | 0o444)
+    for path in (directory, *directory.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
