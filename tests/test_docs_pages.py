@@ -32,8 +32,8 @@ def runs(page: str) -> dict[str, str]:
     """Output of the page by the command line after `$ gpunode`: all output, without the prompt."""
     blocks = re.findall(r"^```(?:console)?\n(\$ .*?)^```$", (REPOSITORY / page).read_text(), re.M | re.S)
     parts = [part for block in blocks for part in re.split(r"^\$ (?=gpunode )", block, flags=re.M) if part]
-    told = (part.partition("\n") for part in parts)
-    return {line.removeprefix("gpunode "): text for line, _, text in told if text}
+    examples = (part.partition("\n") for part in parts)
+    return {line.removeprefix("gpunode "): text for line, _, text in examples if text}
 
 
 def said(ran: Ran) -> str:
@@ -82,7 +82,7 @@ def test_architecture_page_lists_every_package() -> None:
 _CUT = (
     with_mig(mig_machine("h100", "h100", "a30", "a100-40gb"), 0, mixed_layout(0))
     .with_gpu(2, mig_enabled=True, gpu_instances=(StubGpuInstance(3, 0, 1),))
-    .with_gpu(3, told={"mig_next": 1})
+    .with_gpu(3, reported={"mig_next": 1})
 )
 
 # a process that uses the GPU, of whatever number it gets where the command runs
@@ -98,12 +98,12 @@ kill $!; exit $code
 def test_mig_page_is_up_to_date(mig_node: Callable[..., MigNode]) -> None:
     page = runs("docs/mig.md")
     node = mig_node(_CUT)
-    told: dict[str, str] = {}
+    outputs: dict[str, str] = {}
 
     def see(line: str, prefix: tuple[str, ...] = ()) -> None:
         words = [EXAMPLES if word == "mig.yaml" else word for word in shlex.split(line)[1:]]
         text = said(node.run(*words, prefix=prefix)).replace(EXAMPLES, "mig.yaml")
-        told[line] = re.sub(r"(?<=process )\d+|(?<=--drain )\d+", "7860", text)
+        outputs[line] = re.sub(r"(?<=process )\d+|(?<=--drain )\d+", "7860", text)
 
     see("mig list")
     see("mig export --config-label today")
@@ -117,7 +117,7 @@ def test_mig_page_is_up_to_date(mig_node: Callable[..., MigNode]) -> None:
     applied = node.apply("parts")
     assert applied.code == 0, applied.err
     see("mig assert -f mig.yaml -c media")
-    assert told == page
+    assert outputs == page
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ def test_kubernetes_page_is_up_to_date(api: ApiServer, run: Gpunode, tmp_path: P
     assert len(page) == 5
     api.pod_life, api.logs = [*_POD_LIFE], {"": _LOG}
     # in the page's order: later commands see the changes of earlier ones
-    told = {line: run(*shlex.split(line), KUBECONFIG="") for line in page}
-    assert {line: ran.code for line, ran in told.items() if ran.code} == {}
-    home = {line: ran.out.replace(str(tmp_path), "/root") for line, ran in told.items()}
+    outputs = {line: run(*shlex.split(line), KUBECONFIG="") for line in page}
+    assert {line: ran.code for line, ran in outputs.items() if ran.code} == {}
+    home = {line: ran.out.replace(str(tmp_path), "/root") for line, ran in outputs.items()}
     assert {line: _any_pod(text) for line, text in home.items()} == page
 
 
@@ -164,8 +164,8 @@ def _any_pod(text: str) -> str:
 def test_labels_page_is_up_to_date(tmp_path: Path) -> None:
     page = runs("docs/labels.md")
     recorded_host("healthy-mig-h100", tmp_path / "node")
-    told = {line: said(gpunode(*shlex.split(line), "--root", f"{tmp_path}/node")) for line in page}
-    assert page and told == page
+    outputs = {line: said(gpunode(*shlex.split(line), "--root", f"{tmp_path}/node")) for line in page}
+    assert page and outputs == page
 
 
 # --- the image ------------------------------------------------------------------------------------------

@@ -169,8 +169,8 @@ UNIT = "Id={}\nLoadState={}\nActiveState={}\nSubState=x\nUnitFileState={}\nResul
 )
 def test_refresh_check_knows_each_unit_that_updates_the_specification(tmp_path, units, expected):
     def systemd(spec):
-        told = "\n".join(UNIT.format(*unit) for unit in units)
-        spec["recording"]["commands"]["systemctl show cdi"] = {"stdout": told}
+        output = "\n".join(UNIT.format(*unit) for unit in units)
+        spec["recording"]["commands"]["systemctl show cdi"] = {"stdout": output}
 
     assert status(tmp_path, "cdi-refresh-inactive", ROCKY, change=systemd) == expected
 

@@ -179,8 +179,8 @@ def test_missing_plugin_is_skipped_while_the_operator_starts(tmp_path, monkeypat
 def test_cdi_names_dropped_by_kubelet_or_containerd_are_a_mismatch(containerd, kubelet, status, tmp_path):
     spec = machine("plugin-strategy-mismatch")
     spec["recording"]["daemons"][SUSE]["status"]["config"].pop("enableCDI")  # 1.6 doesn't report it
-    told = {"stdout": f"containerd github.com/containerd/containerd {containerd} 0\n"}
-    spec["recording"]["commands"]["/usr/bin/containerd --version"] = told
+    output = {"stdout": f"containerd github.com/containerd/containerd {containerd} 0\n"}
+    spec["recording"]["commands"]["/usr/bin/containerd --version"] = output
     node = Node(Host(build_machine(spec, tmp_path), environ={}))
     node.__dict__["kubelet_version"] = kubelet
     assert BY_ID["plugin-strategy-mismatch"].run(node).status.value == status

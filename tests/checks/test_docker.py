@@ -20,8 +20,8 @@ def judged(tmp_path, identifier, name, change):
 def file(text, version="27.3.1"):
     def change(spec):
         spec["files"][FILE] = text
-        told = {"stdout": f"Docker version {version}, build 311b9ff\n"}
-        spec["recording"]["commands"]["/usr/bin/dockerd --version"] = told
+        output = {"stdout": f"Docker version {version}, build 311b9ff\n"}
+        spec["recording"]["commands"]["/usr/bin/dockerd --version"] = output
 
     return change
 
@@ -131,10 +131,10 @@ def test_stopped_docker_is_enabled_unless_it_was_disabled_on_purpose(tmp_path, l
         for path in [path for path in spec["files"] if path.startswith("/proc/1210/")]:
             del spec["files"][path]
         del spec["recording"]["sockets"][SOCKET]
-        told = (
+        output = (
             f"Id=docker.service\nLoadState={load}\nActiveState=inactive\nSubState=dead\nUnitFileState={file}"
         )
-        spec["recording"]["commands"]["systemctl show docker.service"] = {"stdout": told}
+        spec["recording"]["commands"]["systemctl show docker.service"] = {"stdout": output}
 
     verdict = judged(tmp_path, "docker-not-running", ROCKY, stopped)
     assert verdict.status.value == expected

@@ -321,14 +321,14 @@ def test_plugin_is_configured_in_its_own_namespace(tmp_path):
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nif [ "$1" = get ]; then echo "{lines}"; else echo "$*"; fi\n')
     kubectl.chmod(0o755)
-    told = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", tell_plugin("MIG_STRATEGY=mixed")],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         check=True,
         text=True,
     )
-    assert told.stdout.splitlines() == [
+    assert done.stdout.splitlines() == [
         "set env --namespace kube-system daemonset/nvidia-device-plugin-daemonset MIG_STRATEGY=mixed",
         "set env --namespace x daemonset/nvdp-nvidia-device-plugin MIG_STRATEGY=mixed",
     ]

@@ -38,8 +38,8 @@ def test_apt_package_name_follows_the_repository(version, repository, installed,
         "/etc/apt/sources.list.d/cuda.list": repository,
         "/var/lib/dpkg/status": STATUS.format(installed, "535.288.01-1") if installed else "",
     }
-    told = command("healthy-h100", version, files, tmp_path)
-    assert told == f"apt install '{package}' && {RESTART}"
+    fix = command("healthy-h100", version, files, tmp_path)
+    assert fix == f"apt install '{package}' && {RESTART}"
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_apt_package_name_follows_the_repository(version, repository, installed,
     ],
 )
 def test_renamed_rpm_packages_are_recognized(version, package, tmp_path):
-    told = command("healthy-docker-rocky9", version, {}, tmp_path)
-    assert told == f"dnf install {package} && {RESTART}"
+    fix = command("healthy-docker-rocky9", version, {}, tmp_path)
+    assert fix == f"dnf install {package} && {RESTART}"

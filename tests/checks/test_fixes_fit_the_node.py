@@ -254,10 +254,10 @@ def contradictions(node, command):
 def test_no_offered_command_contradicts_its_machine(name, tmp_path):
     node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
     wrong = {
-        (finding.id, fix.command): told
+        (finding.id, fix.command): problems
         for finding in run_checks(node)
         for fix in finding.fix
-        if (told := list(contradictions(node, fix.command)))
+        if (problems := list(contradictions(node, fix.command)))
     }
     assert wrong == {}
 

@@ -32,11 +32,11 @@ def gpus(spec):
     return spec["recording"]["nvml"]["conditions"]
 
 
-def with_log(text, told="none"):
+def with_log(text, recovery="none"):
     def change(spec):
         spec["files"] |= {LOG: text, "/proc/uptime": UPTIME}
         for gpu in gpus(spec).values():
-            gpu["reading"]["recoveryAction"] = told
+            gpu["reading"]["recoveryAction"] = recovery
 
     return change
 
@@ -46,7 +46,7 @@ def xid(number, seconds=199000, address="0000:18:00"):
 
 
 @pytest.mark.parametrize(
-    ("log", "told", "expected"),
+    ("log", "recovery", "expected"),
     [
         ("", "none", "pass"),
         (xid(119), "none", "warn"),
@@ -67,8 +67,8 @@ def xid(number, seconds=199000, address="0000:18:00"):
         ("[199000.1] python3[1]: NVRM: Xid (PCI:0000:18:00): 119, pid=1\n", None, "pass"),
     ],
 )
-def test_xid_is_reported_as_long_as_its_effect_lasts(log, told, expected, tmp_path):
-    assert status(judged("healthy-h100", with_log(log, told), tmp_path, "xid-recent")) == expected
+def test_xid_is_reported_as_long_as_its_effect_lasts(log, recovery, expected, tmp_path):
+    assert status(judged("healthy-h100", with_log(log, recovery), tmp_path, "xid-recent")) == expected
 
 
 def test_without_uptime_xids_are_skipped(tmp_path):
@@ -96,8 +96,8 @@ def test_unreadable_kernel_log_falls_back_to_nvml(tmp_path):
     assert status(judged("healthy-h100", change, tmp_path, "gpu-lost")) == "pass"
 
 
-def set_gpu(index, **told):
-    return lambda spec: gpus(spec)[str(index)].update(told)
+def set_gpu(index, **values):
+    return lambda spec: gpus(spec)[str(index)].update(values)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_link_is_down_only_if_its_peers_have_it_up(name, change, expected, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("values", "expected"),
     [
         ({"memoryUsed": 40 << 30}, "warn"),
         ({"memoryUsed": 40 << 30, "processes": [{"pid": 7}]}, "pass"),
@@ -126,10 +126,10 @@ def test_link_is_down_only_if_its_peers_have_it_up(name, change, expected, tmp_p
         ({"memoryUsed": 40 << 30, "ccEnabled": True}, "skip"),
     ],
 )
-def test_unowned_memory_is_reported_only_if_all_processes_are_known(told, expected, tmp_path):
+def test_unowned_memory_is_reported_only_if_all_processes_are_known(values, expected, tmp_path):
     def change(spec):
         gpu = gpus(spec)["0"]
-        gpu.update(told)
+        gpu.update(values)
         spec["recording"]["nvml"]["conditions"] = {"0": gpu}
 
     assert status(judged("healthy-h100", change, tmp_path, "zombie-gpu-memory")) == expected

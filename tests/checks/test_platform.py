@@ -60,8 +60,8 @@ def test_kubelet_configured_for_cgroup_v1_gets_a_note(node):
 
 
 def test_older_kubelet_release_is_not_reported_for_cgroup_v1(node):
-    told = {"/usr/bin/kubelet --version": {"stdout": "Kubernetes v1.34.3\n"}}
-    here = node("kubelet-refuses-cgroups-v1", recording={"commands": told})
+    commands = {"/usr/bin/kubelet --version": {"stdout": "Kubernetes v1.34.3\n"}}
+    here = node("kubelet-refuses-cgroups-v1", recording={"commands": commands})
     assert platform.memory_cgroup_v1.run(here).note
 
 
@@ -77,11 +77,13 @@ def test_library_hiding_the_windows_driver_is_removed_with_its_package(node):
 
 
 def test_old_toolkit_on_jetson_matters_only_for_device_plugins(node):
-    told = {"/usr/bin/nvidia-ctk --version": {"stdout": "NVIDIA Container Toolkit CLI version 1.10.0\n"}}
-    alone = platform.jetson.run(node("healthy-jetson-orin", recording={"commands": told}))
+    commands = {"/usr/bin/nvidia-ctk --version": {"stdout": "NVIDIA Container Toolkit CLI version 1.10.0\n"}}
+    alone = platform.jetson.run(node("healthy-jetson-orin", recording={"commands": commands}))
     assert alone.status is FindingStatus.PASS
     kubelet = {"/var/lib/kubelet/config.yaml": "kind: KubeletConfiguration\n"}
-    verdict = platform.jetson.run(node("healthy-jetson-orin", recording={"commands": told}, files=kubelet))
+    verdict = platform.jetson.run(
+        node("healthy-jetson-orin", recording={"commands": commands}, files=kubelet)
+    )
     assert verdict.status is FindingStatus.WARN
     assert required(verdict.fix).command == "gpunode toolkit install --upgrade"
 

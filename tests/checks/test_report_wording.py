@@ -12,7 +12,7 @@ from gpunode.output.result import Evidence, Fix
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "prefix"),
     [
         ("gpunode configure-runtime --runtime docker --cdi", "restarts Docker"),
         (
@@ -32,8 +32,8 @@ from gpunode.output.result import Evidence, Fix
         ("something else", "restarts a daemon"),
     ],
 )
-def test_disturbance_of_a_restart_is_read_from_the_command(command, told):
-    assert disturbance(Fix(command, disruptive="restart")).startswith(told)
+def test_disturbance_of_a_restart_is_read_from_the_command(command, prefix):
+    assert disturbance(Fix(command, disruptive="restart")).startswith(prefix)
 
 
 def test_disturbance_of_drain_power_off_and_reboot_is_named():

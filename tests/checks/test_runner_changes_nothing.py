@@ -125,10 +125,10 @@ def test_audit_hook_sees_only_reads(name, tmp_path):
 
 
 def test_audit_hook_recognizes_a_write() -> None:
-    assert untouched.told("open", ("/etc/x", None, 0o1101)) == {"event": "write", "what": "/etc/x"}
-    assert untouched.told("os.remove", ("/etc/x", -1)) is not None
-    assert untouched.told("subprocess.Popen", ("a", ["nvidia-smi"], None, None)) is not None
-    assert untouched.told("open", ("/etc/x", None, 0)) is None
+    assert untouched.change_of("open", ("/etc/x", None, 0o1101)) == {"event": "write", "what": "/etc/x"}
+    assert untouched.change_of("os.remove", ("/etc/x", -1)) is not None
+    assert untouched.change_of("subprocess.Popen", ("a", ["nvidia-smi"], None, None)) is not None
+    assert untouched.change_of("open", ("/etc/x", None, 0)) is None
 
 
 @pytest.mark.parametrize(

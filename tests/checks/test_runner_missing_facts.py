@@ -173,8 +173,10 @@ def test_garbled_facts_break_no_check(number, tmp_path):
     chance = random.Random(number)
     name = chance.choice(HEALTHY)
     spec = copy.deepcopy(machine(name))
-    told = [one for one in facts(spec) if not one[0].startswith("recording:") or one[0].endswith("commands")]
-    for fact in chance.sample(told, chance.choice((1, 3, 9, 27))):
+    candidates = [
+        one for one in facts(spec) if not one[0].startswith("recording:") or one[0].endswith("commands")
+    ]
+    for fact in chance.sample(candidates, chance.choice((1, 3, 9, 27))):
         if fact[0].endswith("commands"):
             answer = place_of(spec, fact[0])[fact[1]]
             answer["stdout"] = mangled(answer.get("stdout", ""), chance)
@@ -190,8 +192,8 @@ def test_garbled_daemon_responses_still_give_a_report(number, tmp_path):
     chance = random.Random(number)
     name = chance.choice(HEALTHY)
     spec = copy.deepcopy(machine(name))
-    told = [one for one in facts(spec) if one[0] in ("recording:daemons", "recording:nvml")]
-    for fact in chance.sample(told, min(len(told), chance.choice((1, 2, 4)))):
+    candidates = [one for one in facts(spec) if one[0] in ("recording:daemons", "recording:nvml")]
+    for fact in chance.sample(candidates, min(len(candidates), chance.choice((1, 2, 4)))):
         garble(spec, fact, chance)
     result = diagnosed(spec, name, tmp_path / "m")
     broken = [one for one in result.data["findings"] if one.summary.startswith("internal error in the check")]

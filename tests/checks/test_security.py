@@ -70,7 +70,7 @@ def exporter(spec):
     spec["recording"]["daemons"][CRI]["containers"][0]["namespace"] = "gpu-operator"
 
 
-def not_told(spec):
+def without_pod_resources(spec):
     del spec["recording"]["daemons"][PODS]
 
 
@@ -78,7 +78,7 @@ def nothing_taken(spec):
     spec["files"]["/proc/3000/environ"] = "NVIDIA_VISIBLE_DEVICES=void\0"
 
 
-@pytest.mark.parametrize("change", [privileged, exporter, not_told, nothing_taken])
+@pytest.mark.parametrize("change", [privileged, exporter, without_pod_resources, nothing_taken])
 def test_containers_without_gpus_by_environment_leave_only_a_note(tmp_path, change):
     """The remaining note says that pods may use some GPUs."""
     name, identifier = "accept-envvar-unprivileged", "accept-envvar-unprivileged"
@@ -111,8 +111,8 @@ def test_operator_toolkit_is_upgraded_with_the_operator(tmp_path):
     spec = machine("toolkit-cve")
     names = [path.rpartition("/")[2] for path in spec["executables"] if "nvidia" in path]
     spec["executables"] = [f"/usr/local/nvidia/toolkit/{name}" for name in names]
-    told = spec["recording"]["commands"].pop("/usr/bin/nvidia-ctk --version")
-    spec["recording"]["commands"]["/usr/local/nvidia/toolkit/nvidia-ctk --version"] = told
+    output = spec["recording"]["commands"].pop("/usr/bin/nvidia-ctk --version")
+    spec["recording"]["commands"]["/usr/local/nvidia/toolkit/nvidia-ctk --version"] = output
     verdict = BY_ID["toolkit-cve"].run(Node(Host(build_machine(spec, tmp_path), environ={})))
     assert required(verdict.fix).command.startswith("follow https://docs.nvidia.com/")
 

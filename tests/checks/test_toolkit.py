@@ -33,8 +33,8 @@ def status(*arguments, **more):
 
 def toolkit(version):
     def change(spec):
-        told = {"stdout": f"NVIDIA Container Toolkit CLI version {version}\n"}
-        spec["recording"]["commands"]["/usr/bin/nvidia-ctk --version"] = told
+        output = {"stdout": f"NVIDIA Container Toolkit CLI version {version}\n"}
+        spec["recording"]["commands"]["/usr/bin/nvidia-ctk --version"] = output
 
     return change
 
@@ -148,11 +148,11 @@ def test_operator_toolkit_outside_the_docker_path_is_skipped(tmp_path):
     ],
 )
 def test_error_of_nvidia_container_cli_is_explained(tmp_path, stderr, means):
-    def told(spec):
+    def failing(spec):
         answer = {"code": 1, "stderr": f"nvidia-container-cli: {stderr}\n"}
         spec["recording"]["commands"]["/usr/bin/nvidia-container-cli info"] = answer
 
-    verdict = judged(tmp_path, "toolkit-cli-probe", ROCKY, change=told)
+    verdict = judged(tmp_path, "toolkit-cli-probe", ROCKY, change=failing)
     assert verdict.status.value == "fail" and means in verdict.summary
 
 
@@ -232,8 +232,8 @@ def by_the_operator(spec):
     spec["executables"] = [
         path.replace("/usr/bin/nvidia-c", f"{OPERATORS}/nvidia-c") for path in spec["executables"]
     ]
-    told = {"stdout": "NVIDIA Container Toolkit CLI version 1.18.0\n"}
-    spec["recording"]["commands"][f"{OPERATORS}/nvidia-ctk --version"] = told
+    output = {"stdout": "NVIDIA Container Toolkit CLI version 1.18.0\n"}
+    spec["recording"]["commands"][f"{OPERATORS}/nvidia-ctk --version"] = output
 
 
 def test_operator_toolkit_is_fixed_through_the_operator(tmp_path):

@@ -19,7 +19,7 @@ CHANGES = (
 )
 
 
-def told(event: str, args: tuple[Any, ...]) -> dict[str, Any] | None:
+def change_of(event: str, args: tuple[Any, ...]) -> dict[str, Any] | None:
     """Record of an audit event; None if it changes nothing."""
     if event == "open" and isinstance(args[2], int) and args[2] & WRITING:
         return None if args[0] == os.devnull else {"event": "write", "what": str(args[0])}
@@ -40,9 +40,9 @@ def main(root: str) -> None:
     found: list[dict[str, Any]] = []
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        one = told(event, args)
-        if one is not None:
-            found.append(one)
+        change = change_of(event, args)
+        if change is not None:
+            found.append(change)
 
     sys.addaudithook(hook)
     node = Node(Host(Path(root)))

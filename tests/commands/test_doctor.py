@@ -216,7 +216,7 @@ def test_no_command_is_wrapped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "headline"),
     [
         ({"only": ("uvm-not-loaded",)}, "No fault found by 1 check; the other checks did not run"),
         ({"skip": ("driver-eol:known", "driver-cve")}, "No fault found, 2 checks skipped"),
@@ -227,9 +227,9 @@ def test_no_command_is_wrapped(tmp_path):
         ),
     ],
 )
-def test_partial_run_does_not_call_the_node_ready(options, told, tmp_path):
+def test_partial_run_does_not_call_the_node_ready(options, headline, tmp_path):
     result = report(recorded_host("healthy-h100", tmp_path), **options)
-    assert lines(result)[0] == told
+    assert lines(result)[0] == headline
     head = page(json.loads(json.dumps(result.envelope())))
     assert "No fault found by the selected checks" in head and "Ready: no check" not in head
     chosen = result.data["selection"]

@@ -128,11 +128,11 @@ def test_script_started_by_a_unit_is_recognized_as_restoring_files(text):
 
 
 def test_json_has_the_same_reboot_verdict(ask):
-    def told(machine, *arguments):
+    def verdict(machine, *arguments):
         return json.loads(ask(machine, "-o", "json", *arguments))["data"]["reboot"]
 
-    assert told("mok-pending") == {"safe": False, "findings": ["mok-pending"], "mends": [], "unjudged": []}
-    mends = told("driver-lib-mismatch")
+    assert verdict("mok-pending") == {"safe": False, "findings": ["mok-pending"], "mends": [], "unjudged": []}
+    mends = verdict("driver-lib-mismatch")
     assert mends == {"safe": True, "findings": [], "mends": ["driver-lib-mismatch"], "unjudged": []}
 
 
@@ -158,13 +158,13 @@ def test_fault_unrelated_to_the_next_boot_is_not_listed(text):
 
 
 @pytest.mark.parametrize(
-    ("status", "skipped", "told"),
+    ("status", "skipped", "reason"),
     [
         (FindingStatus.ERROR, "", "1 check had no result"),
         (FindingStatus.SKIP, "unreadable", "1 check had no result without root"),
     ],
 )
-def test_undecided_check_is_no_reason_against_a_reboot(status, skipped, told, tmp_path):
+def test_undecided_check_is_no_reason_against_a_reboot(status, skipped, reason, tmp_path):
     host = recorded_host("healthy-h100", tmp_path)
     data = doctor.run(host, SilentProgress()).data
     findings = tuple(
@@ -173,4 +173,4 @@ def test_undecided_check_is_no_reason_against_a_reboot(status, skipped, told, tm
     )
     assert reboot(findings) == {"safe": None, "findings": [], "mends": [], "unjudged": ["dkms-not-built"]}
     drawn = [line for block in blocks(data["node"], findings) for line in plain_lines(block)]
-    assert section("\n".join(drawn)) == [f"Safe to reboot? No problem found, but {told}"]
+    assert section("\n".join(drawn)) == [f"Safe to reboot? No problem found, but {reason}"]

@@ -118,11 +118,11 @@ def test_profiles_list_what_fits_and_what_is_free(node):
 
 
 @pytest.mark.parametrize(
-    ("told", "mode"),
+    ("reported", "mode"),
     [({"mig_next": 1}, "MIG off, on after a reset"), ({}, "MIG off")],
 )
-def test_pending_mode_is_printed(node, told, mode):
-    node.write(mig_machine("a100-40gb").with_gpu(0, told=told))
+def test_pending_mode_is_printed(node, reported, mode):
+    node.write(mig_machine("a100-40gb").with_gpu(0, reported=reported))
     shown = gpunode("mig", "list", env=node.env).out
     assert f" {mode} GPU-" in " ".join(shown.split())
 

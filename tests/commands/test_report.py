@@ -66,8 +66,8 @@ def test_findings_are_equal_without_names_and_uuids(tmp_path):
     bundle_of(host, tmp_path / "b.tar.gz", redact=("all",))
     with bundle.unpacked(tmp_path / "b.tar.gz") as root:
         seen = findings(Host(root, environ={}))
-    assert {one: told.status for one, told in seen.items()} == {
-        one: told.status for one, told in findings(host).items()
+    assert {one: finding.status for one, finding in seen.items()} == {
+        one: finding.status for one, finding in findings(host).items()
     }
 
 

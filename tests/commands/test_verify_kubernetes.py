@@ -45,7 +45,7 @@ def created(api: ApiServer) -> dict[str, Any]:
     return body
 
 
-def told(ran: Ran) -> dict[str, str]:
+def error_of(ran: Ran) -> dict[str, str]:
     errors = ran.document["errors"]
     assert len(errors) == 1, errors
     found: dict[str, str] = errors[0]
@@ -130,7 +130,7 @@ def test_pending_pod_is_explained_and_removed(
     gpu_node.pod_life = [life]
     ran = verify(run, "--timeout", "3")
     assert ran.code == 1, ran.err
-    error = told(ran)
+    error = error_of(ran)
     assert error["code"] == code
     assert said in error["message"] and hint in error["hint"], error
     assert "2 node(s)" not in error["message"], "other nodes don't matter"
@@ -145,7 +145,7 @@ def test_node_without_the_resource_lists_the_resources_it_has(gpu_node: ApiServe
         del resources[GPU]
         resources["nvidia.com/mig-3g.40gb"] = "2"
     gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}.")]
-    error = told(verify(run, "--timeout", "3"))
+    error = error_of(verify(run, "--timeout", "3"))
     assert error["code"] == "pending-no-gpu"
     assert error["hint"] == "request what it has: --resource nvidia.com/mig-3g.40gb"
 
@@ -164,7 +164,7 @@ def test_taint_that_the_scheduler_does_not_name_is_read_from_the_node(
         {"key": "team", "value": "ml", "effect": "NoSchedule"},
     ]
     gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 node(s) had untolerated taint(s). {TAIL}")]
-    error = told(verify(run, "--timeout", "3"))
+    error = error_of(verify(run, "--timeout", "3"))
     assert error["code"] == "pending-taint"
     assert error["message"].endswith(
         "the pod can't be scheduled on gpu-1: it does not tolerate the node's taint team=ml:NoSchedule"
@@ -178,7 +178,7 @@ def test_unhealthy_gpus_are_named_if_all_are(gpu_node: ApiServer, run: Gpunode, 
     node = gpu_node.node("gpu-1")
     node["status"]["allocatable"][GPU] = "0"
     gpu_node.pod_life = [unscheduled(f"0/1 nodes are available: 1 Insufficient {GPU}. {TAIL}")]
-    error = told(verify(run, "--timeout", "3"))
+    error = error_of(verify(run, "--timeout", "3"))
     assert error["code"] == "pending-no-gpu"
     assert error["message"] == f"gpu-1: all 8 {GPU} of gpu-1 are unhealthy"
     machine_id = Path("/etc/machine-id")
@@ -188,7 +188,7 @@ def test_unhealthy_gpus_are_named_if_all_are(gpu_node: ApiServer, run: Gpunode, 
     unit = {"id": "GPU-1", "index": "0", "problem": {"code": "xid-79", "reason": "XID 79: fell off the bus"}}
     status = {"resources": [{"name": GPU, "units": [unit, {"id": "GPU-2", "index": "1"}]}]}
     (tmp_path / "status.json").write_text(json.dumps(status))
-    error = told(verify(run, "--timeout", "3", state=str(tmp_path)))
+    error = error_of(verify(run, "--timeout", "3", state=str(tmp_path)))
     assert error["message"].endswith("are unhealthy (GPU 0 GPU-1: XID 79: fell off the bus)")
 
 
@@ -213,7 +213,7 @@ def test_cause_found_only_in_an_event_is_reported(gpu_node: ApiServer, run: Gpun
     reason, message, code, hint = EVENTS[0]
     gpu_node.pod_life = [waiting("ContainerCreating")]
     gpu_node.faults.append(event(reason, message)(gpu_node))
-    error = told(verify(run, "--timeout", "3"))
+    error = error_of(verify(run, "--timeout", "3"))
     assert error["code"] == code
     assert error["hint"].startswith(hint)
 
@@ -222,7 +222,7 @@ def test_cause_found_only_in_an_event_is_reported(gpu_node: ApiServer, run: Gpun
 def test_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [waiting("ImagePullBackOff", 'Back-off pulling image "x"')]
     gpu_node.faults.append(event("Failed", "Failed to pull image: 401 Unauthorized")(gpu_node))
-    error = told(verify(run, "--timeout", "3"))
+    error = error_of(verify(run, "--timeout", "3"))
     assert "401 Unauthorized" in error["message"] and "requires a login" in error["hint"]
 
 
@@ -230,7 +230,7 @@ def test_event_has_the_cause_that_the_back_off_hides(gpu_node: ApiServer, run: G
 def test_pod_that_never_ends_times_out_and_is_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [RUNNING]
     ran = verify(run, "--timeout", "3")
-    assert (ran.code, told(ran)["code"]) == (1, "pod-hangs")
+    assert (ran.code, error_of(ran)["code"]) == (1, "pod-hangs")
     assert gpu_node.store.list("Pod") == []
 
 
@@ -245,7 +245,7 @@ def test_failed_pod_is_explained(
     gpu_node.logs[""] = log
     ran = verify(run)
     assert ran.code == 1, ran.err
-    error = told(ran)
+    error = error_of(ran)
     assert error["code"] == code
     assert said in error["message"] and hint in error["hint"], error
     assert ran.document["data"]["pod"]["log"] == log.splitlines()
@@ -261,7 +261,7 @@ def test_pod_deleted_by_another_user_is_reported(gpu_node: ApiServer, run: Gpuno
 
     gpu_node.faults.append(Fault("GET", "/pods/gpunode", "meanwhile", act=gone))
     ran = verify(run)
-    assert (ran.code, told(ran)["code"]) == (1, "pod-deleted")
+    assert (ran.code, error_of(ran)["code"]) == (1, "pod-deleted")
 
 
 @pytest.mark.full
@@ -317,7 +317,7 @@ def test_admission_refusal_is_explained(
     monkeypatch.setattr(gpu_node, "_create", refuse)
     ran = verify(run)
     assert ran.code == 3
-    error = told(ran)
+    error = error_of(ran)
     assert error["code"] == code and hint in error["hint"] and message[:20] in error["message"]
     assert not [one for one in gpu_node.asked if one.method == "DELETE"]
 
@@ -332,28 +332,28 @@ def test_webhook_that_does_not_respond_is_named(gpu_node: ApiServer, run: Gpunod
 
     gpu_node._create = refuse  # type: ignore[assignment,method-assign]
     ran = verify(run)
-    assert (ran.code, told(ran)["code"]) == (1, "pending-webhook")
-    assert "the webhook pods.example.com doesn't answer" in told(ran)["hint"]
+    assert (ran.code, error_of(ran)["code"]) == (1, "pending-webhook")
+    assert "the webhook pods.example.com doesn't answer" in error_of(ran)["hint"]
 
 
 def test_missing_namespace_is_refused(gpu_node: ApiServer, run: Gpunode) -> None:
     ran = verify(run, "--namespace", "elsewhere")
-    assert (ran.code, told(ran)["code"]) == (3, "pending-namespace")
-    assert told(ran)["hint"].startswith("kubectl create namespace elsewhere")
+    assert (ran.code, error_of(ran)["code"]) == (3, "pending-namespace")
+    assert error_of(ran)["hint"].startswith("kubectl create namespace elsewhere")
 
 
 def test_missing_runtime_class_is_refused_before_any_object_is_created(
     gpu_node: ApiServer, run: Gpunode
 ) -> None:
     ran = verify(run, "--runtime-class", "nvidia-cdi")
-    assert (ran.code, told(ran)["code"]) == (3, "pending-runtime-class")
-    assert "manifests runtime-class --nvidia-runtime-name nvidia-cdi" in told(ran)["hint"]
+    assert (ran.code, error_of(ran)["code"]) == (3, "pending-runtime-class")
+    assert "manifests runtime-class --nvidia-runtime-name nvidia-cdi" in error_of(ran)["hint"]
     assert gpu_node.changes() == []
 
 
 def test_unknown_node_is_refused_before_any_object_is_created(gpu_node: ApiServer, run: Gpunode) -> None:
     ran = verify(run, "--node", "gpu-2")
-    assert ran.code == 3 and "gpu-2" in told(ran)["message"]
+    assert ran.code == 3 and "gpu-2" in error_of(ran)["message"]
     assert gpu_node.changes() == []
 
 
@@ -415,7 +415,7 @@ def test_unavailable_api_server_is_reported_with_the_cleanup_command(
     gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 9999), Fault("DELETE", "", "cut", 9999)]
     ran = verify(run, *words)
     (pod,) = gpu_node.store.list("Pod")
-    assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
+    assert ran.code == 1 and error_of(ran)["code"] == "kubernetes-unreachable"
     assert f"remove it: kubectl --namespace default delete pod {pod['metadata']['name']}" in ran.err
     gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
 
@@ -423,7 +423,7 @@ def test_unavailable_api_server_is_reported_with_the_cleanup_command(
 def test_pod_whose_create_response_was_lost_is_found_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.faults.append(Fault("POST", "/pods", "cut-after"))
     ran = verify(run)
-    assert ran.code == 1 and told(ran)["code"] == "kubernetes-unreachable"
+    assert ran.code == 1 and error_of(ran)["code"] == "kubernetes-unreachable"
     assert [one.method for one in gpu_node.changes()] == ["POST", "DELETE"]
     assert gpu_node.store.list("Pod") == []
 
@@ -437,7 +437,7 @@ def test_token_expiring_during_the_run_is_reported(gpu_node: ApiServer, run: Gpu
     gpu_node.faults.append(Fault("GET", "/pods/gpunode", "meanwhile", act=expire))
     ran = verify(run)
     (pod,) = gpu_node.store.list("Pod")
-    assert ran.code == 3 and told(ran)["code"] == "kubernetes-unauthorized"
+    assert ran.code == 3 and error_of(ran)["code"] == "kubernetes-unauthorized"
     assert f"delete pod {pod['metadata']['name']}" in ran.err
     gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
 

@@ -100,10 +100,13 @@ def test_condition_and_its_opposite_exclude_each_other(condition, version):
 
 @given(GROUPS, FACTS, st.sets(st.sampled_from(["cuda", "driver", "arch", "brand"])))
 def test_unknown_property_never_inverts_the_result(groups, facts, unknown):
-    told = {name: (value,) for name, value in facts.items()}
-    full = satisfied(groups, told)
+    properties = {name: (value,) for name, value in facts.items()}
+    full = satisfied(groups, properties)
     assert full is not None
-    assert satisfied(groups, {name: told[name] for name in told if name not in unknown}) in (full, None)
+    assert satisfied(groups, {name: properties[name] for name in properties if name not in unknown}) in (
+        full,
+        None,
+    )
 
 
 @given(st.text(max_size=40))

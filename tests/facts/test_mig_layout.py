@@ -78,7 +78,7 @@ def test_without_systemd_data_the_layout_is_not_reported_as_lost(tmp_path):
     node(tmp_path)
     place = tmp_path / RECORDING
     recording = json.loads(place.read_text())
-    kept = {name: told for name, told in recording["commands"].items() if "systemctl" not in name}
+    kept = {name: output for name, output in recording["commands"].items() if "systemctl" not in name}
     place.write_text(json.dumps(recording | {"commands": kept}))
     assert BY_ID["mig-config-lost"].run(Node(Host(tmp_path, environ={}))).status is FindingStatus.SKIP
 

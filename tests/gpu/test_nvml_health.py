@@ -26,7 +26,7 @@ def conditions(make_node, scenario, **how):
 
 
 def test_all_conditions_of_a_gpu_are_read(make_node):
-    scenario = with_nvswitch(machine(1).with_gpu(0, told=TOLD, fabric=(3, 0, 0x5A), used=3 << 30))
+    scenario = with_nvswitch(machine(1).with_gpu(0, reported=TOLD, fabric=(3, 0, 0x5A), used=3 << 30))
     (one,) = conditions(make_node, scenario)
     assert (one.index, one.uuid, one.error, one.error_code) == (0, gpu_uuid(0), "", None)
     assert (one.reading.ecc_volatile, one.reading.remap_pending, one.reading.recovery_action) == (
@@ -57,12 +57,12 @@ def test_all_conditions_of_a_gpu_are_read(make_node):
 
 
 def test_old_gpu_has_few_conditions_and_no_invented_values(make_node):
-    scenario = machine(1, cc="6.0").with_gpu(0, ecc=None, remap=None, recovery=None, told={"links": 0})
+    scenario = machine(1, cc="6.0").with_gpu(0, ecc=None, remap=None, recovery=None, reported={"links": 0})
     (one,) = conditions(make_node, scenario)
-    told = plain(one)
+    values = plain(one)
     known = {"index", "uuid", "pci", "reading", "fabric", "licence", "processes", "nvlinks", "computeMode"}
     known |= {"memoryTotal", "memoryUsed", "error"}
-    assert {key for key, value in told.items() if value is not None} == known
+    assert {key for key, value in values.items() if value is not None} == known
     assert one.nvlinks == () and one.processes == ()
 
 
@@ -70,7 +70,7 @@ def test_every_problem_is_read(make_node):
     bad = {"inforom_valid": 0, "retired_single": 60, "retired_double": 3, "ecc_mode_next": 0, "mig_next": 1}
     bad |= {"channel_repair": 1, "slowdowns": 0x44, "virtualization": 2, "licensed": 0}
     bad |= {"confidential": 1, "confidential_ready": 0}
-    scenario = machine(1).with_gpu(0, told=bad, compute_mode=3)
+    scenario = machine(1).with_gpu(0, reported=bad, compute_mode=3)
     (one,) = conditions(make_node, scenario)
     assert (one.inforom_valid, one.retired, one.retired_pages, one.channel_repair_pending) == (
         False,
@@ -87,13 +87,13 @@ def test_every_problem_is_read(make_node):
 def test_many_throttled_gpus_are_sampled_again_together(make_node):
     scenario = machine(8)
     for index in range(8):
-        scenario = scenario.with_gpu(index, told={"slowdowns": 0x20 if index % 2 else 0x1})
+        scenario = scenario.with_gpu(index, reported={"slowdowns": 0x20 if index % 2 else 0x1})
     answer = probe(host_of(make_node(scenario)), condition=True)
     assert [one.slowdowns for one in answer.conditions] == [(), ("sw-thermal",)] * 4
 
 
 def test_gpu_lost_after_throttling_keeps_the_values_read(make_node):
-    scenario = machine(1).with_gpu(0, told=TOLD | {"slowdowns": 0x20})
+    scenario = machine(1).with_gpu(0, reported=TOLD | {"slowdowns": 0x20})
     scenario = scenario.with_faults(Fault("nvmlDeviceGetDisplayActive", 15))
     (one,) = conditions(make_node, scenario)
     assert (one.temperature, one.error_code, one.slowdowns) == (41, 15, ())
@@ -122,7 +122,7 @@ def test_gpu_lost_during_the_read_gets_no_more_queries(make_node):
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 13, 21, 25, 27, 29, 999])
 def test_other_error_drops_only_its_own_value(make_node, code):
-    scenario = machine(1).with_gpu(0, told=TOLD).with_faults(Fault("nvmlDeviceGetPersistenceMode", code))
+    scenario = machine(1).with_gpu(0, reported=TOLD).with_faults(Fault("nvmlDeviceGetPersistenceMode", code))
     (one,) = conditions(make_node, scenario)
     assert (one.persistence, one.error_code, one.temperature) == (None, None, 41)
 

@@ -75,8 +75,8 @@ class NvmlWatcher:
 
     def watching(self, count: int) -> None:
         """Or it was printed last: two threads print, in any order."""
-        told = [document["watching"].get("count") for document in self.said if "watching" in document]
-        if told[-1:] != [count]:
+        counts = [document["watching"].get("count") for document in self.said if "watching" in document]
+        if counts[-1:] != [count]:
             self.hear(lambda document: document.get("watching", {}).get("count") == count)
 
 
@@ -103,8 +103,8 @@ def test_inventory_topology_and_readings_come_first(start: Start) -> None:
     seen = inventory_from_json(document["inventory"])
     assert [len(gpu.mig) for gpu in seen.gpus] == [0, 4, 0, 0]
     assert from_plain(Topology, document["topology"]).switch_links[gpu_uuid(0)] == 18
-    told = watcher.hear(lambda document: "readings" in document)["readings"]
-    readings = {reading.uuid: reading for reading in readings_from(told)}
+    changed = watcher.hear(lambda document: "readings" in document)["readings"]
+    readings = {reading.uuid: reading for reading in readings_from(changed)}
     assert readings[gpu_uuid(0)].recovery_action == "none"
     assert readings[gpu_uuid(0)].generation.endswith("/535.104.05")
     second, third = readings[gpu_uuid(2)], readings[gpu_uuid(3)]
@@ -117,8 +117,8 @@ def test_inventory_topology_and_readings_come_first(start: Start) -> None:
 
 def test_failed_fabric_is_named(start: Start) -> None:
     watcher = start(machine(2).with_gpu(0, fabric=(3, 999, 0)).with_gpu(1, fabric=(3, 0, 1 << 4)))
-    told = readings_from(watcher.hear(lambda document: "readings" in document)["readings"])
-    assert [reading.fabric_error for reading in told] == [
+    changed = readings_from(watcher.hear(lambda document: "readings" in document)["readings"])
+    assert [reading.fabric_error for reading in changed] == [
         "unknown NVML error (NVML 999)",
         "a route through the NVLink fabric is unhealthy",
     ]
@@ -136,8 +136,8 @@ def test_only_changes_are_reported(start: Start) -> None:
     watcher.inventory()  # once more, so that the recovered GPU is seen twice
     before = len(watcher.said)
     watcher.node.write(machine(4).with_gpu(2, remap=(1, 0)))
-    told = watcher.hear(lambda document: "readings" in document)
-    assert [item["uuid"] for item in told["readings"]] == [gpu_uuid(2)]
+    changed = watcher.hear(lambda document: "readings" in document)
+    assert [item["uuid"] for item in changed["readings"]] == [gpu_uuid(2)]
     assert len(watcher.said) - before <= 2, watcher.said  # and no further inventory
 
 
@@ -147,9 +147,9 @@ def test_events_are_reported_at_once_with_a_new_reading(start: Start) -> None:
     watcher.watching(2)
     if not any("readings" in document for document in watcher.said):  # two threads print, in any order
         watcher.hear(lambda document: "readings" in document)
-    told = scenario.with_event(Event(gpu_uuid(1), data=94, gi=3, ci=0)).with_gpu(1, recovery=1)
+    scenario_with_event = scenario.with_event(Event(gpu_uuid(1), data=94, gi=3, ci=0)).with_gpu(1, recovery=1)
     began = time.monotonic()
-    watcher.node.write(told)
+    watcher.node.write(scenario_with_event)
     event = from_plain(GpuEvent, watcher.hear(lambda document: "event" in document)["event"])
     assert time.monotonic() - began < 30.0  # and not only at the next poll
     assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
@@ -157,7 +157,7 @@ def test_events_are_reported_at_once_with_a_new_reading(start: Start) -> None:
         watcher.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
     )
     assert (reading.uuid, reading.recovery_action) == (gpu_uuid(1), "reset")
-    watcher.node.write(told.with_event(Event(gpu_uuid(0), ECC_DOUBLE)))
+    watcher.node.write(scenario_with_event.with_event(Event(gpu_uuid(0), ECC_DOUBLE)))
     assert watcher.hear(lambda document: "event" in document)["event"]["kind"] == "ecc-double"
 
 
@@ -189,8 +189,8 @@ def test_dead_link_is_reported_even_if_nothing_else_changes(start: Start) -> Non
     fewer = {place: pci for place, pci in whole.nvlinks.items() if place != (1, 5)}
     for scenario, count in ((replace(whole, nvlinks=fewer), 17), (whole, 18)):
         watcher.node.write(scenario)
-        told = watcher.hear(partial(_has_switch_links, count))
-        assert from_plain(Topology, told["topology"]).switch_links[gpu_uuid(0)] == 18
+        changed = watcher.hear(partial(_has_switch_links, count))
+        assert from_plain(Topology, changed["topology"]).switch_links[gpu_uuid(0)] == 18
 
 
 def _has_switch_links(count: int, document: dict[str, Any]) -> bool:

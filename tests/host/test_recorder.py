@@ -110,16 +110,16 @@ def test_real_daemon_responds_the_same_from_the_bundle(tmp_path):
         host = RecordingHost()
         assert host.socket_state(engine.socket) == "listening"
         with Cri(host, engine.socket) as client:
-            told = client.status()
+            status = client.status()
     inside = files_of(host.kept, Redaction())
     beside = described(links_of(host.kept, Redaction()), {}, {})
     (tmp_path / "b.tar.gz").write_bytes(packed("t", inside, host.kept, beside, 0.0))
     with unpacked(tmp_path / "b.tar.gz") as root, Cri(Host(root), engine.socket) as client:
         again = client.status()
     assert (again.handlers, again.default_handler, again.conditions) == (
-        told.handlers,
-        told.default_handler,
-        told.conditions,
+        status.handlers,
+        status.default_handler,
+        status.conditions,
     )
 
 
@@ -204,10 +204,10 @@ def test_only_gpu_settings_of_an_image_are_recorded():
         "daemons": {"/s": {"images": {"x": {"Env": env, "Labels": {"a": "mine"}}}, "info": {}}},
         "commands": {line: {"stdout": inspected, "code": 0}, "true": {"stdout": "1"}},
     }
-    told = files_of(Kept(recording=recording), Redaction())[".gpunode/recording.json"].decode()
-    kept = json.loads(told)
+    recorded = files_of(Kept(recording=recording), Redaction())[".gpunode/recording.json"].decode()
+    kept = json.loads(recorded)
     ours = {"Env": ["NVIDIA_REQUIRE_CUDA=cuda>=12", "CUDA_VERSION=12"]}
-    assert "mine" not in told and "mine" in json.dumps(recording)
+    assert "mine" not in recorded and "mine" in json.dumps(recording)
     assert kept["daemons"]["/s"] == {"images": {"x": ours}, "info": {}}
     assert json.loads(kept["commands"][line]["stdout"]) == [{"Config": ours}]
     assert kept["commands"]["true"] == {"stdout": "1"}

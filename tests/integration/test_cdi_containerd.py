@@ -100,8 +100,8 @@ def probe(engine, layout, device, *arguments):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pod_gets_its_gpu_and_the_libraries_by_device_name(layout, engine, node):
     generate(engine, node)
-    told = probe(engine, layout, "1", "libcuda.so.1", "libnvidia-ml.so.1", "/dev/nvidia1", "/dev/nvidia0")
-    assert told == [
+    lines = probe(engine, layout, "1", "libcuda.so.1", "libnvidia-ml.so.1", "/dev/nvidia1", "/dev/nvidia0")
+    assert lines == [
         "libcuda.so.1 loads",
         "libnvidia-ml.so.1 loads",
         "/dev/nvidia1 opens as 1:3",

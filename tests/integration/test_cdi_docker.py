@@ -67,10 +67,10 @@ def test_container_gets_its_gpu_and_the_libraries_by_device_name(layout, user, e
     try:
         api.start_container(container, 30.0)
         assert api.wait_container(container, 30.0) == 0
-        told = api.logs(container)[0].splitlines()
+        lines = api.logs(container)[0].splitlines()
     finally:
         api.remove_container(container)
-    assert told == [
+    assert lines == [
         "libcuda.so.1 loads",
         "libnvidia-ml.so.1 loads",
         "/dev/nvidia1 opens as 1:3",

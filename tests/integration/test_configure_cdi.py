@@ -92,8 +92,8 @@ def test_specification_stays_while_another_engine_uses_it(node: BareNode) -> Non
     assert node.engine.config.read_text() == before and node.files() == {SPECIFICATION, *UNITS}
     node.data("unconfigure-runtime", *both, "--cdi")
     entry = node.data("configure-runtime", *both, "--cdi")["engines"][0]["journal"]
-    told = node.gpunode("rollback", entry)
-    assert told.returncode == 0 and "needed by podman as well" in told.stderr
+    done = node.gpunode("rollback", entry)
+    assert done.returncode == 0 and "needed by podman as well" in done.stderr
     assert node.engine.config.read_text() == before and node.files() == set()
 
 

@@ -78,8 +78,8 @@ def test_runtime_detected_by_the_distribution_needs_only_a_restart(make: Make, f
     directory = f"/var/lib/rancher/{family}/agent/etc/containerd"
     node.start()
     node.program(RUNTIME)
-    told = configure(node, "--dry-run")
-    assert f"would run: systemctl restart {node.unit}" in told and "created" not in told
+    output = configure(node, "--dry-run")
+    assert f"would run: systemctl restart {node.unit}" in output and "created" not in output
     assert "has the runtimes nvidia, runc; default: runc" in configure(node)
     assert sorted(file.name for file in node.path(directory).iterdir()) == ["config.toml"]
     restarts = len(node.calls())
@@ -90,9 +90,9 @@ def test_runtime_detected_by_the_distribution_needs_only_a_restart(make: Make, f
     drop_in = f"{directory}/config-v3.toml.d/99-nvidia.toml"
     assert parse_toml(node.path(drop_in).read_text(), drop_in)["version"] == 3
     assert "unchanged" in configure(node, "--set-as-default")
-    told = configure(node, verb="unconfigure")
-    assert "99-nvidia.toml removed" in told and "default: runc" in told
-    assert f"{family} registers nvidia by itself as long as {RUNTIME} is there" in told
+    output = configure(node, verb="unconfigure")
+    assert "99-nvidia.toml removed" in output and "default: runc" in output
+    assert f"{family} registers nvidia by itself as long as {RUNTIME} is there" in output
 
 
 def test_without_imports_our_tables_are_added_to_the_template_once(make: Make) -> None:
@@ -102,11 +102,11 @@ def test_without_imports_our_tables_are_added_to_the_template_once(make: Make) -
     template = f"{K3S}/config.toml.tmpl"
     assert "config.toml.tmpl created" in configure(node, "--nvidia-runtime-path", AWAY)
     assert "unchanged" in configure(node, "--nvidia-runtime-path", AWAY)
-    told = configure(node, "--nvidia-runtime-path", AWAY, "--nvidia-runtime-name", "gpu")
-    assert "has the runtimes gpu, nvidia, runc" in told
+    output = configure(node, "--nvidia-runtime-path", AWAY, "--nvidia-runtime-name", "gpu")
+    assert "has the runtimes gpu, nvidia, runc" in output
     assert node.path(template).read_text().count("gpunode: end") == 1
-    told = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default", code=1)
-    assert "default-runtime: nvidia" in told and "/etc/rancher/k3s/config.yaml" in told
+    output = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default", code=1)
+    assert "default-runtime: nvidia" in output and "/etc/rancher/k3s/config.yaml" in output
     assert "default: runc" in configure(node, verb="unconfigure")
     configure(node, "--nvidia-runtime-name", "gpu", verb="unconfigure")
     assert not node.path(template).exists()
@@ -119,8 +119,8 @@ def test_own_template_stays_valid_if_the_toolkit_is_installed_later(make: Make) 
     configure(node, "--nvidia-runtime-path", AWAY)
     node.program(RUNTIME)
     node.start()  # with the same table twice containerd would not start
-    told = configure(node, "--nvidia-runtime-path", AWAY, code=1)
-    assert f"k3s finds {RUNTIME} first" in told
+    output = configure(node, "--nvidia-runtime-path", AWAY, code=1)
+    assert f"k3s finds {RUNTIME} first" in output
     assert "has the runtimes nvidia, runc" in configure(node)
 
 
@@ -132,8 +132,8 @@ def test_template_defining_a_detected_runtime_is_refused_with_its_line(make: Mak
     text = f'{{{{ template "base" . }}}}\n{header}\n  runtime_type = "io.containerd.runc.v2"\n'
     node.write(V3_TEMPLATE, text)
     restarts = len(node.calls())
-    told = configure(node, code=1)
-    assert f"{V3_TEMPLATE}:2: nvidia is defined there" in told and f"+2 {V3_TEMPLATE}" in told
+    output = configure(node, code=1)
+    assert f"{V3_TEMPLATE}:2: nvidia is defined there" in output and f"+2 {V3_TEMPLATE}" in output
     assert node.path(V3_TEMPLATE).read_text() == text and len(node.calls()) == restarts
 
 
@@ -142,8 +142,8 @@ def test_rendered_file_that_containerd_refuses_is_rolled_back(make: Make) -> Non
     node.write(V3_TEMPLATE, INLINE)
     node.program(AWAY)
     node.start()
-    told = configure(node, "--nvidia-runtime-path", AWAY, code=4)
-    assert "failed to unmarshal TOML" in told  # containerd's own last log line
+    output = configure(node, "--nvidia-runtime-path", AWAY, code=4)
+    assert "failed to unmarshal TOML" in output  # containerd's own last log line
     assert node.path(V3_TEMPLATE).read_text() == INLINE
     assert "nvidia" not in node.path(f"{K3S}/config.toml").read_text()
     assert "k3s has the runtimes runc" in configure(node, verb="unconfigure")  # it is running again
@@ -155,8 +155,8 @@ def test_drop_in_is_applied_by_k0s(make: Make, suite: str, version: int) -> None
     node.start()
     node.program(AWAY)
     restarts = node.calls()
-    told = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
-    assert "k0s has the runtimes nvidia, runc; default: nvidia" in told
+    output = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
+    assert "k0s has the runtimes nvidia, runc; default: nvidia" in output
     drop_in = "/etc/k0s/containerd.d/99-nvidia.toml"
     assert parse_toml(node.path(drop_in).read_text(), drop_in)["version"] == version
     assert "unchanged" in configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
@@ -170,8 +170,8 @@ def test_microk8s_renders_our_runtime_from_its_template(make: Make) -> None:
     node.path("/var/snap/microk8s/common/run").mkdir(parents=True)
     node.start()
     node.program(AWAY)
-    told = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
-    assert "runtimes nvidia, nvidia-container-runtime, runc; default: nvidia" in told
+    output = configure(node, "--nvidia-runtime-path", AWAY, "--set-as-default")
+    assert "runtimes nvidia, nvidia-container-runtime, runc; default: nvidia" in output
     edited = node.path(MICROK8S_TEMPLATE).read_text()
     assert set(MICROK8S.splitlines()) - set(edited.splitlines()) == {
         '    default_runtime_name = "${RUNTIME}"'

@@ -138,8 +138,8 @@ def test_container_gets_its_mig_device_with_its_two_capabilities(plugin, image):
     given = plugin.kubelet.allocate("nvidia.com/mig-2g.20gb", 1)
     (name,) = given.cdi
     probed = [f"/dev/nvidia-caps/nvidia-cap{number}" for number in range(1, 6)]
-    told = started(plugin, image, [name], f"/dev/nvidia{CUT}", "/dev/nvidia0", *probed)
-    opened = {path for path, _, rest in (line.partition(" ") for line in told) if rest == "opens as 1:3"}
+    lines = started(plugin, image, [name], f"/dev/nvidia{CUT}", "/dev/nvidia0", *probed)
+    opened = {path for path, _, rest in (line.partition(" ") for line in lines) if rest == "opens as 1:3"}
     assert opened == {f"/dev/nvidia{CUT}", probed[2], probed[3]}
 
 

@@ -107,7 +107,7 @@ def error(ran: Ran) -> Mapping[str, Any]:
     return found
 
 
-def assert_faults_are_told(engine: Engine, node: CdiNode, version: tuple[int, ...]) -> None:
+def assert_faults_are_reported(engine: Engine, node: CdiNode, version: tuple[int, ...]) -> None:
     """One engine, several broken specifications: a restart for each would take minutes."""
     good: Any = node.tree()
     node.write({**good, "cdiVersion": "9.9.0"})
@@ -127,7 +127,7 @@ def test_pod_of_containerd_computes_with_cdi(suite: str, node: CdiNode) -> None:
     node.generate()
     with containerd(node) as engine:
         assert_proven(verify(engine, node))
-        assert_faults_are_told(engine, node, release("containerd"))
+        assert_faults_are_reported(engine, node, release("containerd"))
 
 
 @pytest.mark.docker
@@ -135,7 +135,7 @@ def test_container_of_docker_computes_with_cdi(suite: str, node: CdiNode) -> Non
     node.generate()
     with dockerd(node) as engine:
         assert_proven(verify(engine, node))
-        assert_faults_are_told(engine, node, release("dockerd"))
+        assert_faults_are_reported(engine, node, release("dockerd"))
 
 
 @pytest.mark.containerd

@@ -89,8 +89,8 @@ def node(tmp_path: Path) -> Node:
 
 
 def error(document: Any) -> tuple[str, str, str]:
-    told = document["errors"][0]
-    return told["code"], told["message"], told["hint"]
+    first = document["errors"][0]
+    return first["code"], first["message"], first["hint"]
 
 
 def test_node_with_only_the_driver_computes_in_containers(node: Node) -> None:

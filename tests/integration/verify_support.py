@@ -72,10 +72,10 @@ def gpu_node(directory: Path) -> GpuNode:
     return GpuNode(stubs, nvidia, build_stub_runtime(directory / "broken-runtime", fail=refusal))
 
 
-def comes_to(told: Callable[[], object], expected: object) -> None:
+def comes_to(query: Callable[[], object], expected: object) -> None:
     """Fail unless the daemon finally reports that. containerd's CRI learns of changes by ctr through an
     event, and gpunode removes its images with ctr."""
-    assert eventually(lambda: told() == expected), told()
+    assert eventually(lambda: query() == expected), query()
 
 
 def interrupt_when(

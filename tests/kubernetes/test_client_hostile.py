@@ -221,9 +221,9 @@ def test_arguments_and_token_of_a_credential_program_are_not_printed(tmp_path: P
     program.write_text(f'#!/bin/sh\necho \'{{"status": {{"token": ["{SECRET}"]}}}}\'\n')
     program.chmod(0o755)
     spec = f"{{apiVersion: client.authentication.k8s.io/v1, command: ./p, args: [--key={SECRET}]}}"
-    told: list[str] = []
-    assert SECRET not in refusal(tmp_path, written(user=f"{{exec: {spec}}}"), told.append)
-    assert told == [f"{program} ..."]
+    notes: list[str] = []
+    assert SECRET not in refusal(tmp_path, written(user=f"{{exec: {spec}}}"), notes.append)
+    assert notes == [f"{program} ..."]
 
 
 @pytest.mark.parametrize(

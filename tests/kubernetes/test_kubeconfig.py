@@ -118,9 +118,9 @@ def test_cluster_info_is_passed_to_a_credential_program_on_request(
     more = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
     text = kubeconfig(api, exec=printing(tmp_path, provideClusterInfo=True))
     assert opened(edited(text, cluster={"extensions": more})).get("Node", "gpu-1")
-    told = json.loads((tmp_path / "info").read_text())["spec"]
-    assert (told["cluster"]["server"], told["cluster"]["config"]) == (api.url, {"audience": "x"})
-    assert base64.b64decode(told["cluster"]["certificate-authority-data"]) == Path(api.ca).read_bytes()
+    spec = json.loads((tmp_path / "info").read_text())["spec"]
+    assert (spec["cluster"]["server"], spec["cluster"]["config"]) == (api.url, {"audience": "x"})
+    assert base64.b64decode(spec["cluster"]["certificate-authority-data"]) == Path(api.ca).read_bytes()
 
 
 def test_missing_credential_program_has_an_install_hint(api: ApiServer, opened: Open, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_docker_that_does_not_accept_the_new_file_is_rolled_back(
         if verb == "restart":  # the toolkit was installed after docker was started
             machine.sh("touch /usr/bin/nvidia-container-runtime-hook")
         done = machine.gpunode("configure-runtime", "--runtime", "docker")
-        # after a failed reload dockerd can't be told to read the old file either
+        # after a failed reload dockerd can't be made to read the old file either
         assert done.code == (4 if verb == "restart" else 1), done.out + done.err
         assert f"systemctl {verb} {DOCKER}" in done.err and said in done.err, done.err
         assert machine.sh(f"cat {DAEMON_JSON}") == daemon_json

@@ -329,7 +329,7 @@ def held_until_reset(node, scenario) -> None:
 def test_only_the_gpu_with_a_pending_mode_is_reset(mig_node: MigMaker) -> None:
     scenario = mig_machine("a100-40gb", "a100-40gb", "a30")
     node = mig_node(scenario)
-    held_until_reset(node, scenario.with_gpu(0, told={"held": 1}))
+    held_until_reset(node, scenario.with_gpu(0, reported={"held": 1}))
     ran = node.apply("all-1g")
     assert ran.code == 0, ran.err
     assert [line for line in node.stub.mig_changes() if line.startswith("reset")] == ["reset gpu=0"]
@@ -338,7 +338,7 @@ def test_only_the_gpu_with_a_pending_mode_is_reset(mig_node: MigMaker) -> None:
 
 @pytest.mark.full
 def test_failed_reset_leaves_no_mode_pending(mig_node: MigMaker) -> None:
-    node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"held": 1}))
+    node = mig_node(mig_machine("a100-40gb").with_gpu(0, reported={"held": 1}))
     ran = node.apply("all-1g")
     assert ran.code == 4 and "In use by another client" in ran.err
     assert not node.gpu().current and not node.gpu().pending
@@ -346,7 +346,7 @@ def test_failed_reset_leaves_no_mode_pending(mig_node: MigMaker) -> None:
 
 @pytest.mark.full
 def test_virtual_machine_needs_a_reboot(mig_node: MigMaker) -> None:
-    node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_vm": 1, "virtualization": 1}))
+    node = mig_node(mig_machine("a100-40gb").with_gpu(0, reported={"mig_vm": 1, "virtualization": 1}))
     ran = node.apply("all-1g")
     assert ran.code == 4 and "--mode-only --skip-reset, reboot, then apply" in ran.err
     assert not node.gpu().pending
@@ -363,7 +363,7 @@ def test_virtual_machine_needs_a_reboot(mig_node: MigMaker) -> None:
 
 @pytest.mark.full
 def test_unwanted_pending_mode_is_cancelled(mig_node: MigMaker) -> None:
-    node = mig_node(mig_machine("a100-40gb").with_gpu(0, told={"mig_next": 1, "held": 1}))
+    node = mig_node(mig_machine("a100-40gb").with_gpu(0, reported={"mig_next": 1, "held": 1}))
     assert node.gpu().pending
     ran = node.apply("all-disabled")
     assert ran.code == 0, ran.err

@@ -228,10 +228,10 @@ def test_pod_without_host_processes_is_reported(
 ) -> None:
     """It would take the GPUs for idle, whichever process uses them."""
     monkeypatch.setattr("gpunode.mig.node_labels.in_pod", lambda _host: True)
-    for space, told in (("pid:[4026531836]", 0), ("pid:[4026532758]", 1)):
+    for space, count in (("pid:[4026531836]", 0), ("pid:[4026532758]", 1)):
         monkeypatch.setattr(Host, "readlink", lambda _self, _path, space=space: space)
         notes = [one for one in mig_plan.remarks(Host(), ()) if "hostPID: true" in one]
-        assert len(notes) == told
+        assert len(notes) == count
 
 
 def words(tmp_path: Path, api: ApiServer) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ def test_node_label_selects_the_configuration(mig_node: MigMaker, api: ApiServer
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "told"),
+    ("asked", "given", "expected"),
     [
         ("nonesuch", (), ["failed"]),  # no such configuration
         ("a30-all-2g", (), ["failed"]),  # impossible here
@@ -281,7 +281,12 @@ def test_node_label_selects_the_configuration(mig_node: MigMaker, api: ApiServer
     ],
 )
 def test_impossible_configuration_of_the_label_has_failed(
-    asked: str, given: tuple[str, ...], told: list[str], mig_node: MigMaker, api: ApiServer, tmp_path: Path
+    asked: str,
+    given: tuple[str, ...],
+    expected: list[str],
+    mig_node: MigMaker,
+    api: ApiServer,
+    tmp_path: Path,
 ) -> None:
     node = mig_node(mig_machine("h100"))
     api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] = asked
@@ -292,7 +297,7 @@ def test_impossible_configuration_of_the_label_has_failed(
     )
     ran = node.run("apply", "-f", node.config(text), *given, *words(tmp_path, api))
     assert ran.code in (2, 3), ran.err
-    assert states(api) == told
+    assert states(api) == expected
     assert api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] == asked
     assert node.stub.mig_changes() == []
 

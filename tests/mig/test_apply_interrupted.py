@@ -203,9 +203,9 @@ def systemctl(node: MigNode, more: str = "") -> Callable[[], list[str]]:
     return lambda: [line for line in log.read_text().splitlines() if "dcgm" in line] if log.exists() else []
 
 
-def goes_on(told: str) -> list[str]:
+def goes_on(output: str) -> list[str]:
     """The command that `mig list` or `mig plan` name, after ``gpunode mig``."""
-    (line,) = [one for one in told.splitlines() if "go on: gpunode" in one]
+    (line,) = [one for one in output.splitlines() if "go on: gpunode" in one]
     return shlex.split(line.partition("go on: gpunode mig ")[2])
 
 

@@ -158,7 +158,7 @@ def test_lost_gpu_is_named_and_nothing_changes(mig_node: MigMaker) -> None:
 
 
 def test_virtual_gpu_is_refused_since_its_host_controls_mig(mig_node: MigMaker) -> None:
-    node = mig_node(mig_machine("h100").with_gpu(0, told={"virtualization": 2}))
+    node = mig_node(mig_machine("h100").with_gpu(0, reported={"virtualization": 2}))
     ran = node.apply("all-1g")
     assert (
         ran.code == 3 and "GPU 0 (NVIDIA H100 80GB HBM3) is a virtual GPU: its host controls MIG" in ran.err

@@ -95,14 +95,14 @@ def walk(node: MigNode, scenario: Scenario, start: str, goals: tuple[str, ...], 
         code = attempt(node, goal)
         node.stub.write(scenario)
         now = node.layouts()
-        told = f"{start} -> {goal} with {struck}: exit {code}"
+        attempt_text = f"{start} -> {goal} with {struck}: exit {code}"
         if code == 0:
-            assert wrong(goal, now) == [], told
+            assert wrong(goal, now) == [], attempt_text
         else:
-            assert code in (1, 3, 4), told
-            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), told
+            assert code in (1, 3, 4), attempt_text
+            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), attempt_text
             back += 1
-        assert not (node.directory / "state/mig-before.json").exists(), told
+        assert not (node.directory / "state/mig-before.json").exists(), attempt_text
         if kept.exists():
             shutil.copy(kept, state)
         else:
@@ -173,13 +173,13 @@ def test_next_run_completes_a_run_killed_at_any_step(mig_node: MigMaker, boards:
         code = attempt(node, other)
         node.stub.write(scenario)
         now = node.layouts()
-        told = f"{start} -> {goal}, killed after {died}, -> {other} with {struck}: exit {code}"
-        assert code in (0, 4), told
+        attempt_text = f"{start} -> {goal}, killed after {died}, -> {other} with {struck}: exit {code}"
+        assert code in (0, 4), attempt_text
         if code == 0:
-            assert wrong(other, now) == [], told
+            assert wrong(other, now) == [], attempt_text
         else:
-            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), told
-        assert not (node.directory / "state/mig-before.json").exists(), told
+            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), attempt_text
+        assert not (node.directory / "state/mig-before.json").exists(), attempt_text
 
 
 def test_failing_reset_of_a_pending_mode(mig_node: MigMaker) -> None:
@@ -188,7 +188,7 @@ def test_failing_reset_of_a_pending_mode(mig_node: MigMaker) -> None:
     node = mig_node(scenario)
     path = node.stub.scenario_path
     node.program("nvidia-smi", f"sed -i 's/ held=1//' {path}\nexec {node.stub.programs}/nvidia-smi \"$@\"")
-    held = scenario.with_gpu(0, told={"held": 1})
+    held = scenario.with_gpu(0, reported={"held": 1})
     for fault in (Fault("nvidia-smi", 19, times=1), Fault("migChange", 23, after=3, times=1)):
         node.stub.write(replace(held, faults=(fault,)))
         assert attempt(node, "all-1g") == 4

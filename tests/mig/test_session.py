@@ -235,7 +235,7 @@ def test_idle_gpu_changes_its_mode_at_once(make_node, board):
 
 
 def test_busy_gpu_keeps_the_mode_pending_until_its_reset(make_node):
-    scenario = mig_machine("a100-80gb").with_gpu(0, told={"held": 1})
+    scenario = mig_machine("a100-80gb").with_gpu(0, reported={"held": 1})
     node, session = session_on(make_node, scenario)
     with session:
         assert session.set_mode(U0, True) == ModeChange(IN_USE, False, True)
@@ -244,7 +244,7 @@ def test_busy_gpu_keeps_the_mode_pending_until_its_reset(make_node):
         assert session.set_mode(U0, False) == ModeChange(0, False, False), "rolled back"
         session.set_mode(U0, True)
     assert "In use by another client" in smi(node, "-r", "-i", "0").stdout
-    node.write(scenario.with_gpu(0, told={}))
+    node.write(scenario.with_gpu(0, reported={}))
     gpu = read_layouts(host_of(node)).gpus[0]
     assert (gpu.current, gpu.pending, gpu.mode_pending) == (False, True, True)
     assert smi(node, "--gpu-reset", "-i", gpu.pci).returncode == 0
@@ -259,7 +259,7 @@ def test_open_session_prevents_the_reset(make_node):
 
 
 def test_virtual_machine_needs_a_reboot(make_node):
-    _, session = session_on(make_node, mig_machine("a100-80gb").with_gpu(0, told={"mig_vm": 1}))
+    _, session = session_on(make_node, mig_machine("a100-80gb").with_gpu(0, reported={"mig_vm": 1}))
     with session:
         assert session.set_mode(U0, True) == ModeChange(RESET_REQUIRED, False, True)
 
@@ -285,7 +285,7 @@ def test_reboot_removes_instances_and_the_mode_on_hopper(make_node):
 
 
 def test_virtual_gpu_is_controlled_by_its_host(make_node):
-    guest = mig_machine("a100-80gb", enabled=True).with_gpu(0, told={"virtualization": 2})
+    guest = mig_machine("a100-80gb", enabled=True).with_gpu(0, reported={"virtualization": 2})
     _, session = session_on(make_node, guest)
     with session:
         assert session.layouts().gpus[0].virtualization == 2

@@ -184,9 +184,9 @@ def test_unresponsive_kubelet_is_reported(machine: Machine, monkeypatch: pytest.
     gpu = gpu_of("h100")
     Kubelet(monkeypatch, silent=True)
     node = Node(Host(root=machine.root))
-    told = untold(node, [plan_gpu(Wish(gpu, True, {}, 1))])
+    message = untold(node, [plan_gpu(Wish(gpu, True, {}, 1))])
     assert (
-        told == "can't list the pods that hold the devices to be destroyed: "
+        message == "can't list the pods that hold the devices to be destroyed: "
         "the kubelet did not answer List within 2 s"
     )
     assert untold(node, [plan_gpu(Wish(gpu, True, {"3g.40gb": 2}, 1))]) == ""

@@ -74,23 +74,23 @@ class Deaf(Host):
 
     def signal(self, pid: int, name: str, expected: Callable[[], bool] = lambda: True) -> None:
         assert expected()
-        told.append((pid, name))
+        signals.append((pid, name))
 
     def wait_until(self, ready: object, timeout: float, interval: float = 0.05) -> bool:
         return False
 
 
-told: list[tuple[int, str]] = []
+signals: list[tuple[int, str]] = []
 
 
 def test_plugin_that_keeps_nvml_open_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told.clear()
+    signals.clear()
     ran = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
     monkeypatch.setattr("gpunode.mig.users.running", lambda _host: ran)
     with pytest.raises(PreconditionError, match="process 7 has not closed NVML") as caught:
         Room(Deaf(root=tmp_path), SilentProgress()).close()
     assert "--drain gpunode-device-plugin" in caught.value.hint
-    assert told == [(7, "USR1"), (7, "HUP")]
+    assert signals == [(7, "USR1"), (7, "HUP")]
 
 
 # --- real plugins -----------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ def test_pod_with_an_allocated_device_blocks(mig_node: MigMaker) -> None:
         assert "pod default/train-0 holds the 1g.10gb at" in ran.err
         assert "hint: end first: kubectl delete pod -n default train-0" in ran.err
         planned = beside.node.run("plan", "-f", EXAMPLES, "-c", "all-balanced", "-o", "json")
-        (told,) = planned.document["data"]["obstacles"]
-        assert (told["kind"], told["name"], told["drain"]) == ("pod", "default/train-0", "")
+        (obstacle,) = planned.document["data"]["obstacles"]
+        assert (obstacle["kind"], obstacle["name"], obstacle["drain"]) == ("pod", "default/train-0", "")
         beside.kubelet.remove("train-0")
         assert beside.node.apply("all-balanced").code == 0
 

@@ -111,8 +111,8 @@ def test_ctrl_c_after_the_packages_lists_the_remaining_steps(tmp_path, capsys):
     job = Job(host, Zypper(host), "driver-install", StderrProgress(), (), {})
     with pytest.raises(KeyboardInterrupt):
         driver._finish(job, [Command(("modprobe", "nvidia")), Command(("modprobe", "nvidia-uvm"))])
-    told = "the driver is installed; left to do: modprobe nvidia; modprobe nvidia-uvm"
-    assert told in capsys.readouterr().err
+    message = "the driver is installed; left to do: modprobe nvidia; modprobe nvidia-uvm"
+    assert message in capsys.readouterr().err
 
 
 # --- messages -------------------------------------------------------------------------------------------

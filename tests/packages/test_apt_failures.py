@@ -68,20 +68,20 @@ def fails(apt, web, repository):
 
 
 def test_url_without_a_repository_is_reported(fails):
-    told = fails("MIRROR/none")
-    assert "does not have a Release file" in told and "hint: there is nothing at that address" in told
+    output = fails("MIRROR/none")
+    assert "does not have a Release file" in output and "hint: there is nothing at that address" in output
 
 
 def test_unresolvable_host_name_is_reported(fails):
-    told = fails("http://mirror.invalid")
-    assert "'mirror.invalid'" in told and "hint: the repository can't be reached: see its name" in told
+    output = fails("http://mirror.invalid")
+    assert "'mirror.invalid'" in output and "hint: the repository can't be reached: see its name" in output
 
 
 def test_unresponsive_proxy_of_variable_or_apt_configuration_is_reported(fails):
-    told = fails(environ={"http_proxy": "http://127.0.0.1:1"})
-    assert "127.0.0.1:1" in told and "sudo drops http_proxy" in told
-    told = fails(settings='Acquire::http::Proxy "http://proxy.invalid:3128";\n')
-    assert "'proxy.invalid'" in told and "the proxy" in told
+    output = fails(environ={"http_proxy": "http://127.0.0.1:1"})
+    assert "127.0.0.1:1" in output and "sudo drops http_proxy" in output
+    output = fails(settings='Acquire::http::Proxy "http://proxy.invalid:3128";\n')
+    assert "'proxy.invalid'" in output and "the proxy" in output
 
 
 def test_working_proxy_is_used(apt, web, repository):
@@ -107,8 +107,8 @@ def test_wrong_clock_or_expired_index_is_reported(fails, signer, tmp_path, date,
     release = mirror.flat / "Release"
     release.write_text(release.read_text().replace("Thu, 01 Jan 2026 00:00:00 UTC", date))
     signer.clearsign(release, mirror.flat / "InRelease")
-    told = fails(mirror.url, key=mirror.key)
-    assert said in told and "hint: this node's clock is wrong (timedatectl), or" in told
+    output = fails(mirror.url, key=mirror.key)
+    assert said in output and "hint: this node's clock is wrong (timedatectl), or" in output
 
 
 def full(place):
@@ -124,15 +124,15 @@ def read_only(place):
 
 def test_full_disk_during_download_or_install_is_reported(apt, fails):
     for place in ("var/cache/apt/archives", "var/lib/apt/lists", "usr"):
-        told = fails(script=full(apt.root / place))
-        assert "No space left on device" in told or "enough free space" in told
-        assert "hint: free disk space, then run this again" in told
+        output = fails(script=full(apt.root / place))
+        assert "No space left on device" in output or "enough free space" in output
+        assert "hint: free disk space, then run this again" in output
 
 
 def test_read_only_directories_are_reported(apt, fails):
     for place in ("etc", "var", "usr"):
-        told = fails(script=read_only(apt.root / place))
-        assert "Read-only file system" in told and "read-only" in told.partition("hint: ")[2]
+        output = fails(script=read_only(apt.root / place))
+        assert "Read-only file system" in output and "read-only" in output.partition("hint: ")[2]
     (apt.root / "state").mkdir(exist_ok=True)
-    told = fails(script=read_only(apt.root / "state"))
-    assert "state/lock: Read-only file system" in told and not os.listdir(apt.sources)
+    output = fails(script=read_only(apt.root / "state"))
+    assert "state/lock: Read-only file system" in output and not os.listdir(apt.sources)

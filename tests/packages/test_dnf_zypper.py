@@ -233,7 +233,7 @@ def test_zypper_failure_is_explained(tmp_path, done, trouble):
     assert (failure.trouble if failure else None) is trouble
 
 
-class Told:
+class Recorded:
     """Messages printed while it works."""
 
     def __init__(self):
@@ -274,17 +274,17 @@ class Locked(Host):
 
 def test_lock_reported_only_by_the_manager_is_retried(tmp_path):
     Locked.tries = 0
-    host, told = Locked(tmp_path, environ={}), Told()
-    run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), told)
+    host, progress = Locked(tmp_path, environ={}), Recorded()
+    run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), progress)
     assert Locked.tries == 3
-    assert sum("already locked by 4711" in step for step in told.steps) == 1  # a line per second is noise
+    assert sum("already locked by 4711" in step for step in progress.steps) == 1  # a line per second is noise
 
 
 def test_lock_retries_are_limited(tmp_path):
     Locked.tries = -1_000_000_000
     host = Locked(tmp_path, environ={})
     with pytest.raises(PackagesError) as raised:
-        run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), Told(), wait_seconds=0.2)
+        run_command(host, Dnf(host), Command(("dnf", "-y", "install", "x")), Recorded(), wait_seconds=0.2)
     assert (raised.value.code, raised.value.exit_code) == ("package-manager-locked", 3)
 
 

@@ -20,9 +20,9 @@ _RETIRED = "https://nvidia.github.io/nvidia-docker/ubuntu20.04/$(ARCH)"
 
 def _said(ran: Ran) -> str:
     """Terminal output, without queries that change nothing and numbers that differ in every run."""
-    told = re.sub(r"^  (querying|looking at) .*\n", "", ran.err, flags=re.M) + ran.out
-    told = re.sub(r"(?<=done in )\d+\.\d(?= s)|(?<=\(process )\d+|(?<=process )\d+", "N", told)
-    return re.sub(r"\b[0-9A-F]{40}\b", "KEY", told)
+    output = re.sub(r"^  (querying|looking at) .*\n", "", ran.err, flags=re.M) + ran.out
+    output = re.sub(r"(?<=done in )\d+\.\d(?= s)|(?<=\(process )\d+|(?<=process )\d+", "N", output)
+    return re.sub(r"\b[0-9A-F]{40}\b", "KEY", output)
 
 
 def _page(name: str) -> dict[str, str]:
@@ -31,12 +31,12 @@ def _page(name: str) -> dict[str, str]:
 
 def test_toolkit_page_is_up_to_date(apt: AptRoot, repository: Repository) -> None:
     page = _page("docs/toolkit.md")
-    told: dict[str, str] = {}
+    runs: dict[str, str] = {}
 
     def see(line: str) -> None:
         words = line.replace(_MIRROR, repository.url).replace(_KEY, str(repository.key))
         shown = _said(apt.gpunode(*shlex.split(words))).replace(str(apt.root), "")
-        told[line] = shown.replace(repository.url, _MIRROR).replace(str(repository.key), _KEY)
+        runs[line] = shown.replace(repository.url, _MIRROR).replace(str(repository.key), _KEY)
 
     (apt.sources / "nvidia-docker.list").write_text(f"deb {_RETIRED} /\n")
     first, dry_run, second, waits, removal = page
@@ -49,7 +49,7 @@ def test_toolkit_page_is_up_to_date(apt: AptRoot, repository: Repository) -> Non
         see(waits)
     assert apt.gpunode("toolkit", "install", "--hold").code == 0
     see(removal)
-    assert told == page
+    assert runs == page
 
 
 def test_driver_page_is_up_to_date(tmp_path: Path) -> None:

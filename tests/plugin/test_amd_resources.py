@@ -119,9 +119,11 @@ def test_unknown_or_unhealthy_device_is_refused(tmp_path: Path) -> None:
         snapshot.devices[0].id, snapshot.devices[0].unit, Problem("ecc", "two errors", mend="reset")
     )
     ill = Snapshot(2, replace(snapshot.resource, devices=(sick, *snapshot.devices[1:])))
-    with pytest.raises(AllocationError, match="two errors; reset it: amd-smi reset --gpureset -g 0") as told:
+    with pytest.raises(
+        AllocationError, match="two errors; reset it: amd-smi reset --gpureset -g 0"
+    ) as caught:
         backend.answer(AMD, ill, [sick.id])
-    assert told.value.code == "unhealthy"
+    assert caught.value.code == "unhealthy"
 
 
 def test_unknown_id_causes_no_error_in_placement(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
 
 
 @pytest.mark.parametrize(
-    ("mend", "index", "told"),
+    ("mend", "index", "expected"),
     [
         ("reset", "1:4", "nvidia-smi --gpu-reset -i 1"),
         ("reset", "1:4", "kill -USR1 77 (closes NVML for 2 min)"),
@@ -27,8 +27,8 @@ from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
         ("replace", "1", "replaced"),
     ],
 )
-def test_hint_is_a_command_if_there_is_one(mend: str, index: str, told: str) -> None:
-    assert told in how_to_mend(mend, index, 77)
+def test_hint_is_a_command_if_there_is_one(mend: str, index: str, expected: str) -> None:
+    assert expected in how_to_mend(mend, index, 77)
 
 
 def test_self_clearing_problem_has_no_hint() -> None:

@@ -61,8 +61,8 @@ def test_feeds_always_equal_a_fresh_computation(news: list[tuple[str, object]]) 
     ledger.vetoes.append(condemner)
     good = Plan()
     versions: dict[str, int] = {}
-    told = []
-    ledger.changed.append(lambda: told.append(1))
+    notified = []
+    ledger.changed.append(lambda: notified.append(1))
     for kind, what in news:
         take(ledger, backend, condemner, kind, what)
         if ledger.inventory is not None and not backend.refuses:
@@ -182,11 +182,11 @@ def test_unchanged_state_notifies_no_waiter_and_keeps_the_version() -> None:
     ledger, backend, _, _ = made()
     backend.look()
     before = ledger.feeds[A].snapshot()
-    told = []
-    ledger.changed.append(lambda: told.append(1))
+    notified = []
+    ledger.changed.append(lambda: notified.append(1))
     for _ in range(5):
         ledger.tick()
-    assert told == []
+    assert notified == []
     backend.look()
     assert ledger.feeds[A].snapshot() is before
 

@@ -167,11 +167,11 @@ def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
         stub.stop()
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["inotify", "polling"])
+@pytest.mark.parametrize("inotify", [True, False], ids=["inotify", "polling"])
 def test_deleted_own_socket_is_recreated(
-    host: Host, kubelet: KubeletStub, monkeypatch: pytest.MonkeyPatch, told: bool
+    host: Host, kubelet: KubeletStub, monkeypatch: pytest.MonkeyPatch, inotify: bool
 ) -> None:
-    if not told:  # as on a node whose inotify instances are all in use
+    if not inotify:  # as on a node whose inotify instances are all in use
         monkeypatch.setattr(Waiter, "watch", lambda *_: False)
     with running(host) as (service, log):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)

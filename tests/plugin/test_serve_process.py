@@ -270,14 +270,14 @@ def test_systemd_is_notified_of_readiness_status_watchdog_and_stop(node: Node, s
         systemd.bind(str(short / "notify"))
         systemd.settimeout(30)
         serve, _ = node.serve(machine(2), NOTIFY_SOCKET=str(short / "notify"), WATCHDOG_USEC="500000")
-        told: list[str] = []
-        while "STATUS=2 of 2 nvidia.com/gpu healthy, registered with the kubelet" not in told:
-            told.append(systemd.recv(4096).decode())
+        received: list[str] = []
+        while "STATUS=2 of 2 nvidia.com/gpu healthy, registered with the kubelet" not in received:
+            received.append(systemd.recv(4096).decode())
         assert serve.end() == 0
-        while told[-1] != "STOPPING=1":
-            told.append(systemd.recv(4096).decode())
-    assert "READY=1" in told
-    assert "WATCHDOG=1" in told
+        while received[-1] != "STOPPING=1":
+            received.append(systemd.recv(4096).decode())
+    assert "READY=1" in received
+    assert "WATCHDOG=1" in received
 
 
 @pytest.mark.full

@@ -20,8 +20,8 @@ def test_missing_driver_is_named_and_waited_for(
     monkeypatch.setenv("LD_LIBRARY_PATH", libraries["LD_LIBRARY_PATH"])
     with kubelet(short) as (stub, start):
         serving = start()
-        told = "waiting for the NVIDIA driver: the NVIDIA kernel module is not loaded"
-        assert serving.says(told, 20), serving.log()
+        message = "waiting for the NVIDIA driver: the NVIDIA kernel module is not loaded"
+        assert serving.says(message, 20), serving.log()
         assert (stub.registrations, serving.process.poll()) == ([], None)
         assert serving.end() == 0
         assert "Traceback" not in serving.log()

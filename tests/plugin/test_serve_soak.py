@@ -129,9 +129,9 @@ class Soak:
         healed = self.log().count("GPU is healthy again") + len(sick)
         self.node.write(self.scenario)
         assert eventually(lambda: self.log().count("GPU is healthy again") == healed), self.log()[-3000:]
-        told = re.findall(r"device=(\S+) index=\d+ code=(\S+)", self.log())
-        assert {device for device, _ in told[-len(sick) :]} == sick
-        assert {code for _, code in told} == {"xid-94"}
+        marks = re.findall(r"device=(\S+) index=\d+ code=(\S+)", self.log())
+        assert {device for device, _ in marks[-len(sick) :]} == sick
+        assert {code for _, code in marks} == {"xid-94"}
 
     def allocations(self) -> None:
         for turn in range(ALLOCATIONS):

@@ -28,11 +28,11 @@ from gpunode.plugin.nvidia.watch import Outcome, Watch
 from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, recorded_host, uuid
 
 
-def told(seen: Inventory, topology: Topology | None = None) -> str:
+def document(seen: Inventory, topology: Topology | None = None) -> str:
     return json.dumps({"inventory": plain(seen), "topology": plain(topology or Topology())})
 
 
-GOOD = told(inventory(4))
+GOOD = document(inventory(4))
 ABSENT = json.dumps({"error": {"code": 12, "message": "libnvidia-ml.so.1 was not found"}})
 MISMATCH = json.dumps({"error": {"code": 18, "message": "library and module differ"}})
 AGAIN = json.dumps({"again": "the traces have changed"})
@@ -175,7 +175,7 @@ def test_child_output_is_passed_on(tmp_path: Path) -> None:
     topology = Topology((Pair(uuid(0), uuid(1), 10, 4),), {uuid(0): 18})
     first, second = Reading(uuid(0), ecc_volatile=1), Reading(uuid(1), error="lost")
     event = GpuEvent("xid", uuid(3), 79, 1, 0)
-    lines = [told(inventory(4), topology), json.dumps({"readings": [plain(first)]})]
+    lines = [document(inventory(4), topology), json.dumps({"readings": [plain(first)]})]
     lines += [json.dumps({"readings": [plain(second)]}), json.dumps({"event": plain(event)}), '{"beat":1}']
     with Node(tmp_path, lines).running() as node:
         assert eventually(lambda: node.sink.of("event") == [event])
@@ -196,13 +196,13 @@ def test_missing_driver_is_waited_for_and_named_once(tmp_path: Path) -> None:
 
 
 def test_driver_without_gpus_is_waited_for(tmp_path: Path) -> None:
-    with Node(tmp_path, [told(Inventory("550.54.15"))]).running() as node:
+    with Node(tmp_path, [document(Inventory("550.54.15"))]).running() as node:
         assert eventually(lambda: "NVML lists no GPU" in node.watch.waiting)
 
 
 def test_node_with_one_dead_gpu_is_not_a_node_without_gpus(tmp_path: Path) -> None:
     dead = Inventory("550", gpus=(replace(gpu(0), uuid="", error="GPU is lost"),))
-    with Node(tmp_path, [told(dead)]).running() as node:
+    with Node(tmp_path, [document(dead)]).running() as node:
         assert eventually(lambda: node.watch.waiting == "waiting for the NVIDIA driver: GPU 0: GPU is lost")
 
 

@@ -58,15 +58,15 @@ from pathlib import Path
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_watcher import Options, NvmlWatcher
 from gpunode.host import Host
-asked, told = set(), []
+asked, documents = set(), []
 def asking(function, gpus):
     asked.update((function, gpu) for gpu in gpus)
     return nullcontext()
 def tell(**document):
-    told.append(document)
+    documents.append(document)
 watcher = NvmlWatcher(Nvml.open(asking=asking), Host(), Options(use=True), tell)
 watcher.turn(time.monotonic())
-while not any("watching" in document for document in told):
+while not any("watching" in document for document in documents):
     time.sleep(0.01)
 modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
 others = {"gpunode.gpu.child", "gpunode.gpu.nvml_health"}  # names of kinds; what the doctor asks

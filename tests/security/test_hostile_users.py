@@ -134,18 +134,18 @@ def lines(place: Path, all_commands: bool) -> Iterator[tuple[str, ...]]:
 
 def leaks(node: Stage, line: tuple[str, ...], ran: Ran, place: Path) -> list[str]:
     """Executed and disclosed files of a run; markers and output files are removed for the next one."""
-    told = [f"{' '.join(line)}: executed {argv}" for argv in node.executed()]
+    problems = [f"{' '.join(line)}: executed {argv}" for argv in node.executed()]
     for marker in (node.directory / "markers").iterdir():
         marker.unlink()
-    told += [f"{' '.join(line)}: printed the secret" for text in (ran.out, ran.err) if CANARY in text]
+    problems += [f"{' '.join(line)}: printed the secret" for text in (ran.out, ran.err) if CANARY in text]
     for path in [one for top in (place, node.secret / "state") for one in top.rglob("*") if one.is_file()]:
         if any(CANARY.encode() in data for data in _contents(path)):
-            told.append(f"{' '.join(line)}: wrote the secret to {path.name}")
+            problems.append(f"{' '.join(line)}: wrote the secret to {path.name}")
         if path.is_relative_to(place):
             path.unlink()
     assert "Traceback" not in ran.err and "this is a bug" not in ran.err, (line, ran.err)
     assert EXPECTED.get(line, "") in ran.out, (line, ran)
-    return told
+    return problems
 
 
 def _contents(path: Path) -> Iterator[bytes]:

@@ -181,11 +181,11 @@ def test_file_named_by_a_user_is_read_with_that_users_rights(
         os.chown(one, OTHER, OTHER, follow_symlinks=False)
     top = f"/proc/{os.getpid()}/root{place}" if path.startswith("proc/") else place
     try:
-        told = Host().as_user(OTHER).read_text(f"{top}/{path.removeprefix('proc/')}")
+        data = Host().as_user(OTHER).read_text(f"{top}/{path.removeprefix('proc/')}")
     except GpunodeError as error:
-        told = None
+        data = None
         assert "canary" not in error.message
-    assert (told or None) == text
+    assert (data or None) == text
 
 
 def test_user_view_runs_nothing_and_lists_only_what_the_user_may_read(place: Path) -> None:

@@ -25,6 +25,6 @@ def resolve_text(text: str, file: Path, **flags: str) -> Resolved:
     return sources(flags, file=file).resolve()
 
 
-def told(resolved: Resolved, file: Path) -> list[str]:
+def problem_texts(resolved: Resolved, file: Path) -> list[str]:
     """The problems, with the file's name left out."""
     return [problem.text.replace(f"{file}:", "") for problem in resolved.problems]

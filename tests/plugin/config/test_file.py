@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.plugin.config.settings import ALL_XIDS, NameRule, SharedResource
-from tests.plugin.config.resolving import FILES, resolve_text, sources, told
+from tests.plugin.config.resolving import FILES, problem_texts, resolve_text, sources
 
 KNOWN_FILES = sorted(FILES.iterdir())
 GPU = "nvidia.com/gpu"
@@ -173,7 +173,9 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG, ids=lambda text: " ".join(text.split())[:40])
 def test_error_is_reported_with_line_and_key(text: str, tmp_path: Path) -> None:
     resolved = resolve_text(text, tmp_path / "c")
-    assert any(WRONG[text] in one for one in told(resolved, tmp_path / "c")), told(resolved, tmp_path / "c")
+    assert any(WRONG[text] in one for one in problem_texts(resolved, tmp_path / "c")), problem_texts(
+        resolved, tmp_path / "c"
+    )
 
 
 def test_settings_that_the_nvidia_plugin_ignores_are_ignored_with_a_warning(tmp_path: Path) -> None:
@@ -199,12 +201,12 @@ def test_name_too_long_after_renaming_is_an_error(tmp_path: Path) -> None:
     text = f"sharing:\n  timeSlicing:\n    resources:\n    - {{name: {name}, replicas: 2}}\n"
     assert resolve_text(text, tmp_path / "c").problems == ()
     longer = text + "    renameByDefault: true\n"
-    assert "with .shared behind it" in told(resolve_text(longer, tmp_path / "c"), tmp_path / "c")[0]
+    assert "with .shared behind it" in problem_texts(resolve_text(longer, tmp_path / "c"), tmp_path / "c")[0]
 
 
 def test_all_errors_are_reported_in_file_order(tmp_path: Path) -> None:
     text = "resources:\n  exclude: [x]\nflags:\n  migStrategy: all\n  nope: 1\nhealth: []\nversion: 3\n"
-    found = told(resolve_text(text, tmp_path / "c"), tmp_path / "c")
+    found = problem_texts(resolve_text(text, tmp_path / "c"), tmp_path / "c")
     assert [one.partition(":")[0] for one in found] == ["2", "4", "5", "6", "7"]
 
 
@@ -220,15 +222,17 @@ def test_lenient_turns_unknown_keys_and_invalid_xids_into_warnings(tmp_path: Pat
 def test_alias_bomb_ends_early(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
-    assert "aliases resolved" in told(resolve_text("\n".join(lines), tmp_path / "c"), tmp_path / "c")[0]
+    assert (
+        "aliases resolved" in problem_texts(resolve_text("\n".join(lines), tmp_path / "c"), tmp_path / "c")[0]
+    )
 
 
 def test_unreadable_file_is_named_with_the_reason(tmp_path: Path) -> None:
     file = tmp_path / "c"
     file.write_bytes(b"version: v1\nflags: {x: '\xff'}\n")
-    assert told(sources(file=file).resolve(), file) == ["2: not UTF-8 text"]
+    assert problem_texts(sources(file=file).resolve(), file) == ["2: not UTF-8 text"]
     file.write_bytes(b"#" * 300_000)
-    assert "exceed the limit of 262144" in told(sources(file=file).resolve(), file)[0]
+    assert "exceed the limit of 262144" in problem_texts(sources(file=file).resolve(), file)[0]
     (problem,) = sources(file=tmp_path).resolve().problems
     assert problem.text == f"{tmp_path}: is a directory"
     (problem,) = sources(file=tmp_path / "gone").resolve().problems

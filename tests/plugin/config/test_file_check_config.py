@@ -139,8 +139,8 @@ def test_setting_without_a_match_on_this_node_gives_a_warning(tmp_path: Path) ->
     ran = check(str(file), *H100)
     assert ran.code == 0
     assert ran.document["status"] == "warn"
-    told = "\n".join(ran.document["messages"])
-    assert "17" in told and "nvidia.com/mig-1g.5gb" in told
+    messages = "\n".join(ran.document["messages"])
+    assert "17" in messages and "nvidia.com/mig-1g.5gb" in messages
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
@@ -174,9 +174,10 @@ def test_pattern_without_a_match_gives_a_warning_with_the_models(tmp_path: Path)
     file.write_text(
         "resources:\n  gpus:\n  - {pattern: 'H100*', name: h100}\n  - {pattern: '*', name: gpu}\n"
     )
-    (told,) = check(str(file), *H100).document["messages"]
+    (message,) = check(str(file), *H100).document["messages"]
     assert (
-        told == "warning: resources.gpus: H100*: no model here is called so; there is NVIDIA H100 80GB HBM3"
+        message
+        == "warning: resources.gpus: H100*: no model here is called so; there is NVIDIA H100 80GB HBM3"
     )
 
 

@@ -76,7 +76,7 @@ def test_labels_from_nvml(node: StubNode) -> None:
 
 @needs_stub
 def test_clique_and_gpus_without_mig(tmp_path: Path) -> None:
-    linked = machine(2).with_gpu(0, fabric=(3, 0, 0), told={"cluster": 0xA1, "clique": 7})
+    linked = machine(2).with_gpu(0, fabric=(3, 0, 0), reported={"cluster": 0xA1, "clique": 7})
     found = values(labels(stub_node(tmp_path, linked)))
     assert found["nvidia.com/gpu.clique"] == "a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1.7"
     for fabric in ((2, 0, 0), (3, 999, 0)):
@@ -128,12 +128,12 @@ def test_feature_file(node: StubNode, tmp_path: Path) -> None:
     assert not path.parent.exists()
     assert f"{path}: created" in labels(node, flag, str(path)).out
     assert path.stat().st_mode & 0o7777 == 0o644
-    told = path.read_text()
-    lines = told.splitlines()
+    text = path.read_text()
+    lines = text.splitlines()
     assert lines == sorted(lines)
     assert "nvidia.com/gpu.product=NVIDIA-A100-SXM4-40GB" in lines
     stamp = next(line for line in lines if "gfd.timestamp" in line)
-    path.write_text(told.replace(stamp, "nvidia.com/gfd.timestamp=1"))
+    path.write_text(text.replace(stamp, "nvidia.com/gfd.timestamp=1"))
     before = path.stat()
     assert f"{path}: unchanged" in labels(node, flag, str(path)).out  # a different time is no change
     after = path.stat()

@@ -129,8 +129,8 @@ def inventories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Inventory
         for layout in dict.fromkeys(case[0] for case in cases(model)):
             node(model, layout).write(scenarios / f"{model} {layout}")
     stub = stub_node(place, machine(1))
-    told = run_python(LOOK, stub.env, str(stub.scenario_path), str(scenarios))
-    return {name: inventory_from_json(one) for name, one in told.items()}
+    answers = run_python(LOOK, stub.env, str(stub.scenario_path), str(scenarios))
+    return {name: inventory_from_json(one) for name, one in answers.items()}
 
 
 EVERY = list(chain.from_iterable(((model, *case) for case in cases(model)) for model in MODELS))

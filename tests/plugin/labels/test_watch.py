@@ -151,11 +151,11 @@ def test_tegra_without_nvml_is_detected_by_its_files(tmp_path: Path, monkeypatch
     node = stub_node(tmp_path, machine(1, name="Orin", cc="8.7"), libraries="cuda")
     host = Host(environ=clean_environment(node.env))
     assert label(host, Settings()).values["nvidia.com/gpu.product"] == "Orin"
-    told: list[bool] = []
+    notified: list[bool] = []
     kept_by = Labelled(host, open_log(sys.stderr, {}), Settings())
-    kept_by.on_change = lambda: told.append(True)
+    kept_by.on_change = lambda: notified.append(True)
     kept_by.broken("libnvidia-ml.so.1 isn't there", sure=True)
-    assert (told, kept_by.source()) == ([True], (Settings(), Inventory("")))
+    assert (notified, kept_by.source()) == ([True], (Settings(), Inventory("")))
 
 
 def test_plugin_keeps_labels_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:

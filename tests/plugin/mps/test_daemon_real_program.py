@@ -69,8 +69,8 @@ def test_real_servers_fail_without_a_driver(real: MpsNode, program: Path) -> Non
 
         assert any(another_fails() for _ in range(30)), log.lines
         assert made.problem and "exited with status" in made.problem.reason
-    told = [str(fields.get("said")) for level, _, fields in log.lines if level == "warning"]
-    assert any("exited with status" in line for line in told), log.lines
+    messages = [str(fields.get("said")) for level, _, fields in log.lines if level == "warning"]
+    assert any("exited with status" in line for line in messages), log.lines
 
 
 def test_real_daemon_beside_another_one(real: MpsNode, program: Path) -> None:

@@ -103,7 +103,7 @@ def test_program_that_exits_at_once_is_retried_later(node: MpsNode) -> None:
     with kept(node, spec(node), log) as made:
         assert eventually(lambda: log.messages("error") != [])
         assert made.problem and "ends at once (exit status 1)" in made.problem.reason
-        assert "This stand-in was told to end" in made.problem.reason
+        assert "This stub is configured to exit" in made.problem.reason
         node.mps.behave()
         assert up(made), log.lines
 

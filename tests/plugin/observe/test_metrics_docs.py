@@ -19,8 +19,10 @@ def series(text: str) -> set[str]:
 
 def test_metrics_table_is_up_to_date() -> None:
     rows = re.findall(r"^\| `(gpunode_\w+)` \| (\w+) \| (.*?) \| (.*) \|$", PAGE, re.MULTILINE)
-    told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows}
-    assert told == {one.name: (one.kind, one.labels, one.text) for one in FAMILIES.values()}
+    documented = {
+        name: (kind, tuple(re.findall(r"`(\w+)`", labels)), text) for name, kind, labels, text in rows
+    }
+    assert documented == {one.name: (one.kind, one.labels, one.text) for one in FAMILIES.values()}
 
 
 def test_every_metric_named_on_the_page_exists() -> None:

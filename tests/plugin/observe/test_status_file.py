@@ -73,11 +73,11 @@ def test_change_within_a_second_of_a_write_is_written_later(
     status.tick(100.4)
     assert asked == [pytest.approx(0.6)]
 
-    def told() -> bool:
+    def is_written() -> bool:
         status.tick(101.1)  # again, as the earlier task may not have ended yet
         return "a bad edit" in content(tmp_path / "state/status.json")
 
-    assert eventually(told)
+    assert eventually(is_written)
 
 
 def test_resources_are_in_the_file_before_they_are_registered(tmp_path: Path) -> None:

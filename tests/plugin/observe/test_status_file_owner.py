@@ -16,8 +16,8 @@ from gpunode.plugin.observe.status_file import read_own_status
 
 def state(place: Path, **changes: Any) -> str:
     """State of this process' own status file with these changes."""
-    told = {**own_identity(Host()), "started": 1.0, "resources": [], **changes}
-    (place / "status.json").write_text(json.dumps(told))
+    status = {**own_identity(Host()), "started": 1.0, "resources": [], **changes}
+    (place / "status.json").write_text(json.dumps(status))
     found = read_own_status(Host(), str(place))
     assert found is not None
     return found.state

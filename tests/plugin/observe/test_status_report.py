@@ -124,9 +124,9 @@ def test_empty_node_gets_the_next_step(node) -> None:
     done = command("plugin", "status", *given)
     assert (done.returncode, "gpunode plugin serve" in done.stdout) == (0, True), done.stdout
     stub.stop()
-    told = command("plugin", "status", *given).stdout
-    assert "systemctl status kubelet" in told
-    assert "gpunode plugin serve" not in told  # which would find no kubelet to register with
+    output = command("plugin", "status", *given).stdout
+    assert "systemctl status kubelet" in output
+    assert "gpunode plugin serve" not in output  # which would find no kubelet to register with
 
 
 def test_planted_symlink_is_not_written_through(node) -> None:

@@ -22,5 +22,5 @@ def test_cause_shared_by_gpus_is_printed_once_and_others_separately() -> None:
         unit("3", None),
         unit("2", gone, "other.com/a"),
     )
-    told = {problem: [one.index for one in shared] for (problem, _), shared in troubles(units).items()}
-    assert told == {gone: ["0", "2"], fell: ["1"]}
+    indices = {problem: [one.index for one in shared] for (problem, _), shared in troubles(units).items()}
+    assert indices == {gone: ["0", "2"], fell: ["1"]}

@@ -129,8 +129,11 @@ def test_script_runs_once(node, tmp_path: Path) -> None:
     script.write_text('{"at": 0.2, "gpu": 0, "unplug": true}\n{"gpu": 1, "unplug": true}\n')
     done = inject(serving, "--script", str(script), "-o", "json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["kind"], [fault["gpu"] for fault in told["data"]["faults"]]) == ("InjectedFault", ["1", "0"])
+    document = json.loads(done.stdout)
+    assert (document["kind"], [fault["gpu"] for fault in document["data"]["faults"]]) == (
+        "InjectedFault",
+        ["1", "0"],
+    )
     assert stub.wait_allocatable(GPU, 2, 30), serving.log()
 
 

@@ -90,8 +90,8 @@ def test_uuids_are_stable_and_unique_to_the_node(tmp_path: Path) -> None:
 def test_mig_devices_are_placed_as_by_the_driver() -> None:
     (gpu,) = load("a100:1,mig=1g.5gb*2/3g.20gb/2g.10gb")[0].gpus
     assert gpu.mig_enabled
-    told = [(mig.index, mig.profile, mig.gi, mig.memory_bytes >> 30) for mig in gpu.mig]
-    assert told == [
+    devices = [(mig.index, mig.profile, mig.gi, mig.memory_bytes >> 30) for mig in gpu.mig]
+    assert devices == [
         (0, "3g.20gb", 2, 20),
         (1, "2g.10gb", 3, 10),
         (2, "1g.5gb", 9, 5),

@@ -34,7 +34,7 @@ def host(tmp_path: Path) -> Host:
     return Host(root=tmp_path)
 
 
-def told(host: Host, message: str = UNRESOLVED, way: Way = WAY) -> DaemonError:
+def explained(host: Host, message: str = UNRESOLVED, way: Way = WAY) -> DaemonError:
     return explain(host, DaemonError(message), way)
 
 
@@ -43,14 +43,14 @@ def put(host: Host, text: str, path: str = "run/cdi/nvidia.yaml") -> None:
 
 
 def test_missing_specification(host: Host) -> None:
-    error = told(host)
+    error = explained(host)
     assert (error.code, error.hint) == ("cdi-no-specification", "gpunode cdi refresh")
     assert UNRESOLVED in error.message
 
 
 def test_invalid_yaml_is_named(host: Host) -> None:
     put(host, "kind: nvidia.com/gpu\ndevices: [\n")
-    error = told(host)
+    error = explained(host)
     assert error.code == "cdi-unresolvable"
     assert error.message.startswith("/var/run/cdi/nvidia.yaml can't be parsed: ")
 
@@ -59,42 +59,42 @@ def test_invalid_yaml_is_named(host: Host) -> None:
 def test_version_that_this_release_does_not_read(host: Host, version: str, fault: bool) -> None:
     put(host, GOOD.replace("0.5.0", version))
     said = f"/var/run/cdi/nvidia.yaml is written for CDI {version}, and podman 4.3.1 reads 0.5.0 at most"
-    assert told(host).message.startswith(said) is fault
+    assert explained(host).message.startswith(said) is fault
 
 
 @pytest.mark.parametrize("version", ["", "5", "a.b.c", "1.2.3.4"])
 def test_invalid_version_is_not_the_cause(host: Host, version: str) -> None:
     put(host, GOOD.replace("0.5.0", version))
-    assert told(host).code == "cdi-unresolvable"
+    assert explained(host).code == "cdi-unresolvable"
 
 
 def test_device_in_no_file(host: Host) -> None:
     put(host, GOOD.replace("name: all", 'name: "0"'))
-    assert "names no device all; it has 0" in told(host).message
+    assert "names no device all; it has 0" in explained(host).message
 
 
 def test_device_in_two_files_of_one_directory(host: Host) -> None:
     put(host, GOOD)
     put(host, GOOD, "run/cdi/old.yaml")
-    error = told(host)
+    error = explained(host)
     assert "/var/run/cdi/nvidia.yaml and /var/run/cdi/old.yaml name the same device" in error.message
 
 
 def test_same_device_in_both_directories_is_no_conflict(host: Host) -> None:
     put(host, GOOD)
     put(host, GOOD, "etc/cdi/nvidia.yaml")
-    assert told(host).message.startswith("the engine finds no CDI specification that names the GPUs")
+    assert explained(host).message.startswith("the engine finds no CDI specification that names the GPUs")
 
 
 @pytest.mark.parametrize("path", ["/lib/libcuda.so.535", "/dev/nvidia0", "/usr/bin/nvidia-cdi-hook"])
 def test_missing_path_in_the_message_makes_the_specification_stale(host: Host, path: str) -> None:
     put(host, GOOD)
     message = f'error mounting "{path}": no such file or directory'
-    assert told(host, message).message.startswith(
+    assert explained(host, message).message.startswith(
         f"/var/run/cdi/nvidia.yaml names {path}, which does not exist: "
     )
     (host.root / path.lstrip("/")).touch()
-    assert told(host, message).code != "cdi-stale"
+    assert explained(host, message).code != "cdi-stale"
 
 
 def test_other_failure_keeps_its_message(host: Host) -> None:

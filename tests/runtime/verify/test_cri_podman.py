@@ -102,7 +102,7 @@ def test_timed_out_run_names_its_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stderr", "told"),
+    ("stderr", "message"),
     [
         ("Error: one\nError: two\n", "two"),
         ("no such thing\n", "no such thing"),
@@ -110,8 +110,8 @@ def test_timed_out_run_names_its_limit() -> None:
         ("Error: what\n  level=debug\n", "what"),
     ],
 )
-def test_podman_error_is_extracted(stderr: str, told: str) -> None:
-    assert said(ended(125, stderr)) == told
+def test_podman_error_is_extracted(stderr: str, message: str) -> None:
+    assert said(ended(125, stderr)) == message
 
 
 def scripted(directory: Path, output: str, code: int = 0) -> Podman:

@@ -37,11 +37,11 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("message", "code"), MESSAGES)
 def test_known_message_gets_its_cause_and_a_command(message, code):
-    told = explain(Host(), DaemonError(message), Way(CdiReading("containerd"), "nvidia"))
-    assert told.code == code
-    assert message in told.message
-    assert told.hint
-    assert "{" not in told.hint
+    explained = explain(Host(), DaemonError(message), Way(CdiReading("containerd"), "nvidia"))
+    assert explained.code == code
+    assert message in explained.message
+    assert explained.hint
+    assert "{" not in explained.hint
 
 
 def test_every_cause_is_tested():
@@ -50,12 +50,16 @@ def test_every_cause_is_tested():
 
 def test_unknown_failure_keeps_its_code_and_hint():
     error = DaemonError("out of cheese", hint="buy some", code="daemon")
-    told = explain(Host(), error, Way(CdiReading("docker"), "nvidia"))
-    assert (told.message, told.hint, told.code) == ("handler nvidia: out of cheese", "buy some", "daemon")
+    explained = explain(Host(), error, Way(CdiReading("docker"), "nvidia"))
+    assert (explained.message, explained.hint, explained.code) == (
+        "handler nvidia: out of cheese",
+        "buy some",
+        "daemon",
+    )
 
 
 def test_missing_handler_error_names_the_known_ones_and_the_command():
-    told = missing_handler(CdiReading("docker"), "nvidia", ("io.containerd.runc.v2", "runc"))
-    assert "io.containerd.runc.v2, runc" in told.message
-    assert "gpunode configure-runtime --runtime docker; " in told.hint
-    assert told.hint.endswith("gpunode configure-runtime --runtime docker --cdi")
+    explained = missing_handler(CdiReading("docker"), "nvidia", ("io.containerd.runc.v2", "runc"))
+    assert "io.containerd.runc.v2, runc" in explained.message
+    assert "gpunode configure-runtime --runtime docker; " in explained.hint
+    assert explained.hint.endswith("gpunode configure-runtime --runtime docker --cdi")
