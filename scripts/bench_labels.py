@@ -55,21 +55,22 @@ def main(rounds: int) -> bool:
     return all(within)
 
 
-def _with(place: Path, count: int, rounds: int) -> bool:
+def _with(directory: Path, count: int, rounds: int) -> bool:
     at_once = machine(count)
-    bus = place / str(count)
+    bus = directory / str(count)
     mounted = "--own-mounts" in sys.argv
     if mounted:
         _mount(bus, at_once)
     try:
         own_share = _measured(
-            f"{count} GPUs, NVML at once", stub_node(place, at_once).env, rounds, SECONDS, False
+            f"{count} GPUs, NVML at once", stub_node(directory, at_once).env, rounds, SECONDS, False
         )
         if not PEER:
             return own_share
         slow = at_once.with_faults(Fault("nvmlInitWithFlags", hang=START))
         return (
-            _measured(f"{count} GPUs", stub_node(place, slow).env, rounds, float("inf"), True) and own_share
+            _measured(f"{count} GPUs", stub_node(directory, slow).env, rounds, float("inf"), True)
+            and own_share
         )
     finally:
         if mounted:
@@ -113,16 +114,16 @@ def _run(*argv: str) -> None:
         raise SystemExit(f"{' '.join(argv)}: {done.stderr}")
 
 
-def _device(place: Path, vendor: str, device: str, kind: str) -> None:
+def _device(directory: Path, vendor: str, device: str, kind: str) -> None:
     """As sysfs-pci has it (Documentation/PCI/sysfs-pci.rst)."""
-    place.mkdir(parents=True)
+    directory.mkdir(parents=True)
     words = {"vendor": vendor, "device": device, "class": kind}
     for name, word in words.items():
-        (place / name).write_text(f"0x{word}\n")
-    (place / "numa_node").write_text("0\n")
-    (place / "resource").write_text(_NO_WINDOW * 13)
+        (directory / name).write_text(f"0x{word}\n")
+    (directory / "numa_node").write_text("0\n")
+    (directory / "resource").write_text(_NO_WINDOW * 13)
     head = bytes.fromhex(vendor)[::-1] + bytes.fromhex(device)[::-1]
-    (place / "config").write_bytes((head + bytes(5) + bytes.fromhex(kind)[::-1]).ljust(256, b"\0"))
+    (directory / "config").write_bytes((head + bytes(5) + bytes.fromhex(kind)[::-1]).ljust(256, b"\0"))
 
 
 if __name__ == "__main__":

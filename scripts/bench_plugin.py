@@ -84,12 +84,12 @@ def main() -> int:
 def measure(how: Measure) -> list[Row]:
     """Every row of the table."""
     with tempfile.TemporaryDirectory(prefix="gb-") as name:
-        place = Path(name)
+        directory = Path(name)
         return [
-            *_starts(how, place / "s"),
-            *_eight(how, place / "8"),
-            *_sixteen(how, place / "16"),
-            *_shares(how, place / "r"),
+            *_starts(how, directory / "s"),
+            *_eight(how, directory / "8"),
+            *_sixteen(how, directory / "16"),
+            *_shares(how, directory / "r"),
         ]
 
 
@@ -115,14 +115,14 @@ def shared(replicas: int) -> str:
 
 
 def _plugins(
-    how: Measure, place: Path, scenario: Scenario, ends: ExitStack, config: str = ""
+    how: Measure, directory: Path, scenario: Scenario, ends: ExitStack, config: str = ""
 ) -> list[Plugin]:
     """Ours, and the peer if there is one; listed by their kubelets."""
-    place.mkdir()
+    directory.mkdir()
     found = []
     for name, template in (("ours", OURS), ("peer", how.peer)):
         if template:
-            found.append(Plugin(template, place / name, scenario, config))
+            found.append(Plugin(template, directory / name, scenario, config))
             ends.callback(found[-1].end)
     for plugin in found:
         plugin.wait_ready(len(scenario.gpus) * (_SHARES if config else 1))
@@ -132,16 +132,16 @@ def _plugins(
 # --- measurements ---------------------------------------------------------------------------------------
 
 
-def _starts(how: Measure, place: Path) -> list[Row]:
+def _starts(how: Measure, directory: Path) -> list[Row]:
     """Start to Register, one plugin at a time, and from an XID to the stream."""
-    place.mkdir()
+    directory.mkdir()
     starts: dict[str, list[float]] = {}
     late: dict[str, list[float]] = {}
     for number in range(how.starts + 1):
         for name, template in (("ours", OURS), ("peer", how.peer)):
             if not template:
                 continue
-            plugin = Plugin(template, place / f"{name}{number}", hgx(8))
+            plugin = Plugin(template, directory / f"{name}{number}", hgx(8))
             try:
                 plugin.wait_ready(8)
                 if number:  # the first one only warms the files up
@@ -169,9 +169,9 @@ def _xids(plugin: Plugin) -> list[float]:
     return found
 
 
-def _eight(how: Measure, place: Path) -> list[Row]:
+def _eight(how: Measure, directory: Path) -> list[Row]:
     with ExitStack() as ends:
-        plugins = _plugins(how, place, hgx(8), ends)
+        plugins = _plugins(how, directory, hgx(8), ends)
         rows = _memory(plugins, "8 GPUs", 48)
         rows.append(_idle(plugins, how.idle_seconds))
         chance = random.Random(8)
@@ -191,16 +191,16 @@ def _eight(how: Measure, place: Path) -> list[Row]:
     return rows
 
 
-def _sixteen(how: Measure, place: Path) -> list[Row]:
+def _sixteen(how: Measure, directory: Path) -> list[Row]:
     with ExitStack() as ends:
-        plugins = _plugins(how, place, hgx(16), ends)
+        plugins = _plugins(how, directory, hgx(16), ends)
         ids = list(plugins[0].kubelet.seen.devices)
         return [_prefer(plugins, how.rounds, "16 GPUs with NVSwitch, any size", 20, ids)]
 
 
-def _shares(how: Measure, place: Path) -> list[Row]:
+def _shares(how: Measure, directory: Path) -> list[Row]:
     with ExitStack() as ends:
-        plugins = _plugins(how, place, hgx(8), ends, shared(_SHARES))
+        plugins = _plugins(how, directory, hgx(8), ends, shared(_SHARES))
         time.sleep(min(_SETTLE_SECONDS, how.idle_seconds))
         rows = _memory(plugins, "1024 shares", 52)
         ids = list(plugins[0].kubelet.seen.devices)

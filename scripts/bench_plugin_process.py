@@ -39,30 +39,30 @@ class Plugin:
     def __init__(
         self,
         template: str,
-        place: Path,
+        directory: Path,
         scenario: Scenario,
         config: str = "",
         environ: Mapping[str, str] = {},
     ) -> None:
-        self.place = place
+        self.place = directory
         self.scenario = scenario
         for name in ("dp", "scratch"):
-            (place / name).mkdir(parents=True)
+            (directory / name).mkdir(parents=True)
         config_path = ""
         if config:
-            config_path = str(place / "config.yaml")
+            config_path = str(directory / "config.yaml")
             Path(config_path).write_text(config)
-        self.kubelet = Kubelet(place / "dp")
-        self.node: StubNode = stub_node(place, scenario, libraries="nvml")
+        self.kubelet = Kubelet(directory / "dp")
+        self.node: StubNode = stub_node(directory, scenario, libraries="nvml")
         words = {
-            "socket_dir": str(place / "dp"),
+            "socket_dir": str(directory / "dp"),
             "kubelet_socket": str(self.kubelet.socket),
             "config": config_path,
-            "scratch": str(place / "scratch"),
+            "scratch": str(directory / "scratch"),
         }
         own = {"KUBELET_SOCKET": words["kubelet_socket"], "CONFIG_FILE": config_path}
         argv = [*_ended_with_us(), *(part.format(**words) for part in shlex.split(template))]
-        self.log = place / "log"
+        self.log = directory / "log"
         with self.log.open("w") as log:
             self.started = time.monotonic()
             self.process = subprocess.Popen(

@@ -59,16 +59,16 @@ def wheel(output: Path) -> Path:
     return next(output.glob("gpunode-*.whl"))
 
 
-def libraries(wheel_file: Path, place: Path) -> None:
+def libraries(wheel_file: Path, directory: Path) -> None:
     """Fill `place`/lib with gpunode and its dependencies for every Python of `PYTHONS`."""
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
-    sites = {version: place / f"lib/python{version}/site-packages" for version in PYTHONS}
+    sites = {version: directory / f"lib/python{version}/site-packages" for version in PYTHONS}
     for version, site in sites.items():
         target = ["--target", str(site), "--implementation", "cp", "--python-version", version, *platforms]
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
         run(*pip, "--no-compile", "--only-binary=:all:", *target, f"{wheel_file}[all]")
         shutil.rmtree(site / "bin", ignore_errors=True)  # scripts with this machine's paths
-    share(list(sites.values()), place / "lib/shared")
+    share(list(sites.values()), directory / "lib/shared")
 
 
 def share(sites: list[Path], shared: Path) -> None:
@@ -293,8 +293,8 @@ def rpm(root: Path, output: Path, version: str) -> Path:
 def bundle(opt: Path, output: Path, version: str) -> Path:
     """A tar archive with the tree and install.sh, which needs nothing but a supported Python."""
     name = f"gpunode-{version}-linux-x86_64"
-    with tempfile.TemporaryDirectory(prefix="gpunode-") as place:
-        top = Path(place) / name
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as directory:
+        top = Path(directory) / name
         shutil.copytree(opt / "opt/gpunode", top / "opt/gpunode", symlinks=True)
         for program in ("install.sh", "choose-python"):
             write(top / program, (_PACKAGING / program).read_text(), 0o755)
@@ -322,13 +322,13 @@ def build(kinds: Iterable[str], output: Path, *versions: str) -> list[Path]:
     output.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
-        place = Path(name)
+        directory = Path(name)
         if "python" in kinds:
             run(sys.executable, "-m", "build", "--outdir", output)
             made += sorted(output.glob(f"gpunode-{__version__}[-.]*"))
         if set(kinds) & {"deb", "rpm", "bundle"}:
-            root = place / "root"
-            opt_tree(root, wheel(place / "wheel"))
+            root = directory / "root"
+            opt_tree(root, wheel(directory / "wheel"))
             if "bundle" in kinds:
                 made.append(bundle(root, output, __version__))
             system_tree(root)

@@ -71,14 +71,14 @@ def main() -> int:
     chromium = sys.argv[1] if len(sys.argv) > 1 else "chromium"
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
-        place = Path(name)
-        build_demo_node(place / "node")
-        page = place / "doctor.html"
-        doctor(place / "node", "--output-file", str(page))
-        (IMAGES / "doctor-terminal.svg").write_text(terminal_picture(doctor(place / "node")))
+        directory = Path(name)
+        build_demo_node(directory / "node")
+        page = directory / "doctor.html"
+        doctor(directory / "node", "--output-file", str(page))
+        (IMAGES / "doctor-terminal.svg").write_text(terminal_picture(doctor(directory / "node")))
         for scheme in SCHEMES:
             for width in HEIGHTS:
-                browser_picture(chromium, page, scheme, width, place / f"profile-{scheme}-{width}")
+                browser_picture(chromium, page, scheme, width, directory / f"profile-{scheme}-{width}")
     return 0
 
 

@@ -25,8 +25,8 @@ QUICK = {
 
 def capacity(api: ApiServer) -> str | None:
     """Options and capacity of `ADVERTISE`."""
-    found: str | None = api.node(NODE)["status"]["capacity"].get("a.b/c")
-    return found
+    amount: str | None = api.node(NODE)["status"]["capacity"].get("a.b/c")
+    return amount
 
 
 @pytest.fixture(scope="session")

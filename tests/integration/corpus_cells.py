@@ -114,8 +114,8 @@ class Cell:
 
     def files(self) -> Files:
         """Every file below the engine's directory, by its path relative to it."""
-        found = (path for path in self.etc.rglob("*") if path.is_file())
-        return {str(path.relative_to(self.etc)): path.read_bytes() for path in found}
+        files = (path for path in self.etc.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.etc)): path.read_bytes() for path in files}
 
     def _stamps(self) -> dict[str, int]:
         return {name: (self.etc / name).stat().st_mtime_ns for name in self.files()}

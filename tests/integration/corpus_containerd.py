@@ -88,14 +88,14 @@ class Containerd:
         return tree
 
     def _runtime(self, before: Tree, after: Tree, program: str, *, fresh: bool) -> list[str]:
-        found = _entry(_runtimes(after).get(NAME))
-        wanted = self._wanted(before, program)
+        actual = _entry(_runtimes(after).get(NAME))
+        expected = self._expected(before, program)
         runc = _entry(_runtimes(after).get("runc")).get("options", {})
         if fresh and runc.get("SystemdCgroup"):  # nothing to inherit: the node's cgroups decide, for runc too
-            wanted["options"]["SystemdCgroup"] = True
-        return [] if found == wanted else [f"nvidia is {found}, should be {wanted}"]
+            expected["options"]["SystemdCgroup"] = True
+        return [] if actual == expected else [f"nvidia is {actual}, should be {expected}"]
 
-    def _wanted(self, before: Tree, program: str) -> Tree:
+    def _expected(self, before: Tree, program: str) -> Tree:
         """Expected table of the runtime: its previous one, otherwise a copy of the runc that it replaces."""
         runtimes = {name: _entry(table) for name, table in _runtimes(before).items()}
         default = str(_containerd(before).get("default_runtime_name") or "runc")
@@ -105,13 +105,13 @@ class Containerd:
             if name in runtimes and not name.startswith(NAME) and _is_runc(runtimes[name])
         ]
         base = usable[0] if usable else {}
-        wanted = copy.deepcopy(runtimes.get(NAME, base))
-        wanted.setdefault("runtime_type", "io.containerd.runc.v2")
-        options = {**wanted.get("options", {}), "BinaryName": program}
+        table = copy.deepcopy(runtimes.get(NAME, base))
+        table.setdefault("runtime_type", "io.containerd.runc.v2")
+        options = {**table.get("options", {}), "BinaryName": program}
         own = default == NAME and options.get("SystemdCgroup") is True  # the runtime of every pod of the node
         if usable and not own:
             options["SystemdCgroup"] = base.get("options", {}).get("SystemdCgroup", False)
-        return {**wanted, "options": {key: value for key, value in options.items() if value}}
+        return {**table, "options": {key: value for key, value in options.items() if value}}
 
 
 def _switched_off(tree: Tree) -> bool:
@@ -124,13 +124,13 @@ def _cri(tree: Tree) -> Tree:
 
 
 def _containerd(tree: Tree) -> Tree:
-    found = _cri(tree).get("containerd", {})
-    return found if isinstance(found, dict) else {}
+    table = _cri(tree).get("containerd", {})
+    return table if isinstance(table, dict) else {}
 
 
 def _runtimes(tree: Tree) -> Tree:
-    found = _containerd(tree).get("runtimes", {})
-    return found if isinstance(found, dict) else {}
+    table = _containerd(tree).get("runtimes", {})
+    return table if isinstance(table, dict) else {}
 
 
 def _is_runc(entry: Tree) -> bool:
@@ -181,11 +181,11 @@ def _only_cri(tree: Tree) -> Tree:
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any], place: str = "") -> list[str]:
     """Every key with different values in both."""
-    found = []
+    differences = []
     for key in sorted({*one, *other}):
         here, there = one.get(key), other.get(key)
         if isinstance(here, dict) and isinstance(there, dict):
-            found += _differences(here, there, f"{place}{key}.")
+            differences += _differences(here, there, f"{place}{key}.")
         elif here != there:
-            found.append(f"{place}{key} was {here!r} and is {there!r}")
-    return found
+            differences.append(f"{place}{key} was {here!r} and is {there!r}")
+    return differences

@@ -71,11 +71,11 @@ class Table:
 
     def close(self) -> None:
         """Store every column that is complete and correct, on request."""
-        wanted = sum(1 + len(case.variants) for case in cases(self._engine))
+        expected = sum(1 + len(case.variants) for case in cases(self._engine))
         for source, judge in self._judges.items() if RECORDS else ():
             own = [cell for key, cell in self._cells.items() if key[0] == source]
             ends = {cell.label: cell.end for cell in own if not cell.complaints}
-            if judge and len(ends) == wanted:
+            if judge and len(ends) == expected:
                 record(self._engine, judge.release, ends, every_run=not source.startswith("/"))
 
     def _judge(self, source: str) -> Judge | None:

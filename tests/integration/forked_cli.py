@@ -189,9 +189,9 @@ def _child(order: dict[str, Any], streams: list[int]) -> None:
 
 def _set(place: str, value: Any) -> None:
     module, _, name = place.partition(":")
-    found = import_module(module)
-    assert type(getattr(found, name)) is type(value) or isinstance(value, list), f"{place} isn't that"
-    setattr(found, name, value)
+    imported = import_module(module)
+    assert type(getattr(imported, name)) is type(value) or isinstance(value, list), f"{place} isn't that"
+    setattr(imported, name, value)
 
 
 def _finish(code: int) -> None:

@@ -30,9 +30,11 @@ class Discovery(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        found = _answer(path)
-        body = json.dumps(found or {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404})
-        self.send_response(200 if found else 404)
+        document = _answer(path)
+        body = json.dumps(
+            document or {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404}
+        )
+        self.send_response(200 if document else 404)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -252,12 +252,12 @@ class AptRoot:
 
     def tree(self) -> dict[str, str]:
         """Files that a user would miss or find unexpected: apt's own files and those of packages."""
-        found = {}
+        digests = {}
         for place in ("etc", "usr"):
             for path in sorted((self.root / place).rglob("*")):
                 if path.is_file():
-                    found[str(path.relative_to(self.root))] = hashlib.sha256(path.read_bytes()).hexdigest()
-        return found
+                    digests[str(path.relative_to(self.root))] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return digests
 
     @contextmanager
     def locked(self, name: str = "lock-frontend") -> Iterator[subprocess.Popen[bytes]]:
@@ -299,5 +299,7 @@ def make_root(root: Path) -> AptRoot:
 
 def journal(root: AptRoot) -> list[dict[str, Any]]:
     """The manifests, oldest first."""
-    found = [json.loads(path.read_text()) for path in (root.root / "state/journal").glob("*/manifest.json")]
-    return sorted(found, key=lambda one: one["sequence"])
+    manifests = [
+        json.loads(path.read_text()) for path in (root.root / "state/journal").glob("*/manifest.json")
+    ]
+    return sorted(manifests, key=lambda one: one["sequence"])

@@ -144,8 +144,8 @@ class RpmRoot:
 
     def settings(self) -> dict[str, bytes]:
         """Everything in /etc."""
-        found = (path for path in (self.root / "etc").rglob("*") if path.is_file() and not path.is_symlink())
-        return {str(path): path.read_bytes() for path in found}
+        files = (path for path in (self.root / "etc").rglob("*") if path.is_file() and not path.is_symlink())
+        return {str(path): path.read_bytes() for path in files}
 
 
 def make_rpm_root(root: Path, manager: str, others: Path) -> RpmRoot:
@@ -153,12 +153,12 @@ def make_rpm_root(root: Path, manager: str, others: Path) -> RpmRoot:
     for name in ("etc", "var/lib/rpm", "var/tmp", "var/log", "var/cache", "run/lock", "home"):
         (root / name).mkdir(parents=True)
     for name in _KEPT:
-        found = Path("/etc") / name
-        if found.is_dir():
+        path = Path("/etc") / name
+        if path.is_dir():
             unasked = shutil.ignore_patterns("local.conf")  # Debian's plugin that offers what was downloaded
-            shutil.copytree(found, root / "etc" / name, symlinks=True, ignore=unasked)
-        elif found.exists():
-            shutil.copy(found, root / "etc" / name)
+            shutil.copytree(path, root / "etc" / name, symlinks=True, ignore=unasked)
+        elif path.exists():
+            shutil.copy(path, root / "etc" / name)
     (root / "etc/os-release").write_text(_OS_RELEASE[manager])
     (root / "home/.rpmmacros").write_text(
         "%_dbpath /var/lib/rpm\n"

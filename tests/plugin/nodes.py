@@ -86,11 +86,11 @@ class MemoryLog(Log):
 
 def texts(paths: Iterable[Path]) -> list[str]:
     """Contents of files in /proc, without those whose process or thread has ended meanwhile."""
-    found = []
+    contents = []
     for path in paths:
         with suppress(OSError):
-            found.append(path.read_text())
-    return found
+            contents.append(path.read_text())
+    return contents
 
 
 def content(path: Path) -> str:

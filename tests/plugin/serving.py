@@ -21,19 +21,19 @@ DIRECTORY = "/dp"
 
 
 class Serving:
-    """One running process. `given` are the arguments of ``plugin serve``; with a root it uses that one."""
+    """One running process. `arguments` follow ``plugin serve``; with a root it uses that one."""
 
     def __init__(
         self,
-        place: Path,
-        given: Iterable[str],
+        directory: Path,
+        arguments: Iterable[str],
         root: Path | None = None,
         program: tuple[str, ...] = ("-m", "gpunode"),
     ) -> None:
-        self.place = place
-        self.directory = (root or place) / "dp"
-        seen = DIRECTORY if root else str(place / "dp")
-        self.state = str(place / "state")
+        self.place = directory
+        self.directory = (root or directory) / "dp"
+        seen = DIRECTORY if root else str(directory / "dp")
+        self.state = str(directory / "state")
         before = [
             sys.executable,
             *program,
@@ -42,11 +42,11 @@ class Serving:
             "serve",
         ]
         own = ["--kubelet-socket", f"{seen}/kubelet.sock", "--state-dir", "/state" if root else self.state]
-        self.log_path = place / "log"
+        self.log_path = directory / "log"
         env = {**os.environ, "GPUNODE_OUTPUT": "json"}
         with self.log_path.open("a") as log:
             self.process = subprocess.Popen(
-                [*before, *own, *given], env=env, stderr=log, stdout=subprocess.DEVNULL
+                [*before, *own, *arguments], env=env, stderr=log, stdout=subprocess.DEVNULL
             )
 
     def log(self) -> str:
@@ -85,16 +85,16 @@ Start = Callable[..., Serving]
 
 @contextmanager
 def kubelet(
-    place: Path, root: Path | None = None, program: tuple[str, ...] = ("-m", "gpunode")
+    scratch: Path, root: Path | None = None, program: tuple[str, ...] = ("-m", "gpunode")
 ) -> Iterator[tuple[KubeletStub, Start]]:
     """A kubelet, and a function that starts plugins with it; all of them end. Python runs `program`."""
-    directory = DIRECTORY if root else str(place / "dp")
+    directory = DIRECTORY if root else str(scratch / "dp")
     stub = KubeletStub(Host(root, {}) if root else Host(), directory)
     stub.start()
     started: list[Serving] = []
 
-    def start(*given: str) -> Serving:
-        started.append(Serving(place, given, root, program))
+    def start(*arguments: str) -> Serving:
+        started.append(Serving(scratch, arguments, root, program))
         return started[-1]
 
     try:
