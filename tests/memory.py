@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 _MEMORY = Path("/dev/shm")
-_ROOM = 64 << 20
+_LEAST_FREE = 64 << 20
 
 
 def _place() -> Path | None:
     """A writable directory with space in which programs may be started, often forbidden in containers."""
     if not os.access(_MEMORY, os.W_OK) or os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC:
         return None
-    return _MEMORY if shutil.disk_usage(_MEMORY).free > _ROOM else None
+    return _MEMORY if shutil.disk_usage(_MEMORY).free > _LEAST_FREE else None
 
 
 @contextmanager

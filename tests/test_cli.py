@@ -202,9 +202,9 @@ def test_root_of_empty_directories_gives_a_report(tmp_path: Path) -> None:
     assert failed == ["pci-no-gpu"]
 
 
-@pytest.mark.parametrize("there", [(), ("etc",), ("proc", "sys")])
-def test_doctor_refuses_a_root_that_is_not_a_machine(tmp_path: Path, there: tuple[str, ...]) -> None:
-    for name in there:
+@pytest.mark.parametrize("existing", [(), ("etc",), ("proc", "sys")])
+def test_doctor_refuses_a_root_that_is_not_a_machine(tmp_path: Path, existing: tuple[str, ...]) -> None:
+    for name in existing:
         (tmp_path / name).mkdir()
     ran = gpunode("doctor", "--root", str(tmp_path))
     assert (ran.code, ran.out) == (3, "")
@@ -268,11 +268,11 @@ def test_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("words", [("labels", "--simulate", "h100:1"), ("explain",)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("labels", "--simulate", "h100:1"), ("explain",)], ids=" ".join)
 def test_closed_stream_is_not_an_error_and_no_file_gets_the_output(
-    words: tuple[str, ...], closed: str
+    arguments: tuple[str, ...], closed: str
 ) -> None:
-    line = ["sh", "-c", f'exec "$@" {closed}', "sh", *command(*words)]
+    line = ["sh", "-c", f'exec "$@" {closed}', "sh", *command(*arguments)]
     done = subprocess.run(line, capture_output=True, env=clean_environment(), text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert (done.stdout == "") == (">&-" in closed.split())

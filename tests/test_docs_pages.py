@@ -36,7 +36,7 @@ def runs(page: str) -> dict[str, str]:
     return {line.removeprefix("gpunode "): text for line, _, text in examples if text}
 
 
-def said(ran: Ran) -> str:
+def printed(ran: Ran) -> str:
     """The part of a run that a page shows: its output, and the error with its hint."""
     errors = (one for one in ran.err.splitlines(True) if one.startswith(("error:", "hint:")))
     return ran.out + "".join(errors)
@@ -102,7 +102,7 @@ def test_mig_page_is_up_to_date(mig_node: Callable[..., MigNode]) -> None:
 
     def see(line: str, prefix: tuple[str, ...] = ()) -> None:
         words = [EXAMPLES if word == "mig.yaml" else word for word in shlex.split(line)[1:]]
-        text = said(node.run(*words, prefix=prefix)).replace(EXAMPLES, "mig.yaml")
+        text = printed(node.run(*words, prefix=prefix)).replace(EXAMPLES, "mig.yaml")
         outputs[line] = re.sub(r"(?<=process )\d+|(?<=--drain )\d+", "7860", text)
 
     see("mig list")
@@ -164,7 +164,7 @@ def _any_pod(text: str) -> str:
 def test_labels_page_is_up_to_date(tmp_path: Path) -> None:
     page = runs("docs/labels.md")
     recorded_host("healthy-mig-h100", tmp_path / "node")
-    outputs = {line: said(gpunode(*shlex.split(line), "--root", f"{tmp_path}/node")) for line in page}
+    outputs = {line: printed(gpunode(*shlex.split(line), "--root", f"{tmp_path}/node")) for line in page}
     assert page and outputs == page
 
 

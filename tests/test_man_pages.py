@@ -12,28 +12,28 @@ from scripts.man_pages import pages
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def generated() -> dict[str, str]:
     return pages()
 
 
-def test_every_command_has_a_page_and_is_listed(made: dict[str, str]) -> None:
-    assert set(made) == {"gpunode.1", *(f"gpunode-{name}.1" for name in COMMANDS)}
-    listed = made["gpunode.1"].replace("\\-", "-")
+def test_every_command_has_a_page_and_is_listed(generated: dict[str, str]) -> None:
+    assert set(generated) == {"gpunode.1", *(f"gpunode-{name}.1" for name in COMMANDS)}
+    listed = generated["gpunode.1"].replace("\\-", "-")
     assert [name for name in COMMANDS if f"gpunode-{name} (1)" not in listed] == []
 
 
-def test_options_arguments_and_examples_are_shown(made: dict[str, str]) -> None:
-    doctor, cdi = made["gpunode-doctor.1"], made["gpunode-cdi.1"]
+def test_options_arguments_and_examples_are_shown(generated: dict[str, str]) -> None:
+    doctor, cdi = generated["gpunode-doctor.1"], generated["gpunode-cdi.1"]
     assert r"\fB\-\-preflight\fR" in doctor and r"\fB\-\-root\fR" not in doctor
     assert ".SH EXAMPLES" in doctor and r"gpunode doctor \-\-fix" in doctor
     assert ".SS gpunode cdi refresh" in cdi
-    assert r"\fB\-\-root\fR" in made["gpunode.1"]
+    assert r"\fB\-\-root\fR" in generated["gpunode.1"]
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_groff_prints_no_warning(made: dict[str, str]) -> None:
+def test_groff_prints_no_warning(generated: dict[str, str]) -> None:
     warnings = {}
-    for name, text in made.items():
+    for name, text in generated.items():
         done = subprocess.run(
             ["groff", "-man", "-Tutf8", "-ww"], input=text, capture_output=True, text=True, check=True
         )

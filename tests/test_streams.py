@@ -15,13 +15,13 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [("--version",), ("--help",), ("doctor", "--help"), ("explain", "nvml-hang"), ("completion", "bash")],
 )
-def test_full_disk_behind_stdout_is_one_error(words: tuple[str, ...]) -> None:
+def test_full_disk_behind_stdout_is_one_error(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
-            command(*words),
+            command(*arguments),
             stdout=full,
             stderr=subprocess.PIPE,
             env=clean_environment(),
@@ -45,17 +45,20 @@ def test_closed_pipe_behind_help_is_not_an_error() -> None:
 
 @pytest.mark.parametrize("more", [ASCII, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}])
 @pytest.mark.parametrize(
-    "words", [("doctor",), ("doctor", "-o", "json"), ("--help",), ("explain", "nvml-hang")]
+    "arguments", [("doctor",), ("doctor", "-o", "json"), ("--help",), ("explain", "nvml-hang")]
 )
 def test_stdout_without_utf8_is_written_to(
-    tmp_path: Path, more: dict[str, str], words: tuple[str, ...]
+    tmp_path: Path, more: dict[str, str], arguments: tuple[str, ...]
 ) -> None:
     root = tmp_path / "caf\u00e9 \u65e5\u672c"
     for name in ("etc", "proc", "sys"):
         (root / name).mkdir(parents=True)
     (root / "etc/os-release").write_text('ID=debian\nPRETTY_NAME="D\u00e9bian \u65e5"\n')
     ran = subprocess.run(
-        command("--root", str(root), *words), capture_output=True, env=clean_environment(more), check=False
+        command("--root", str(root), *arguments),
+        capture_output=True,
+        env=clean_environment(more),
+        check=False,
     )
     assert ran.returncode in (0, 1)
     assert b"Traceback" not in ran.stderr and b"this is a bug" not in ran.stderr
@@ -63,7 +66,7 @@ def test_stdout_without_utf8_is_written_to(
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    ("arguments", "code"),
     [
         (("--version",), 0),
         (("--help",), 0),
@@ -76,10 +79,10 @@ def test_stdout_without_utf8_is_written_to(
     ],
 )
 def test_deleted_working_directory_is_not_reported_as_a_bug(
-    tmp_path: Path, words: tuple[str, ...], code: int | None
+    tmp_path: Path, arguments: tuple[str, ...], code: int | None
 ) -> None:
     script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
-    argv = ["sh", "-c", script, str(tmp_path / "gone"), *command(*words)]
+    argv = ["sh", "-c", script, str(tmp_path / "gone"), *command(*arguments)]
     ran = subprocess.run(argv, capture_output=True, text=True, env=clean_environment(), check=False)
     assert "Traceback" not in ran.stderr and "this is a bug" not in ran.stderr
     assert code is None or ran.returncode == code
@@ -107,10 +110,10 @@ def test_ctrl_c_while_commands_are_imported_prints_no_traceback() -> None:
 
 
 def test_command_on_a_full_disk_or_a_closed_pipe_exits_as_documented() -> None:
-    words = ("labels", "--simulate", "h100")
+    arguments = ("labels", "--simulate", "h100")
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
-            command(*words),
+            command(*arguments),
             stdout=full,
             stderr=subprocess.PIPE,
             env=clean_environment(),
@@ -123,7 +126,7 @@ def test_command_on_a_full_disk_or_a_closed_pipe_exits_as_documented() -> None:
     os.close(read)
     with os.fdopen(write, "w") as closed:
         ran = subprocess.run(
-            command(*words),
+            command(*arguments),
             stdout=closed,
             stderr=subprocess.PIPE,
             env=clean_environment(),

@@ -63,9 +63,9 @@ def test_old_toolkit_has_the_hooks_in_nvidia_ctk(tmp_path):
     assert "enable-cuda-compat" not in found.known
 
 
-@pytest.mark.parametrize("said", [None, "", "COMMANDS:\n   chmod  x\n"])
-def test_hook_program_without_update_ldcache_is_not_used(said, tmp_path):
-    answers = {} if said is None else {"/usr/bin/nvidia-cdi-hook --help": said}
+@pytest.mark.parametrize("output", [None, "", "COMMANDS:\n   chmod  x\n"])
+def test_hook_program_without_update_ldcache_is_not_used(output, tmp_path):
+    answers = {} if output is None else {"/usr/bin/nvidia-cdi-hook --help": output}
     assert find_hooks(host(tmp_path, ["/usr/bin/nvidia-cdi-hook"], answers)) is None
 
 

@@ -105,14 +105,14 @@ def test_google_sudoers_members_may_be_in_the_docker_group(tmp_path):
 
 
 def test_missing_runtime_program_is_a_warning_if_docker_uses_cdi(tmp_path):
-    def gone(spec):
+    def without_program(spec):
         spec["executables"] = [path for path in spec["executables"] if "nvidia-c" not in path]
 
     def cdi_off(spec):
-        gone(spec)
+        without_program(spec)
         spec["recording"]["daemons"][SOCKET]["info"]["CDISpecDirs"] = []
 
-    by_cdi = judged(tmp_path / "cdi", "docker-runtime-missing", "healthy-workstation", gone)
+    by_cdi = judged(tmp_path / "cdi", "docker-runtime-missing", "healthy-workstation", without_program)
     assert by_cdi.status.value == "warn" and FILE in by_cdi.fix.command
     without = judged(tmp_path / "without", "docker-runtime-missing", "healthy-workstation", cdi_off)
     assert without.status.value == "fail"

@@ -47,15 +47,15 @@ def test_the_command_fits_the_node(name, tmp_path):
     assert COMMANDS[name] in " && ".join(fix.command for fix in finding.fix)
 
 
-WHO = {
+TRANSACTIONS = {
     "driver-lib-mismatch-unattended": ("/var/log/apt/history.log", 4, "by /usr/bin/unattended-upgrade"),
     "driver-lib-mismatch-rocky9": ("/var/log/dnf.rpm.log", 1, "nvidia-driver-cuda-libs"),
 }
 
 
-@pytest.mark.parametrize("name", WHO)
+@pytest.mark.parametrize("name", TRANSACTIONS)
 def test_driver_mismatch_names_the_package_transaction_that_caused_it(name, tmp_path):
-    path, line, words = WHO[name]
+    path, line, words = TRANSACTIONS[name]
     findings = run_checks(Node(recorded_host(name, tmp_path)), Selection(only=("driver-lib-mismatch",)))
     shown = [one for finding in findings for one in finding.evidence if one.source == path]
     assert [one.line for one in shown] == [line] and words in shown[0].value

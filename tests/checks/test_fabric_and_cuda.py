@@ -226,14 +226,14 @@ def test_driver_upgrade_command_follows_its_origin(name, image, command, tmp_pat
     assert fitting(node, required(fix)).command == command
 
 
-@pytest.mark.parametrize("given", ["abc", "12", "12.8 ", "-1.0", "12.8;reboot"])
-def test_invalid_cuda_release_is_refused(given, tmp_path):
+@pytest.mark.parametrize("release", ["abc", "12", "12.8 ", "-1.0", "12.8;reboot"])
+def test_invalid_cuda_release_is_refused(release, tmp_path):
     host = Host(build_machine(machine("healthy-h100"), tmp_path), environ={})
-    if given.strip() == "12.8":
-        assert doctor.run(host, SilentProgress(), questions=Questions(cuda=given)).exit_code == 0
+    if release.strip() == "12.8":
+        assert doctor.run(host, SilentProgress(), questions=Questions(cuda=release)).exit_code == 0
     else:
         with pytest.raises(UsageError, match="no CUDA release"):
-            doctor.refuse_no_release(given)
+            doctor.refuse_no_release(release)
 
 
 @pytest.mark.parametrize(

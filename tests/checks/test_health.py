@@ -183,17 +183,17 @@ def with_the_hosts_dev(spec):
     spec["recording"]["devices"]["/proc/7001/root/dev/mem"] = {"major": 1, "minor": 1, "mode": "0640"}
 
 
-def with_no_word_of_systemd(spec):
+def without_unit_states(spec):
     commands = spec["recording"]["commands"]
     spec["recording"]["commands"] = {key: value for key, value in commands.items() if "scope" not in key}
 
 
-@pytest.mark.parametrize("change", [without_reload, with_the_hosts_dev, with_no_word_of_systemd])
+@pytest.mark.parametrize("change", [without_reload, with_the_hosts_dev, without_unit_states])
 def test_container_reports_lost_gpus_only_with_evidence(change, tmp_path):
     assert status(judged("cgroup-device-revoked", change, tmp_path, "cgroup-device-revoked")) == "pass"
 
 
-def docker_says(**info):
+def docker_info(**info):
     def change(spec):
         spec["recording"]["daemons"]["/run/docker.sock"]["info"].update(copy.deepcopy(info))
 
@@ -212,7 +212,7 @@ def docker_says(**info):
     ],
 )
 def test_missing_dev_char_links_matter_only_for_some_runc_releases(info, expected, tmp_path):
-    found = judged("healthy-docker-rocky9", docker_says(**info), tmp_path, "dev-char-symlinks")
+    found = judged("healthy-docker-rocky9", docker_info(**info), tmp_path, "dev-char-symlinks")
     assert status(found) == expected
 
 

@@ -102,12 +102,12 @@ def test_docker_without_systemd_in_wsl_is_started_by_its_init_script(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "summary"),
     [
         ("healthy-wsl2", "1 × NVIDIA GeForce RTX 4080 · driver 581.80"),
         ("healthy-jetson-orin", "1 × NVIDIA Jetson AGX Orin Developer Kit · driver 540.4.0"),
     ],
 )
-def test_gpu_without_a_bus_address_has_a_name(name, said, tmp_path):
+def test_gpu_without_a_bus_address_has_a_name(name, summary, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
-    assert plain_lines(result.blocks[1])[0].startswith(said)
+    assert plain_lines(result.blocks[1])[0].startswith(summary)

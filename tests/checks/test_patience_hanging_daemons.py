@@ -103,13 +103,13 @@ def test_unresponsive_kubelet_is_a_finding_and_its_checkpoint_is_read(tmp_path, 
     assert verdict.status is FindingStatus.WARN and "doesn't answer" in verdict.summary
 
 
-def asked_in_vain(*_args, **_named):
+def without_response(*_args, **_named):
     raise Stuck("systemd gave no answer within 3 s: systemctl show", first=True)
 
 
 def test_hanging_systemd_is_one_finding_and_other_checks_run(tmp_path, monkeypatch):
     """Its D-Bus: every unit's state comes over it."""
-    monkeypatch.setattr(about, "read_unit_states", asked_in_vain)
+    monkeypatch.setattr(about, "read_unit_states", without_response)
     findings = run_checks(Node(recorded_host("healthy-h100-nvswitch", tmp_path)))
     broken = [one for one in findings if one.status is FindingStatus.ERROR]
     assert [one.summary for one in broken] == ["systemd gave no answer within 3 s: systemctl show"]

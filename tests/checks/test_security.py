@@ -74,11 +74,11 @@ def without_pod_resources(spec):
     del spec["recording"]["daemons"][PODS]
 
 
-def nothing_taken(spec):
+def without_gpus_by_variable(spec):
     spec["files"]["/proc/3000/environ"] = "NVIDIA_VISIBLE_DEVICES=void\0"
 
 
-@pytest.mark.parametrize("change", [privileged, exporter, without_pod_resources, nothing_taken])
+@pytest.mark.parametrize("change", [privileged, exporter, without_pod_resources, without_gpus_by_variable])
 def test_containers_without_gpus_by_environment_leave_only_a_note(tmp_path, change):
     """The remaining note says that pods may use some GPUs."""
     name, identifier = "accept-envvar-unprivileged", "accept-envvar-unprivileged"

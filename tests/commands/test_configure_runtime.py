@@ -349,7 +349,7 @@ def refused(root: Path, configure: Configure, runtime: str, **options: object) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("version = 2\n[plugins\n", "config.toml:2:9: "),
         ("version = 2\nplugins = 3\n", "plugins is not a table"),
@@ -362,10 +362,12 @@ def refused(root: Path, configure: Configure, runtime: str, **options: object) -
         ("version = 3\n", "reads up to 2"),
     ],
 )
-def test_invalid_containerd_files_are_refused(root: Path, configure: Configure, text: str, said: str) -> None:
+def test_invalid_containerd_files_are_refused(
+    root: Path, configure: Configure, text: str, message: str
+) -> None:
     (root / CONTAINERD).write_text(text)
     error = refused(root, configure, "containerd")
-    assert said in error.message and error.exit_code == ExitCode.FAILED
+    assert message in error.message and error.exit_code == ExitCode.FAILED
 
 
 def test_file_that_is_not_utf8_is_reported_with_its_position(root: Path, configure: Configure) -> None:

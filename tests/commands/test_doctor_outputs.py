@@ -258,10 +258,10 @@ def test_malformed_report_is_an_error_that_names_the_file(name, tmp_path):
         doctor_compare.run((good, str(bad)))
 
 
-@pytest.mark.parametrize("words", ["--only wsl2", "--skip wsl2", "--expect-gpus 0", "--deep"])
-def test_compare_refuses_options_that_have_no_effect(words, tmp_path):
-    ran = gpunode("doctor", "--compare", "a.json", "b.json", *words.split())
-    assert ran.code == ExitCode.USAGE and f"{words.split()[0]} is for a diagnosis" in ran.err
+@pytest.mark.parametrize("options", ["--only wsl2", "--skip wsl2", "--expect-gpus 0", "--deep"])
+def test_compare_refuses_options_that_have_no_effect(options, tmp_path):
+    ran = gpunode("doctor", "--compare", "a.json", "b.json", *options.split())
+    assert ran.code == ExitCode.USAGE and f"{options.split()[0]} is for a diagnosis" in ran.err
 
 
 def test_compare_ignores_environment_variables_of_doctor(tmp_path):

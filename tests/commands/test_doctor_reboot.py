@@ -95,10 +95,10 @@ def test_problem_after_a_reboot_is_printed_with_its_command(text, machine):
 
 # their drivers are not installed by packages: with Windows, and with the board's image
 WITHOUT_SECTION = ("pci-no-gpu", "healthy-wsl2", "healthy-jetson-orin")
-MENDS = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "driver-lib-mismatch-rocky9")
+FIXED_BY_REBOOT = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "driver-lib-mismatch-rocky9")
 
 
-@pytest.mark.parametrize("machine", MENDS)
+@pytest.mark.parametrize("machine", FIXED_BY_REBOOT)
 def test_fault_that_a_reboot_fixes_is_no_reason_against_it(text, machine):
     assert section(text(machine)) == [YES, "  A reboot fixes driver-lib-mismatch"]
 

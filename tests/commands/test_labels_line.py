@@ -107,11 +107,11 @@ def test_invalid_option_is_a_usage_error(words: list[str], message: str) -> None
 
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
-@pytest.mark.parametrize("words", [["labels"], ["labels", "--vendor", "amd"], ["gpus"]], ids=" ".join)
-def test_caller_ignoring_sigchld_causes_no_failure(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command_line", [["labels"], ["labels", "--vendor", "amd"], ["gpus"]], ids=" ".join)
+def test_caller_ignoring_sigchld_causes_no_failure(command_line: list[str], tmp_path: Path) -> None:
     node = stub_node(tmp_path, machine(1))
     ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
     script = f"{ignore}; os.execv(sys.argv[1], sys.argv[1:])"
-    argv = [sys.executable, "-c", script, sys.executable, "-m", "gpunode", *words]
+    argv = [sys.executable, "-c", script, sys.executable, "-m", "gpunode", *command_line]
     done = subprocess.run(argv, capture_output=True, text=True, env=clean_environment(node.env), check=False)
     assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr

@@ -319,7 +319,7 @@ def test_invalid_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (("daemon-set", "--vendor", "amd", "--mig", "single"), "--mig is for NVIDIA's GPUs"),
         (("daemon-set", "--vendor", "amd", "--mps", "2"), "--mps is for NVIDIA's GPUs"),
@@ -335,10 +335,10 @@ def test_invalid_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_values_that_a_cluster_refuses_are_usage_errors(argv: tuple[str, ...], said: str) -> None:
+def test_values_that_a_cluster_refuses_are_usage_errors(argv: tuple[str, ...], message: str) -> None:
     ran = manifests(*argv)
     assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err and ran.err.splitlines()[-1].startswith("hint: ")
+    assert message in ran.err and ran.err.splitlines()[-1].startswith("hint: ")
 
 
 def test_image_without_registry_is_never_pulled() -> None:

@@ -98,20 +98,20 @@ def test_json_has_the_whole_layout(node):
     assert {one["free"] for one in second["profiles"]} == {None}
 
 
-@pytest.mark.parametrize("words", [(), ("--profiles",)])
-def test_every_line_fits_a_terminal(words, node):
+@pytest.mark.parametrize("options", [(), ("--profiles",)])
+def test_every_line_fits_a_terminal(options, node):
     node.write(mig_machine("rtx-pro-6000", "h200", "b200", "a30", enabled=True))
-    shown = gpunode("mig", "list", *words, env=node.env).out.splitlines()
+    shown = gpunode("mig", "list", *options, env=node.env).out.splitlines()
     assert [line for line in shown if len(line) > 80] == []
 
 
 def test_profiles_list_what_fits_and_what_is_free(node):
     ran = gpunode("mig", "list", "--profiles", env=node.env)
     assert ran.code == 0, ran.err
-    words = [line.split() for line in lines(ran.out)]
-    assert words[14][:9] == ["3g.40gb", "9", "39.5", "GiB", "60", "2", "-", "0,4:4", "3x1c"]
-    assert words[1][:2] == ["GPU", "0"]
-    four = next(row for row in words if row[:1] == ["4g.24gb"])
+    options = [line.split() for line in lines(ran.out)]
+    assert options[14][:9] == ["3g.40gb", "9", "39.5", "GiB", "60", "2", "-", "0,4:4", "3x1c"]
+    assert options[1][:2] == ["GPU", "0"]
+    four = next(row for row in options if row[:1] == ["4g.24gb"])
     assert four[7:] == ["0:4", "4x1c", "2x2c"]
     node.write(mig_machine("h100", "h100", "h100"))
     assert lines(gpunode("mig", "list", "--profiles", env=node.env).out)[1].startswith("GPUs 0, 1, 2  ")

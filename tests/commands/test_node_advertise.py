@@ -122,18 +122,18 @@ def test_plugin_that_overwrites_the_count_is_reported(api: ApiServer, run: Gpuno
     assert done.document["errors"][0]["code"] == "overwritten"
 
 
-@pytest.mark.parametrize("words", [("--count", "8"), ("--remove",)])
+@pytest.mark.parametrize("options", [("--count", "8"), ("--remove",)])
 def test_resource_served_by_a_plugin_is_refused_without_force(
-    api: ApiServer, run: Gpunode, words: tuple[str, ...]
+    api: ApiServer, run: Gpunode, options: tuple[str, ...]
 ) -> None:
     api.add_node("gpu-1", capacity={"nvidia.com/gpu": "4"})
-    done = run(*GPU, *words, "-o", "json")
+    done = run(*GPU, *options, "-o", "json")
     assert done.code == 3
     (error,) = done.document["errors"]
     assert error["code"] == "resource-served"
     assert "kubelet set it" in error["message"]
     assert (api.changes(), amounts(api)) == ([], ("4", "4"))
-    assert run(*GPU, *words, "--force").code == 0
+    assert run(*GPU, *options, "--force").code == 0
 
 
 def test_resource_with_an_unknown_writer_is_refused(api: ApiServer, run: Gpunode) -> None:
@@ -211,7 +211,7 @@ def test_count_written_concurrently_is_not_overwritten(api: ApiServer, run: Gpun
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("options", "message"),
     [
         (["--resource", "gpu", "--count", "1"], "can't be an extended resource"),
         (["--resource", "x.kubernetes.io/gpu", "--count", "1"], "can't be an extended resource"),
@@ -220,10 +220,12 @@ def test_count_written_concurrently_is_not_overwritten(api: ApiServer, run: Gpun
         (["--resource", "nvidia.com/gpu"], "is another machine"),
     ],
 )
-def test_contradicting_options_are_refused(api: ApiServer, run: Gpunode, words: list[str], says: str) -> None:
-    done = run("node", "advertise", *words, "--node", "gpu-9")
+def test_contradicting_options_are_refused(
+    api: ApiServer, run: Gpunode, options: list[str], message: str
+) -> None:
+    done = run("node", "advertise", *options, "--node", "gpu-9")
     assert done.code == 2
-    assert says in done.err
+    assert message in done.err
     assert api.changes() == []
 
 

@@ -272,7 +272,7 @@ class Plants:
 
         return re.sub("@@", one, text)
 
-    def left_in(self, text: str) -> list[str]:
+    def secrets_in(self, text: str) -> list[str]:
         found = []
         for secret in self.secrets:
             for at in re.finditer(re.escape(secret), text):
@@ -322,11 +322,11 @@ def test_no_planted_secret_is_in_a_bundle_or_in_the_doctor_output(tmp_path: Path
     inside = dict(bundle_texts(path))
     assert any(name.endswith("kernel.log") for name in inside)
     assert any(name.endswith("docker/daemon.json") for name in inside)
-    left = {name: plants.left_in(text) for name, text in inside.items()}
+    left = {name: plants.secrets_in(text) for name, text in inside.items()}
     assert {name: some for name, some in left.items() if some} == {}
     for argv in (("doctor",), ("doctor", "-o", "json"), ("doctor", "-v"), ("doctor", "-o", "yaml")):
         ran = gpunode("--root", str(root), *argv)
-        assert plants.left_in(ran.out + ran.err) == []
+        assert plants.secrets_in(ran.out + ran.err) == []
 
 
 def test_every_planted_line_is_redacted_on_its_own() -> None:
@@ -335,7 +335,7 @@ def test_every_planted_line_is_redacted_on_its_own() -> None:
         without_secrets(text)
         for line in LOG_LINES
         for text in [plants.grown(line)]
-        if plants.left_in(without_secrets(text))
+        if plants.secrets_in(without_secrets(text))
     ]
     assert wrong == []
 
@@ -436,7 +436,9 @@ def test_no_secret_of_a_live_process_is_in_a_bundle(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         texts = dict(bundle_texts(path))
         assert any(name.endswith(f"/proc/{process.pid}/cmdline") for name in texts)
-        assert {name: plants.left_in(text) for name, text in texts.items() if plants.left_in(text)} == {}
+        assert {
+            name: plants.secrets_in(text) for name, text in texts.items() if plants.secrets_in(text)
+        } == {}
         doctor = subprocess.run(
             command("doctor", "-o", "json"),
             env=clean_environment(),
@@ -444,7 +446,7 @@ def test_no_secret_of_a_live_process_is_in_a_bundle(tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-        assert plants.left_in(doctor.stdout + doctor.stderr) == []
+        assert plants.secrets_in(doctor.stdout + doctor.stderr) == []
     finally:
         process.kill()
         process.wait()

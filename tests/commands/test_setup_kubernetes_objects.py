@@ -39,14 +39,14 @@ def plugin() -> tuple[dict[str, Any], ...]:
     return daemon_set_objects(plugin_set(Host(), image=IMAGE))
 
 
-def kept(api: ApiServer) -> set[str]:
+def objects(api: ApiServer) -> set[str]:
     kinds = ("RuntimeClass", "ServiceAccount", "DaemonSet")
     return {f"{kind}/{one['metadata']['name']}" for kind in kinds for one in api.store.list(kind)}
 
 
 def test_missing_objects_are_created_and_unchanged_in_a_second_run(api: ApiServer, cluster: Cluster) -> None:
     done = make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
-    assert kept(api) == {"ServiceAccount/gpunode-device-plugin", "DaemonSet/gpunode-device-plugin"}
+    assert objects(api) == {"ServiceAccount/gpunode-device-plugin", "DaemonSet/gpunode-device-plugin"}
     assert [one.action for one in done.data.changes] == ["created", "created"]
     assert done.data.undo == (
         "kubectl delete daemonset gpunode-device-plugin --namespace kube-system",
@@ -71,13 +71,13 @@ def test_failure_in_the_middle_deletes_the_created_objects(
     api.faults.append(Fault("POST", "daemonsets", kind, 99, 403, "Forbidden"))
     with pytest.raises(ClusterError):
         make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
-    assert kept(api) == set()
+    assert objects(api) == set()
 
 
 def test_lost_response_counts_as_success_if_the_object_exists(api: ApiServer, cluster: Cluster) -> None:
     api.faults.append(Fault("POST", "daemonsets", "cut-after"))
     make_objects(Host(), cluster, plugin(), QUIET, dry_run=False)
-    assert "DaemonSet/gpunode-device-plugin" in kept(api)
+    assert "DaemonSet/gpunode-device-plugin" in objects(api)
 
 
 def test_objects_that_cannot_be_deleted_are_named(api: ApiServer, cluster: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_objects_are_deleted_if_they_do_not_become_ready(api: ApiServer, cluster
 
     with pytest.raises(RolledBackError, match="no pod came; what was made is deleted again"):
         make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
-    assert kept(api) == set()
+    assert objects(api) == set()
 
 
 def test_ctrl_c_deletes_the_created_objects(api: ApiServer, cluster: Cluster) -> None:
@@ -102,7 +102,7 @@ def test_ctrl_c_deletes_the_created_objects(api: ApiServer, cluster: Cluster) ->
 
     with pytest.raises(KeyboardInterrupt):
         make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
-    assert kept(api) == set()
+    assert objects(api) == set()
 
 
 @pytest.mark.parametrize("step", ["settle", "create"])
@@ -127,7 +127,7 @@ def test_second_ctrl_c_does_not_stop_the_deletion(
     monkeypatch.setattr(Cluster, "create", interrupted_create)
     with pytest.raises(KeyboardInterrupt):
         make_objects(Host(), cluster, plugin(), QUIET, dry_run=False, settle=settle)
-    assert kept(api) == set()
+    assert objects(api) == set()
 
 
 def test_objects_left_after_ctrl_c_are_named_with_the_command(api: ApiServer, cluster: Cluster) -> None:
@@ -151,7 +151,7 @@ def test_existing_object_that_differs_is_kept(api: ApiServer, cluster: Cluster) 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "at"),
+    ("desired", "existing", "at"),
     [
         ({"a": 1}, {"a": 1, "b": 2}, []),  # defaults added by the server
         ({"a": {"b": 1}}, {"a": {"b": 2}}, ["/a/b"]),
@@ -164,5 +164,5 @@ def test_existing_object_that_differs_is_kept(api: ApiServer, cluster: Cluster) 
         ({"a": {"b": 1}}, {"a": "text"}, ["/a"]),
     ],
 )
-def test_only_relevant_differences_are_reported(wanted: Any, found: Any, at: list[str]) -> None:
-    assert differences(wanted, found) == at
+def test_only_relevant_differences_are_reported(desired: Any, existing: Any, at: list[str]) -> None:
+    assert differences(desired, existing) == at

@@ -255,11 +255,11 @@ def test_failed_pod_is_explained(
 def test_pod_deleted_by_another_user_is_reported(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.pod_life = [RUNNING]
 
-    def gone() -> None:
+    def delete_pod() -> None:
         for pod in gpu_node.store.list("Pod"):
             gpu_node.store.delete("Pod", pod["metadata"]["name"], pod["metadata"]["namespace"])
 
-    gpu_node.faults.append(Fault("GET", "/pods/gpunode", "meanwhile", act=gone))
+    gpu_node.faults.append(Fault("GET", "/pods/gpunode", "meanwhile", act=delete_pod))
     ran = verify(run)
     assert (ran.code, error_of(ran)["code"]) == (1, "pod-deleted")
 
@@ -358,7 +358,7 @@ def test_unknown_node_is_refused_before_any_object_is_created(gpu_node: ApiServe
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (("--cdi",), "--cdi is for a container engine"),
         (("--socket", "/run/x"), "--socket is for a container engine"),
@@ -369,11 +369,11 @@ def test_unknown_node_is_refused_before_any_object_is_created(gpu_node: ApiServe
     ],
 )
 def test_contradicting_options_are_a_usage_error(
-    gpu_node: ApiServer, run: Gpunode, argv: tuple[str, ...], said: str
+    gpu_node: ApiServer, run: Gpunode, argv: tuple[str, ...], message: str
 ) -> None:
     ran = run("verify", "--on", "kubernetes", *argv)
     assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
+    assert message in ran.err
     assert gpu_node.asked == []
 
 
@@ -498,17 +498,17 @@ def test_pod_of_a_run_killed_just_now_is_removed_by_the_next(
 
 
 def test_leftovers_of_a_killed_run_are_removed_by_the_next(gpu_node: ApiServer, run: Gpunode) -> None:
-    def left(name: str, when: str, host: str, **labels: str) -> None:
+    def leave_pod(name: str, when: str, host: str, **labels: str) -> None:
         marks = {"app.kubernetes.io/managed-by": "gpunode", "app.kubernetes.io/name": "gpunode-vector-add"}
         spec = {"nodeSelector": {"kubernetes.io/hostname": host}, "activeDeadlineSeconds": 330}
         metadata = {"name": name, "creationTimestamp": when, "labels": {**marks, **labels}}
         gpu_node.store.put("Pod", {"metadata": metadata, "spec": spec}, "default")
 
     run_mark = {"gpunode/run": "0123"}
-    left("old", "2020-01-01T00:00:00Z", "gpu-1", **run_mark)
-    left("fresh", "2999-01-01T00:00:00Z", "gpu-1", **run_mark)
-    left("elsewhere", "2020-01-01T00:00:00Z", "gpu-2", **run_mark)
-    left("by-hand", "2020-01-01T00:00:00Z", "gpu-1")
+    leave_pod("old", "2020-01-01T00:00:00Z", "gpu-1", **run_mark)
+    leave_pod("fresh", "2999-01-01T00:00:00Z", "gpu-1", **run_mark)
+    leave_pod("elsewhere", "2020-01-01T00:00:00Z", "gpu-2", **run_mark)
+    leave_pod("by-hand", "2020-01-01T00:00:00Z", "gpu-1")
     assert verify(run).code == 0
     assert [one["metadata"]["name"] for one in gpu_node.store.list("Pod")] == [
         "by-hand",

@@ -217,7 +217,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, li
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         b"",
         frame(SETTINGS, 0, 0, b"") + END,
@@ -243,10 +243,10 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, li
     ],
 )  # fmt: skip
 def test_truncated_or_invalid_grpc_response_is_an_error(
-    scripted: tuple[str, list[bytes]], said: bytes
+    scripted: tuple[str, list[bytes]], response: bytes
 ) -> None:
     path, script = scripted
-    script[0] = said
+    script[0] = response
     with pytest.raises(CallError):
         status(path, 1.0)
 
@@ -261,14 +261,14 @@ FRAMES = st.builds(
 
 
 @settings(max_examples=25, deadline=None)
-@given(said=st.binary(max_size=64) | st.lists(FRAMES, max_size=8).map(b"".join))
+@given(data=st.binary(max_size=64) | st.lists(FRAMES, max_size=8).map(b"".join))
 def test_random_frames_are_an_error_or_an_empty_message(
-    scripted: tuple[str, list[bytes]], said: bytes
+    scripted: tuple[str, list[bytes]], data: bytes
 ) -> None:
     path, script = scripted
-    script[0] = said
+    script[0] = data
     with suppress(CallError):
-        assert len(status(path, 0.5).SerializeToString()) <= len(said)
+        assert len(status(path, 0.5).SerializeToString()) <= len(data)
 
 
 @settings(deadline=None)

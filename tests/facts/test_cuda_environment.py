@@ -7,7 +7,7 @@ from gpunode.facts.cuda import settings
 from gpunode.host import Host
 
 
-def found(files, tmp_path, environ=None):
+def assignments(files, tmp_path, environ=None):
     return [
         (one.name, one.value, one.source, one.line)
         for one in settings(
@@ -26,13 +26,13 @@ def found(files, tmp_path, environ=None):
     ],
 )
 def test_file_and_line_are_reported(path, text, line, tmp_path):
-    assert found({path: text}, tmp_path) == [("CUDA_PROFILE", "1", path, line)]
+    assert assignments({path: text}, tmp_path) == [("CUDA_PROFILE", "1", path, line)]
 
 
 def test_variables_of_a_unit_are_reported(tmp_path):
     unit = "[Service]\nEnvironment=CUDA_VISIBLE_DEVICES=0,1\nExecStart=/usr/bin/dockerd\n"
     files = {"/usr/lib/systemd/system/docker.service": unit}
-    assert found(files, tmp_path) == [("CUDA_VISIBLE_DEVICES", "0,1", "docker.service", None)]
+    assert assignments(files, tmp_path) == [("CUDA_VISIBLE_DEVICES", "0,1", "docker.service", None)]
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_units_of_distributions_are_read_as_well(program, unit, tmp_path):
     ],
 )
 def test_variables_without_effect_are_not_reported(text, tmp_path):
-    assert found({"/etc/environment": text}, tmp_path) == []
+    assert assignments({"/etc/environment": text}, tmp_path) == []
 
 
 def test_unbalanced_quote_is_skipped(tmp_path):
     text = '[Manager]\nDefaultEnvironment="CUDA_PROFILE=1\n'
-    assert found({"/etc/systemd/system.conf": text}, tmp_path) == []
+    assert assignments({"/etc/systemd/system.conf": text}, tmp_path) == []
 
 
 def test_caller_may_set_cuda_visible_devices(tmp_path):
     environ = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_INJECTION64_PATH": "/x.so"}
-    assert [one[0] for one in found({}, tmp_path, environ)] == ["CUDA_INJECTION64_PATH"]
+    assert [one[0] for one in assignments({}, tmp_path, environ)] == ["CUDA_INJECTION64_PATH"]

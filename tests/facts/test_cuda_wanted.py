@@ -27,7 +27,7 @@ from tests.required import required
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("12.8", (12, 8)),
         (" 12.8.1 ", (12, 8)),
@@ -40,8 +40,8 @@ from tests.required import required
         ("12.8\n13.0", None),
     ],
 )
-def test_releases_are_two_numbers(text, found):
-    assert release_of(text) == found
+def test_releases_are_two_numbers(text, expected):
+    assert release_of(text) == expected
 
 
 @pytest.mark.parametrize(

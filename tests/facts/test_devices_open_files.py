@@ -17,7 +17,7 @@ AS_GPU, AS_UVM, AS_CAPS = {"nvidia": 1}, {"nvidia-uvm": 1}, {"nvidia-caps": 1}
 
 
 @pytest.mark.parametrize(
-    ("majors", "wanted"),
+    ("majors", "expected"),
     [
         (AS_GPU, Opened(frozenset({3, 5}))),
         (AS_UVM, Opened(control=True)),
@@ -26,13 +26,13 @@ AS_GPU, AS_UVM, AS_CAPS = {"nvidia": 1}, {"nvidia-uvm": 1}, {"nvidia-caps": 1}
         ({}, Opened()),
     ],
 )
-def test_device_is_recognized_by_its_number(tmp_path: Path, majors: dict[str, int], wanted: Opened) -> None:
+def test_device_is_recognized_by_its_number(tmp_path: Path, majors: dict[str, int], expected: Opened) -> None:
     fake = tmp_path / "nvidia0"
     fake.touch()
     with open("/dev/null"), open("/dev/zero"), fake.open():
         found = opened(Host(), os.getpid(), majors)
-    assert found is not None and found.caps >= wanted.caps and found.gpus >= wanted.gpus
-    assert (bool(found), found.control) == (bool(wanted), wanted.control)
+    assert found is not None and found.caps >= expected.caps and found.gpus >= expected.gpus
+    assert (bool(found), found.control) == (bool(expected), expected.control)
 
 
 def test_recorded_device_is_recognized_by_its_name(tmp_path: Path) -> None:
@@ -41,10 +41,10 @@ def test_recorded_device_is_recognized_by_its_name(tmp_path: Path) -> None:
     files = ("nvidia3 (deleted)", "nvidia-caps/nvidia-cap31", "nvidiactl", "null", "nvidia-modeset")
     for number, name in enumerate(files):
         (place / str(number)).symlink_to(f"/dev/{name}")
-    wanted = Opened(frozenset({3}), frozenset({31}), control=True)
-    assert opened(Host(root=tmp_path), 7, {}) == wanted
+    expected = Opened(frozenset({3}), frozenset({31}), control=True)
+    assert opened(Host(root=tmp_path), 7, {}) == expected
     assert opened(Host(root=tmp_path), 8, {}) == Opened(), "the process is gone"
-    assert CONTROL_MINOR not in wanted.gpus
+    assert CONTROL_MINOR not in expected.gpus
 
 
 def test_unloaded_driver_has_no_users_and_no_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ memory.available: 1%
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (YAML, {"imagefs.available": "15%", "nodefs.available": "1Gi", "nodefs.inodesFree": "5%"}),
         ('{"evictionHard": {"nodefs.available": "5%"}, "failSwapOn": false}', {"nodefs.available": "5%"}),
@@ -29,8 +29,8 @@ memory.available: 1%
         ("", {}),
     ],
 )  # fmt: skip
-def test_limits_are_read_from_a_file(text, found):
-    assert parse_eviction_hard(text) == found
+def test_limits_are_read_from_a_file(text, expected):
+    assert parse_eviction_hard(text) == expected
 
 
 def test_flag_takes_precedence():

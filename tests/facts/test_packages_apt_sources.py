@@ -5,16 +5,16 @@ import pytest
 from gpunode.facts.packages import AptSource, read_sources
 from gpunode.host import Host
 
-PLACE = "etc/apt/sources.list.d"
+DIRECTORY = "etc/apt/sources.list.d"
 
 
 @pytest.fixture
 def sources(tmp_path):
-    (tmp_path / PLACE).mkdir(parents=True)
+    (tmp_path / DIRECTORY).mkdir(parents=True)
 
     def read(**files):
         for name, text in files.items():
-            (tmp_path / PLACE / name.replace("_", ".")).write_text(text)
+            (tmp_path / DIRECTORY / name.replace("_", ".")).write_text(text)
         return read_sources(Host(tmp_path, environ={}))
 
     return read
@@ -29,7 +29,7 @@ def test_lines_with_and_without_options(sources):
         "deb https://no-suite.example.com\n"
         "rpm https://c.example.com /\n"
     )
-    path = f"/{PLACE}/a.list"
+    path = f"/{DIRECTORY}/a.list"
     assert sources(a_list=text) == (
         AptSource(path, 2, "https://a.example.com/deb", "stable", "/k.gpg"),
         AptSource(path, 4, "https://b.example.com", "/", ""),

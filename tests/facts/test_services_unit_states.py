@@ -13,7 +13,7 @@ from gpunode.host.process import Completed
 from gpunode.host.recording import RECORDING
 
 # what systemctl show prints for a running unit, a failed one that has an alias, and a missing one
-SAID = """\
+OUTPUT = """\
 Result=success
 Id=docker.service
 Names=docker.service
@@ -41,7 +41,7 @@ UnitFileState=
 
 
 def test_units_are_found_under_all_their_names():
-    states = parse_unit_states(SAID)
+    states = parse_unit_states(OUTPUT)
     assert sorted(states) == ["chrony.service", "chronyd.service", "docker.service", "nvlsm.service"]
     assert states["docker.service"].runs and states["docker.service"].at_boot
     assert str(states["docker.service"]) == "active (running), enabled"
@@ -58,13 +58,13 @@ def test_invalid_response_gives_no_states(text):
 def test_recorded_machine_needs_only_the_recorded_units(tmp_path):
     recording = tmp_path / RECORDING
     recording.parent.mkdir()
-    commands = {f"{' '.join(COMMAND)} docker.service chrony.service nvlsm.service": {"stdout": SAID}}
+    commands = {f"{' '.join(COMMAND)} docker.service chrony.service nvlsm.service": {"stdout": OUTPUT}}
     recording.write_text(json.dumps({"commands": commands}))
     assert len(read_unit_states(Host(tmp_path))) == 4
     assert read_unit_states(Host(tmp_path / "nothing")) == {}
 
 
-ASKED: list[Sequence[str]] = []
+QUERIES: list[Sequence[str]] = []
 
 
 class Hanging(Host):
@@ -74,7 +74,7 @@ class Hanging(Host):
         return True
 
     def run(self, argv, **_):
-        ASKED.append(argv)
+        QUERIES.append(argv)
         assert tuple(argv) == (*COMMAND, *UNITS)
         return Completed(tuple(argv), -9, "", "", timed_out=True)
 
@@ -86,4 +86,4 @@ def test_hanging_systemd_is_waited_for_once():
     assert raised.value.first
     with pytest.raises(Stuck) as again:
         _ = node.units
-    assert not again.value.first and len(ASKED) == 1
+    assert not again.value.first and len(QUERIES) == 1

@@ -98,7 +98,7 @@ def test_only_nvidia_display_functions_are_gpus(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("updates/dkms/nvidia.ko: kernel/a.ko", True),
         ("extra/nvidia.ko.xz:", True),
@@ -107,8 +107,8 @@ def test_only_nvidia_display_functions_are_gpus(tmp_path):
         ("updates/nvidia-uvm.ko: updates/nvidia.ko", False),
     ],
 )
-def test_modules_dep_entry_matches_the_whole_module_name(line, found):
-    assert lists_module(f"kernel/fs/ext4.ko:\n{line}\n") is found
+def test_modules_dep_entry_matches_the_whole_module_name(line, expected):
+    assert lists_module(f"kernel/fs/ext4.ko:\n{line}\n") is expected
 
 
 def test_versions_compare_as_numbers():

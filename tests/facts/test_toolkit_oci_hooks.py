@@ -5,7 +5,7 @@ import pytest
 from gpunode.facts.toolkit import OciHook, nvidia_hooks
 from gpunode.host import Host
 
-PLACE = "/usr/share/containers/oci/hooks.d"
+DIRECTORY = "/usr/share/containers/oci/hooks.d"
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ PLACE = "/usr/share/containers/oci/hooks.d"
 )
 def test_hooks_of_both_formats_are_read_and_others_skipped(tmp_path, text, program):
     host = Host(tmp_path, environ={})
-    host.path(PLACE).mkdir(parents=True)
-    host.path(f"{PLACE}/one.json").write_text(text)
-    host.path(f"{PLACE}/one.txt").write_text(text)
-    found = nvidia_hooks(host, (PLACE, PLACE, "/nowhere"))
-    assert [one.path for one in found] == ([f"{PLACE}/one.json"] if program else [])
+    host.path(DIRECTORY).mkdir(parents=True)
+    host.path(f"{DIRECTORY}/one.json").write_text(text)
+    host.path(f"{DIRECTORY}/one.txt").write_text(text)
+    found = nvidia_hooks(host, (DIRECTORY, DIRECTORY, "/nowhere"))
+    assert [one.path for one in found] == ([f"{DIRECTORY}/one.json"] if program else [])
     assert all(isinstance(one, OciHook) and one.program for one in found)

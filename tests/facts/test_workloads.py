@@ -14,7 +14,7 @@ MAJORS = {"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 508, "pts": 136}
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope\n", ID),
         (f"0::/system.slice/docker-{ID}.scope/init.scope\n", ID),
@@ -24,11 +24,11 @@ MAJORS = {"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 508, "pts": 136}
         ("", ""),
     ],
 )
-def test_cgroup_names_the_container(text, found, tmp_path):
+def test_cgroup_names_the_container(text, expected, tmp_path):
     place = tmp_path / "proc/77"
     place.mkdir(parents=True)
     (place / "cgroup").write_text(text)
-    assert container_of(Host(tmp_path, environ={}), 77)[0] == found
+    assert container_of(Host(tmp_path, environ={}), 77)[0] == expected
 
 
 @pytest.mark.parametrize(

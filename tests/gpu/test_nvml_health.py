@@ -12,7 +12,7 @@ from gpunode.host.recording import RECORDING
 from gpunode.output.typed import plain
 from tests.gpu_node import host_of
 
-TOLD = {
+REPORTED = {
     **{"persistence": 1, "slowdowns": 0x1, "temperature": 41, "temperature_slowdown": 87},
     **{"power_limit": 700000, "power_limit_default": 700000, "pcie_width": 16, "pcie_width_max": 16},
     **{"pcie_generation": 1, "pcie_generation_max": 5, "pcie_replays": 0, "virtualization": 0},
@@ -26,7 +26,7 @@ def conditions(make_node, scenario, **how):
 
 
 def test_all_conditions_of_a_gpu_are_read(make_node):
-    scenario = with_nvswitch(machine(1).with_gpu(0, reported=TOLD, fabric=(3, 0, 0x5A), used=3 << 30))
+    scenario = with_nvswitch(machine(1).with_gpu(0, reported=REPORTED, fabric=(3, 0, 0x5A), used=3 << 30))
     (one,) = conditions(make_node, scenario)
     assert (one.index, one.uuid, one.error, one.error_code) == (0, gpu_uuid(0), "", None)
     assert (one.reading.ecc_volatile, one.reading.remap_pending, one.reading.recovery_action) == (
@@ -93,7 +93,7 @@ def test_many_throttled_gpus_are_sampled_again_together(make_node):
 
 
 def test_gpu_lost_after_throttling_keeps_the_values_read(make_node):
-    scenario = machine(1).with_gpu(0, reported=TOLD | {"slowdowns": 0x20})
+    scenario = machine(1).with_gpu(0, reported=REPORTED | {"slowdowns": 0x20})
     scenario = scenario.with_faults(Fault("nvmlDeviceGetDisplayActive", 15))
     (one,) = conditions(make_node, scenario)
     assert (one.temperature, one.error_code, one.slowdowns) == (41, 15, ())
@@ -122,7 +122,9 @@ def test_gpu_lost_during_the_read_gets_no_more_queries(make_node):
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 13, 21, 25, 27, 29, 999])
 def test_other_error_drops_only_its_own_value(make_node, code):
-    scenario = machine(1).with_gpu(0, reported=TOLD).with_faults(Fault("nvmlDeviceGetPersistenceMode", code))
+    scenario = (
+        machine(1).with_gpu(0, reported=REPORTED).with_faults(Fault("nvmlDeviceGetPersistenceMode", code))
+    )
     (one,) = conditions(make_node, scenario)
     assert (one.persistence, one.error_code, one.temperature) == (None, None, 41)
 

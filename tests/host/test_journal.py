@@ -19,7 +19,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path, environ={})
 
 
-def begun(host: Host, *edits: FileEdit, operation: str = "configure-runtime") -> tuple[Journal, str]:
+def applied_edits(host: Host, *edits: FileEdit, operation: str = "configure-runtime") -> tuple[Journal, str]:
     """An entry for edits that are then carried out."""
     journal = Journal.of(host)
     for edit in edits:
@@ -53,7 +53,7 @@ def test_entry_is_complete_and_private_before_any_write(host: Host, tmp_path: Pa
 def test_restore_writes_old_bytes_and_mode_and_removes_created_files(host: Host, tmp_path: Path) -> None:
     (tmp_path / "etc/a").write_bytes(b"old")
     (tmp_path / "etc/a").chmod(0o600)
-    journal, name = begun(host, FileEdit("/etc/a", b"old", b"new"), FileEdit("/etc/b", None, b"new"))
+    journal, name = applied_edits(host, FileEdit("/etc/a", b"old", b"new"), FileEdit("/etc/b", None, b"new"))
     (tmp_path / "etc/a").chmod(0o666)
     changes = journal.restore(journal.unfinished()[0])
     assert [(one.path, one.action) for one in changes] == [("/etc/a", "restored"), ("/etc/b", "removed")]
@@ -64,14 +64,14 @@ def test_restore_writes_old_bytes_and_mode_and_removes_created_files(host: Host,
 
 
 def test_removed_file_is_restored(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, FileEdit("/etc/a", b"old", None))
+    journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", None))
     assert not (tmp_path / "etc/a").exists()
     journal.restore(journal.unfinished()[0])
     assert (tmp_path / "etc/a").read_bytes() == b"old"
 
 
 def test_later_edit_of_another_user_is_never_overwritten(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new"))
+    journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", b"new"))
     (tmp_path / "etc/a").write_bytes(b"theirs")
     entry = journal.unfinished()[0]
     assert journal.foreign(entry) == ("/etc/a",)
@@ -80,7 +80,7 @@ def test_later_edit_of_another_user_is_never_overwritten(host: Host, tmp_path: P
 
 
 def test_interim_text_counts_as_ours(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new", interim=b"between", undo=b"back"))
+    journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", b"new", interim=b"between", undo=b"back"))
     for text in (b"between", b"back"):
         (tmp_path / "etc/a").write_bytes(text)
         journal.restore(journal.unfinished()[0])
@@ -88,7 +88,7 @@ def test_interim_text_counts_as_ours(host: Host, tmp_path: Path) -> None:
 
 
 def test_damaged_backup_is_refused(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, FileEdit("/etc/a", b"old", b"new"))
+    journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", b"new"))
     entry = journal.unfinished()[0]
     (tmp_path / entry.directory.lstrip("/") / entry.files[0]["backup"]).write_bytes(b"rot")
     with pytest.raises(ConfigError, match="damaged"):
@@ -97,11 +97,11 @@ def test_damaged_backup_is_refused(host: Host, tmp_path: Path) -> None:
 
 
 def test_last_committed_entry_is_the_default_without_rollbacks(host: Host) -> None:
-    journal, first = begun(host, FileEdit("/etc/a", b"1", b"2"))
+    journal, first = applied_edits(host, FileEdit("/etc/a", b"1", b"2"))
     journal.mark(journal.unfinished()[0], "committed")
-    _, second = begun(host, FileEdit("/etc/a", b"2", b"3"))
+    _, second = applied_edits(host, FileEdit("/etc/a", b"2", b"3"))
     journal.mark(journal.unfinished()[0], "committed")
-    begun(host, FileEdit("/etc/a", b"3", b"2"), operation="rollback")
+    applied_edits(host, FileEdit("/etc/a", b"3", b"2"), operation="rollback")
     journal.mark(journal.unfinished()[0], "committed")
     assert journal.committed().id == second
     assert journal.committed(first).id == first
@@ -113,7 +113,7 @@ def test_last_committed_entry_is_the_default_without_rollbacks(host: Host) -> No
 def test_entries_of_one_second_keep_their_order(host: Host) -> None:
     names = []
     for operation in ("unconfigure-runtime", "configure-runtime", "configure-runtime"):
-        journal, name = begun(host, FileEdit("/etc/a", b"1", b"2"), operation=operation)
+        journal, name = applied_edits(host, FileEdit("/etc/a", b"1", b"2"), operation=operation)
         journal.mark(journal.unfinished()[0], "committed")
         names.append(name)
     assert [entry.id for entry in Journal.of(host).entries()] == names
@@ -121,9 +121,9 @@ def test_entries_of_one_second_keep_their_order(host: Host) -> None:
 
 
 def test_only_finished_entries_are_pruned(host: Host) -> None:
-    journal, oldest = begun(host, FileEdit("/etc/a", b"1", b"2"))
+    journal, oldest = applied_edits(host, FileEdit("/etc/a", b"1", b"2"))
     for _ in range(4):
-        _, name = begun(host, FileEdit("/etc/a", b"1", b"2"))
+        _, name = applied_edits(host, FileEdit("/etc/a", b"1", b"2"))
         journal.mark(next(entry for entry in journal.entries() if entry.id == name), "committed")
     journal.prune(keep=2)
     left = journal.entries()
@@ -176,7 +176,7 @@ def test_malformed_manifests_are_ignored(host: Host, tmp_path: Path, text: str) 
     strange.mkdir(parents=True)
     (strange / "manifest.json").write_text(text)
     assert Journal.of(host).entries() == () and Journal.of(host).unfinished() == ()
-    journal, name = begun(host, FileEdit("/etc/a", b"1", b"2"))
+    journal, name = applied_edits(host, FileEdit("/etc/a", b"1", b"2"))
     assert [entry.id for entry in journal.entries()] == [name]
 
 
@@ -189,7 +189,7 @@ def test_entry_directory_left_by_a_full_disk_is_pruned(host: Host, tmp_path: Pat
 
 
 def test_entry_already_rolled_back_is_reported_as_such(host: Host) -> None:
-    journal, name = begun(host, FileEdit("/etc/a", b"1", b"2"))
+    journal, name = applied_edits(host, FileEdit("/etc/a", b"1", b"2"))
     journal.mark(journal.entries()[0], "rolled-back")
     with pytest.raises(UsageError, match="it is rolled-back"):
         journal.committed(name)
@@ -210,7 +210,7 @@ def test_nothing_is_restored_if_one_backup_is_damaged(host: Host, tmp_path: Path
 
 
 def test_directory_in_place_of_the_file_is_foreign(host: Host, tmp_path: Path) -> None:
-    journal, _ = begun(host, FileEdit("/etc/a", None, b"2"))
+    journal, _ = applied_edits(host, FileEdit("/etc/a", None, b"2"))
     (tmp_path / "etc/a").unlink(missing_ok=True)
     (tmp_path / "etc/a").mkdir(parents=True)
     entry = journal.entries()[0]

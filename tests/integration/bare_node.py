@@ -74,7 +74,7 @@ class BareNode:
         script = "find /run/cdi /etc/systemd /etc/udev -mindepth 1 ! -name system ! -name rules.d || true"
         return set(self.run("sh", "-c", script).stdout.split())
 
-    def tell_containers_what_the_stubs_answer(self) -> None:
+    def add_scenario_to_specification(self) -> None:
         """Add the scenario file to the specification: a real driver needs none."""
         tree = yaml.safe_load(self.run("cat", "/run/cdi/nvidia.yaml").stdout)
         scenario = {"hostPath": str(self.node.directory / "scenario.txt")}

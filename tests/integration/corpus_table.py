@@ -26,7 +26,7 @@ from tests.integration.forked_cli import ForkedCli, every_module
 RECORDS = os.environ.get("GPUNODE_RECORD_CORPUS") == "1"
 Key = tuple[str, Case, str]
 # in memory: gpunode syncs its files, and a thousand times on a disk takes minutes
-_PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+_DIRECTORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def keys(engine: str) -> list[Any]:
@@ -60,7 +60,7 @@ class Table:
         twin = next(name for name in sources() if self._release(name) == minor(judge.release))
         if twin != source:
             pytest.skip(f"{source} has the same release of {self._engine} as {twin}")
-        with tempfile.TemporaryDirectory(prefix="gpn-cell-", dir=_PLACE) as name:
+        with tempfile.TemporaryDirectory(prefix="gpn-cell-", dir=_DIRECTORY) as name:
             cell = Cell(judge, self._cli, case, variant, Path(name)).run()
         self._cells[key] = cell
         assert not cell.complaints, explain(cell)

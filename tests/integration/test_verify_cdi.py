@@ -27,7 +27,7 @@ from tests.integration.verify_support import GPUS, UUIDS, comes_to
 
 pytestmark = [pytest.mark.full, pytest.mark.containers]
 CUT = with_mig(GPUS, 1, mixed_layout(1))
-WANTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
+EXPECTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
 OLD = '[plugins."io.containerd.grpc.v1.cri"]\n'
 NEW = """
 version = 3
@@ -98,7 +98,7 @@ def assert_proven(ran: Ran) -> None:
     assert ran.code == 0, ran.err + ran.out
     data = ran.document["data"]
     assert data["via"] == "cdi nvidia.com/gpu=all"
-    assert [one["uuid"] for one in data["devices"]] == WANTED
+    assert [one["uuid"] for one in data["devices"]] == EXPECTED
     assert {(one["status"], one["maxError"]) for one in data["devices"]} == {("ok", 0.0)}
 
 

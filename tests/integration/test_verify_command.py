@@ -10,7 +10,7 @@ from tests.integration.test_verify_containerd import HANDLER
 from tests.integration.verify_support import GPUS, UUIDS, gpu_node
 
 CUT = with_mig(GPUS, 1, mixed_layout(1))
-WANTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
+EXPECTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
 
 
 def proven(node, engine, *argv):
@@ -26,7 +26,7 @@ def assert_proven(runs, engine):
     assert good.code == 0, good.err
     data = good.document["data"]
     assert data["on"] == engine
-    assert [one["uuid"] for one in data["devices"]] == WANTED
+    assert [one["uuid"] for one in data["devices"]] == EXPECTED
     assert {(one["status"], one["maxError"]) for one in data["devices"]} == {("ok", 0.0)}
     assert [one["index"] for one in data["devices"]] == [0, 1, 1, 1, 1]
     assert bad.code == 1

@@ -27,7 +27,7 @@ default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
 """
-LEFT = "podman ps --all --quiet; podman images --quiet"
+LEFTOVERS = "podman ps --all --quiet; podman images --quiet"
 HANGING = GPUS.with_faults(Fault("cuInit", hang=60.0))
 # ends a run by a signal once its container runs; prints its exit code, its leftovers, those of the next run
 ENDED_BY = """\
@@ -70,7 +70,7 @@ class Node:
     def verify(self, *options: str) -> tuple[int, Any]:
         """The exit code and the document; podman must hold nothing afterwards."""
         asked = " ".join(("$GPUNODE verify --on podman -o json", *options))
-        done = self.shell(f'{asked}; code=$?; test -z "$({LEFT})" || exit 77; exit $code')
+        done = self.shell(f'{asked}; code=$?; test -z "$({LEFTOVERS})" || exit 77; exit $code')
         assert done.returncode != 77, "podman still holds something"
         return done.returncode, json.loads(done.stdout)
 

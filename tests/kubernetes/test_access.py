@@ -33,7 +33,7 @@ def edited(text: str, **parts: Any) -> str:
 
 
 @pytest.fixture
-def given(run: Gpunode, tmp_path: Path) -> Any:
+def with_kubeconfig(run: Gpunode, tmp_path: Path) -> Any:
     """Run `ADVERTISE` with this text as --kubeconfig."""
 
     def call(text: str, *more: str, **env: str) -> Any:
@@ -44,24 +44,24 @@ def given(run: Gpunode, tmp_path: Path) -> Any:
     return call
 
 
-def test_certificates_and_tokens_embedded_in_the_file(api: ApiServer, given: Any) -> None:
+def test_certificates_and_tokens_embedded_in_the_file(api: ApiServer, with_kubeconfig: Any) -> None:
     data = base64.b64encode(Path(api.ca).read_bytes()).decode()
     text = edited(kubeconfig(api), cluster={"certificate-authority": "", "certificate-authority-data": data})
-    assert given(text).code == 0
+    assert with_kubeconfig(text).code == 0
     assert capacity(api) == "1"
 
 
-def test_paths_are_relative_to_their_file(api: ApiServer, given: Any, tmp_path: Path) -> None:
+def test_paths_are_relative_to_their_file(api: ApiServer, with_kubeconfig: Any, tmp_path: Path) -> None:
     shutil.copy(api.ca, tmp_path / "ours.crt")
     (tmp_path / "tok").write_text(f"{ADMIN}\n")
     text = kubeconfig(api, tokenFile="tok")
-    done = given(edited(text, cluster={"certificate-authority": "ours.crt"}))
+    done = with_kubeconfig(edited(text, cluster={"certificate-authority": "ours.crt"}))
     assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 def test_credential_program_prints_the_token(
-    api: ApiServer, given: Any, tmp_path: Path, version: str
+    api: ApiServer, with_kubeconfig: Any, tmp_path: Path, version: str
 ) -> None:
     program = tmp_path / "get token"
     answer = {"kind": "ExecCredential", "status": {"token": ADMIN}}
@@ -73,12 +73,12 @@ def test_credential_program_prints_the_token(
         "args": ["a"],
         "env": [{"name": "MORE", "value": "b"}],
     }
-    done = given(kubeconfig(api, exec=spec))
+    done = with_kubeconfig(kubeconfig(api, exec=spec))
     assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("script", "message"),
     [
         ("echo sorry, sign in first >&2; exit 7", "ended with 7: sorry, sign in first"),
         ("echo no json", "printed no ExecCredential"),
@@ -86,15 +86,15 @@ def test_credential_program_prints_the_token(
     ],
 )
 def test_failing_credential_program_is_named(
-    api: ApiServer, given: Any, tmp_path: Path, script: str, says: str
+    api: ApiServer, with_kubeconfig: Any, tmp_path: Path, script: str, message: str
 ) -> None:
     program = tmp_path / "signer"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     spec = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}
-    done = given(kubeconfig(api, exec=spec))
+    done = with_kubeconfig(kubeconfig(api, exec=spec))
     assert done.code == 3
-    assert says in done.err
+    assert message in done.err
     assert "kubectl proxy" in done.err
 
 
@@ -110,7 +110,7 @@ def test_user_missing_in_the_user_database_is_not_reported_as_a_bug(
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
+    ("parts", "message"),
     [
         ({"current_context": "nowhere"}, "has no context 'nowhere'"),
         ({"current_context": ""}, "has no current context"),
@@ -133,27 +133,29 @@ def test_user_missing_in_the_user_database_is_not_reported_as_a_bug(
     ],
     ids=str,
 )
-def test_kubeconfig_with_missing_parts_is_refused(api: ApiServer, given: Any, parts: Any, says: str) -> None:
-    done = given(edited(kubeconfig(api), **parts))
+def test_kubeconfig_with_missing_parts_is_refused(
+    api: ApiServer, with_kubeconfig: Any, parts: Any, message: str
+) -> None:
+    done = with_kubeconfig(edited(kubeconfig(api), **parts))
     assert done.code == 3, done.err
-    assert says in done.err
+    assert message in done.err
     assert api.asked == []
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "!!python/object/apply:os.system [id]", "\x00"])
-def test_file_that_is_no_kubeconfig_is_refused(api: ApiServer, given: Any, text: str) -> None:
-    done = given(text)
+def test_file_that_is_no_kubeconfig_is_refused(api: ApiServer, with_kubeconfig: Any, text: str) -> None:
+    done = with_kubeconfig(text)
     assert done.code == 3, done.err
     assert "Traceback" not in done.err
 
 
-def test_authority_that_did_not_sign_is_refused(api: ApiServer, given: Any, tmp_path: Path) -> None:
+def test_authority_that_did_not_sign_is_refused(api: ApiServer, with_kubeconfig: Any, tmp_path: Path) -> None:
     from fixtures.api_server import make_certificates
 
     other = tmp_path / "other"
     other.mkdir()
     make_certificates(other)
-    done = given(edited(kubeconfig(api), cluster={"certificate-authority": str(other / "ca.crt")}))
+    done = with_kubeconfig(edited(kubeconfig(api), cluster={"certificate-authority": str(other / "ca.crt")}))
     assert done.code == 1
     assert "certificate isn't signed by the authority" in done.err
     assert "trying again" not in done.err
@@ -243,8 +245,8 @@ def test_missing_library_error_has_the_install_command(run: Gpunode, tmp_path: P
     ]
 
 
-def test_missing_right_is_reported(api: ApiServer, given: Any) -> None:
-    done = given(kubeconfig(api, "reader-token"))
+def test_missing_right_is_reported(api: ApiServer, with_kubeconfig: Any) -> None:
+    done = with_kubeconfig(kubeconfig(api, "reader-token"))
     assert done.code == 3
     assert 'User "reader" cannot patch' in done.err
     assert capacity(api) is None
@@ -302,7 +304,7 @@ def test_kubeconfigs_of_root_are_suggested_and_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "environ", "name", "source"),
+    ("option", "environ", "name", "source"),
     [
         ("n1", {"NODE_NAME": "n2"}, "n1", "--node"),
         ("", {"NODE_NAME": "n2"}, "n2", "NODE_NAME"),
@@ -310,10 +312,10 @@ def test_kubeconfigs_of_root_are_suggested_and_not_used(tmp_path: Path) -> None:
     ],
 )
 def test_name_of_the_node(
-    tmp_path: Path, given: str, environ: dict[str, str], name: str, source: str
+    tmp_path: Path, option: str, environ: dict[str, str], name: str, source: str
 ) -> None:
     host = machine(tmp_path, environ, {"/proc/sys/kernel/hostname": "Host-3.Example.com\n"})
-    assert node_name(host, given) == (name, source)
+    assert node_name(host, option) == (name, source)
 
 
 def test_directory_is_not_a_kubeconfig(run: Gpunode, tmp_path: Path) -> None:

@@ -40,33 +40,36 @@ def test_pointers_follow_rfc_6901(parts: tuple[str, ...], made: str) -> None:
 
 
 @given(
-    there=st.none() | LABELS, wanted=st.dictionaries(KEYS, st.none() | st.text("xyz", max_size=2), max_size=4)
+    existing=st.none() | LABELS,
+    desired=st.dictionaries(KEYS, st.none() | st.text("xyz", max_size=2), max_size=4),
 )
 def test_label_patch_gives_the_desired_labels(
-    there: dict[str, str] | None, wanted: dict[str, str | None]
+    existing: dict[str, str] | None, desired: dict[str, str | None]
 ) -> None:
     before = node()
-    if there is not None:
-        before["metadata"]["labels"] = there
-    patch = label_patch(before, wanted)
+    if existing is not None:
+        before["metadata"]["labels"] = existing
+    patch = label_patch(before, desired)
     after = apply(before, patch)
-    expected = {**(there or {}), **wanted}
+    expected = {**(existing or {}), **desired}
     expected = {key: value for key, value in expected.items() if value is not None}
     assert after["metadata"].get("labels", {}) == expected
-    assert label_patch(after, wanted) == []
-    if expected == (there or {}):
+    assert label_patch(after, desired) == []
+    if expected == (existing or {}):
         assert patch == []
 
 
-@given(there=LABELS, wanted=st.dictionaries(KEYS, st.none() | st.just("x"), min_size=1, max_size=3), at=KEYS)
+@given(
+    existing=LABELS, desired=st.dictionaries(KEYS, st.none() | st.just("x"), min_size=1, max_size=3), at=KEYS
+)
 def test_node_changed_meanwhile_refuses_or_keeps_the_change(
-    there: dict[str, str], wanted: dict[str, str | None], at: str
+    existing: dict[str, str], desired: dict[str, str | None], at: str
 ) -> None:
     before = node()
-    before["metadata"]["labels"] = there
-    patch = label_patch(before, wanted)
+    before["metadata"]["labels"] = existing
+    patch = label_patch(before, desired)
     meanwhile = copy.deepcopy(before)
-    meanwhile["metadata"] |= {"labels": {**there, at: "theirs"}, "resourceVersion": "8"}
+    meanwhile["metadata"] |= {"labels": {**existing, at: "theirs"}, "resourceVersion": "8"}
     try:
         after = apply(meanwhile, patch)
     except PatchFailed:

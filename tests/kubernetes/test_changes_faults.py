@@ -43,7 +43,7 @@ def test_temporary_error_is_retried(api: ApiServer, run: Gpunode, fault: Fault) 
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "says"),
+    ("fault", "code", "message"),
     [
         (Fault("PATCH", "", "cut", 99), "kubernetes-unreachable", "completely or not at all"),
         (Fault("", "", "status", 99), "kubernetes-unavailable", "nothing was changed"),
@@ -57,14 +57,14 @@ def test_temporary_error_is_retried(api: ApiServer, run: Gpunode, fault: Fault) 
     ids=lambda value: value.kind if isinstance(value, Fault) else None,
 )
 def test_permanent_error_is_reported(
-    api: ApiServer, run: Gpunode, fault: Fault, code: str, says: str
+    api: ApiServer, run: Gpunode, fault: Fault, code: str, message: str
 ) -> None:
     api.faults.append(fault)
     done = run(*ADVERTISE, "-o", "json")
     assert done.code == 1
     (error,) = done.document["errors"]
     assert error["code"] == code
-    assert says in f"{error['message']}; {error['hint']}"
+    assert message in f"{error['message']}; {error['hint']}"
     assert capacity(api) is None
 
 

@@ -64,7 +64,7 @@ def server(answer: Answer) -> Iterator[str]:
             thread.join(PATIENCE)
 
 
-def asked(answer: Answer, ask: Callable[[Any], Any], seconds: float = PATIENCE) -> ClusterError:
+def failing_call(answer: Answer, ask: Callable[[Any], Any], seconds: float = PATIENCE) -> ClusterError:
     with server(answer) as url:
         cluster = Cluster(to_server(url, "a test"), seconds, lambda: "", lambda _: None)
         try:
@@ -104,7 +104,7 @@ def dripping(start: bytes, drop: bytes) -> Answer:
     ids=["body", "head", "continue"],
 )
 def test_dripping_response_times_out(answer: Answer) -> None:
-    assert "no answer in time" in asked(answer, the_node, 0.1).message
+    assert "no answer in time" in failing_call(answer, the_node, 0.1).message
 
 
 class ClockHost(Host):
@@ -136,7 +136,7 @@ def test_retries_of_a_slow_server_end_after_half_a_minute(each: float, attempts:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         (plain(b'{"metadata":' + b"[" * 100_000), "not a response of an API server"),
         (plain(b"[" * 100_000, start=HEAD.replace(b"200", b"404")), "not a response of an API server"),
@@ -150,16 +150,16 @@ def test_retries_of_a_slow_server_end_after_half_a_minute(each: float, attempts:
     ids=["deep", "deep error", "huge", "packed", "elsewhere"],
 )
 def test_response_size_and_redirects_are_limited(
-    monkeypatch: pytest.MonkeyPatch, answer: Answer, says: str
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, message: str
 ) -> None:
-    monkeypatch.setattr(client, "MAX_BYTES", 100 << 10 if says == "larger than" else client.MAX_BYTES)
-    assert says in asked(answer, the_node).message
+    monkeypatch.setattr(client, "MAX_BYTES", 100 << 10 if message == "larger than" else client.MAX_BYTES)
+    assert message in failing_call(answer, the_node).message
 
 
 def test_endless_list_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MAX_BYTES", 10_000)
     page = {"kind": "PodList", "apiVersion": "v1", "metadata": {"continue": "more"}, "items": []}
-    found = asked(plain(json.dumps(page).encode()), lambda cluster: cluster.list("Pod", "n"))
+    found = failing_call(plain(json.dumps(page).encode()), lambda cluster: cluster.list("Pod", "n"))
     assert "larger than" in found.message
 
 

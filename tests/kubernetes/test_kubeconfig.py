@@ -31,7 +31,7 @@ Open = Callable[..., Cluster]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
+def open_cluster(tmp_path: Path) -> Iterator[Open]:
     """A cluster from a kubeconfig's text."""
     with ExitStack() as stack:
 
@@ -46,34 +46,34 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         yield call
 
 
-def test_server_certificate_for_another_name_is_refused(api: ApiServer, opened: Open) -> None:
+def test_server_certificate_for_another_name_is_refused(api: ApiServer, open_cluster: Open) -> None:
     """As behind a tunnel or a load balancer's address."""
     text = edited(kubeconfig(api), cluster={"tls-server-name": "localhost"})
-    assert opened(text).get("Node", "gpu-1")
-    other = opened(edited(text, cluster={"tls-server-name": "other.example.com"}))
+    assert open_cluster(text).get("Node", "gpu-1")
+    other = open_cluster(edited(text, cluster={"tls-server-name": "other.example.com"}))
     with pytest.raises(Unreachable, match=r"not valid for 'other\.example\.com'") as caught:
         other.get("Node", "gpu-1")
     assert "tls-server-name" in caught.value.hint
 
 
-def test_impersonated_user_is_sent_with_every_request(api: ApiServer, opened: Open) -> None:
+def test_impersonated_user_is_sent_with_every_request(api: ApiServer, open_cluster: Open) -> None:
     text = edited(
         kubeconfig(api), user={"as": "reader", "as-groups": ["a", "b"], "as-user-extra": {"k": ["v"]}}
     )
-    cluster = opened(text)
+    cluster = open_cluster(text)
     assert cluster.get("Node", "gpu-1")
     with pytest.raises(Forbidden, match='User "reader" cannot patch'):
         cluster.patch("Node", "gpu-1", [{"op": "add", "path": "/metadata/labels/x", "value": "1"}])
     assert {one.user for one in api.asked} == {"reader"}
 
 
-def test_misspelled_impersonation_is_refused(api: ApiServer, opened: Open) -> None:
+def test_misspelled_impersonation_is_refused(api: ApiServer, open_cluster: Open) -> None:
     with pytest.raises(NoAccess, match="as-groups"):
-        opened(edited(kubeconfig(api), user={"as": "reader", "as-groups": 7}))
+        open_cluster(edited(kubeconfig(api), user={"as": "reader", "as-groups": 7}))
 
 
-def test_unknown_fields_are_refused_by_the_server_and_not_dropped(api: ApiServer, opened: Open) -> None:
-    cluster = opened(kubeconfig(api))
+def test_unknown_fields_are_refused_by_the_server_and_not_dropped(api: ApiServer, open_cluster: Open) -> None:
+    cluster = open_cluster(kubeconfig(api))
     with pytest.raises(Invalid, match=r'unknown field "spec\.taint"'):
         cluster.patch("Node", "gpu-1", [{"op": "add", "path": "/spec/taint", "value": "x"}])
     assert api.asked[-1].query["fieldValidation"] == ["Strict"]
@@ -94,12 +94,12 @@ def printing(tmp_path: Path, **spec: Any) -> dict[str, Any]:
 
 
 def test_expired_token_of_a_credential_program_is_renewed(
-    api: ApiServer, opened: Open, tmp_path: Path
+    api: ApiServer, open_cluster: Open, tmp_path: Path
 ) -> None:
     """EKS' are valid for a quarter of an hour; `labels --watch` runs for months."""
     (tmp_path / "token").write_text("first")
     api.users |= {"first": "admin", "second": "admin"}
-    cluster = opened(kubeconfig(api, exec=printing(tmp_path)))
+    cluster = open_cluster(kubeconfig(api, exec=printing(tmp_path)))
     assert cluster.get("Node", "gpu-1")
     api.expired.add("first")
     with pytest.raises(Unauthorized):
@@ -111,28 +111,32 @@ def test_expired_token_of_a_credential_program_is_renewed(
 
 
 def test_cluster_info_is_passed_to_a_credential_program_on_request(
-    api: ApiServer, opened: Open, tmp_path: Path
+    api: ApiServer, open_cluster: Open, tmp_path: Path
 ) -> None:
     """As gke-gcloud-auth-plugin's entry requests it."""
     (tmp_path / "token").write_text(ADMIN)
     more = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
     text = kubeconfig(api, exec=printing(tmp_path, provideClusterInfo=True))
-    assert opened(edited(text, cluster={"extensions": more})).get("Node", "gpu-1")
+    assert open_cluster(edited(text, cluster={"extensions": more})).get("Node", "gpu-1")
     spec = json.loads((tmp_path / "info").read_text())["spec"]
     assert (spec["cluster"]["server"], spec["cluster"]["config"]) == (api.url, {"audience": "x"})
     assert base64.b64decode(spec["cluster"]["certificate-authority-data"]) == Path(api.ca).read_bytes()
 
 
-def test_missing_credential_program_has_an_install_hint(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+def test_missing_credential_program_has_an_install_hint(
+    api: ApiServer, open_cluster: Open, tmp_path: Path
+) -> None:
     spec = printing(tmp_path, command="no-such-signer", installHint="install it\n  with gcloud")
     with pytest.raises(NoAccess) as caught:
-        opened(kubeconfig(api, exec=spec))
+        open_cluster(kubeconfig(api, exec=spec))
     assert caught.value.hint.startswith("install it with gcloud; or ")
 
 
-def test_interactive_credential_program_is_not_started(api: ApiServer, opened: Open, tmp_path: Path) -> None:
+def test_interactive_credential_program_is_not_started(
+    api: ApiServer, open_cluster: Open, tmp_path: Path
+) -> None:
     with pytest.raises(NoAccess, match="requires an interactive login"):
-        opened(kubeconfig(api, exec=printing(tmp_path, interactiveMode="Always")))
+        open_cluster(kubeconfig(api, exec=printing(tmp_path, interactiveMode="Always")))
     assert not (tmp_path / "info").exists()
 
 
@@ -147,10 +151,10 @@ def kubelets(api: ApiServer, certificates: Path, tmp_path: Path) -> tuple[Path, 
 
 
 def test_certificate_replaced_by_the_kubelet_is_read_again(
-    api: ApiServer, opened: Open, kubelets: tuple[Path, str], certificates: Path
+    api: ApiServer, open_cluster: Open, kubelets: tuple[Path, str], certificates: Path
 ) -> None:
     pem, text = kubelets
-    cluster = opened(text)
+    cluster = open_cluster(text)
     assert cluster.node == "gpu-1"
     assert cluster.get("Node", "gpu-1")
     api.users = {"system:node:gpu-1 anew": "system:node:gpu-1"}
@@ -172,7 +176,7 @@ def test_kubelet_certificate_names_the_node(
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "says"),
+    ("path", "value", "message"),
     [
         ("/metadata/labels/x.kubernetes.io~1a", "1", "not allowed to modify labels: x.kubernetes.io/a"),
         ("/metadata/labels/node-restriction.kubernetes.io~1a", "1", "not allowed to modify labels"),
@@ -180,11 +184,11 @@ def test_kubelet_certificate_names_the_node(
     ],
 )
 def test_node_restriction_error_is_explained(
-    api: ApiServer, opened: Open, kubelets: tuple[Path, str], path: str, value: Any, says: str
+    api: ApiServer, open_cluster: Open, kubelets: tuple[Path, str], path: str, value: Any, message: str
 ) -> None:
     before = api.node("gpu-1")
-    with pytest.raises(Forbidden, match=says) as caught:
-        opened(kubelets[1]).patch("Node", "gpu-1", [{"op": "add", "path": path, "value": value}])
+    with pytest.raises(Forbidden, match=message) as caught:
+        open_cluster(kubelets[1]).patch("Node", "gpu-1", [{"op": "add", "path": path, "value": value}])
     assert "(NodeRestriction)" in caught.value.hint
     assert api.node("gpu-1") == before
 
@@ -197,9 +201,9 @@ def certificate(text: str, directory: Path) -> Certificate | None:
 
 
 def test_expired_certificate_is_reported_as_such(
-    api: ApiServer, opened: Open, kubelets: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    api: ApiServer, open_cluster: Open, kubelets: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = opened(kubelets[1])
+    cluster = open_cluster(kubelets[1])
     api.users.clear()
     own = certificate(kubelets[1], kubelets[0].parent)
     assert own is not None and own.node == "gpu-1"
@@ -231,8 +235,8 @@ def test_comma_in_a_common_name_is_not_a_second_field(kubelets: tuple[Path, str]
     assert found is not None and found.node == ""
 
 
-def test_request_without_credentials_is_reported_as_such(api: ApiServer, opened: Open) -> None:
-    cluster = opened(edited(kubeconfig(api), context={"user": ""}))
+def test_request_without_credentials_is_reported_as_such(api: ApiServer, open_cluster: Open) -> None:
+    cluster = open_cluster(edited(kubeconfig(api), context={"user": ""}))
     with pytest.raises(Forbidden) as caught:
         cluster.get("Node", "gpu-1")
     assert "sends no credentials" in caught.value.hint
@@ -240,50 +244,54 @@ def test_request_without_credentials_is_reported_as_such(api: ApiServer, opened:
 
 # --- proxies ----------------------------------------------------------------------------------------------
 
-THERE = "http://proxy:3128"
+PROXY_URL = "http://proxy:3128"
 
 
 @pytest.mark.parametrize(
     ("server", "environ", "proxy"),
     [
         ("https://10.0.0.1:6443", {}, ""),
-        ("https://10.0.0.1:6443", {"HTTPS_PROXY": "proxy:3128"}, THERE),
-        ("https://10.0.0.1:6443", {"https_proxy": THERE, "HTTP_PROXY": "x"}, THERE),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": "proxy:3128"}, PROXY_URL),
+        ("https://10.0.0.1:6443", {"https_proxy": PROXY_URL, "HTTP_PROXY": "x"}, PROXY_URL),
         ("https://10.0.0.1:6443", {"ALL_PROXY": "socks5://x"}, ""),
-        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "x, 10.0.0.0/8"}, ""),
-        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "10.0.0.1:6443"}, ""),
-        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "10.0.0.1:443,11.0.0.0/8"}, THERE),
-        ("https://10.0.0.1:6443", {"HTTPS_PROXY": THERE, "NO_PROXY": "*"}, ""),
-        ("https://[fd00::1]:6443", {"HTTPS_PROXY": THERE, "no_proxy": "fd00::/8"}, ""),
-        ("https://[fd00::1]:6443", {"HTTPS_PROXY": THERE, "no_proxy": "[fd00::1]:6443"}, ""),
-        ("https://api.example.com", {"HTTPS_PROXY": THERE, "NO_PROXY": "example.com"}, ""),
-        ("https://api.example.com", {"HTTPS_PROXY": THERE, "NO_PROXY": "*.example.com:443"}, ""),
-        ("https://example.com", {"HTTPS_PROXY": THERE, "NO_PROXY": ".example.com"}, THERE),
-        ("https://notexample.com", {"HTTPS_PROXY": THERE, "NO_PROXY": "example.com"}, THERE),
-        ("https://127.0.0.2:6443", {"HTTPS_PROXY": THERE}, ""),
-        ("http://localhost:8001", {"HTTP_PROXY": THERE}, ""),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": "x, 10.0.0.0/8"}, ""),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": "10.0.0.1:6443"}, ""),
+        (
+            "https://10.0.0.1:6443",
+            {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": "10.0.0.1:443,11.0.0.0/8"},
+            PROXY_URL,
+        ),
+        ("https://10.0.0.1:6443", {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": "*"}, ""),
+        ("https://[fd00::1]:6443", {"HTTPS_PROXY": PROXY_URL, "no_proxy": "fd00::/8"}, ""),
+        ("https://[fd00::1]:6443", {"HTTPS_PROXY": PROXY_URL, "no_proxy": "[fd00::1]:6443"}, ""),
+        ("https://api.example.com", {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": "example.com"}, ""),
+        ("https://api.example.com", {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": "*.example.com:443"}, ""),
+        ("https://example.com", {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": ".example.com"}, PROXY_URL),
+        ("https://notexample.com", {"HTTPS_PROXY": PROXY_URL, "NO_PROXY": "example.com"}, PROXY_URL),
+        ("https://127.0.0.2:6443", {"HTTPS_PROXY": PROXY_URL}, ""),
+        ("http://localhost:8001", {"HTTP_PROXY": PROXY_URL}, ""),
     ],
 )
 def test_proxy_is_chosen_as_in_kubectl(server: str, environ: dict[str, str], proxy: str) -> None:
     assert proxy_for(server, environ) == proxy
 
 
-def test_proxy_that_needs_another_library_is_refused_with_a_hint(api: ApiServer, opened: Open) -> None:
+def test_proxy_that_needs_another_library_is_refused_with_a_hint(api: ApiServer, open_cluster: Open) -> None:
     with pytest.raises(NoAccess, match=r"the proxy socks5://127.0.0.1:1 can't be used") as caught:
-        opened(edited(kubeconfig(api), cluster={"proxy-url": "socks5://127.0.0.1:1"}))
+        open_cluster(edited(kubeconfig(api), cluster={"proxy-url": "socks5://127.0.0.1:1"}))
     assert "kubectl proxy" in caught.value.hint
 
 
-def test_oidc_token_is_used_until_it_expires(api: ApiServer, opened: Open) -> None:
+def test_oidc_token_is_used_until_it_expires(api: ApiServer, open_cluster: Open) -> None:
     def config(**more: str) -> str:
         provider = {"name": "oidc", "config": more}
         return edited(kubeconfig(api), user={"token": None, "auth-provider": provider})
 
-    assert opened(config(**{"id-token": ADMIN})).get("Node", "gpu-1")
+    assert open_cluster(config(**{"id-token": ADMIN})).get("Node", "gpu-1")
     ended = base64.urlsafe_b64encode(b'{"exp": 1700000000}').decode().rstrip("=")
     for text in (config(), config(**{"id-token": f"e30.{ended}.x"})):
         with pytest.raises(NoAccess, match="has expired") as caught:
-            opened(text)
+            open_cluster(text)
         assert "kubectl get nodes" in caught.value.hint
 
 
@@ -342,16 +350,18 @@ def tunnel() -> Iterator[str]:
         thread.join(PATIENCE)
 
 
-def test_proxy_with_a_password(api: ApiServer, opened: Open, tunnel: str) -> None:
-    cluster = opened(edited(kubeconfig(api), cluster={"proxy-url": f"http://me:secret@{tunnel}"}))
+def test_proxy_with_a_password(api: ApiServer, open_cluster: Open, tunnel: str) -> None:
+    cluster = open_cluster(edited(kubeconfig(api), cluster={"proxy-url": f"http://me:secret@{tunnel}"}))
     assert cluster.get("Node", "gpu-1")["metadata"]["name"] == "gpu-1"
     cluster.close()
 
 
-@pytest.mark.parametrize(("user", "says"), [("me:wrong@", "407"), ("", "407")])
-def test_proxy_that_refuses_is_named(api: ApiServer, opened: Open, tunnel: str, user: str, says: str) -> None:
-    cluster = opened(edited(kubeconfig(api), cluster={"proxy-url": f"http://{user}{tunnel}"}))
-    with pytest.raises(Unreachable, match=says) as caught:
+@pytest.mark.parametrize(("user", "message"), [("me:wrong@", "407"), ("", "407")])
+def test_proxy_that_refuses_is_named(
+    api: ApiServer, open_cluster: Open, tunnel: str, user: str, message: str
+) -> None:
+    cluster = open_cluster(edited(kubeconfig(api), cluster={"proxy-url": f"http://{user}{tunnel}"}))
+    with pytest.raises(Unreachable, match=message) as caught:
         cluster.get("Node", "gpu-1")
     assert f"through the proxy http://{tunnel}: 407" in caught.value.message
     assert "HTTPS_PROXY" in caught.value.hint
@@ -361,10 +371,10 @@ def test_proxy_that_refuses_is_named(api: ApiServer, opened: Open, tunnel: str, 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a file of another user")
 def test_root_runs_no_credential_program_of_another_user(
-    api: ApiServer, opened: Open, tmp_path: Path
+    api: ApiServer, open_cluster: Open, tmp_path: Path
 ) -> None:
     spec = printing(tmp_path)
     os.chown(spec["command"], 65534, 65534)
     with pytest.raises(NoAccess, match=r"was not run: .* belongs to user 65534"):
-        opened(kubeconfig(api, exec=spec))
+        open_cluster(kubeconfig(api, exec=spec))
     assert not (tmp_path / "info").exists()

@@ -21,13 +21,13 @@ def pod(status: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "said", "hint"), [one[1:] for one in PENDING], ids=[one[0] for one in PENDING]
+    ("status", "code", "message", "hint"), [one[1:] for one in PENDING], ids=[one[0] for one in PENDING]
 )
-def test_reason_of_a_pending_pod(status: dict[str, Any], code: str, said: str, hint: str) -> None:
+def test_reason_of_a_pending_pod(status: dict[str, Any], code: str, message: str, hint: str) -> None:
     found = pods.state(pod(status), (), AIM)
     assert found.phase is Phase.PENDING and found.reason is not None
     assert found.reason.code == code
-    assert said in found.reason.message and hint in found.reason.hint
+    assert message in found.reason.message and hint in found.reason.hint
     assert "2 node(s)" not in found.reason.message, "other nodes don't matter"
     assert "preemption" not in found.reason.message, "nor do plugins that could not help"
     assert found.reason.patience < 300
@@ -46,13 +46,13 @@ def test_scheduling_event_before_the_binding_is_ignored() -> None:
     assert pods.state(pod(waiting("ContainerCreating")), (event,), AIM).reason is None
 
 
-@pytest.mark.parametrize(("status", "log", "code", "said", "hint"), FAILED)
-def test_reason_of_a_failed_pod(status: dict[str, Any], log: str, code: str, said: str, hint: str) -> None:
+@pytest.mark.parametrize(("status", "log", "code", "message", "hint"), FAILED)
+def test_reason_of_a_failed_pod(status: dict[str, Any], log: str, code: str, message: str, hint: str) -> None:
     found = pods.state(pod(status), (), AIM)
     assert found.ended
     reason = pods.verdict(found, log, AIM)
     assert reason is not None and reason.code == code
-    assert said in reason.message and hint in reason.hint
+    assert message in reason.message and hint in reason.hint
 
 
 @pytest.mark.parametrize("log", ["Test PASSED", "x\nTest PASSED\nDone\n"])

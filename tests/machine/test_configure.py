@@ -137,7 +137,7 @@ def test_containerd_that_does_not_start_is_rolled_back_with_its_own_message(
 
 
 @pytest.mark.parametrize(
-    ("verb", "drop_in", "said"),
+    ("verb", "drop_in", "message"),
     [
         ("restart", REFUSES.format(path=DAEMON_JSON), "Control process exited, code=exited"),
         ("reload", RELOAD_FAILS, "no such key"),
@@ -145,7 +145,7 @@ def test_containerd_that_does_not_start_is_rolled_back_with_its_own_message(
     ids=["restart", "reload"],
 )
 def test_docker_that_does_not_accept_the_new_file_is_rolled_back(
-    machine: Machine, daemon_json: str, verb: str, drop_in: str, said: str
+    machine: Machine, daemon_json: str, verb: str, drop_in: str, message: str
 ) -> None:
     """Docker's unit is refused a start after three in a minute, and systemd itself starts one that failed."""
     with_drop_in(machine, drop_in, DOCKER)
@@ -155,7 +155,7 @@ def test_docker_that_does_not_accept_the_new_file_is_rolled_back(
         done = machine.gpunode("configure-runtime", "--runtime", "docker")
         # after a failed reload dockerd can't be made to read the old file either
         assert done.code == (4 if verb == "restart" else 1), done.out + done.err
-        assert f"systemctl {verb} {DOCKER}" in done.err and said in done.err, done.err
+        assert f"systemctl {verb} {DOCKER}" in done.err and message in done.err, done.err
         assert machine.sh(f"cat {DAEMON_JSON}") == daemon_json
         assert last_state(machine) == "rolled-back"
         assert machine.is_active(DOCKER), machine.journal(DOCKER)

@@ -270,7 +270,7 @@ def test_node_label_selects_the_configuration(mig_node: MigMaker, api: ApiServer
 
 
 @pytest.mark.parametrize(
-    ("asked", "given", "expected"),
+    ("label", "options", "expected"),
     [
         ("nonesuch", (), ["failed"]),  # no such configuration
         ("a30-all-2g", (), ["failed"]),  # impossible here
@@ -281,24 +281,24 @@ def test_node_label_selects_the_configuration(mig_node: MigMaker, api: ApiServer
     ],
 )
 def test_impossible_configuration_of_the_label_has_failed(
-    asked: str,
-    given: tuple[str, ...],
+    label: str,
+    options: tuple[str, ...],
     expected: list[str],
     mig_node: MigMaker,
     api: ApiServer,
     tmp_path: Path,
 ) -> None:
     node = mig_node(mig_machine("h100"))
-    api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] = asked
+    api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] = label
     text = (
         "version: v1\nmig-configs:\n"
         "  all-1g: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}]\n"
         "  a30-all-2g: [{devices: all, mig-enabled: true, mig-devices: {2g.12gb: 2}}]\n"
     )
-    ran = node.run("apply", "-f", node.config(text), *given, *words(tmp_path, api))
+    ran = node.run("apply", "-f", node.config(text), *options, *words(tmp_path, api))
     assert ran.code in (2, 3), ran.err
     assert states(api) == expected
-    assert api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] == asked
+    assert api.node("gpu-1")["metadata"]["labels"]["nvidia.com/mig.config"] == label
     assert node.stub.mig_changes() == []
 
 

@@ -267,7 +267,7 @@ def test_run_continues_after_a_killed_one(mig_node: MigMaker, api: ApiServer) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
         (("-f", "x", "-c", "all-1g"), "with --watch the Node's label nvidia.com/mig.config says which"),
         (("-f", "-"), "--watch reads the file again and again"),
@@ -275,6 +275,8 @@ def test_run_continues_after_a_killed_one(mig_node: MigMaker, api: ApiServer) ->
         ((), "no configuration file was given"),
     ],
 )
-def test_contradicting_options_are_refused(mig_node: MigMaker, words: tuple[str, ...], message: str) -> None:
-    ran = mig_node(mig_machine("h100")).run("apply", "--watch", *words)
+def test_contradicting_options_are_refused(
+    mig_node: MigMaker, options: tuple[str, ...], message: str
+) -> None:
+    ran = mig_node(mig_machine("h100")).run("apply", "--watch", *options)
     assert ran.code == 2 and message in ran.err

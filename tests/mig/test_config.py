@@ -50,7 +50,7 @@ def test_empty_filter_matches_every_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
+    ("text", "line", "message"),
     [
         ("mig-configs: {a: [{devices: all, mig-enabled: false}]}", 1, "version is missing"),
         ("version: v2\nmig-configs: {a: [{devices: all, mig-enabled: false}]}", 1, "unknown version: 'v2'"),
@@ -86,9 +86,9 @@ def test_empty_filter_matches_every_gpu() -> None:
         ("", 1, "expected the keys version and mig-configs"),
     ],
 )
-def test_error_has_its_line(text: str, line: int, words: str) -> None:
+def test_error_has_its_line(text: str, line: int, message: str) -> None:
     found = faults(text)
-    assert any(where == line and words in what for where, what in found), found
+    assert any(where == line and message in what for where, what in found), found
 
 
 def test_all_errors_are_reported_at_once() -> None:

@@ -31,7 +31,7 @@ def node(*names: str) -> Layouts:
     return Layouts("", tuple(found))
 
 
-def wanted(entries: Sequence[Entry], layouts: Layouts) -> Wishes:
+def desired(entries: Sequence[Entry], layouts: Layouts) -> Wishes:
     found = wishes("x", "a", entries, layouts)
     plan("x", found.all)
     return found
@@ -46,7 +46,7 @@ def entries(*lines: str) -> tuple[Entry, ...]:
 @pytest.mark.parametrize("label", ["all-1g", "all-balanced"])
 def test_documented_examples_fit_every_board(name: str, label: str) -> None:
     with open(EXAMPLES, "rb") as file:
-        found = wanted(parse(file.read(), EXAMPLES).labels[label], node(name, name))
+        found = desired(parse(file.read(), EXAMPLES).labels[label], node(name, name))
     assert [wish.gpu.index for wish in found.all] == [0, 1]
     slots = BOARDS[name].slots
     assert (
@@ -64,7 +64,7 @@ def test_documented_examples_fit_every_board(name: str, label: str) -> None:
 def test_workstation_with_a_display_board() -> None:
     """As a DGX Station A100 has it: NVML's index 3 is the display's."""
     station = node("a100-80gb", "a100-80gb", "a100-80gb", "display", "a100-80gb")
-    found = wanted(
+    found = desired(
         entries(
             'device-filter: "0x20B210DE", devices: [0], mig-enabled: false, mig-devices: {}',
             'device-filter: "0x20B210DE", devices: [1], mig-enabled: true, mig-devices: {3g.40gb: 2}',
@@ -84,7 +84,7 @@ def test_workstation_with_a_display_board() -> None:
 
 
 def test_one_label_gives_two_models_their_own_layout() -> None:
-    found = wanted(
+    found = desired(
         entries(
             'device-filter: ["0x20B710DE", "0x1EB810DE"], devices: all, mig-enabled: true,'
             " mig-devices: {1g.6gb: 4}",
@@ -100,7 +100,7 @@ def test_other_subsystem_is_another_board() -> None:
     layouts = Layouts("", (replace(node("h100").gpus[0], subsystem_id=0x16C010DE),))
     filtered = entries('device-filter: "0x233010DE:0x16C110DE", devices: all, mig-enabled: false')
     with pytest.raises(CannotBe, match="no entry of 'a' matches a GPU of this node"):
-        wanted(filtered, layouts)
+        desired(filtered, layouts)
 
 
 def test_gpu_without_data_may_match_any_filter() -> None:
@@ -109,6 +109,6 @@ def test_gpu_without_data_may_match_any_filter() -> None:
     filtered = 'device-filter: "0x233010DE", devices: {}, mig-enabled: {}'
     for last in ("false", "true, mig-devices: {1g.10gb: 7}"):
         with pytest.raises(CannotBe) as raised:
-            wanted(entries(filtered.format("all", "false"), filtered.format("[1]", last)), layouts)
+            desired(entries(filtered.format("all", "false"), filtered.format("[1]", last)), layouts)
         assert raised.value.faults == ("x:4: GPU 1 can't be queried: GPU is lost (NVML 15)",)
-    assert len(wanted(entries(filtered.format("[0]", "false")), layouts).all) == 1
+    assert len(desired(entries(filtered.format("[0]", "false")), layouts).all) == 1

@@ -31,11 +31,11 @@ def repository(signer, tmp_path_factory):
 
 
 # in memory if possible: dpkg and gpunode sync every file, and a disk is slow
-PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+DIRECTORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @pytest.fixture
 def apt(signer):
-    place = tempfile.mkdtemp(prefix="gpunode-apt-", dir=PLACE)
+    place = tempfile.mkdtemp(prefix="gpunode-apt-", dir=DIRECTORY)
     yield make_root(Path(place) / "root")
     shutil.rmtree(place)

@@ -93,7 +93,7 @@ def test_working_proxy_is_used(apt, web, repository):
 
 
 @pytest.mark.parametrize(
-    ("date", "said"),
+    ("date", "message"),
     [
         ("Fri, 01 Jan 2100 00:00:00 UTC", "is not valid yet (invalid for another"),
         (
@@ -102,13 +102,13 @@ def test_working_proxy_is_used(apt, web, repository):
         ),
     ],
 )
-def test_wrong_clock_or_expired_index_is_reported(fails, signer, tmp_path, date, said):
+def test_wrong_clock_or_expired_index_is_reported(fails, signer, tmp_path, date, message):
     mirror = make_repository(tmp_path / "mirror", signer)
     release = mirror.flat / "Release"
     release.write_text(release.read_text().replace("Thu, 01 Jan 2026 00:00:00 UTC", date))
     signer.clearsign(release, mirror.flat / "InRelease")
     output = fails(mirror.url, key=mirror.key)
-    assert said in output and "hint: this node's clock is wrong (timedatectl), or" in output
+    assert message in output and "hint: this node's clock is wrong (timedatectl), or" in output
 
 
 def full(place):

@@ -43,7 +43,7 @@ def recorded(root, os_release, commands, *programs):
     return root
 
 
-def rpm_says(version):
+def rpm_output(version):
     argv = ("rpm", "-q", "--qf", RPM_QUERY, *PACKAGES)
     lines = [f"{name}\t{version}" if version else f"package {name} is not installed" for name in PACKAGES]
     return {argv: ("".join(f"{line}\n" for line in lines), 0 if version else len(PACKAGES))}
@@ -76,7 +76,7 @@ TWO = (
 
 @pytest.mark.parametrize("program", ["dnf", "dnf5"])
 def test_dnf_status_and_plan(tmp_path, program):
-    root = recorded(tmp_path, RHEL, rpm_says("1.19.0-1") | dnf_offers(program, *TWO), program)
+    root = recorded(tmp_path, RHEL, rpm_output("1.19.0-1") | dnf_offers(program, *TWO), program)
     status = gpunode("toolkit", "status", "--root", str(root), "-o", "json").document["data"]
     assert (status["manager"], status["version"]) == ("dnf", "1.19.0-1")
     assert status["packages"][0]["candidate"] == "1.20.0-1"
@@ -103,7 +103,7 @@ def test_dnf_status_and_plan(tmp_path, program):
 
 
 def test_missing_repository_is_added_and_its_version_named(tmp_path):
-    root = recorded(tmp_path, RHEL, rpm_says("") | dnf_offers("dnf"), "dnf")
+    root = recorded(tmp_path, RHEL, rpm_output("") | dnf_offers("dnf"), "dnf")
     plan = gpunode(
         "toolkit", "install", "--version", "1.20.0", "--dry-run", "--root", str(root), "-o", "json"
     )
@@ -117,7 +117,7 @@ def test_missing_repository_is_added_and_its_version_named(tmp_path):
 
 
 def test_zypper_status_and_plan(tmp_path):
-    root = recorded(tmp_path, SLES, rpm_says("1.20.0-1") | zypper_offers(*TWO[:2]), "zypper")
+    root = recorded(tmp_path, SLES, rpm_output("1.20.0-1") | zypper_offers(*TWO[:2]), "zypper")
     status = gpunode("toolkit", "status", "--root", str(root), "-o", "json").document["data"]
     assert (status["manager"], status["version"]) == ("zypper", "1.20.0-1")
     plan = gpunode(
@@ -133,7 +133,7 @@ def test_zypper_status_and_plan(tmp_path):
 
 def test_package_unknown_to_zypper_is_refused(tmp_path):
     ((argv, _),) = zypper_offers().items()
-    commands = rpm_says("") | {argv: ("<stream></stream>", 104)}
+    commands = rpm_output("") | {argv: ("<stream></stream>", 104)}
     root = recorded(tmp_path, SLES, commands, "zypper")
     assert gpunode("toolkit", "status", "--root", str(root)).code == 0
 
@@ -142,13 +142,13 @@ def test_differing_candidates_are_refused_with_a_common_version(tmp_path):
     offers = dnf_offers("dnf", *TWO)
     ((argv, text),) = offers.items()
     newer = f"{text}\n{PACKAGES[1]} 1.21.0-1 cuda-rhel9\n"
-    root = recorded(tmp_path, RHEL, rpm_says("") | {argv: newer}, "dnf")
+    root = recorded(tmp_path, RHEL, rpm_output("") | {argv: newer}, "dnf")
     done = gpunode("toolkit", "install", "--dry-run", "--root", str(root))
     assert done.code == 3 and "newest versions differ" in done.err and "--version 1.20.0-1" in done.err
 
 
 @pytest.mark.parametrize(
-    ("os_release", "extra", "said"),
+    ("os_release", "extra", "message"),
     [
         ("ID=flatcar\nNAME=Flatcar\n", "", "system extension"),
         ("ID=talos\n", "", "schematic"),
@@ -162,17 +162,17 @@ def test_differing_candidates_are_refused_with_a_common_version(tmp_path):
     ],
 )
 @pytest.mark.parametrize("verb", [("install", "--dry-run"), ("status",), ("remove", "--dry-run")])
-def test_system_without_packages_is_refused_with_an_alternative(tmp_path, os_release, extra, said, verb):
+def test_system_without_packages_is_refused_with_an_alternative(tmp_path, os_release, extra, message, verb):
     root = recorded(tmp_path, os_release, {})
     if extra:
         (root / extra).parent.mkdir(parents=True)
         (root / extra).touch()
     done = gpunode("toolkit", *verb, "--root", str(root))
-    assert done.code == 3 and said in done.err
+    assert done.code == 3 and message in done.err
 
 
 def test_other_root_is_never_installed_into(tmp_path):
-    root = recorded(tmp_path, RHEL, rpm_says("") | dnf_offers("dnf"), "dnf")
+    root = recorded(tmp_path, RHEL, rpm_output("") | dnf_offers("dnf"), "dnf")
     done = gpunode("toolkit", "install", "--root", str(root))
     assert done.code == 3 and "leave --root out" in done.err
 
@@ -335,7 +335,7 @@ def brought(root):
 @pytest.mark.parametrize("runtimes", ["nvidia", "other"])
 def test_toolkit_is_kept_while_an_engine_uses_the_runtime(tmp_path, runtimes):
     """An engine without its default runtime starts no container at all."""
-    commands = rpm_says("1.20.0-1") | {("dockerd", "--version"): "Docker version 27.0.0"}
+    commands = rpm_output("1.20.0-1") | {("dockerd", "--version"): "Docker version 27.0.0"}
     root = recorded(tmp_path, RHEL, commands, "dnf", "dockerd")
     brought(root)
     program = "/usr/bin/nvidia-container-runtime" if runtimes == "nvidia" else "/usr/bin/crun"

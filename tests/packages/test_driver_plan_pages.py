@@ -12,13 +12,13 @@ from gpunode.packages.driver_model import Wish
 from tests.cli import Ran, gpunode
 from tests.packages.apt_root import AptRoot, Repository
 from tests.packages.test_driver_plan import OLD_REPO, archive, built, cuda_rpm
-from tests.test_docs_pages import runs, said
+from tests.test_docs_pages import printed, runs
 
 _MIRROR, _KEY = "https://mirror.example.com/nvidia", "/srv/mirror/key.asc"
 _RETIRED = "https://nvidia.github.io/nvidia-docker/ubuntu20.04/$(ARCH)"
 
 
-def _said(ran: Ran) -> str:
+def _printed(ran: Ran) -> str:
     """Terminal output, without queries that change nothing and numbers that differ in every run."""
     output = re.sub(r"^  (querying|looking at) .*\n", "", ran.err, flags=re.M) + ran.out
     output = re.sub(r"(?<=done in )\d+\.\d(?= s)|(?<=\(process )\d+|(?<=process )\d+", "N", output)
@@ -26,7 +26,7 @@ def _said(ran: Ran) -> str:
 
 
 def _page(name: str) -> dict[str, str]:
-    return {line: _said(Ran(0, text, "")) for line, text in runs(name).items()}
+    return {line: _printed(Ran(0, text, "")) for line, text in runs(name).items()}
 
 
 def test_toolkit_page_is_up_to_date(apt: AptRoot, repository: Repository) -> None:
@@ -35,7 +35,7 @@ def test_toolkit_page_is_up_to_date(apt: AptRoot, repository: Repository) -> Non
 
     def see(line: str) -> None:
         words = line.replace(_MIRROR, repository.url).replace(_KEY, str(repository.key))
-        shown = _said(apt.gpunode(*shlex.split(words))).replace(str(apt.root), "")
+        shown = _printed(apt.gpunode(*shlex.split(words))).replace(str(apt.root), "")
         runs[line] = shown.replace(repository.url, _MIRROR).replace(str(repository.key), _KEY)
 
     (apt.sources / "nvidia-docker.list").write_text(f"deb {_RETIRED} /\n")
@@ -63,6 +63,6 @@ def test_driver_page_is_up_to_date(tmp_path: Path) -> None:
     refused = gpunode("driver", "install", "--yes", "--branch", "595", "--root", str(old))
     assert refused.code == 3 and refused.out  # the plan, for which the page has dots
     assert runs("docs/driver.md") == {
-        "driver plan": said(gpunode("driver", "plan", "--root", str(new))),
-        "driver install --yes --branch 595": f"...\n{said(refused).removeprefix(refused.out)}",
+        "driver plan": printed(gpunode("driver", "plan", "--root", str(new))),
+        "driver install --yes --branch 595": f"...\n{printed(refused).removeprefix(refused.out)}",
     }

@@ -18,7 +18,7 @@ from gpunode.packages.manager import Manager, PackageRequest
 from gpunode.packages.zypper import Zypper
 
 NAMES = ("nvidia-container-toolkit", "libnvidia-container1")
-WORDS = [
+OUTPUTS = [
     *(NAMES[0], "\n", " ", "\t", "|", ":", '"', "\x00", "\x1b[0m", "3:1.2-1.el9", "(none)", "E: ", "Error: "),
     *("  Installed: ", "  Candidate: ", "  Version table:\n", " *** 1.2-1 500\n", "    500 http://x/ y\n"),
     *(
@@ -34,22 +34,22 @@ WORDS = [
         "<solvable ",
     ),
 ]
-said = st.lists(st.sampled_from(WORDS) | st.text(max_size=3), max_size=20).map("".join)
+outputs = st.lists(st.sampled_from(OUTPUTS) | st.text(max_size=3), max_size=20).map("".join)
 
 
 class Saying(Host):
     """Every program prints the same."""
 
     def run(self, argv: Any, **_: Any) -> Completed:
-        return Completed(tuple(argv), *self.environ["said"])
+        return Completed(tuple(argv), *self.environ["outputs"])
 
 
 @pytest.mark.parametrize("kind", [Apt.of, Dnf, Zypper], ids=["apt", "dnf", "zypper"])
 def test_any_manager_output_causes_no_traceback(kind: Any, tmp_path: Path) -> None:
     @settings(max_examples=40)
-    @given(code=st.sampled_from([0, 1, 100, 103, -9]), out=said, err=said)
+    @given(code=st.sampled_from([0, 1, 100, 103, -9]), out=outputs, err=outputs)
     def holds(code: int, out: str, err: str) -> None:
-        answer: Any = {"said": (code, out, err)}
+        answer: Any = {"outputs": (code, out, err)}
         manager: Manager = kind(Saying(tmp_path, answer))
         for ask in (
             lambda: manager.look(NAMES),

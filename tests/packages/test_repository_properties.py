@@ -17,7 +17,7 @@ from gpunode.packages.repository import (
     judge,
     plan_repository,
 )
-from tests.packages.conftest import PLACE
+from tests.packages.conftest import DIRECTORY
 
 NVIDIA = "https://nvidia.github.io"
 KEYS = ("", "/keys/good.asc", "/keys/other.asc", "/keys/none.asc")
@@ -90,7 +90,7 @@ def keys(root):
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(NAMES, ENTRIES, max_size=3), st.dictionaries(NAMES, ENTRIES, max_size=2), BASES)
 def test_apt(lists, sources, base):
-    with tempfile.TemporaryDirectory(dir=PLACE) as name:
+    with tempfile.TemporaryDirectory(dir=DIRECTORY) as name:
         root = Path(name)
         parts = root / "etc/apt/sources.list.d"
         parts.mkdir(parents=True)
@@ -107,7 +107,7 @@ def test_apt(lists, sources, base):
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(NAMES, ENTRIES, max_size=3), BASES)
 def test_dnf_and_zypper(files, base):
-    with tempfile.TemporaryDirectory(dir=PLACE) as name:
+    with tempfile.TemporaryDirectory(dir=DIRECTORY) as name:
         root = Path(name)
         place = root / "etc/yum.repos.d"
         place.mkdir(parents=True)

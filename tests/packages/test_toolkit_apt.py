@@ -232,22 +232,22 @@ def while_it_waits(argv, apt, other):
     child = subprocess.Popen(
         argv, env=clean_environment(apt.env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    said = []
+    message = []
     assert child.stderr
     for line in child.stderr:
-        said.append(line)
+        message.append(line)
         if "waiting" in line:
             other.stdin.close()
     child.communicate()
-    return child.returncode, "".join(said)
+    return child.returncode, "".join(message)
 
 
 @pytest.mark.full
 def test_other_process_is_waited_for_with_a_message(apt, repository):
     with apt.locked() as other:
-        code, said = while_it_waits(command("toolkit", "install", *from_mirror(repository)), apt, other)
+        code, message = while_it_waits(command("toolkit", "install", *from_mirror(repository)), apt, other)
     assert code == 0 and apt.installed() == NEWEST
-    assert f"(process {other.pid})" in said and "lock-frontend (600 s at most)" in said
+    assert f"(process {other.pid})" in message and "lock-frontend (600 s at most)" in message
 
 
 @pytest.mark.full
@@ -268,9 +268,9 @@ def test_lock_hidden_by_the_kernel_is_waited_for(apt, repository, tmp_path):
         pytest.skip("needs the right to mount")
     argv = command("toolkit", "install", *from_mirror(repository), "--lock-timeout", "30")
     with apt.locked() as other:
-        code, said = while_it_waits([*hidden, *argv], apt, other)
-    assert code == 0 and "waiting: E: Could not get lock" in said and apt.installed() == NEWEST, said
-    assert said.count("apt-get install") == 1
+        code, message = while_it_waits([*hidden, *argv], apt, other)
+    assert code == 0 and "waiting: E: Could not get lock" in message and apt.installed() == NEWEST, message
+    assert message.count("apt-get install") == 1
 
 
 def test_packages_are_installed_from_a_directory(apt, repository, tmp_path):
@@ -313,7 +313,7 @@ def test_directory_with_missing_or_foreign_packages_is_refused(apt, repository, 
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (("--repository", "nvidia.example.com"), "no address of a repository"),
         (("--repository", "https://a.example.com/x y"), "no address of a repository"),
@@ -327,10 +327,10 @@ def test_directory_with_missing_or_foreign_packages_is_refused(apt, repository, 
         (("--version", "newest"), "is no version"),
     ],
 )
-def test_contradicting_options_are_refused_before_any_change(apt, argv, said):
+def test_contradicting_options_are_refused_before_any_change(apt, argv, message):
     before = apt.tree()
     done = apt.gpunode("toolkit", "install", *argv)
-    assert done.code in (1, 2) and said in done.err and "hint: " in done.err
+    assert done.code in (1, 2) and message in done.err and "hint: " in done.err
     assert apt.tree() == before and journal(apt) == []
 
 

@@ -190,11 +190,12 @@ def test_without_a_hook_program_only_mounts_are_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("disabled", "left"), [(("all",), []), (("enable-cuda-compat",), ["create-symlinks", "update-ldcache"])]
+    ("disabled", "remaining"),
+    [(("all",), []), (("enable-cuda-compat",), ["create-symlinks", "update-ldcache"])],
 )
-def test_hooks_can_be_disabled(tmp_path, disabled, left):
+def test_hooks_can_be_disabled(tmp_path, disabled, remaining):
     made = Written(with_ctk(tmp_path / "n")).write(replace(CDI, cdi_disable_hooks=disabled))
-    assert hooks(made) == left
+    assert hooks(made) == remaining
 
 
 def test_paths_are_the_nodes_if_the_plugin_sees_them_through_a_mount(tmp_path):

@@ -351,7 +351,7 @@ def still_serving(root: Path) -> bool:
     return bool(call(root, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available)
 
 
-def asked_for(*ids: str) -> pb.AllocateRequest:
+def allocate_request(*ids: str) -> pb.AllocateRequest:
     return pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
 
 
@@ -387,7 +387,7 @@ def test_malformed_frame_ends_only_its_connection(short: Path, capfd) -> None:
 def test_ten_thousand_ids_are_refused_with_a_short_message(short: Path) -> None:
     with serving(short, feed(1)):
         with pytest.raises(grpc.RpcError) as caught:
-            call(short, "Allocate", asked_for(*(f"{index:044d}" for index in range(10_000))))
+            call(short, "Allocate", allocate_request(*(f"{index:044d}" for index in range(10_000))))
         assert still_serving(short)
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     assert "0" * 44 in str(caught.value.details())
@@ -395,7 +395,7 @@ def test_ten_thousand_ids_are_refused_with_a_short_message(short: Path) -> None:
 
 def test_reason_longer_than_a_header_is_truncated(short: Path) -> None:
     with serving(short, feed(2000)), pytest.raises(grpc.RpcError) as caught:
-        call(short, "Allocate", asked_for("GPU-\N{SNOWMAN}"))
+        call(short, "Allocate", allocate_request("GPU-\N{SNOWMAN}"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     details = str(caught.value.details())
     assert details.startswith("unknown device 'GPU-\N{SNOWMAN}'")
@@ -405,7 +405,7 @@ def test_reason_longer_than_a_header_is_truncated(short: Path) -> None:
 def test_oversized_request_is_refused(short: Path) -> None:
     with serving(short, feed(1)):
         with pytest.raises(grpc.RpcError) as caught:
-            call(short, "Allocate", asked_for("x" * (server.MAX_REQUEST_BYTES + 1)))
+            call(short, "Allocate", allocate_request("x" * (server.MAX_REQUEST_BYTES + 1)))
         assert still_serving(short)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -419,7 +419,7 @@ def test_bug_in_a_response_is_an_internal_error_with_its_cause(short: Path) -> N
     with serving(short, feed(1)) as made:
         made.policy.bug = ZeroDivisionError("a bug")
         with pytest.raises(grpc.RpcError) as caught:
-            call(short, "Allocate", asked_for(uuid(0)))
+            call(short, "Allocate", allocate_request(uuid(0)))
         assert still_serving(short)
     assert caught.value.code() == grpc.StatusCode.INTERNAL
     assert "ZeroDivisionError: a bug" in str(caught.value.details())
@@ -445,9 +445,9 @@ def test_bug_in_a_preference_still_returns_devices_and_is_counted(short: Path) -
 
 def test_every_call_is_reported_with_its_code_and_duration(short: Path) -> None:
     with serving(short, feed(1)) as made:
-        call(short, "Allocate", asked_for(uuid(0)))
+        call(short, "Allocate", allocate_request(uuid(0)))
         with pytest.raises(grpc.RpcError):
-            call(short, "Allocate", asked_for())
+            call(short, "Allocate", allocate_request())
         watcher = Watcher(short)
         watcher.next()
         watcher.close()
@@ -494,7 +494,7 @@ def test_stop_does_not_wait_for_a_hanging_call(short: Path) -> None:
     made.policy.answer = hang  # type: ignore[method-assign]
     made.server.start()
     with server.channel(short / SOCKET[1:]) as channel:
-        waiting = server.method(channel, server.DEVICE_PLUGIN, "Allocate").future(asked_for(uuid(0)))
+        waiting = server.method(channel, server.DEVICE_PLUGIN, "Allocate").future(allocate_request(uuid(0)))
         stopper = Thread(target=made.server.stop)
         assert begun.wait(30)
         assert not waiting.done()

@@ -42,7 +42,7 @@ LINK_QUESTIONS = {
 }
 PAIRS = {"nvmlDeviceGetTopologyCommonAncestor"}  # about two GPUs, of which either may be the sick one
 EVENT_QUESTIONS = {"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"}
-NOT_ASKED = {
+NOT_QUERIED = {
     *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount"),
     *("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion"),  # about the driver
     *("nvmlEventSetCreate", "nvmlEventSetWait", "nvmlEventSetFree"),  # about all GPUs that are watched
@@ -146,10 +146,10 @@ def problem(place: Path, function: str, fault: Fault) -> str:
             seen = sink.of("seen")
             return [bool(gpu.error) for gpu in seen[-1][0].gpus] if seen else []
 
-        def given_up() -> bool:
+        def excluded() -> bool:
             return any(fields.get("function") == function for _, _, fields in log.lines)
 
-        if not eventually(given_up, 60.0):
+        if not eventually(excluded, 60.0):
             return f"{function}: not given up, {log.lines}"
         before = len(sink.of("seen"))  # a child that starts later doesn't get an earlier event
         if not eventually(lambda: len(sink.of("seen")) > before and errors() == expected, 60.0):
@@ -167,7 +167,7 @@ def problem(place: Path, function: str, fault: Fault) -> str:
 
 def test_every_function_that_the_plugin_may_call_is_in_the_matrix(tmp_path: Path) -> None:
     asked, named = questions(stub_node(tmp_path, scenario(), libraries="nvml"))
-    assert named - asked == NOT_ASKED
+    assert named - asked == NOT_QUERIED
     assert (LINK_QUESTIONS | EVENT_QUESTIONS) - asked == set()
 
 
@@ -214,9 +214,9 @@ def test_served_node_loses_only_gpus_with_queries_that_stop_nvml(
             assert serving.says(f"function={function} ", 120), f"{function} not excluded: {serving.log()}"
         assert stub.wait_allocatable(RESOURCE, len(sick) + 2 - len(left_out), 60), serving.log()
         assert set(stub.unhealthy(RESOURCE)) == left_out
-        given_up = re.findall(r"device=(\S+) function=(\S+)", serving.log())
-        assert {function: uuid for uuid, function in given_up} == sick
-        assert len(given_up) == len(sick)
+        excluded = re.findall(r"device=(\S+) function=(\S+)", serving.log())
+        assert {function: uuid for uuid, function in excluded} == sick
+        assert len(excluded) == len(sick)
         assert serving.says(f'msg="watching health events" count={len(sick) + 2 - len(left_out) - 2}', 60)
         last = gpu_uuid(len(sick) + 1)
         node.write(broken.with_event(StubEvent(last, data=79)))

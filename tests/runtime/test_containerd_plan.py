@@ -89,7 +89,7 @@ def test_file_without_version_keeps_short_names_if_they_are_read(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("release", "main", "other", "said"),
+    ("release", "main", "other", "message"),
     [
         ("2.1.9", "version = 4\n", "", r"config\.toml:1: version = 4, containerd 2\.1\.9 reads up to 3"),
         ("1.6.20", "\nversion = 3\n", "", r"config\.toml:2: version = 3, containerd 1\.6\.20 reads up to 2"),
@@ -121,13 +121,13 @@ def test_file_without_version_keeps_short_names_if_they_are_read(tmp_path: Path)
     ],
 )
 def test_refusal_names_file_line_and_hint(
-    tmp_path: Path, release: str, main: str, other: str, said: str
+    tmp_path: Path, release: str, main: str, other: str, message: str
 ) -> None:
     node = Node(tmp_path, release)
     node.write(MAIN, main)
     if other:
         node.write("/etc/containerd/o.toml", other)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         node.plan()
     assert caught.value.hint
 

@@ -41,7 +41,7 @@ def kubelet_on(root: Path, socket: str, version: str) -> Host:
 
 
 @pytest.mark.parametrize(
-    ("socket", "version", "said"),
+    ("socket", "version", "expected"),
     [
         ("/run/cri-dockerd.sock", "0.4.0", "RuntimeClass with handler nvidia"),
         ("/run/cri-dockerd.sock", "0.3.16", "knows no RuntimeClass"),
@@ -50,11 +50,11 @@ def kubelet_on(root: Path, socket: str, version: str) -> Host:
     ],
 )
 def test_runtime_of_pods_depends_on_the_cri_shim(
-    tmp_path: Path, socket: str, version: str, said: str
+    tmp_path: Path, socket: str, version: str, expected: str
 ) -> None:
     host = kubelet_on(tmp_path, socket, version)
     notes = docker.notes(host, DAEMON, WANTED, None)
-    assert any(said in note for note in notes) if said else notes == ()
+    assert any(expected in note for note in notes) if expected else notes == ()
 
 
 def test_no_note_on_pods_if_the_runtime_is_the_default(tmp_path: Path) -> None:

@@ -146,17 +146,17 @@ def test_default_set_by_a_flag_needs_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ('{\n  "runtimes": []\n}', 2, "runtimes is not an object"),
         ('{\n\n  "features": "cdi"\n}', 3, "features is not an object"),
         ('{"debug": true,\n "default-runtime": 1}', 2, "default-runtime is not a string"),
     ],
 )
-def test_wrong_type_is_refused_with_its_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_wrong_type_is_refused_with_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         engine(tmp_path, text).plan(CDI, None)
-    assert refused.value.message.startswith(f"{PATH}:{line}: {said}")
+    assert refused.value.message.startswith(f"{PATH}:{line}: {message}")
     assert f"+{line} " in refused.value.hint
 
 
@@ -178,8 +178,8 @@ def test_wrong_type_is_refused_with_its_line(tmp_path: Path, text: str, line: in
     ],
 )
 def test_refusals_of_each_dockerd_release(text: str, version: tuple[int, ...], reason: str) -> None:
-    said = docker.refused_by_dockerd(text, PATH, version)
-    assert said.startswith(reason) and bool(said) == bool(reason)
+    message = docker.refused_by_dockerd(text, PATH, version)
+    assert message.startswith(reason) and bool(message) == bool(reason)
 
 
 def test_file_broken_before_the_change_is_named_as_such(tmp_path: Path) -> None:

@@ -23,34 +23,34 @@ def daemon(name: str = "containerd", version: tuple[int, ...] = (2, 1, 9), manag
     return Daemon(name, None, version, "/etc/x.toml", "", "/run/x.sock", None, manager=manager)
 
 
-def found(
+def drifts_of(
     files: Configured, active: Active | None, which: Daemon | None = None
 ) -> list[tuple[str, str, str]]:
     return [(one.kind, one.subject, one.fix) for one in drift(which or daemon(), files, active, REMEDIES)]
 
 
 def test_equal_state_has_no_drift() -> None:
-    assert found(FILES, ACTIVE) == []
-    assert found(replace(FILES, default=""), ACTIVE) == []
+    assert drifts_of(FILES, ACTIVE) == []
+    assert drifts_of(replace(FILES, default=""), ACTIVE) == []
 
 
 def test_handler_not_yet_read_by_the_daemon_is_pending() -> None:
     active = replace(ACTIVE, handlers=("runc",))
-    assert found(FILES, active) == [("not-active", "nvidia", "reload it")]
+    assert drifts_of(FILES, active) == [("not-active", "nvidia", "reload it")]
 
 
 def test_handler_in_no_file_disappears_at_the_next_restart() -> None:
-    assert found(replace(FILES, handlers=()), ACTIVE) == [("not-in-file", "nvidia", "restart it")]
+    assert drifts_of(replace(FILES, handlers=()), ACTIVE) == [("not-in-file", "nvidia", "restart it")]
 
 
 def test_builtin_handlers_of_an_engine_are_not_drift() -> None:
     active = replace(ACTIVE, handlers=("runc", "crun", "io.containerd.runc.v2", "", "nvidia"))
-    assert found(FILES, active) == []
+    assert drifts_of(FILES, active) == []
 
 
 def test_different_program_and_default_are_reported() -> None:
     active = replace(ACTIVE, default="nvidia", paths=(("nvidia", "/old/nvidia-container-runtime"),))
-    assert found(FILES, active) == [
+    assert drifts_of(FILES, active) == [
         ("other-path", "nvidia", "reload it"),
         ("other-default", "default runtime", "reload it"),
     ]
@@ -70,16 +70,16 @@ def test_without_a_default_in_the_file_the_engines_own_applies(
     which: Daemon, default: str, kinds: list[str]
 ) -> None:
     files, active = replace(FILES, default=""), replace(ACTIVE, default=default)
-    assert [kind for kind, _, _ in found(files, active, which)] == kinds
+    assert [kind for kind, _, _ in drifts_of(files, active, which)] == kinds
 
 
 @pytest.mark.parametrize(
     ("in_file", "running", "kinds"), [(True, False, 1), (False, True, 1), (None, True, 0)]
 )
 def test_inactive_cdi_needs_a_restart(in_file: bool | None, running: bool, kinds: int) -> None:
-    drifts = found(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=running))
+    drifts = drifts_of(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=running))
     assert drifts == [("other-cdi", "CDI", "restart it")] * kinds
-    assert found(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=None)) == []
+    assert drifts_of(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=None)) == []
 
 
 def test_shadowing_copy_is_reported_even_for_a_stopped_daemon() -> None:
@@ -87,14 +87,14 @@ def test_shadowing_copy_is_reported_even_for_a_stopped_daemon() -> None:
     drop_in = ConfigFile("/etc/conf.d/99-nvidia.toml", "drop-in", "", copy=copy)
     files = replace(FILES, files=(*FILES.files, drop_in))
     fix = "gpunode configure-runtime --runtime containerd --replace"
-    assert found(files, None) == [("shadowed", "sandbox_image", fix)]
+    assert drifts_of(files, None) == [("shadowed", "sandbox_image", fix)]
     old = daemon(version=(1, 7, 24))
-    assert found(files, None, old) == [("shadowed", "sandbox_image", fix), ("lost", "cni.bin_dir", fix)]
-    assert found(files, None, daemon(manager="k3s"))[0][2].endswith("--runtime k3s --replace")
+    assert drifts_of(files, None, old) == [("shadowed", "sandbox_image", fix), ("lost", "cni.bin_dir", fix)]
+    assert drifts_of(files, None, daemon(manager="k3s"))[0][2].endswith("--runtime k3s --replace")
 
 
 def test_unparsable_files_are_not_compared() -> None:
-    assert found(replace(FILES, handlers=(), problem="broken"), ACTIVE) == []
+    assert drifts_of(replace(FILES, handlers=(), problem="broken"), ACTIVE) == []
 
 
 def test_required_restart_is_the_only_fix() -> None:

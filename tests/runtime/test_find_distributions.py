@@ -36,7 +36,7 @@ SystemdCgroup = true
 NVIDIA = DesiredConfig((Handler("nvidia", PROGRAM),))
 
 
-def found(path: str) -> str:
+def detected_runtime(path: str) -> str:
     """The file that k3s renders for a detected program."""
     return RUNC.replace("runc]", "'nvidia']").replace("runc.opt", "'nvidia'.opt") + f'BinaryName = "{path}"\n'
 
@@ -67,7 +67,7 @@ def only(plan: Plan) -> tuple[str, str]:
 
 def test_runtime_already_detected_by_k3s_needs_no_change(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
-    plan = k3s(node, "version = 3\n" + RUNC + found(PROGRAM)).plan(NVIDIA, None)
+    plan = k3s(node, "version = 3\n" + RUNC + detected_runtime(PROGRAM)).plan(NVIDIA, None)
     assert (plan.changed, plan.verb, plan.engine) == ((), "none", "k3s")
 
 
@@ -94,7 +94,7 @@ def test_runtime_not_detected_at_the_last_start_needs_a_drop_in(node: Node) -> N
 def test_older_operator_copy_detected_first_is_overridden_by_a_drop_in(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(OPERATORS, "x", 0o755)
-    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(OPERATORS))
+    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + detected_runtime(OPERATORS))
     assert engine.program == OPERATORS
     path, text = only(engine.plan(NVIDIA, None))
     assert path == f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml"
@@ -107,7 +107,7 @@ def test_older_operator_copy_detected_first_is_overridden_by_a_drop_in(node: Nod
 def test_older_operator_copy_is_refused_if_only_a_template_is_possible(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(OPERATORS, "x", 0o755)
-    engine = k3s(node, "version = 3\n" + RUNC + found(OPERATORS))
+    engine = k3s(node, "version = 3\n" + RUNC + detected_runtime(OPERATORS))
     with pytest.raises(ConfigError) as caught:
         engine.plan(NVIDIA, None)
     assert OPERATORS in caught.value.message and f"--nvidia-runtime-path {OPERATORS}" in caught.value.hint
@@ -145,7 +145,11 @@ def test_drop_in_is_not_used_if_the_next_rendering_does_not_import_it(node: Node
 
 def test_default_in_the_settings_of_k3s_suffices(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
-    rendered = f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n' + RUNC + found(PROGRAM)
+    rendered = (
+        f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n'
+        + RUNC
+        + detected_runtime(PROGRAM)
+    )
     desired = DesiredConfig(NVIDIA.handlers, set_as_default=True)
     assert k3s(node, rendered).plan(desired, None).changed == ()
 
@@ -167,7 +171,7 @@ def test_removal_keeps_runtimes_registered_by_k3s_and_says_so(node: Node) -> Non
         f"{DIRECTORY}/config-v3.toml.d/nvidia.toml",
         f'version = 3\n[{CRI}.containerd]\ndefault_runtime_name = "nvidia"\n',
     )
-    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(PROGRAM))
+    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + detected_runtime(PROGRAM))
     plan = engine.plan_removal(UnwantedConfig(("nvidia",), "runc"), Active(("runc", "nvidia"), "nvidia"))
     (edit,) = plan.changed
     assert (edit.path, edit.after) == (f"{DIRECTORY}/config-v3.toml.d/nvidia.toml", None)
@@ -178,9 +182,9 @@ def test_removal_keeps_runtimes_registered_by_k3s_and_says_so(node: Node) -> Non
 def test_copy_left_by_nvidia_tools_is_replaced_on_request(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     drop_in = f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml"
-    copy = f"version = 3\n[{CRI}]\nenable_selinux = true\n" + RUNC + found(OPERATORS)
-    node.file(drop_in, copy + found(OPERATORS).replace("'nvidia'", "nvidia-legacy"))
-    rendered = "version = 3\n" + IMPORTS + RUNC + found(PROGRAM)
+    copy = f"version = 3\n[{CRI}]\nenable_selinux = true\n" + RUNC + detected_runtime(OPERATORS)
+    node.file(drop_in, copy + detected_runtime(OPERATORS).replace("'nvidia'", "nvidia-legacy"))
+    rendered = "version = 3\n" + IMPORTS + RUNC + detected_runtime(PROGRAM)
     assert PROGRAM in only(k3s(node, rendered).plan(NVIDIA, None))[1]  # the copy overrides what k3s detects
     desired = DesiredConfig(NVIDIA.handlers, replace=True)
     path, text = only(k3s(node, rendered).plan(desired, None))
@@ -194,9 +198,9 @@ def test_copy_left_by_nvidia_tools_is_replaced_on_request(node: Node) -> None:
 def test_own_variant_is_not_mistaken_for_one_detected_by_k3s(node: Node) -> None:
     node.file(PROGRAM, "x", 0o755)
     node.file(f"{PROGRAM}.cdi", "x", 0o755)
-    ours = found(f"{PROGRAM}.cdi").replace("'nvidia'", "'nvidia-cdi'")
+    ours = detected_runtime(f"{PROGRAM}.cdi").replace("'nvidia'", "'nvidia-cdi'")
     node.file(f"{DIRECTORY}/config-v3.toml.d/99-nvidia.toml", "version = 3\n" + ours)
-    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + found(PROGRAM))
+    engine = k3s(node, "version = 3\n" + IMPORTS + RUNC + detected_runtime(PROGRAM))
     assert engine.plan_removal(UnwantedConfig(("nvidia", "nvidia-cdi")), None).remaining == ("nvidia",)
 
 
@@ -240,16 +244,18 @@ def test_k0s_gets_a_drop_in_of_its_files_version(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("version = 2\n", "50-other.toml is in the form of containerd 1"),
         ('[plugins."io.containerd.grpc.v1.cri"]\n', "in the form of containerd 1"),
         ("version = \n", "50-other.toml:1:"),
     ],
 )
-def test_drop_in_that_k0s_refuses_is_named_before_ours_is_written(node: Node, text: str, said: str) -> None:
+def test_drop_in_that_k0s_refuses_is_named_before_ours_is_written(
+    node: Node, text: str, message: str
+) -> None:
     node.file("/etc/k0s/containerd.d/50-other.toml", text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         k0s(node, "# k0s_managed=true\nversion = 3\n").plan(NVIDIA, None)
 
 

@@ -58,14 +58,14 @@ skip-mode-detection = false
 path = "nvidia-ctk"
 """
 PATH = "config.toml"
-WORDS = st.text("abcxyz0-/_ .=#\"'\\é", max_size=12)
+TEXTS = st.text("abcxyz0-/_ .=#\"'\\é", max_size=12)
 
 
 @st.composite
 def settings(draw: st.DrawFn) -> dict[tuple[str, ...], Any]:
     """Any values of the right types for some keys."""
     chosen: list[Key] = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique=True))
-    kinds = {"bool": st.booleans(), "string": WORDS, "list": st.lists(WORDS, max_size=3)}
+    kinds = {"bool": st.booleans(), "string": TEXTS, "list": st.lists(TEXTS, max_size=3)}
     return {key.path: draw(kinds[key.kind]) for key in chosen}
 
 

@@ -95,7 +95,7 @@ def test_gke_file_is_translated(theirs: dict[str, Any], ours: dict[str, Any], le
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"),
+    ("theirs", "message"),
     [
         ({"GPUSharingConfig": {"GPUSharingStrategy": "mps"}}, "mps without a MaxSharedClientsPerGPU"),
         ({"GPUSharingConfig": {"MaxSharedClientsPerGPU": 3}}, "without a GPUSharingStrategy"),
@@ -108,8 +108,8 @@ def test_gke_file_is_translated(theirs: dict[str, Any], ours: dict[str, Any], le
         ([1], "no gpu_config.json"),
     ],
 )
-def test_invalid_gke_file_is_refused(theirs: Any, said: str) -> None:
-    with pytest.raises(WrongInput, match=said):
+def test_invalid_gke_file_is_refused(theirs: Any, message: str) -> None:
+    with pytest.raises(WrongInput, match=message):
         from_gke(theirs)
 
 
@@ -122,8 +122,8 @@ def test_xids_of_the_gke_config_map_override_the_file() -> None:
     found = settled(translate(documents("\n---\n".join(stream).encode())))[0]
     assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
     assert from_gke(xid_map("31")).config["health"]["enable"] == [31, 48]
-    for wrong, said in ((xid_map("31,x"), "'x' is no XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
-        with pytest.raises(WrongInput, match=said):
+    for wrong, message in ((xid_map("31,x"), "'x' is no XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
+        with pytest.raises(WrongInput, match=message):
             from_gke(wrong)
 
 
@@ -206,7 +206,7 @@ def test_stream_from_kubectl_is_read_from_stdin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "said"),
+    ("argv", "code", "message"),
     [
         (("--from", "gke"), 2, "--from needs a file"),
         (("--from", "aws", "FILE"), 2, "aws"),
@@ -217,13 +217,13 @@ def test_stream_from_kubectl_is_read_from_stdin() -> None:
     ],
 )
 def test_contradicting_options_are_refused(
-    argv: tuple[str, ...], code: int, said: str, tmp_path: Path
+    argv: tuple[str, ...], code: int, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "gpu_config.json"
     file.write_text('{"Other": {}}')
     ran = gpunode("plugin", "check-config", *(str(file) if word == "FILE" else word for word in argv))
     assert (ran.code, ran.out) == (code, ""), ran.err
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_oversized_stream_is_refused_instead_of_truncated(tmp_path: Path) -> None:

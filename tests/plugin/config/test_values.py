@@ -136,7 +136,7 @@ def test_hold_down_times_are_go_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("60", "60 has no unit; write 60s"),
         ("soon", "no duration"),
@@ -147,8 +147,8 @@ def test_hold_down_times_are_go_durations(text: str, seconds: float) -> None:
         ("s", "no duration"),
     ],
 )
-def test_invalid_hold_down_time_is_refused(text: str, words: str) -> None:
-    assert words in value_problem("health_hold_down", text)
+def test_invalid_hold_down_time_is_refused(text: str, message: str) -> None:
+    assert message in value_problem("health_hold_down", text)
 
 
 def test_health_poll_interval_is_bounded() -> None:

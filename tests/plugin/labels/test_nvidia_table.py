@@ -113,7 +113,7 @@ def table(model: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def kept(values: Iterable[tuple[str, str]]) -> dict[str, str]:
+def gpu_labels(values: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Labels about GPUs, without those about the machine or the driver."""
     others = ("gfd.", "gpu.machine", "gpu.mode", "cuda.", "vgpu.")
     return {key: value for key, value in values if not key.removeprefix("nvidia.com/").startswith(others)}
@@ -143,7 +143,7 @@ def test_labels_match_gpu_feature_discovery(
     chosen = settings(model, strategy, way)
     seen = plan_seen(Host(Path("/nowhere"), {}), chosen, inventories[f"{model} {layout}"])
     found = nvidia_labels(chosen, seen.inventory, seen.plan, Machine(), 0.0)
-    assert kept(found.values.items()) == table(model)[f"{layout} {strategy} {way}"]
+    assert gpu_labels(found.values.items()) == table(model)[f"{layout} {strategy} {way}"]
 
 
 def test_tables_have_no_other_cases() -> None:

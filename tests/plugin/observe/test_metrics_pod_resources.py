@@ -28,9 +28,9 @@ from gpunode.plugin.kubelet.server import Call
 from gpunode.plugin.observe.metrics import Counters
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
-WORDS = st.text(max_size=12)
-DEVICES = st.lists(st.tuples(st.sampled_from(["a/b", "c/d", ""]), st.lists(WORDS, max_size=4)), max_size=4)
-PODS = st.lists(st.tuples(WORDS, WORDS, st.lists(st.tuples(WORDS, DEVICES), max_size=3)), max_size=4)
+TEXTS = st.text(max_size=12)
+DEVICES = st.lists(st.tuples(st.sampled_from(["a/b", "c/d", ""]), st.lists(TEXTS, max_size=4)), max_size=4)
+PODS = st.lists(st.tuples(TEXTS, TEXTS, st.lists(st.tuples(TEXTS, DEVICES), max_size=3)), max_size=4)
 
 
 def message(pods: Any) -> pb.ListPodResourcesResponse:

@@ -78,8 +78,8 @@ def test_unhealthy_devices_are_skipped() -> None:
         replace(device, problem=Problem("lost", "lost")) if device.unit.index == "0" else device
         for device in snapshot.devices
     )
-    made = Snapshot(2, replace(snapshot.resource, devices=sick))
-    assert prefer(Settings(), made, Topology(), ids(0, 1, 2), (), 2) == ids(1, 2)
+    example_request = Snapshot(2, replace(snapshot.resource, devices=sick))
+    assert prefer(Settings(), example_request, Topology(), ids(0, 1, 2), (), 2) == ids(1, 2)
 
 
 def test_partitions_can_be_kept_together() -> None:
@@ -144,7 +144,7 @@ def test_impossible_requests_get_the_best_possible_response() -> None:
 KINDS = ("gpus", "shares", "mig", "mig-shares")
 
 
-def made(kind: str, draw: st.DrawFn) -> tuple[Snapshot, Topology]:
+def example_request(kind: str, draw: st.DrawFn) -> tuple[Snapshot, Topology]:
     if kind == "gpus":
         machine = MACHINES[draw(st.sampled_from(["dgx1-v100", "hgx-h100", "dgx2", "t4", "l40s"]))]
         return machine.snapshot(), machine.topology
@@ -159,7 +159,7 @@ def made(kind: str, draw: st.DrawFn) -> tuple[Snapshot, Topology]:
 
 @st.composite
 def requests(draw: st.DrawFn):
-    snapshot, topology = made(draw(st.sampled_from(KINDS)), draw)
+    snapshot, topology = example_request(draw(st.sampled_from(KINDS)), draw)
     everything = [device.id for device in snapshot.devices]
     available = draw(st.lists(st.sampled_from(everything), min_size=1, unique=True))
     size = draw(st.integers(1, len(available)))

@@ -101,7 +101,7 @@ def test_mig_devices_are_placed_as_by_the_driver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "message"),
     [
         ("h10", "did you mean h100"),
         ("", "no GPU ''"),
@@ -119,8 +119,8 @@ def test_mig_devices_are_placed_as_by_the_driver() -> None:
         ("h100,numa=-1", "numa=-1"),
     ],
 )
-def test_invalid_specification_is_refused(spec: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words.replace("+", r"\+")):
+def test_invalid_specification_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("+", r"\+")):
         load(spec)
 
 

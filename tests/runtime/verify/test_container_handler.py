@@ -73,7 +73,7 @@ def test_both_commands_are_hinted_if_both_would_work(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "code", "says"),
+    ("reading", "code", "message"),
     [
         (CdiReading("containerd", (1, 6, 20)), "cdi-unknown", "containerd 1.6.20 knows no CDI"),
         (CdiReading("docker", (24, 0, 9)), "cdi-unknown", "Docker 24.0.9 knows no CDI; 25 is the first"),
@@ -84,12 +84,12 @@ def test_both_commands_are_hinted_if_both_would_work(host: Host) -> None:
     ],
 )
 def test_obstacle_to_cdi_is_reported_before_any_object_is_created(
-    described: Host, reading: CdiReading, code: str, says: str
+    described: Host, reading: CdiReading, code: str, message: str
 ) -> None:
     with pytest.raises(PreconditionError) as caught:
         choose(described, "nvidia", True, ("nvidia",), reading)
     assert caught.value.code == code
-    assert says in caught.value.message
+    assert message in caught.value.message
     assert caught.value.hint
 
 
