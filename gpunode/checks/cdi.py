@@ -216,7 +216,11 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     "cdi",
     title="Each device is defined in one CDI specification",
     looks_at="device names of NVIDIA's specifications in /etc/cdi and /var/run/cdi.",
-    remedy=fixes.everywhere("gpunode cdi list"),
+    remedy=fixes.same(
+        fixes.look(
+            "gpunode cdi list", "Rename one of two files that define the same device", needs_root=False
+        )
+    ),
     blocked_by=("pci-no-gpu",),
     classes=(*HOST, WSL2),
     refs=(_SPEC,),

@@ -3,6 +3,7 @@ handler."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gpunode.checks import fixes
@@ -40,6 +41,7 @@ WHERE = (
     " Checked if the kubelet uses this containerd, or if it is the node's only engine. Beside "
     "Docker without a kubelet, the CRI isn't needed."
 )
+_POSITION = re.compile(r"(/[^:]*):(\d+):(\d+): (.*)")
 
 
 @check(
@@ -68,11 +70,7 @@ def containerd_config_version(node: Node) -> Verdict:
     try:
         config = node.containerd_config
     except ConfigError as error:
-        return fail(
-            "containerd's configuration can't be parsed",
-            seen(path, error.message),
-            fix=edit(node, path, None, "correct the syntax error shown above"),
-        )
+        return _unreadable(node, path, error.message)
     if config is None or not config.exists:
         return ok(f"{path} doesn't exist: containerd uses its defaults")
     return (
@@ -116,6 +114,18 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         again = f"{start}gpunode configure-runtime --runtime {runtime}"
         fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", True, "restart")
     return fail(f"{who} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
+
+
+def _unreadable(node: Node, path: str, message: str) -> Verdict:
+    """`message` is ``path:line:column: reason``, of the file or of one that it imports."""
+    position = _POSITION.match(message)
+    if position is None:
+        where, change = seen(path, message), fixes.syntax(None, None)
+        return fail("containerd's configuration can't be parsed", where, fix=edit(node, path, None, change))
+    path, line = position[1], int(position[2])
+    change = fixes.syntax(node.host.read_text(path), line)
+    where = seen(path, f"column {position[3]}: {position[4]}", line)
+    return fail("containerd's configuration can't be parsed", where, fix=edit(node, path, line, change))
 
 
 def _k0s_drop_ins(node: Node) -> dict[str, int]:
@@ -663,13 +673,16 @@ def containerd_nri(node: Node) -> Verdict:
     return ok("containerd's NRI is enabled", who)
 
 
+_BEFORE_UPGRADE = "Replace what it lists before the next upgrade of containerd"
+
+
 @check(
     "containerd-deprecations",
     "containerd",
     title="containerd reports no deprecated features in use",
     severity="info",
     looks_at=f"the condition {_NO_WARNINGS} of the running daemon (CRI Status).",
-    remedy=everywhere("ctr deprecations list"),
+    remedy=fixes.same(fixes.look("ctr deprecations list", _BEFORE_UPGRADE)),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
     refs=("https://github.com/containerd/containerd/blob/main/RELEASES.md#deprecated-features",),
 )
@@ -691,7 +704,7 @@ def containerd_deprecations(node: Node) -> Verdict:
     return note(
         "containerd reports that this node uses deprecated features",
         evidence,
-        fix=Fix(f"ctr {address}deprecations list"),
+        fix=fixes.look(f"ctr {address}deprecations list", _BEFORE_UPGRADE),
     )
 
 

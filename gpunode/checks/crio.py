@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.checks.fixes import edit_file, everywhere
+from gpunode.checks.fixes import edit_file, everywhere, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
@@ -17,6 +17,7 @@ from gpunode.facts.gpu_use import other_way, taken_way
 from gpunode.facts.node import Node
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
+from gpunode.host import Host
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
 
@@ -163,7 +164,7 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
     try:
         files = node.crio_files
     except ConfigError as error:
-        place, edit = unreadable(error)
+        place, edit = unreadable(node.host, error)
         return fail("CRI-O isn't running: it can't parse its configuration file", place, silence, fix=edit)
     for file in files.files if files is not None else ():
         for name, table in _handlers(file.runtime).items():
@@ -177,26 +178,23 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
     return fail("CRI-O isn't running", silence, *seen_unit(node, "crio.service"), fix=restart)
 
 
-_CORRECT = "correct this syntax error"
-
-
-def unreadable(error: ConfigError) -> tuple[Evidence, Fix]:
+def unreadable(host: Host, error: ConfigError) -> tuple[Evidence, Fix]:
     """Position of a syntax error (``path:line:column: reason``), and the command that opens it."""
     message = error.message.removeprefix("can't read ")
     path, _, rest = message.partition(":")
     number, _, reason = rest.partition(":")
     if not number.strip().isdecimal():
         path = path.partition(" ")[0]
-        return seen(path, message.removeprefix(path).strip(": ")), edit(path, None, _CORRECT)
+        return seen(path, message.removeprefix(path).strip(": ")), edit(path, None, syntax(None, None))
     line = int(number)
-    return seen(path, reason.strip(), line), edit(path, line, _CORRECT)
+    return seen(path, reason.strip(), line), edit(path, line, syntax(host.read_text(path), line))
 
 
 def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:
     try:
         files = node.crio_files
     except ConfigError as error:
-        place, edit = unreadable(error)
+        place, edit = unreadable(node.host, error)
         return fail(
             "CRI-O has no nvidia handler and can't read its configuration file", place, answer, fix=edit
         )
@@ -376,7 +374,7 @@ def crio_stray_dropin(node: Node) -> Verdict:
     try:
         files = node.crio_files
     except ConfigError as error:
-        place, edit = unreadable(error)
+        place, edit = unreadable(node.host, error)
         return warn("CRI-O can't parse its configuration files and won't start again", place, fix=edit)
     if files is None:
         return skip("CRI-O has no configuration files")

@@ -34,7 +34,17 @@ from gpunode.output.result import Evidence, Fix
 
 def other_release(release: str) -> Fix:
     """Suggest a CUDA release to build the program with; the command checks that release."""
-    return Fix(f"gpunode doctor --cuda {release}", False)
+    return fixes.look(
+        f"gpunode doctor --cuda {release}",
+        f"Build the program with CUDA {release}, or use an image of it",
+        needs_root=False,
+    )
+
+
+VERIFY = fixes.look(
+    "gpunode verify",
+    "It computes on each GPU: if it succeeds, the node works, and the image must be replaced",
+)
 
 
 def other_image(release: str) -> Fix:
@@ -42,7 +52,7 @@ def other_image(release: str) -> Fix:
     return Fix(f"use an image of CUDA {release} or older", False)
 
 
-OTHER_RELEASE = fixes.everywhere("gpunode doctor --cuda 12.9", needs_root=False)
+OTHER_RELEASE = fixes.same(other_release("12.9"))
 
 
 def newer_driver(
@@ -189,7 +199,7 @@ def _quoted(reference: str) -> str:
     title="The CUDA sample image supports these GPUs",
     severity="warning",
     looks_at="with --image REF of a CUDA sample: its CUDA version against each GPU.",
-    remedy=fixes.everywhere("gpunode verify"),
+    remedy=fixes.same(VERIFY),
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://catalog.ngc.nvidia.com/orgs/nvidia/teams/k8s/containers/cuda-sample",),
@@ -218,7 +228,7 @@ def vectoradd_image_arch(node: Node) -> Verdict:
             for name, one in late.items()
         ),
         seen(node.questions.image, f"built with CUDA {cuda}"),
-        fix=Fix("gpunode verify"),
+        fix=VERIFY,
     )
 
 
@@ -361,6 +371,11 @@ RELEASES_CHECKS = (
 # CUDA on the host itself: which libcuda programs load, and whether it initialises.
 
 _LINKER_FILES = "/etc/ld.so.conf.d"
+FIND_COMPAT = fixes.look(
+    f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}",
+    "Delete the file or the line that names the compat directory, then run ldconfig",
+    needs_root=False,
+)
 
 
 @check(
@@ -370,7 +385,7 @@ _LINKER_FILES = "/etc/ld.so.conf.d"
     looks_at=(
         "whether /etc/ld.so.cache resolves libcuda.so.1 to cuda-compat, and the version of that library."
     ),
-    remedy=fixes.everywhere(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", needs_root=False),
+    remedy=fixes.same(FIND_COMPAT),
     blocked_by=("module-not-loaded", "libcuda-missing"),
     preflight=(),
     classes=HOST,
@@ -409,7 +424,7 @@ def _without(node: Node, library: Library) -> Fix:
         lines = (line.strip().rstrip("/") for line in (node.host.read_text(path) or "").splitlines())
         if any(line and node.host.realpath(line) == node.host.realpath(directory) for line in lines):
             return Fix(f"rm {path} && ldconfig")
-    return Fix(f"grep -rn compat /etc/ld.so.conf {_LINKER_FILES}", False)
+    return FIND_COMPAT
 
 
 @check(
@@ -417,7 +432,7 @@ def _without(node: Node, library: Library) -> Fix:
     "cuda",
     title="CUDA computes on every device",
     looks_at="with --deep: a vector addition on every GPU and MIG device, through libcuda, on the host.",
-    remedy=fixes.everywhere("gpunode verify"),
+    remedy=fixes.READ_KERNEL_LOG,
     blocked_by=(
         "module-not-loaded",
         "dev-nodes-missing",

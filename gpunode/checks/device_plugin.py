@@ -40,6 +40,7 @@ _BLIND = (
 _ERROR = re.compile(r"\b[EF]\d{4} \d\d:|level=(error|fatal)|\bpanic:|\b([Ee]rror|[Ff]ailed|[Uu]nable to)\b")
 _HEADER = re.compile(r'^(?:[EFWI]\d{4} \S+ +\d+ \S+\] |time="[^"]*" level=\w+ msg=")"?')
 _SHOWN = 200  # characters of a log's line
+_HEADLINE = 80  # characters of a log's line in the summary
 _NO_CONFIG = "specified config"
 _API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 _OF_THE_CLUSTER = ("kube-", "calico-", "tigera-", "cilium", "node-feature-discovery_", "metallb-")
@@ -48,7 +49,11 @@ _GPU_WORDS = ("gpu", "nvidia", "cuda")  # part of every other vendor's name for 
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
 _DEPLOY = everywhere("gpunode setup --kubernetes", "restart")
-_ASK_OPERATOR = Fix("kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide")
+_ASK_OPERATOR = fixes.look(
+    "kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide",
+    "If this node's pod isn't Running, its log names the cause: kubectl logs",
+    needs_root=False,
+)
 _BELOW = (
     *("pci-no-gpu", "driver-lib-mismatch", "nvml-hang", "kubelet-not-running", "kubelet-device-plugin-dir"),
     *("containerd-not-restarted", "containerd-runtime-missing", "containerd-runtime-binary"),
@@ -186,21 +191,23 @@ def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
     text = _cause(_HEADER.sub("", message(line)).removesuffix('"'))
     summary = f"the device plugin fails: {text}"
     name = f"{log.namespace} {log.pod} --container {log.container}"
-    fix = Fix(f"kubectl logs --namespace {name} --previous", needs_root=False)
+    fix = fixes.look(
+        f"kubectl logs --namespace {name} --previous", "Fix what the last error names", needs_root=False
+    )
     if _NO_CONFIG in text:  # the label names a configuration that the plugin's ConfigMap doesn't contain
         fix = Fix('kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-', needs_root=False)
     return fail(summary, seen(log.path, message(line)), *evidence, fix=fix)
 
 
 def _cause(text: str) -> str:
-    """The end of a long error: Go programs print the root cause last."""
+    """The end of a long error: Go programs print the root cause last. The evidence has the whole line."""
     parts = text.split(": ")
-    while len(parts) > 1 and len(": ".join(parts)) > _SHOWN:
+    while len(parts) > 2 and len(": ".join(parts)) > _HEADLINE:
         del parts[0]
     return ": ".join(parts)[:_SHOWN]
 
 
-_RESTART_POD = everywhere(fixes.RESTART_PLUGIN_POD.command, "restart")
+_RESTART_POD = fixes.same(fixes.RESTART_PLUGIN_POD)
 
 
 @check(
@@ -285,7 +292,10 @@ def _foreign(node: Node) -> Verdict | None:
                 f"the kubelet counts devices of {name} that are not this node's GPUs",
                 seen(allocatable.source, f"{name}: {', '.join(ids[:4])}"),
                 seen("NVML", ", ".join(gpu.uuid for gpu in inventory.gpus[:4])),
-                fix=Fix("gpunode plugin status"),
+                fix=fixes.look(
+                    "gpunode plugin status",
+                    "Keep one plugin that registers this resource and delete the DaemonSet of the other",
+                ),
             )
     return None
 
@@ -562,7 +572,13 @@ def plugin_device_specs(node: Node) -> Verdict:
     return ok("the device plugin reports device files to the kubelet")
 
 
-_SHOW_PLUGINS = everywhere("kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin")
+_SHOW_PLUGINS = fixes.same(
+    fixes.look(
+        "kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin",
+        "Delete all but one: kubectl delete daemonset. Running pods keep their GPUs",
+        needs_root=False,
+    )
+)
 
 
 @check(
@@ -657,8 +673,12 @@ def _under_two_names(node: Node) -> Verdict | None:
     "kubelet",
     title="The device plugin mounts the kubelet's directory",
     looks_at=f"whether {DEVICE_PLUGINS} in the plugin's container is the node's directory.",
-    remedy=everywhere(
-        "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins"
+    remedy=fixes.same(
+        fixes.look(
+            "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins",
+            f"Set the hostPath of the plugin's volume to {DEVICE_PLUGINS}: kubectl edit daemonset",
+            needs_root=False,
+        )
     ),
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,

@@ -199,7 +199,9 @@ UNIT_OF_RUN_INSTALLER = Fix(
 )
 
 # the check names the containers and how to restart each; without root they are unknown
-RESTART_CONTAINERS = everywhere("gpunode doctor cgroup-device-revoked")
+RESTART_CONTAINERS = fixes.same(
+    fixes.look("gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers")
+)
 START_IMEX = everywhere("systemctl restart nvidia-imex", "restart")
 OPEN_DEVICES = everywhere(
     "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf && reboot",

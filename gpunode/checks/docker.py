@@ -43,7 +43,9 @@ from gpunode.output.result import Evidence, Fix
         "GPUs. Its image is built from this node's own Python: nothing is pulled, and image and "
         "container are removed afterwards."
     ),
-    remedy=everywhere("gpunode verify --on docker"),
+    remedy=fixes.same(
+        fixes.look("gpunode verify --on docker", "Fix what it reports: it names the step that fails")
+    ),
     blocked_by=(
         "pci-no-gpu",
         "nvml-hang",
@@ -194,7 +196,7 @@ def docker_config_invalid_json(node: Node) -> Verdict:
     except ConfigError as error:
         judge = fail if docker_role(node).used else warn
         where = _position(error.message, path)
-        fix = fixes.edit_file(path, where.line, "correct this syntax error")
+        fix = fixes.edit_file(path, where.line, fixes.syntax(node.host.read_text(path), where.line))
         return judge(f"{path} can't be parsed", where, fix=fix)
     return _odd(node, node.docker) or ok(
         f"{path} can be parsed" if config else f"{path} doesn't exist or is empty, which is valid"

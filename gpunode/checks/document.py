@@ -42,6 +42,8 @@ def _check(check: Check) -> Iterator[str]:
             + ", ".join(f"[{name}](#{name})" for name in check.blocked_by)
             + "."
         )
+    if check.remedy.other.look:
+        yield "\nTo find the cause:"
     yield "\n```sh"
     fixes = {family: check.remedy.for_family(family).command for family in FAMILIES}
     for family, command in fixes.items():

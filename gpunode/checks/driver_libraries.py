@@ -145,7 +145,7 @@ def nvidia_smi_missing(node: Node) -> Verdict:
         return warn(
             "other users can write to nvidia-smi",
             seen(*unsafe),
-            fix=Fix(f"namei -l {unsafe[0]}", needs_root=False),
+            fix=fixes.look(f"namei -l {unsafe[0]}", fixes.UNSAFE_PATH, needs_root=False),
         )
     broken = [f"{one}/nvidia-smi" for one in PROGRAM_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
     evidence = [seen(path, "empty or not executable") for path in broken]
@@ -507,7 +507,11 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
     if driven and all(one.supports.max and one.gpu.display for one in found):
         return note(f"{summary}; this matters only if the GPU is for computing", *evidence)
     if driven and not driver_packages.spares(node, first.supports):
-        moved = Fix(f"lspci -nnks {first.gpu.address}", needs_root=False)
+        moved = fixes.look(
+            f"lspci -nnks {first.gpu.address}",
+            "Move this GPU to a node of its own, or ignore it: --ignore kmod-flavour",
+            needs_root=False,
+        )
         return warn(
             f"{summary}, which doesn't support the others: no driver supports all of them",
             *evidence,

@@ -45,9 +45,17 @@ def install_headers(release: str) -> Remedy:
 
 # MokManager times out after ten seconds: before the reboot, an administrator must know what it will prompt
 # for
-LIST_NEW_KEYS = everywhere("mokutil --list-new")
+LIST_NEW_KEYS = fixes.same(
+    fixes.look("mokutil --list-new", "Have the password ready that was set when the key was imported")
+)
 
-SHOW_MODPROBE = everywhere("modprobe --showconfig | grep -i nvidia", needs_root=False)
+SHOW_MODPROBE = fixes.same(
+    fixes.look(
+        "grep -rn nvidia /etc/modprobe.d /usr/lib/modprobe.d /run/modprobe.d",
+        "Delete the line that sets it, rebuild the initramfs and reboot",
+        needs_root=False,
+    )
+)
 
 REINSTALL_FIRMWARE = per_family(
     "apt install --reinstall firmware-nvidia-gsp && reboot",

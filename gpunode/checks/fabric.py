@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes, health
 from gpunode.checks.model import (
@@ -155,12 +156,19 @@ OPERATORS_STRATEGY = Fix(
 )
 # guests get their driver from the host's administrator, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
-RESET = fixes.everywhere("nvidia-smi --gpu-reset", "drain")
 DRIVER_PODS = fixes.everywhere(
     "kubectl get pods --all-namespaces --output wide --selector app.kubernetes.io/component=nvidia-driver",
     needs_root=False,
 )
-READ_MANAGER_LOG = fixes.everywhere("journalctl -b -u nvidia-fabricmanager -n 50")
+READ_MANAGER_LOG = fixes.same(
+    fixes.look(
+        "journalctl -b -u nvidia-fabricmanager -n 50",
+        "The log names the NVSwitch or link. Stop the GPU work and disconnect the node's power for a "
+        "minute; if "
+        "the fault "
+        "returns, the part must be replaced",
+    )
+)
 
 
 def matching_manager(node: Node, version: str) -> Fix | None:
@@ -217,7 +225,8 @@ def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
     plain = health.reset_gpus(node, tuple(gpus))
     if not running or plain.disruptive != "drain":
         return plain
-    return Fix(f"systemctl stop {running} && {plain.command}; systemctl start {running}", True, "drain")
+    command = f"systemctl stop {running} && {plain.command}; systemctl start {running}"
+    return replace(plain, command=command)
 
 
 _TRAINING_SECONDS = 300  # a fabric of eight GPUs is trained within a minute
@@ -466,7 +475,12 @@ _REFUSED = (
     title="Virtual GPUs have a licence",
     severity="warning",
     looks_at=f"the licences that NVML reports, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
-    remedy=fixes.everywhere(f"journalctl -b -u {_UNIT} -n 30; timedatectl"),
+    remedy=fixes.same(
+        fixes.look(
+            f"journalctl -b -u {_UNIT} -n 30; timedatectl",
+            "Correct the token, the clock or the route to the licence server that the log names",
+        )
+    ),
     blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
     classes=HOST,
     refs=(_LICENSING,),

@@ -19,9 +19,11 @@ from gpunode.facts.kernel_modules import (
     kernel_devel,
     linux_headers,
 )
+from gpunode.host.redact import without_secrets
 from gpunode.output.result import Finding, FindingStatus, Fix, Step
 
 EDITOR = "${EDITOR:-vi}"
+_SHOWN = 100  # characters of a line
 FAMILIES = ("debian", "rhel", "suse", "other")
 
 
@@ -40,12 +42,26 @@ class Remedy:
         return known.get(family, self.other)
 
 
-def everywhere(
-    command: str, disruptive: str = "none", *, needs_root: bool = True, safe: bool = False
-) -> Remedy:
-    """The same command on every distribution; `safe` as `Fix` has it."""
-    fix = Fix(command, needs_root, disruptive, safe)
+def same(fix: Fix) -> Remedy:
+    """The same fix on every distribution."""
     return Remedy(fix, fix, fix, fix)
+
+
+def everywhere(
+    command: str,
+    disruptive: str = "none",
+    *,
+    needs_root: bool = True,
+    safe: bool = False,
+    note: str = "",
+) -> Remedy:
+    """The same command on every distribution; `safe` and `note` as `Fix` has them."""
+    return same(Fix(command, needs_root, disruptive, safe, note=note))
+
+
+def look(command: str, note: str, *, needs_root: bool = True) -> Fix:
+    """A command that only shows the cause; `note` says what to do with what it shows."""
+    return Fix(command, needs_root, look=True, note=note)
 
 
 def per_family(debian: str, rhel: str, suse: str, other: str, disruptive: str = "none") -> Remedy:
@@ -67,6 +83,15 @@ def edit_file(path: str, line: int | None, change: str, restart: str = "", *, ne
         "restart" if restart else "none",
         change=f"In {place}: {change}",
     )
+
+
+def syntax(text: str | None, line: int | None) -> str:
+    """The change for `edit_file` that corrects a syntax error, with the line that the parser stopped at."""
+    lines = (text or "").splitlines()
+    shown = lines[line - 1].strip()[:_SHOWN] if line and line <= len(lines) else ""
+    if not shown:
+        return "correct the syntax error shown above"
+    return f"correct the syntax error in this line or just before it: {without_secrets(shown)}"
 
 
 _UPGRADE = {
@@ -171,7 +196,15 @@ INSTALL_LIBRARIES = per_family(
     "ldconfig",
 )
 
-READ_KERNEL_LOG = everywhere("dmesg | grep -i -e nvrm -e nvidia | tail -n 20")
+READ_KERNEL_LOG = same(
+    look(
+        "dmesg | grep -i -e nvrm -e nvidia | tail -n 20",
+        "The last lines name the fault. If they name a GPU, disconnect the node's power for a minute; if the "
+        "fault returns, the GPU, its slot or its power supply must be replaced",
+    )
+)
+
+UNSAFE_PATH = "Only root may have write permission to each directory of the path and to the program"
 
 MAKE_NODES = everywhere("nvidia-modprobe -c0 -u", safe=True)
 
@@ -183,6 +216,12 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
+
+RESET_NOTE = (
+    "The reset fails while a process has the GPU open, also one in a DaemonSet's pod (device plugin, DCGM), "
+    "which kubectl drain leaves running. To list them:\nfuser -v /dev/nvidia*"
+)
+RESET = everywhere("nvidia-smi --gpu-reset", "drain", note=RESET_NOTE)
 
 INSTALL_TOOLKIT = everywhere("gpunode toolkit install")
 UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")
@@ -227,9 +266,10 @@ def rewrite_cdi(path: str, kind: str) -> Fix:
 
 START_KUBELET = everywhere("systemctl restart kubelet", "restart")
 RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")
-# NVIDIA's plugin is a pod: the kubelet starts its container again
+# NVIDIA's plugin is a pod, which the kubelet starts again, also if its container waits for a restart
 RESTART_PLUGIN_POD = Fix(
-    "crictl ps --quiet --name nvidia-device-plugin | xargs --no-run-if-empty crictl stop"
+    "crictl pods --quiet --state ready --name nvidia-device-plugin | xargs --no-run-if-empty crictl stopp",
+    disruptive="restart",
 )
 
 
@@ -257,8 +297,8 @@ _WORSE = ("none", "restart", "drain", "reboot")
 class PlannedFix:
     """The fix of one finding.
 
-    `disruptive` is the worst of its steps, as in `Fix`. `way` is safe (--apply carries out what isn't
-    disruptive), allow (needs --allow `disruptive`), or hand: the user must do it.
+    `disruptive`, the worst of its steps, and `look` are as in `Fix`. `way` is safe (--apply carries out what
+    isn't disruptive), allow (needs --allow for each kind of disruption), or hand: the user must do it.
     """
 
     id: str
@@ -267,6 +307,7 @@ class PlannedFix:
     way: str
     disruptive: str
     steps: tuple[Step, ...]
+    look: bool
 
 
 def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
@@ -302,7 +343,7 @@ def _planned(finding: Finding) -> PlannedFix:
         way = "safe"
     elif steps and disruptive != "none":
         way = "allow"
-    return PlannedFix(finding.id, finding.summary, command, way, disruptive, steps)
+    return PlannedFix(finding.id, finding.summary, command, way, disruptive, steps, fix.look)
 
 
 def steps_of(fix: Fix) -> tuple[Step, ...]:

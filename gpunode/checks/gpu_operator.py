@@ -31,7 +31,12 @@ _REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/tr
         "the status files of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin: "
         "the first missing one) and, after 20 minutes, its log."
     ),
-    remedy=everywhere("kubectl get pods --namespace gpu-operator"),
+    remedy=fixes.same(
+        fixes.look(
+            "kubectl get pods --namespace gpu-operator",
+            "The log of the first pod that isn't Running or Completed names the cause: kubectl logs",
+        )
+    ),
     blocked_by=(*_BELOW, "operator-host-driver-conflict"),
     needs=("kubelet",),
     refs=_REFS,
@@ -58,7 +63,14 @@ def operator_validations(node: Node) -> Verdict:
     last = [seen(path, shown(line)) for line in lines[-1:]]
     judge = fail if stage in ("driver", "toolkit") else warn
     summary = f"the GPU operator's validator is stuck at {stage}"
-    return judge(summary, answer, *last, fix=Fix(f"tail -n 50 {path}"))
+    return judge(
+        summary,
+        answer,
+        *last,
+        fix=fixes.look(
+            f"tail -n 50 {path}", "Fix what the last error names; the validator then retries by itself"
+        ),
+    )
 
 
 @check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import POWER_OFF, Remedy, everywhere, per_family
@@ -31,7 +32,7 @@ from gpunode.facts.driver import (
     version_numbers,
 )
 from gpunode.facts.kernel_log import SOURCE, matching
-from gpunode.facts.kernel_modules import NOUVEAU_FILE, NOUVEAU_TEXT
+from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, Option
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
 from gpunode.facts.tables import TABLE, can
@@ -71,6 +72,20 @@ def pci_no_gpu(node: Node) -> Verdict:
     return fail("no NVIDIA GPU on the PCI bus", *evidence)
 
 
+LIST_GPUS = fixes.same(
+    fixes.look(
+        "lspci -nnk -d 10de:",
+        "If all of them belong to this node, correct --expect-gpus",
+        needs_root=False,
+    )
+)
+POWER_CYCLE = (
+    "Stop the GPU work and disconnect the node's power for a minute: a reboot often isn't enough. If the GPU "
+    "fails again, "
+    "it must be replaced"
+)
+
+
 @check(
     "pci-gpu-count-mismatch",
     "hardware",
@@ -90,7 +105,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     """
     expected, there = node.questions.expect_gpus, len(node.gpus)
     if expected is not None and there != expected:
-        log = fixes.RESCAN_PCI if there < expected else fixes.everywhere("lspci -nnk -d 10de:")
+        log = fixes.RESCAN_PCI if there < expected else LIST_GPUS
         return warn(
             f"{count(there)} on the PCI bus, {expected} expected",
             *owners(node.gpus),
@@ -112,7 +127,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
             f"NVML lists {len(listed)} of the {count(len(ours))} that the driver controls",
             *(seen(f"{DEVICES}/{address}", "bound to nvidia, but not listed by NVML") for address in missing),
             *failures(node, *missing),
-            fix=Fix(f"dmesg | grep -i -e {' -e '.join(missing)} -e RmInitAdapter"),
+            fix=fixes.look(f"dmesg | grep -i -e {' -e '.join(missing)} -e RmInitAdapter", POWER_CYCLE),
         )
     return ok(f"PCI bus and NVML both list {count(len(ours))}")
 
@@ -133,7 +148,9 @@ def _short(address: str) -> str:
         "all GPUs for virtual machines and has neither driver nor toolkit gets a note."
     ),
     # the check knows the addresses and how to rebind them; an invented address may be a disk's
-    remedy=fixes.everywhere("gpunode doctor gpu-bound-other-driver"),
+    remedy=fixes.same(
+        fixes.look("gpunode doctor gpu-bound-other-driver", "It prints the command for this node's GPUs")
+    ),
     blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
     preflight=ANY_ENGINE,
     classes=HOST_OR_CONTAINER,
@@ -162,9 +179,22 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
     held = [*owners((*others, *orphans))]
     held += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
-    fix = fixes.rebind(*(gpu.address for gpu in others)).for_family(node.distribution.family)
+    fix = _rebind(node, others, bound)
     summary = f"{of((*others, *orphans), node)} bound to {names}, not to nvidia"
     return (warn if ours else fail)(summary, *held, fix=fix)
+
+
+def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
+    """Bind GPUs to nvidia, at the next boots too if the line that binds them to vfio-pci names no other
+    device."""
+    fix = fixes.rebind(*(gpu.address for gpu in gpus)).for_family(node.distribution.family)
+    ids = bound.value.split(",") if bound and bound.line else []
+    if bound and ids and all(one.startswith("10de:") for one in ids):
+        commands = [f"sed -i '{bound.line}s/^/# /' {bound.source}"]
+        commands += [shlex.join(argv) for argv in INITRAMFS.get(node.distribution.family, ())[:1]]
+        return replace(fix, command=" && ".join((*commands, fix.command)))
+    find = "grep -rn -e vfio -e driver_override /etc/modprobe.d /etc/udev/rules.d /proc/cmdline"
+    return replace(fix, note=f"The next boot binds them as before. To find out what does it:\n{find}")
 
 
 def _orphans(node: Node) -> tuple[PciGpu, ...]:
@@ -249,14 +279,21 @@ NO_ASPM = kernel_argument("pcie_aspm=off")
 IOMMU_PASSTHROUGH = kernel_argument("iommu=pt")
 
 
+_RESEAT = (
+    "Stop the GPU work, power the node off and reseat the card and its riser; then try another slot. "
+    "If LnkSta stays "
+    "below LnkCap or errors return, the part must be replaced"
+)
+
+
 def show_device(*addresses: str) -> Fix:
     """Capability and state of the links, to read before opening the machine."""
     commands = (f"lspci -vv -s {address} | grep -e LnkCap: -e LnkSta:" for address in addresses)
-    return Fix(" && ".join(commands))
+    return fixes.look(" && ".join(commands), _RESEAT)
 
 
-SHOW_LINK = everywhere("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:")
-SHOW_ERRORS = everywhere("dmesg | grep -i -e AER -e pcieport | tail -n 20")
+SHOW_LINK = fixes.same(fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT))
+SHOW_ERRORS = fixes.same(fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT))
 
 
 def keep_out(family: str, path: str, text: str) -> Fix:

@@ -29,15 +29,46 @@ from gpunode.output.result import Evidence, Fix
 
 # Fixes for a GPU's condition. Whatever resets a GPU ends the work on it.
 
-RESET = everywhere("nvidia-smi --gpu-reset", "drain")
-REPORT = everywhere("nvidia-bug-report.sh", "none")
-CLOCKS = everywhere("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER")
-NVLINKS = everywhere("nvidia-smi nvlink --status")
+REPORT = fixes.same(
+    fixes.look(
+        "nvidia-bug-report.sh",
+        "Send nvidia-bug-report.log.gz to the GPU's vendor: no command repairs this",
+    )
+)
+CLOCKS = fixes.same(
+    fixes.look(
+        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+        "Clocks Event Reasons says whether it is heat or power: check fans and air flow, or the power "
+        "supplies",
+        needs_root=False,
+    )
+)
+NVLINKS = fixes.same(
+    fixes.look(
+        "nvidia-smi nvlink --status",
+        "Stop the GPU work and reset the GPU: nvidia-smi --gpu-reset. If a link stays down, check board and "
+        "bridge",
+        needs_root=False,
+    )
+)
 SHARED_MODE = everywhere("nvidia-smi -c DEFAULT")
-DEFAULT_POWER = everywhere("nvidia-smi -q -d POWER")
+DEFAULT_POWER = fixes.same(
+    fixes.look(
+        "nvidia-smi -q -d POWER",
+        "To restore the default: nvidia-smi --power-limit with the Default Power Limit shown",
+        needs_root=False,
+    )
+)
 NO_DESKTOP = everywhere("systemctl set-default multi-user.target && reboot", "reboot")
 ENVIRONMENT = everywhere("${EDITOR:-vi} /etc/environment")
-HOLDERS = everywhere("fuser -v /dev/nvidia*")
+HOLDERS = fixes.same(
+    fixes.look(
+        "fuser -v /dev/nvidia*",
+        "End the processes that shouldn't use the GPU. If none is listed, stop the GPU work and reset "
+        "the GPU: "
+        "nvidia-smi --gpu-reset",
+    )
+)
 
 _AMPERE = "8.0"
 
@@ -52,10 +83,11 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
         return Fix("reboot", disruptive="reboot")
     linked = capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus)
     if linked or not all(gpu.pci for gpu in gpus):
-        return Fix("nvidia-smi --gpu-reset", disruptive="drain")
+        return fixes.RESET.other
     return Fix(
         " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus),
         disruptive="drain",
+        note=fixes.RESET_NOTE,
     )
 
 
@@ -169,7 +201,7 @@ _FIRST = tuple(_WORDS)
     "health",
     title="No GPU needs a reset",
     looks_at="the recovery action that the driver reports for each GPU, and NVML's result 16.",
-    remedy=RESET,
+    remedy=fixes.RESET,
     blocked_by=("gpu-lost", *_NVML),
     classes=HOST_OR_CONTAINER,
     preflight=ANY_ENGINE,
@@ -240,7 +272,7 @@ _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
     "health",
     title="No GPU has uncorrectable memory errors",
     looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
-    remedy=RESET,
+    remedy=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required", "row-remap-pending"),
     refs=(_GUIDE,),
@@ -276,7 +308,7 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     "health",
     title="No bad memory is waiting for a reset",
     looks_at="NVML's remapped rows (Ampere and newer) or retired pages (older GPUs), pending and failed.",
-    remedy=RESET,
+    remedy=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     refs=(_GUIDE,),
@@ -323,7 +355,7 @@ def _state(gpu: Condition) -> str:
     "health",
     title="No repair is waiting for a reset",
     looks_at="NVML's repair status (Blackwell and newer).",
-    remedy=RESET,
+    remedy=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
@@ -353,7 +385,7 @@ def _repair(gpu: Condition) -> str:
     title="No ECC mode change is waiting for a reset",
     severity="warning",
     looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
-    remedy=RESET,
+    remedy=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     reboot=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.cdi import cdi_lost_at_reboot, readers
@@ -236,7 +237,11 @@ def secureboot_unsigned(node: Node) -> Verdict:
             "the NVIDIA module's key must be confirmed at the console during the next boot",
             state,
             signed,
-            fix=Fix("mokutil --list-new && reboot", True, "reboot"),
+            fix=replace(
+                driver_packages.LIST_NEW_KEYS.other,
+                command="mokutil --list-new && reboot",
+                disruptive="reboot",
+            ),
         )
     return fail(
         "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",
@@ -466,11 +471,15 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     """The last failure in the logs of the GPU operator's driver pod, and the command that shows more."""
     found = driver_failure(node.host, node.operator)
     if found is None:
-        return (seen(DRIVER_ROOT, "the driver's pod has no log"),), Fix(
-            "crictl ps --all --name nvidia-driver-ctr"
+        return (seen(DRIVER_ROOT, "the driver's pod has no log"),), fixes.look(
+            "crictl ps --all --name nvidia-driver-ctr",
+            "If it lists no container, look for the pod: kubectl get pods --all-namespaces | grep "
+            "nvidia-driver",
         )
     path, line = found
-    return (seen(path, shown(line)),), Fix(f"tail -n 50 {path}")
+    return (seen(path, shown(line)),), fixes.look(
+        f"tail -n 50 {path}", "Fix what the last error names; the pod then retries by itself"
+    )
 
 
 @check(

@@ -182,7 +182,15 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 def restart_plugin(node: Node) -> Fix:
     """gpunode's plugin is a service of the node, NVIDIA's is a pod; both use the same socket name."""
-    return fixes.RESTART_PLUGIN.other if has_own_plugin(node) else fixes.RESTART_PLUGIN_POD
+    if has_own_plugin(node):
+        return fixes.RESTART_PLUGIN.other
+    pods = {(log.namespace, log.pod) for log in node.plugin_logs}
+    if len(pods) != 1:
+        return fixes.RESTART_PLUGIN_POD
+    ((namespace, pod),) = pods
+    note = "The DaemonSet starts a new pod"
+    command = f"kubectl delete pod --namespace {namespace} {pod}"
+    return Fix(command, needs_root=False, disruptive="restart", note=note)
 
 
 def has_own_plugin(node: Node) -> bool:
@@ -328,7 +336,11 @@ def _prune(node: Node) -> Fix | None:
     "kubelet",
     title="Swap doesn't prevent the kubelet from starting",
     looks_at="/proc/swaps and failSwapOn, if a kubelet should be running but isn't.",
-    remedy=everywhere("swapoff --all && systemctl restart kubelet", "restart"),
+    remedy=everywhere(
+        r"swapoff --all && sed -i.bak '/\sswap\s/s/^/# /' /etc/fstab && systemctl restart kubelet",
+        "restart",
+        note="The second command disables swap in /etc/fstab too, which would enable it at the next boot",
+    ),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu",),
     needs=("kubelet",),
@@ -364,6 +376,11 @@ RESOURCES_CHECKS = (
 # Pods with allocated GPUs: whether they can access them.
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+_VERIFY = fixes.look(
+    "gpunode verify --on containerd",
+    "If this fails too, fix what it reports; if it succeeds, delete the pods, so that their "
+    "containers start again",
+)
 
 
 @check(
@@ -400,7 +417,7 @@ def runtimeclass_missing(node: Node) -> Verdict:
         for one in without
     ]
     named = [one.name for one in without if one.handler.startswith("nvidia")]
-    fix = Fix("gpunode verify --runtime containerd") if named else None
+    fix = _VERIFY if named else None
     return warn(f"{len(without)} containers with allocated GPUs can't access them", *evidence[:8], fix=fix)
 
 

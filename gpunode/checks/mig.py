@@ -25,7 +25,7 @@ _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
     title="No MIG mode change is waiting for a reset",
     severity="warning",
     looks_at="each GPU's MIG mode as NVML reports it: now, and after the next reset.",
-    remedy=fabric.RESET,
+    remedy=fixes.RESET,
     blocked_by=_ASKED,
     classes=HOST,
     refs=(_GUIDE,),
@@ -96,7 +96,11 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
     for gpu in empty:
         cuts.setdefault(_finest(gpu.name), []).append(str(gpu.index))
     if "" in cuts:
-        return Fix("nvidia-smi mig -lgip")  # shows the profiles that these GPUs support
+        return fixes.look(
+            "nvidia-smi mig -lgip",
+            "Choose profiles and create them: nvidia-smi mig -cgi PROFILES -C; or turn MIG off: nvidia-smi "
+            "-mig 0",
+        )
     return Fix(" && ".join(f"nvidia-smi mig -i {','.join(who)} -cgi {cut} -C" for cut, who in cuts.items()))
 
 
@@ -293,7 +297,11 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
     )
     summary = f"{what}, but the device plugin's MIG strategy is single"
     if all(one.source.startswith("gpunode") for one in single):
-        edit = Fix("systemctl edit gpunode-device-plugin.service", True, "restart")
+        edit = Fix(
+            "mkdir -p /etc/gpunode && echo GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed >> /etc/gpunode/env && "
+            "systemctl restart gpunode-device-plugin",
+            disruptive="restart",
+        )
         return warn(f"{summary}: it offers only one kind", *single, *layout, fix=edit)
     return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
 
@@ -324,7 +332,13 @@ def _single(node: Node) -> Iterator[Evidence]:
     title="GPUs are shared with MIG or MPS, not both",
     severity="warning",
     looks_at="the device plugin's MPS sharing (its file, daemon and log) on a node with MIG enabled.",
-    remedy=fixes.everywhere("kubectl get configmap --all-namespaces | grep -i device-plugin"),
+    remedy=fixes.same(
+        fixes.look(
+            "kubectl get configmap --all-namespaces | grep -i device-plugin",
+            "Remove sharing.mps from the plugin's configuration (kubectl edit configmap), or turn MIG off",
+            needs_root=False,
+        )
+    ),
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=HOST,
     refs=(_README,),

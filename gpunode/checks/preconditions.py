@@ -93,7 +93,7 @@ def separate_reboot(fix: Fix) -> tuple[Fix, ...]:
     if command == fix.command:
         return (fix,)
     steps = tuple(step for step in fix.steps if step.argv[-1:] != ("reboot",))
-    return (Fix(command, fix.needs_root, "none", fix.safe, steps), fixes.REBOOT.other)
+    return (replace(fix, command=command, disruptive="none", steps=steps), fixes.REBOOT.other)
 
 
 def _reboot(command: str) -> Fix:

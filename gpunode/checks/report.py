@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from gpunode.checks.catalogue import BY_ID
-from gpunode.checks.fixes import POWER_OFF, REBOOT
+from gpunode.checks.fixes import REBOOT
 from gpunode.checks.model import LAYERS
 from gpunode.checks.runner import BY_OPTION, Selection
 from gpunode.errors import GpunodeError
@@ -18,51 +17,11 @@ from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
-from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text
+from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Style, Table, Text
 
 # Evidence and remedies of a finding in a few lines.
 
-_DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
-# what a command with `restart` restarts, the most disruptive first: the layer of a check doesn't show it
-_RESTARTS = (
-    (r"wsl\.exe --shutdown", "ends everything that runs in WSL"),
-    (r"\bpct reboot\b", "reboots this LXC container"),
-    (
-        r"configure-runtime --runtime docker\b(?!.*--cdi)",  # runtime/docker.py chooses by the live daemon
-        "reloads Docker; if it needs a restart (see --dry-run), its containers stop unless "
-        "live-restore is on",
-    ),
-    (
-        r"--runtime docker\b|(start|stop|update) docker\b|\bdocker-ce\b|\bdocker\.io\b",
-        "restarts Docker: its containers stop unless live-restore is on",
-    ),
-    (
-        r"--runtime (k3s|rke2|k0s|microk8s)\b|restart (k3s|rke2|k0s|microk8s)|k0s stop",
-        "restarts this node's Kubernetes: running pods continue",
-    ),
-    (
-        r"--runtime containerd\b|restart containerd\b|\bcontainerd\.io\b",
-        "restarts containerd: running containers continue",
-    ),
-    (r"disable --now cri-?o\b", "stops CRI-O"),
-    (r"--runtime crio\b|restart cri-?o\b", "restarts CRI-O: running containers continue"),
-    (r"restart kubelet\b", "restarts the kubelet: running pods continue"),
-    (r"nvidia-fabricmanager", "restarts the fabric manager"),
-    (r"nvidia-imex", "restarts the IMEX daemon"),
-    (r"device-plugin|\bdaemonset\b", "restarts the device plugin: running pods continue"),
-    (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
-)
 _ALIKE = 3  # as many lines that differ in one part of their path are merged
-
-
-def disturbance(fix: Fix) -> str:
-    """What a fix disturbs; empty for nothing."""
-    if fix.disruptive == "none":
-        return ""
-    if fix.command == POWER_OFF.other.command:
-        return "powers the node off: it has to be switched on at its management controller (BMC)"
-    known = (effect for pattern, effect in _RESTARTS if re.search(pattern, fix.command))
-    return _DISTURBS.get(fix.disruptive) or next(known, "restarts a daemon")
 
 
 def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
@@ -259,48 +218,31 @@ def _gpus(gpus: list[dict[str, Any]]) -> str:
 
 
 def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
-    """Passed layers in one line, then layers with findings, one line each, then layers that wait."""
-    by_layer = {layer: [finding for finding in findings if finding.layer == layer] for layer in LAYERS}
-    well: list[str] = []
-    wrong: list[tuple[Cell, str, str]] = []
-    waiting: dict[str, list[str]] = {}
-    for layer, here in by_layer.items():
-        passed = sum(finding.status is FindingStatus.PASS for finding in here)
-        if bad := _ordered(tuple(here)):
+    """Checks that passed, then layers with faults, one line each, then checks without a result by reason."""
+    passed = dict.fromkeys(LAYERS, 0)
+    for finding in findings:
+        passed[finding.layer] += finding.status is FindingStatus.PASS
+    rows: list[tuple[Cell, str, str]] = []
+    for layer in LAYERS:
+        if bad := _ordered(tuple(one for one in findings if one.layer == layer)):
+            count = passed.pop(layer)
             names = ", ".join(finding.id for finding in bad)
-            wrong.append((_cell(bad[0].status), layer, names + _counts(here)))
-        elif reason := _waits(here):
-            waiting.setdefault(reason, []).append(layer + _counts(here))
-        elif passed:
-            well.append(f"{layer} {passed}")
-    rows = [(_cell(FindingStatus.PASS), _many(len(well), "layer"), f"checks passed: {', '.join(well)}")]
-    rows = [*(rows if well else ()), *wrong]
-    for reason, layers in waiting.items():
-        rows.append(
-            (_cell(FindingStatus.SKIP), _many(len(layers), "layer"), f"{reason}: {', '.join(layers)}")
-        )
+            rows.append((_cell(bad[0].status), layer, f"{names} (OK {count})" if count else names))
+    if number := sum(passed.values()):
+        layers = ", ".join(f"{layer} {count}" for layer, count in passed.items() if count)
+        rows.insert(0, (_cell(FindingStatus.PASS), _many(number, "check"), layers))
+    skips = Counter(reason for reason in map(_without_result, findings) if reason)
+    rows += [(_cell(FindingStatus.SKIP), _many(number, "check"), reason) for reason, number in skips.items()]
     if rows:
         cells = tuple((word, Cell(name, Style.HEADING), Cell(state)) for word, name, state in rows)
         yield Table(("", "", ""), cells)
 
 
-def _counts(findings: Sequence[Finding]) -> str:
-    """`` (OK 11, 1 skipped)``: how many checks of a layer passed, and how many wait or could not run."""
-    passed = sum(finding.status is FindingStatus.PASS for finding in findings)
-    skipped = sum(bool(finding.blocked_by) or _unread(finding) for finding in findings)
-    parts = [f"OK {passed}"] if passed else []
-    parts += [f"{skipped} skipped"] if skipped else []
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _waits(findings: list[Finding]) -> str:
-    """Why checks of a layer without a fault have no result; empty if all have one."""
-    parts = []
-    if any(map(_unread, findings)):
-        parts.append("not all checked (needs root)")
-    if causes := {finding.blocked_by for finding in findings if finding.blocked_by}:
-        parts.append(f"waiting for {', '.join(sorted(causes))}")
-    return ", ".join(parts)
+def _without_result(finding: Finding) -> str:
+    """Why a check that applies has no result; empty if it has one."""
+    if _unread(finding):
+        return "need root, listed below"
+    return f"waiting for {finding.blocked_by}: see --explain" if finding.blocked_by else ""
 
 
 def _cell(status: FindingStatus) -> Cell:
@@ -332,26 +274,32 @@ def _fix(
     """The command, once on a page, and what it disrupts. A reboot is a step of its own."""
     fix = finding.fix[0]
     above = shown.setdefault(fix.command, finding.id)
+    label = "Look" if fix.look else "Fix"
     if above != finding.id:
-        yield Text(f"  Fix: the same as for {above}", Style.COMMAND)
+        yield Text(f"  {label}: the same as for {above}", Style.COMMAND)
         return
     if fix.change:
         yield Text(f"  {fix.change}")
-    yield Text(f"  Fix: {fix.command}", Style.COMMAND)
+    yield Text(f"  {label}: {fix.command}", Style.COMMAND)
     drain = "drain this Kubernetes node" if node.get("kubernetes") else ""
-    if fix.disruptive in _DISTURBS:
+    before = []
+    if fix.disruptive in ("drain", "reboot"):
         breaks = reboot(findings)["findings"] if _fixed_by_reboot(finding) else ()
         before = [*(f"fix {one}" for one in breaks), *([drain] if drain else ())]
-        first = f"; {' and '.join(before)} first" if before else ""
-        yield Text(f"  ({disturbance(fix)}{first})", Style.DIM)
-    elif disturbs := disturbance(fix):
-        yield Text(f"  ({disturbs})", Style.DIM)
+    first = f"; {' and '.join(before)} first" if before else ""
+    if fix.effect:
+        yield Text(f"  ({fix.effect}{first})", Style.DIM)
+    text, *commands = fix.note.split("\n")
+    if text:
+        yield Text(f"  {text}", Style.DIM)
+    yield from (Text(f"  {command}", Style.COMMAND) for command in commands)
     if _reboots_last(finding):
-        yield Text(f"  Then {f'{drain} and reboot it' if drain else 'reboot the node'}", Style.DIM)
+        last = "reboot the node" if before or not drain else f"{drain} and reboot it"
+        yield Text(f"  Then {last}", Style.DIM)
 
 
 def _reboots_last(finding: Finding) -> bool:
-    return len(finding.fix) > 1 and finding.fix[-1] == REBOOT.other
+    return len(finding.fix) > 1 and finding.fix[-1].command == REBOOT.other.command
 
 
 def _unreadable(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -401,7 +349,9 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
     if finding is None:
         return
     yield Text("")
-    yield Text(f"Fix first{', as root' if finding.fix[0].needs_root else ''}: {finding.id}", Style.COMMAND)
+    fix = finding.fix[0]
+    label = f"{'Look' if fix.look else 'Fix'} first{', as root' if fix.needs_root else ''}"
+    yield Text(f"{label}: {finding.id}", Style.COMMAND)
     yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 
 

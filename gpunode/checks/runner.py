@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
+from gpunode.checks.disturbance import containers_of_docker, disturbance, replaces_driver
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.checks.preconditions import fitting, separate_reboot
@@ -49,7 +50,15 @@ def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding,
         for finding in tuple(findings.values()):
             if finding.blocked_by is not None:
                 findings.setdefault(finding.blocked_by, walk.finding(BY_ID[finding.blocked_by]))
-    return tuple(findings[check.id] for check in ALL_CHECKS if check.id in findings)
+    return tuple(_with_effects(node, findings[check.id]) for check in ALL_CHECKS if check.id in findings)
+
+
+def _with_effects(node: Node, finding: Finding) -> Finding:
+    """What the fixes disturb on this node. After all checks, which read what this depends on."""
+    fixes = tuple(
+        replace(fix, effect=disturbance(fix, containers_of_docker(node, fix.command))) for fix in finding.fix
+    )
+    return replace(finding, fix=fixes)
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,7 @@ class _Walk:
     def _fitting(self, offered: tuple[Fix, ...]) -> tuple[Fix, ...]:
         """Fixes with commands that this node can run, a reboot separate from the steps before it."""
         try:
-            return tuple(part for fix in offered for part in separate_reboot(fitting(self.node, fix)))
+            return tuple(part for fix in offered for part in _steps(self.node, fitting(self.node, fix)))
         except (GpunodeError, OSError):
             return offered  # a fact that can't be read doesn't exclude a command
 
@@ -176,6 +185,15 @@ class _Walk:
             return self.node.distribution.family
         except GpunodeError:
             return "other"
+
+
+def _steps(node: Node, fix: Fix) -> tuple[Fix, ...]:
+    """A reboot separate from the steps before it. A loaded driver is replaced after a drain: until the
+    reboot its new libraries don't match the loaded module."""
+    first, *rest = separate_reboot(fix)
+    if rest and node.module is not None and replaces_driver(first.command):
+        first = replace(first, disruptive="drain")
+    return (first, *rest)
 
 
 def _finding(

@@ -169,7 +169,9 @@ def daemon_tcp(node: Node) -> Verdict:
     title="Only administrators can control Docker",
     severity="info",
     looks_at="the group docker in /etc/group against root, sudo, wheel and admin, and the socket's mode.",
-    remedy=everywhere("getent group docker", needs_root=False),
+    remedy=fixes.same(
+        fixes.look("getent group docker", "To remove a user: gpasswd --delete USER docker", needs_root=False)
+    ),
     blocked_by=("pci-no-gpu",),
     refs=("https://docs.docker.com/engine/security/#docker-daemon-attack-surface",),
 )
@@ -199,7 +201,13 @@ def docker_group(node: Node) -> Verdict:
     title="Only administrators can read the GPUs' performance counters",
     severity="info",
     looks_at=f"{_PROFILING} in {PARAMETERS}, which NVreg_RestrictProfilingToAdminUsers sets.",
-    remedy=everywhere("modprobe --showconfig | grep NVreg_RestrictProfilingToAdminUsers"),
+    remedy=fixes.same(
+        fixes.look(
+            "grep -rn NVreg_RestrictProfilingToAdminUsers /etc/modprobe.d",
+            "To restrict it again, delete the line, rebuild the initramfs and reboot",
+            needs_root=False,
+        )
+    ),
     blocked_by=("module-not-loaded",),
     refs=(
         "https://developer.nvidia.com/nvidia-development-tools-solutions-err_nvgpuctrperm-permission-issue-performance-counters",

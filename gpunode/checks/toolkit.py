@@ -148,7 +148,7 @@ def toolkit_missing(node: Node) -> Verdict:
         return fail(
             "other users can write to the NVIDIA Container Toolkit's programs",
             *(seen(path, reason) for path, reason in unsafe),
-            fix=Fix(f"namei -l {unsafe[0][0]}", needs_root=False),
+            fix=fixes.look(f"namei -l {unsafe[0][0]}", fixes.UNSAFE_PATH, needs_root=False),
         )
     looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
     return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
@@ -300,7 +300,12 @@ def _used(node: Node, engine: str) -> bool:
     title="apt has one source for the toolkit",
     severity="warning",
     looks_at="/etc/apt/sources.list and sources.list.d: entries for nvidia.github.io and their keys.",
-    remedy=fixes.everywhere("ls /etc/apt/sources.list.d/"),
+    remedy=fixes.same(
+        fixes.look(
+            "grep -rn nvidia.github.io /etc/apt/sources.list.d/",
+            "Keep one entry of the repository and delete the others",
+        )
+    ),
     blocked_by=("pci-no-gpu",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",),
@@ -464,7 +469,11 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
         f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)}, if podman or CRI-O is the engine, and CDI "
         "specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
     ),
-    remedy=fixes.everywhere(f"ls {' '.join(SYSTEM_DIRECTORIES)}"),
+    remedy=fixes.same(
+        fixes.look(
+            f"ls {' '.join(SYSTEM_DIRECTORIES)}", "Rename NVIDIA's hook: the engine then uses CDI alone"
+        )
+    ),
     blocked_by=("pci-no-gpu", "toolkit-missing"),
     classes=HOST,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
@@ -537,7 +546,9 @@ def _path(node: Node) -> str:
         "nvidia-container-cli info in a child process with a limit of 15 seconds, if an engine calls "
         "it. Only with --deep, because it wakes every GPU."
     ),
-    remedy=fixes.everywhere("nvidia-container-cli -d /dev/stderr info"),
+    remedy=fixes.same(
+        fixes.look("nvidia-container-cli -d /dev/stderr info", "The last lines name the library or device")
+    ),
     blocked_by=(
         "module-not-loaded",
         "driver-lib-mismatch",
@@ -586,7 +597,12 @@ _UNMERGED = (".dpkg-dist", ".dpkg-new", ".rpmnew")
         "/etc/nvidia-container-runtime/config.toml, or the file beside the GPU operator's toolkit: "
         "syntax, types, and the ldconfig and low-level runtimes that it names."
     ),
-    remedy=fixes.everywhere("gpunode toolkit config get"),
+    remedy=fixes.same(
+        fixes.look(
+            "gpunode toolkit config get",
+            "Remove a setting that has a problem: gpunode toolkit config unset",
+        )
+    ),
     blocked_by=("toolkit-missing",),
     classes=(BARE_METAL, VM, WSL2, TEGRA),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/config",),
@@ -601,7 +617,7 @@ def toolkit_config_invalid(node: Node) -> Verdict:
         path, _, rest = error.message.removeprefix("can't read ").partition(":")
         line = rest.partition(":")[0]
         number = int(line) if line.isdigit() else None
-        fix = fixes.edit_file(path, number, "correct this syntax error")
+        fix = fixes.edit_file(path, number, fixes.syntax(node.host.read_text(path), number))
         return fail(f"{path} can't be parsed", seen(path, error.message, number), fix=fix)
     if not settings.exists:
         return ok(f"{settings.path} doesn't exist: the toolkit uses its defaults")

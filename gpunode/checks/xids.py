@@ -28,7 +28,14 @@ _RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART
         "driver was last loaded: their class (docs/health.md) and the recovery action that the driver "
         "reports now."
     ),
-    remedy=fixes.READ_KERNEL_LOG,
+    remedy=fixes.same(
+        fixes.look(
+            "dmesg | grep -i -e nvrm -e xid | tail -n 20",
+            "https://docs.nvidia.com/deploy/xid-errors/ says what each number requires. A GPU that reports "
+            "it "
+            "again after a reset must be replaced",
+        )
+    ),
     blocked_by=(
         "nvml-hang",
         "gpu-reset-required",

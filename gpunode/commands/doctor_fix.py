@@ -28,7 +28,7 @@ _ROUNDS = 8  # mending a cause shows what waited for it; a chain is never that l
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
 _WAYS = {
     "safe": "safe: --apply does it",
-    "allow": "needs --allow {}",
+    "allow": "needs {}",
     "hand": "manual",
 }
 
@@ -187,7 +187,10 @@ def _planned(fixes: Fixes) -> Iterator[Block]:
 
 
 def _way(planned: PlannedFix) -> str:
-    return _WAYS[planned.way].format(planned.disruptive)
+    if planned.look:
+        return "manual: it only shows the cause"
+    needed = dict.fromkeys(step.disruptive for step in planned.steps if step.disruptive != "none")
+    return _WAYS[planned.way].format(" ".join(f"--allow {one}" for one in needed))
 
 
 def _done(fixes: Fixes) -> Iterator[Block]:

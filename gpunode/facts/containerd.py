@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
@@ -387,7 +388,9 @@ class Lost:
 
     def __str__(self) -> str:
         """Text for users; possible passwords are not shown."""
-        shown = "" if any(word in key for key in self.keys for word in _SECRET) else f" = {self.value}"
+        secret = any(word in key for key in self.keys for word in _SECRET)
+        # as TOML, to be copied into the file: JSON's strings, numbers, booleans and arrays are TOML's
+        shown = "" if secret else f" = {json.dumps(self.value, ensure_ascii=False, default=str)}"
         return f"{self.name}{shown}"
 
 

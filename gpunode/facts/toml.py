@@ -15,6 +15,10 @@ LARGEST = 512 << 10  # characters; the largest known file has 80 KB, and editing
 BYTE_ORDER_MARK = "\ufeff"  # containerd skips one at the start of its file, Python's parser does not
 
 
+def _dotted(key: re.Match[str]) -> str:
+    return ".".join(re.findall(r"'([^']*)'", key[0]))
+
+
 def parse_toml(text: str, path: str) -> dict[str, Any]:
     """The plain tree of a TOML file; `ConfigError` with file, line and column, or if it is far too large."""
     import tomllib
@@ -31,6 +35,9 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
         end = (max(1, len(text.splitlines())), 1)
         line, column = (int(position[2]), int(position[3])) if position else end
         reason = position[1] if position else str(error).removesuffix(" (at end of document)")
+        reason = re.sub(
+            r"\((?:'[^']*'(?:, |,?(?=\))))+\)", _dotted, reason
+        )  # a key, as a tuple in Python's form
         raise ConfigError(
             f"{path}:{line}:{column}: {reason[:1].lower()}{reason[1:]}",
             hint=f"correct that line: ${{EDITOR:-vi}} +{line} {path}",

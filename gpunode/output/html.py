@@ -26,11 +26,6 @@ _WORDS = {
     "skip": "Not checked",
     "pass": "Passed",
 }
-_DISTURBS = {
-    "restart": "restarts a daemon",
-    "drain": "stops GPU work",
-    "reboot": "reboots the node",
-}
 
 
 def escaped(value: object) -> str:
@@ -153,7 +148,7 @@ def _first(report: Report) -> Iterator[str]:
         return
     waiting = len(report.data["chains"].get(cause["id"], {}))
     yield f'<section class="card first {state(cause)}" aria-labelledby="first">'
-    yield '<h2 id="first">Fix first</h2>'
+    yield f'<h2 id="first">{_label(cause["fix"][0])} first</h2>'
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
     yield from _fixes(report, cause, {})
     if waiting:
@@ -231,7 +226,8 @@ def _problem(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) 
         yield f"<p>{escaped(finding['why'])}</p>"
     if finding["id"] == report.data["first"] and finding["fix"]:
         shown[finding["fix"][0]["command"]] = finding["id"]
-        yield '<p>Fix: see <a href="#first">Fix first</a>.</p>'
+        label = _label(finding["fix"][0])
+        yield f'<p>{label}: see <a href="#first">{label} first</a>.</p>'
     else:
         yield from _fixes(report, finding, shown)
     yield from _chain(report, finding["id"])
@@ -252,22 +248,34 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
 def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
     """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
     drain = "drain this Kubernetes node" if report.data["node"].get("kubernetes") else ""
+    drained = False
     for fix in finding["fix"][:1]:
         above = shown.setdefault(fix["command"], finding["id"])
         if above != finding["id"]:
-            yield f'<p>Fix: the same as for <a href="#{escaped(above)}">{escaped(above)}</a></p>'
+            link = f'<a href="#{escaped(above)}">{escaped(above)}</a>'
+            yield f"<p>{_label(fix)}: the same as for {link}</p>"
             return
         notes = ["as root"] if fix["needsRoot"] else []
-        notes += [_DISTURBS[fix["disruptive"]]] if fix["disruptive"] in _DISTURBS else []
-        notes += [f"{drain} first"] if drain and fix["disruptive"] in ("drain", "reboot") else []
-        if fix.get("change"):  # reports of earlier versions don't say
+        notes += [fix["effect"]] if fix["effect"] else []
+        drained = bool(drain) and fix["disruptive"] in ("drain", "reboot")
+        notes += [f"{drain} first"] if drained else []
+        if fix["change"]:
             yield f"<p>{escaped(fix['change'])}</p>"
-        yield f'<p>Fix:</p><div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}</code></pre>'
+        yield f'<p>{_label(fix)}:</p><div class="fix"><pre tabindex="0">'
+        yield f"<code>{escaped(fix['command'])}</code></pre>"
         label = f"Copy the command of {finding['id']}"
         yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
         yield f'<p class="quiet">{escaped(", ".join(notes))}</p></div>' if notes else "</div>"
+        if fix["note"]:
+            text, *commands = fix["note"].split("\n")
+            yield f"<p>{escaped(text)}</p>"
+            yield from (f"<pre><code>{escaped(command)}</code></pre>" for command in commands)
     if len(finding["fix"]) > 1:
-        yield f"<p>Then {f'{drain} and reboot it' if drain else 'reboot the node'}.</p>"
+        yield f"<p>Then {'reboot the node' if drained or not drain else f'{drain} and reboot it'}.</p>"
+
+
+def _label(fix: Mapping[str, Any]) -> str:
+    return "Look" if fix["look"] else "Fix"
 
 
 def _chain(report: Report, cause: str) -> Iterator[str]:

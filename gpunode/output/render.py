@@ -276,9 +276,15 @@ def _wrapped(block: Text, width: int) -> str:
     text = printable(block.text)
     if block.style is Style.COMMAND or len(text) <= width:
         return text
-    indent = text[: len(text) - len(text.lstrip())]
+    words = text.lstrip()
+    indent = text[: len(text) - len(words)]
     return textwrap.fill(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        words,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

@@ -134,11 +134,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Fix:
-    """One command that fixes a finding.
+    """One command that fixes a finding, or with `look` one that only shows what is needed to choose a fix.
 
-    `disruptive` is none, restart, drain or reboot. A fix with `steps` can be carried out by `doctor --fix
-    --apply`; one that is also `safe` disturbs nothing, can be rolled back, and needs no further permission.
-    `change` says what to change in the file that the command opens in an editor.
+    `disruptive` is none, restart, drain or reboot, and `effect` says what that means on this node. A fix with
+    `steps` can be carried out by `doctor --fix --apply`; one that is also `safe` disturbs nothing, can be
+    rolled back, and needs no further permission. `change` says what to change in the file that the command
+    opens in an editor, `note` what to know or to do beside the command: one line of text, then one for each
+    command.
     """
 
     command: str
@@ -147,6 +149,9 @@ class Fix:
     safe: bool = False
     steps: tuple[Step, ...] = ()
     change: str = ""
+    look: bool = False
+    note: str = ""
+    effect: str = ""
 
 
 @dataclass(frozen=True)

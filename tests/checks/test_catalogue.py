@@ -55,6 +55,7 @@ def test_every_check_has_complete_and_well_formed_metadata(check):
         assert fix.disruptive in ("none", "restart", "drain", "reboot")
         assert ("reboot" in fix.command) == (fix.disruptive == "reboot") or fix.command.startswith("follow ")
         assert "nvidia-ctk runtime" not in fix.command
+        assert not fix.look or (fix.note and fix.disruptive == "none" and not fix.safe)
         assert not placeholders(fix.command) and not holes(fix.command)
         assert not re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d|\b(pct|kill) (\w+ )?\d", fix.command)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_only_safe_fixes_run_without_permission(fix: Fix, way: str, without: int
     assert mend.way == way
     assert len(allowed_steps(mend, ())) == without
     assert len(allowed_steps(mend, ("restart", "drain", "reboot"))) == allowed
+
+
+def test_each_kind_of_disruption_needs_its_own_permission() -> None:
+    upgrade = Fix("gpunode driver install --yes", disruptive="drain")
+    both = replace(finding(upgrade), fix=(upgrade, fixes.REBOOT.other))
+    (planned,) = planned_fixes([both])
+    assert (planned.way, planned.disruptive, planned.look) == ("allow", "reboot", False)
+    assert allowed_steps(planned, ("reboot",)) == ()
+    assert len(allowed_steps(planned, ("drain", "reboot"))) == 2
 
 
 def test_errors_are_fixed_before_warnings_and_passed_checks_are_skipped() -> None:

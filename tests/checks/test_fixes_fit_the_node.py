@@ -271,14 +271,20 @@ def test_page_has_one_first_step(name, tmp_path):
     by_id = {finding.id: finding for finding in result.data["findings"]}
     chosen = by_id.get(result.data["first"])
     root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
-    first = [f"Fix first{root}: {chosen.id}"] if chosen is not None else []
-    assert [line for line in lines if line.startswith("Fix first")] == first
+    label = "Look" if chosen is not None and chosen.fix[0].look else "Fix"
+    first = [f"{label} first{root}: {chosen.id}"] if chosen is not None else []
+    assert [line for line in lines if line.startswith(("Fix first", "Look first"))] == first
     assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line]
-    fixes = [line for line in lines if line.startswith("  Fix: ") and "the same as for" not in line]
+    fixes = [
+        line for line in lines if line.startswith(("  Fix: ", "  Look: ")) and "the same as for" not in line
+    ]
     assert len(fixes) == len(set(fixes))
+    assert [line for line in lines if line.startswith("SKIP ") and len(line) > 80] == []
 
     for finding in by_id.values():
         assert all(bool(fix.change) == ("EDITOR" in fix.command) for fix in finding.fix), finding.id
+        assert all(bool(fix.effect) == (fix.disruptive != "none") for fix in finding.fix), finding.id
+        assert all(fix.note and fix.disruptive == "none" and not fix.safe for fix in finding.fix if fix.look)
     if chosen is not None and chosen.fix[0].command == "reboot":
         assert not result.data["reboot"]["findings"]
 
@@ -315,7 +321,21 @@ FIRST = {
         "gpunode configure-runtime --runtime k0s"
     ),
     "kernel-modules-removed": "reboot",
-    "kubelet-stopped-by-swap": "swapoff --all && systemctl restart kubelet",
+    "gpu-bound-vfio-rocky9": (
+        "sed -i '2s/^/# /' /etc/modprobe.d/vfio.conf && dracut -f --regenerate-all && modprobe nvidia; "
+        "cd /sys/bus/pci && for gpu in 0000:18:00.0 0000:2a:00.0; do echo $gpu > devices/$gpu/driver/unbind; "
+        "echo nvidia > devices/$gpu/driver_override; echo $gpu > drivers_probe; done"
+    ),
+    "kubelet-stopped-by-swap": (
+        r"swapoff --all && sed -i.bak '/\sswap\s/s/^/# /' /etc/fstab && systemctl restart kubelet"
+    ),
+    "allocatable-fewer-suse": (
+        "kubectl delete pod --namespace kube-system nvidia-device-plugin-daemonset-7x2lq"
+    ),
+    "mig-strategy-single-by-gpunode": (
+        "mkdir -p /etc/gpunode && echo GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed >> /etc/gpunode/env && "
+        "systemctl restart gpunode-device-plugin"
+    ),
     "lxc-library-mismatch": run_file("--no-kernel-modules"),
     "microos-next-kernel": (
         "transactional-update pkg install --force nvidia-open-driver-G06-signed-kmp-default"

@@ -2,11 +2,14 @@
 
 import pytest
 
-from fixtures.machines import recorded_host
+from fixtures.machines import machine, options, recorded_host
+from gpunode.checks.disturbance import disturbance
 from gpunode.checks.fixes import POWER_OFF
-from gpunode.checks.report import disturbance, evidence_lines
+from gpunode.checks.report import evidence_lines
 from gpunode.commands import doctor
+from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Questions
+from gpunode.host import Host
 from gpunode.output.render import SilentProgress, plain_lines
 from gpunode.output.result import Evidence, Fix
 
@@ -17,9 +20,9 @@ from gpunode.output.result import Evidence, Fix
         ("gpunode configure-runtime --runtime docker --cdi", "restarts Docker"),
         (
             "gpunode configure-runtime --runtime docker --set-as-default",
-            "reloads Docker; if it needs a restart",
+            "reloads Docker; a restart, if it needs one (see --dry-run), stops its containers unless",
         ),
-        ("dnf upgrade docker-ce", "restarts Docker"),
+        ("dnf upgrade docker-ce", "restarts Docker, which stops its containers unless live-restore is on"),
         ("${EDITOR:-vi} /etc/docker/daemon.json && snap restart docker", "restarts Docker"),
         ("gpunode configure-runtime --runtime containerd", "restarts containerd"),
         ("systemctl restart rke2-server", "restarts this node's Kubernetes"),
@@ -74,3 +77,83 @@ def test_command_that_fixes_several_findings_is_printed_once(tmp_path):
     assert sum(commands[0].removeprefix("  Fix: ") in line for line in lines) == 1
     assert lines.count("  Fix: the same as for cuda-driver-version") == 2
     assert "Fix first, as root: cuda-driver-version" in lines
+
+
+def page(name, root):
+    """The lines of the doctor's page about a recorded machine."""
+    result = doctor.run(recorded_host(name, root), SilentProgress(), questions=Questions(**options(name)))
+    return [line for block in result.blocks for line in plain_lines(block)]
+
+
+@pytest.mark.parametrize(
+    ("info", "effect"),
+    [
+        ({}, "stops its containers unless live-restore is on"),
+        ({"ContainersRunning": 3}, "stops its containers unless live-restore is on"),
+        ({"LiveRestoreEnabled": True, "ContainersRunning": 3}, "stops no container: live-restore is on"),
+        ({"LiveRestoreEnabled": False, "ContainersRunning": 0}, "stops no container: none is running"),
+        ({"LiveRestoreEnabled": False, "ContainersRunning": 1}, "stops 1 running container"),
+        ({"LiveRestoreEnabled": False, "ContainersRunning": 3}, "stops 3 running containers"),
+    ],
+)
+def test_dockers_own_report_says_whether_a_restart_stops_containers(info, effect, tmp_path):
+    spec = machine("docker-older-than-toolkit")
+    answer = spec["recording"]["daemons"]["/run/docker.sock"]["info"]
+    for name in ("LiveRestoreEnabled", "ContainersRunning"):
+        answer.pop(name, None)
+    answer.update(info)
+    result = doctor.run(Host(build_machine(spec, tmp_path / "machine"), environ={}), SilentProgress())
+    (finding,) = [one for one in result.data["findings"] if one.id == "docker-runtime-missing"]
+    assert finding.fix[0].effect == f"restarts Docker, which {effect}"
+
+
+def test_a_command_that_only_shows_the_cause_is_not_called_a_fix(tmp_path):
+    lines = page("pcie-link-with-errors", tmp_path)
+    at = lines.index("  Look: lspci -vv -s 0000:01:00.0 | grep -e LnkCap: -e LnkSta:")
+    assert lines[at + 1].startswith("  Stop the GPU work, power the node off and reseat the card")
+    assert "Look first, as root: pcie-link-degraded" in lines
+
+
+def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
+    lines = page("cuda-driver-version", tmp_path)
+    at = lines.index("  Fix: gpunode driver install --yes")
+    assert lines[at + 1 : at + 3] == [
+        "  (GPU programs that start before the reboot fail; drain this Kubernetes node first)",
+        "  Then reboot the node",
+    ]
+    fresh = page("driver-not-installed", tmp_path / "fresh")
+    assert not any("before the reboot fail" in line for line in fresh)
+
+
+def test_a_reset_names_what_still_holds_the_gpu(tmp_path):
+    lines = page("gpu-reset-required", tmp_path)
+    at = lines.index("  Fix: nvidia-smi --gpu-reset -i 0000:5d:00.0")
+    assert lines[at + 1] == "  (stops GPU work; drain this Kubernetes node first)"
+    assert "DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves running" in lines[at + 2]
+    assert lines[at + 3] == "  fuser -v /dev/nvidia*"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("docker-config-invalid-json", "In /etc/docker/daemon.json, line 4: {}: }}"),
+        ("containerd-config-not-toml", "In /etc/containerd/config.toml, line 2: {}: [plugins"),
+        ("crio-not-running", "In /etc/crio/crio.conf.d/99-nvidia.conf, line 3: {}: "),
+    ],
+)
+def test_a_syntax_error_is_shown_with_its_line(name, change, tmp_path):
+    start = change.format("correct the syntax error in this line or just before it")
+    (line,) = [line for line in page(name, tmp_path) if line.startswith("  In /etc/")]
+    assert line.startswith(f"  {start}")
+
+
+def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
+    lines = page("containerd-imports-clobber", tmp_path)
+    assert '  /etc/containerd/config.toml:5: sandbox_image = "registry.example.com/pause:3.10"' in lines
+    assert "  /etc/containerd/config.toml:14: containerd.runtimes.runc.options.SystemdCgroup = true" in lines
+
+
+def test_the_headline_of_a_failing_plugin_is_the_root_cause(tmp_path):
+    assert page("thor-plugin-crash-loop", tmp_path)[0] == (
+        "1 error: the device plugin fails: error building Device: error getting device memory: Not Supported"
+    )

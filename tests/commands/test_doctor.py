@@ -53,6 +53,9 @@ def test_json_output_follows_the_contract(tmp_path):
         "safe": False,
         "steps": [],
         "change": "",
+        "look": False,
+        "note": "",
+        "effect": "reboots the node",
     }
     assert finding["fix"] == [fix]
     assert sum(document["data"]["counts"].values()) == len(document["data"]["findings"])
@@ -98,7 +101,8 @@ def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     shown = lines(result)
     assert shown[0] == "1 error: no NVIDIA module was built for the running kernel 5.15.0-124-generic"
     assert result.blocks[0].style is Style.BAD
-    assert any(line.startswith("SKIP") and "waiting for dkms-not-built: " in line for line in shown)
+    (skipped,) = [line for line in shown if line.startswith("SKIP ")]
+    assert skipped.endswith(" checks  waiting for dkms-not-built: see --explain")
     (fix,) = [line for line in shown if line.startswith("  Fix: ")]
     assert fix.startswith("  Fix: apt install linux-headers-5.15.0-124-generic && dkms")
     assert shown[-2] == "Fix first, as root: dkms-not-built"

@@ -89,7 +89,8 @@ def test_problem_after_a_reboot_is_printed_with_its_command(text, machine):
     assert shown[0] == NO
     assert any(line.startswith(f"  {identifier}: ") for line in shown)
     (problem,) = [part for part in page.split("\n\n") if re.match(rf"[A-Z]+ {identifier}: ", part)]
-    assert [command in line for line in problem.splitlines() if line.startswith("  Fix: ")] == [True]
+    commands = [line for line in problem.splitlines() if line.startswith(("  Fix: ", "  Look: "))]
+    assert [command in line for line in commands] == [True]
     assert not any(line.lstrip() == "reboot" for line in shown), "a reboot is no remedy before a reboot"
 
 

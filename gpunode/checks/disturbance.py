@@ -1,0 +1,76 @@
+"""What the command of a fix disturbs on a node, in words."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.checks.fixes import POWER_OFF
+from gpunode.facts.node import Node
+from gpunode.output.result import Fix
+
+_DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
+_UNKNOWN = "stops its containers unless live-restore is on"
+# what a command with `restart` restarts, the most disruptive first: the layer of a check doesn't show it
+_RESTARTS = (
+    (r"wsl\.exe --shutdown", "ends everything that runs in WSL"),
+    (r"\bpct reboot\b", "reboots this LXC container"),
+    (
+        r"configure-runtime --runtime docker\b(?!.*--cdi)",  # runtime/docker.py chooses by the live daemon
+        "reloads Docker; a restart, if it needs one (see --dry-run), {containers}",
+    ),
+    (
+        r"--runtime docker\b|(start|stop|update) docker\b|\bdocker-ce\b|\bdocker\.io\b",
+        "restarts Docker, which {containers}",
+    ),
+    (
+        r"--runtime (k3s|rke2|k0s|microk8s)\b|restart (k3s|rke2|k0s|microk8s)|k0s stop",
+        "restarts this node's Kubernetes: running pods continue",
+    ),
+    (
+        r"--runtime containerd\b|restart containerd\b|\bcontainerd\.io\b",
+        "restarts containerd: running containers continue",
+    ),
+    (r"disable --now cri-?o\b", "stops CRI-O"),
+    (r"--runtime crio\b|restart cri-?o\b", "restarts CRI-O: running containers continue"),
+    (r"restart kubelet\b", "restarts the kubelet: running pods continue"),
+    (r"nvidia-fabricmanager", "restarts the fabric manager"),
+    (r"nvidia-imex", "restarts the IMEX daemon"),
+    (r"device-plugin|\bdaemonset\b", "restarts the device plugin: running pods continue"),
+    (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
+)
+# commands that replace the driver's libraries, which then don't match the loaded module
+_REPLACES_DRIVER = re.compile(r"\bdriver install\b|\bakmod-nvidia\b|\bkmod-nvidia\b|NVIDIA-Linux-\S+\.run\b")
+
+
+def disturbance(fix: Fix, containers: str = _UNKNOWN) -> str:
+    """What a fix disturbs; empty for nothing. `containers` is what a restart of Docker does to them."""
+    if fix.disruptive == "none":
+        return ""
+    if fix.command == POWER_OFF.other.command:
+        return "powers the node off: it has to be switched on at its management controller (BMC)"
+    if fix.disruptive == "drain" and replaces_driver(fix.command):
+        return "GPU programs that start before the reboot fail"
+    effects = (effect for pattern, effect in _RESTARTS if re.search(pattern, fix.command))
+    effect = _DISTURBS.get(fix.disruptive) or next(effects, "restarts a daemon")
+    return effect.format(containers=containers)
+
+
+def replaces_driver(command: str) -> bool:
+    """Whether the command replaces the installed driver."""
+    return _REPLACES_DRIVER.search(command) is not None
+
+
+def containers_of_docker(node: Node, command: str) -> str:
+    """What a restart of Docker does to its containers, from the report that a check has read; a check that
+    wasn't selected hasn't read it, and a daemon that hangs must not be queried again."""
+    info = node.__dict__.get("_docker_answer")
+    if not isinstance(info, dict) or "sudo -Hu" in command or "snap" in command:
+        return _UNKNOWN
+    live_restore, running = info.get("LiveRestoreEnabled"), info.get("ContainersRunning")
+    if live_restore is True:
+        return "stops no container: live-restore is on"
+    if live_restore is not False or not isinstance(running, int):
+        return _UNKNOWN
+    if running == 0:
+        return "stops no container: none is running"
+    return f"stops {running} running containers" if running > 1 else "stops 1 running container"
