@@ -294,7 +294,7 @@ def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
     def planned() -> Result:
         return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
 
-    return Step(name, command, lambda: State("the proof, each time"), planned, prove)
+    return Step(name, command, lambda: State("runs each time"), planned, prove)
 
 
 def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> tuple[Step, ...]:
@@ -376,9 +376,11 @@ def set_up_containers(
     if request.dry_run:
         end = Text(f"Then: gpunode verify, and gpunode verify --on {engine}; nothing was changed", Style.DIM)
     elif host.live:
-        end = Text(f"This node runs GPU containers with {engine}: it just did.", Style.GOOD)
+        end = Text(f"This node is set up: a {engine} container computed on its GPUs.", Style.GOOD)
     else:
-        end = Text(f"Nothing was started under --root: {engine} is configured, not proven.", Style.WARN)
+        end = Text(
+            f"{engine} is configured, but not verified: gpunode starts nothing under --root.", Style.WARN
+        )
     return Result("SetupReport", data, blocks=(end,))
 
 
@@ -571,20 +573,20 @@ def _last_words(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
         first = "Would stop at" if at.request.dry_run else "Stopped at"
         blocks: list[Block] = [Text(f"{first} {stopped.name}: {stopped.why}", Style.BAD)]
         if not at.request.dry_run:
-            blocks.append(
-                Text(f"Right or done: {done}. Not done: {stopped.name}{f', {rest}' if rest else ''}")
-            )
-        return [*blocks, Text(f"Then go on with: {go_on}", Style.COMMAND)]
+            blocks.append(Text(f"Done: {done}. Not done: {stopped.name}{f', {rest}' if rest else ''}"))
+        return [*blocks, Text(f"Then continue with: {go_on}", Style.COMMAND)]
     if at.request.dry_run:
-        return [Text(f"Nothing was changed. Do it with: {go_on}", Style.COMMAND)]
-    left = [Text(f"Left to you: {one.name}: {one.why}", Style.WARN) for one in walked.left]
+        return [Text(f"Nothing was changed. To apply: {go_on}", Style.COMMAND)]
+    left = [Text(f"To be done manually: {one.name}: {one.why}", Style.WARN) for one in walked.left]
     left += [Text(f"  {at.offline}", Style.DIM)] if left and at.offline else []
     if not at.host.live:
-        last = Text("Nothing was started under --root: this node is configured, not proven.", Style.WARN)
+        last = Text(
+            "This node is configured, but not verified: gpunode starts nothing under --root.", Style.WARN
+        )
     elif at.cluster is None:
-        last = Text(f"This node runs GPU containers with {at.engine}: it just did.", Style.GOOD)
+        last = Text(f"This node is set up: a {at.engine} container computed on its GPUs.", Style.GOOD)
     else:
-        last = Text("This node runs GPU pods: it just did.", Style.GOOD)
+        last = Text("This node is set up: a pod computed on its GPU.", Style.GOOD)
     return [*left, last]
 
 
@@ -625,11 +627,11 @@ def _runtime(at: ClusterNode, default: bool) -> Step:
         data = configured(dry_run=True).data
         changes = [one.path for one in data.changes if one.action != "unchanged"]
         if changes:
-            return State(f"{', '.join(changes)} must say so")
+            return State(f"{', '.join(changes)} must be changed")
         if data.restart.verb != "none":
-            return State(f"{at.engine} hasn't read {data.config}")
+            return State(f"{at.engine} has not loaded {data.config}")
         handlers = f": {', '.join(data.active.handler)}" if data.active else ""
-        return State(f"{at.engine} has it{handlers}", right=True)
+        return State(f"{at.engine} is configured{handlers}", right=True)
 
     def configured(*, dry_run: bool) -> Result:
         return configure(at.host, at.request, at.progress, default=default, cdi=at.cdi, dry_run=dry_run)
@@ -651,10 +653,11 @@ def _runtime_class(at: ClusterNode) -> Step:
 
     def look() -> State:
         if not at.handler:
-            return State("pods get their GPUs by CDI and name no runtime", right=True)
+            return State("pods get their GPUs through CDI and need no RuntimeClass", right=True)
         if at.cluster is None:
             return State(
-                f"no API server from here; where kubectl works: {command} | kubectl apply -f -", left=True
+                f"no access to the API server; run where kubectl works: {command} | kubectl apply -f -",
+                left=True,
             )
         held = look_at(at.host, at.cluster, desired, at.progress)
         refuse_others(held, command)
@@ -689,7 +692,11 @@ def _gpu_label(at: ClusterNode) -> Step:
         if at.cluster is None:
             return State(f"where kubectl works: {command}", left=True)
         found = gpu_labels(at.cluster.get("Node", name))
-        return State(f"{name} has {found[0]}", right=True) if found else State(f"{name} isn't marked as one")
+        return (
+            State(f"{name} has {found[0]}", right=True)
+            if found
+            else State(f"{name} has no label that the DaemonSet selects")
+        )
 
     def label(dry_run: bool) -> Result:
         assert at.cluster is not None  # `look` has left it

@@ -65,6 +65,8 @@ _STYLES = {
     "interrupted": Style.BAD,
     "waiting": Style.DIM,
 }
+# what the table says for a state of the JSON contract
+_WORDS = {"right": "ok", "left": "manual", "waiting": "pending"}
 
 
 Show = Callable[..., None]
@@ -200,7 +202,7 @@ def walk(
         for step in steps:
             blocker = "" if dry_run else _blocker(step, reports)
             if blocker:
-                reports.append(StepReport(step.name, step.command, "waiting", f"for {blocker}"))
+                reports.append(StepReport(step.name, step.command, "waiting", f"waits for {blocker}"))
                 continue
             report, result = _take(host, step, show, dry_run, before, reports)
             reports.append(report)
@@ -266,8 +268,10 @@ def _blocker(step: Step, reports: Sequence[StepReport]) -> str:
 
 def overview(steps: Sequence[StepReport]) -> Table:
     """Every step with its result and the reason."""
-    rows = tuple((one.name, Cell(one.state, _STYLES[one.state]), one.why) for one in steps)
-    return Table(("STEP", "STATE", "WHY"), rows)
+    rows = tuple(
+        (one.name, Cell(_WORDS.get(one.state, one.state), _STYLES[one.state]), one.why) for one in steps
+    )
+    return Table(("STEP", "STATE", "REASON"), rows)
 
 
 # Objects made in the cluster as a step of `setup --kubernetes`: a RuntimeClass, the plugin's DaemonSet.
@@ -620,7 +624,7 @@ def _foreign(host: Host, found: Serving, patience: float, progress: Progress) ->
             host.wait_until(lambda: serving(host).serves, patience, _PULL_SECONDS)
         found = serving(host)
     if found.serves:
-        return State(f"{found}; it is left as it is (docs/device-plugin.md says how to switch)", right=True)
+        return State(f"{found} and stays (docs/device-plugin.md says how to replace it)", right=True)
     if not found.names:
         return None
     raise PreconditionError(
@@ -647,16 +651,16 @@ def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_
         unit = state(host)
         found, edit = find_unit(host), unit_edit(host, arguments(host, cdi))
         if found.content is None:
-            return State(f"{UNIT} is not there")
+            return State(f"{UNIT} doesn't exist")
         if edit.action != "unchanged":
-            return State(f"{UNIT} is another release's, or for other options")
+            return State(f"{UNIT} is of another release or has other options")
         if unit is None or not unit.runs:
             return State(f"{UNIT} doesn't run")
         if not unit.at_boot:
             return State(f"{UNIT} isn't started at boot")
         own = own_status(host)
         if host.live and not serves(own):
-            return State(f"the kubelet hasn't taken its GPUs{f': {own.status}' if own else ''}")
+            return State(f"the kubelet hasn't registered its GPUs{f': {own.status}' if own else ''}")
         return State(own.status if own and own.status else f"{UNIT} runs", right=True)
 
     return Step(
@@ -689,7 +693,7 @@ def daemon_set_step(
     def look() -> State:
         found = serving(host)
         if found.serves and found.ours:
-            return State(f"{found}, {UNIT}; two plugins would be one too many", right=True)
+            return State(f"{found}, {UNIT}; only one device plugin may run", right=True)
         other = _foreign(host, found, patience, progress)
         if other is not None:
             return other
@@ -702,8 +706,8 @@ def daemon_set_step(
         held = look_at(host, cluster, desired(), progress)
         refuse_others(held, command)
         if all(one.existing is not None for one in held):
-            return State("its DaemonSet is in the cluster, and serves no GPU here yet")
-        return State("no device plugin serves here")
+            return State("its DaemonSet is in the cluster, but serves no GPU of this node yet")
+        return State("no device plugin serves this node")
 
     def desired() -> tuple[Json, ...]:
         return daemon_set_objects(plugin())

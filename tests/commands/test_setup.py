@@ -46,7 +46,7 @@ def test_setup_under_another_root_claims_no_proof(tmp_path: Path) -> None:
     recorded_host("fresh-node-with-driver", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "docker")
     assert ran.code == 0, ran.err
-    assert "docker is configured, not proven" in ran.out.splitlines()[-1]
+    assert "docker is configured, but not verified" in ran.out.splitlines()[-1]
     assert "$ gpunode configure-runtime --runtime docker" in ran.out.splitlines()
 
 

@@ -134,7 +134,7 @@ def test_own_unit_of_another_release_is_updated(tmp_path: Path) -> None:
     done = setup(root, "-o", "json")
     assert (
         step(done, "plugin")["why"]
-        == "gpunode-device-plugin.service is another release's, or for other options"
+        == "gpunode-device-plugin.service is of another release or has other options"
     )
     assert unit(root).read_text() == wanted
 
@@ -155,7 +155,7 @@ def test_fault_that_no_step_fixes_stops_setup_before_any_write(tmp_path: Path, m
     table = setup(root)
     assert f"Stopped at doctor: {machine}" in table.out
     assert "Not done: doctor, toolkit, runtime, runtime-class, plugin, verify-host" in table.out
-    assert table.out.splitlines()[-1] == "Then go on with: gpunode setup --kubernetes"
+    assert table.out.splitlines()[-1] == "Then continue with: gpunode setup --kubernetes"
 
 
 @pytest.mark.parametrize("machine", ["k3s-runtime-missing", "rke2-nvidia-not-detected", "crio-not-restarted"])
@@ -204,7 +204,7 @@ def test_plugin_that_already_serves_gpus_is_kept(tmp_path: Path) -> None:
     ran = setup(root, "--dry-run", "-o", "json")
     plugin = step(ran, "plugin")
     assert plugin["state"] == "right", plugin
-    assert "it is left as it is" in plugin["why"]
+    assert "and stays (docs/device-plugin.md" in plugin["why"]
 
 
 @pytest.mark.parametrize("way", ["systemd", "daemonset"])

@@ -9,11 +9,20 @@ import pytest
 
 from gpunode.commands import setup_steps
 from gpunode.commands.node import NodeChange
-from gpunode.commands.setup_steps import ClusterObjects, ObjectChange, Serving, State, Step, walk
+from gpunode.commands.setup_steps import (
+    ClusterObjects,
+    ObjectChange,
+    Serving,
+    State,
+    Step,
+    StepReport,
+    overview,
+    walk,
+)
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
-from gpunode.output.render import SilentProgress
+from gpunode.output.render import SilentProgress, plain_lines
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Result, Text
 
 
@@ -75,6 +84,15 @@ def test_steps_that_are_done_or_left_to_others_do_not_run(host: Host) -> None:
     assert (walked.failure, walked.left) == (None, (walked.steps[1],))
 
 
+def test_the_table_shows_states_in_plain_words() -> None:
+    states = ("right", "done", "planned", "left", "failed", "interrupted", "waiting")
+    table = overview([StepReport(f"step-{one}", "gpunode x", one, "why") for one in states])
+    shown = [line.split() for line in plain_lines(table)]
+    assert shown[0] == ["STEP", "STATE", "REASON"]
+    words = ("ok", "done", "planned", "manual", "failed", "interrupted", "pending")
+    assert [row[1] for row in shown[1:]] == [*words]
+
+
 FAILURES: list[tuple[Callable[[], Result], str, ExitCode]] = [
     (raising(GpunodeError("bad")), "failed", ExitCode.FAILED),
     (raising(PreconditionError("bad")), "failed", ExitCode.PRECONDITION),
@@ -96,7 +114,7 @@ def test_first_failure_stops_the_walk(
     walked = walk(host, (way.step("a"), way.step("b", run=run), way.step("c")), dry_run=False)
     assert way.called == ["run a", "run b"]
     assert [one.state for one in walked.steps] == ["done", state, "waiting"]
-    assert walked.steps[2].why == "for b"
+    assert walked.steps[2].why == "waits for b"
     assert walked.failure is not None and walked.failure.exit_code is code
     assert walked.stopped_at is walked.steps[1]
 

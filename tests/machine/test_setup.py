@@ -61,7 +61,7 @@ def test_ctrl_c_after_the_restart_of_containerd(machine: Machine, original: str)
 def test_fresh_node_ends_with_a_computing_container(machine: Machine, engine: str) -> None:
     done = machine.gpunode("setup", "--runtime", engine, "--yes")
     assert done.code == 0, done.out + done.err
-    assert f"This node runs GPU containers with {engine}: it just did." in done.out
+    assert f"This node is set up: a {engine} container computed on its GPUs." in done.out
     again = machine.gpunode("verify", "--on", engine)
     assert again.code == 0 and "2 of 2 devices right" in again.out, again.out + again.err
     assert machine.sh(f"systemctl is-active {engine}") == "active\n"
