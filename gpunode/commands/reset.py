@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -110,8 +110,8 @@ class Reset:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of the command. `confirm` asks the user a question; see `Session.confirm`."""
+class ResetRequest:
+    """The command's options. `confirm` asks the user a question; see `Session.confirm`."""
 
     access: Access = Access()
     node: str = ""
@@ -120,26 +120,26 @@ class Options:
     confirm: Callable[[str], bool] = lambda _question: False
 
 
-def reset(host: Host, options: Options, progress: Progress, show: Show = not_shown) -> Result:
+def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = not_shown) -> Result:
     """Undo all changes, or show how; kind Reset. Exit code 1 if a step failed.
 
     `PreconditionError` for a user other than root, for another root directory, and without confirmation.
     """
     if host.live and not host.is_root:
         raise PreconditionError("a reset needs root", hint="run it again with sudo")
-    if not host.live and not options.dry_run:
+    if not host.live and not request.dry_run:
         raise PreconditionError(
             "a reset is carried out only on the node itself", hint="add --dry-run, or leave out --root"
         )
     killed = unfinished_notes(host, Journal.of(host))
-    if options.dry_run:
-        walked = walk(host, _steps(host, options, progress), show, dry_run=True, name=_COMMAND)
+    if request.dry_run:
+        walked = walk(host, _steps(host, request, progress), show, dry_run=True, name=_COMMAND)
         return _result(host, walked, killed, dry_run=True)
-    foreseen = _foresee(_steps(host, options, progress))
+    foreseen = _foresee(_steps(host, request, progress))
     if not killed and not any(one.state == "planned" for one in foreseen):
         return _result(host, Walked(foreseen), (), dry_run=False)
     show(*_plan(foreseen, killed))
-    if not options.yes and not options.confirm("Reset this node?"):
+    if not request.yes and not request.confirm("Reset this node?"):
         raise PreconditionError(
             "nothing was changed: the reset was not confirmed",
             hint=f"see the plan with {_COMMAND} --dry-run, then run: {_COMMAND} --yes",
@@ -149,7 +149,7 @@ def reset(host: Host, options: Options, progress: Progress, show: Show = not_sho
     if killed:
         with begin(host, engine_restart(host, progress)) as (_, notes):
             pass  # it rolls back what a killed run left
-    walked = walk(host, _steps(host, options, progress), show, dry_run=False, name=_COMMAND)
+    walked = walk(host, _steps(host, request, progress), show, dry_run=False, name=_COMMAND)
     return _result(host, walked, notes, dry_run=False)
 
 
@@ -167,27 +167,29 @@ def _foresee(steps: Iterator[Step]) -> tuple[StepReport, ...]:
 
 
 def _plan(foreseen: Sequence[StepReport], killed: Sequence[str]) -> Iterator[Block]:
-    yield Text("To be undone:", Style.HEADING)
-    yield Table(("STEP", "WHAT"), tuple((one.name, one.why) for one in foreseen if one.state == "planned"))
+    rows = tuple((one.name, one.why) for one in foreseen if one.state == "planned")
+    if rows:
+        yield Text("To be undone:", Style.HEADING)
+        yield Table(("STEP", "WHAT"), rows)
     for note in killed:
         yield Text(note, Style.WARN)
     yield Text("")
 
 
-def _steps(host: Host, options: Options, progress: Progress) -> Iterator[Step]:
+def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[Step]:
     """In the order in which they are taken: what uses the GPUs before what it needs."""
     journal = Journal.of(host)
-    runtimes = tuple(_runtime_step(host, options, progress, *one) for one in configured(journal).items())
+    runtimes = tuple(_runtime_step(host, request, progress, *one) for one in configured(journal).items())
     needs = tuple(step.name for step in runtimes)
-    yield _files_step(host, progress, _PLUGIN, options)
-    yield from _cluster_steps(host, progress, options)
-    yield _files_step(host, progress, _DOCTOR, options)
-    yield _files_step(host, progress, _MIG, options)
+    yield _files_step(host, progress, _PLUGIN)
+    yield from _cluster_steps(host, progress, request)
+    yield _files_step(host, progress, _DOCTOR)
+    yield _files_step(host, progress, _MIG)
     yield from runtimes
     for part in (_CDI, _SETTINGS):  # running containers of an engine that is still configured need these
-        yield _files_step(host, progress, replace(part, needs=needs), options)
-    yield _files_step(host, progress, _FIXES, options)
-    yield _toolkit_step(host, progress, options, needs)
+        yield _files_step(host, progress, replace(part, needs=needs))
+    yield _files_step(host, progress, _FIXES)
+    yield _toolkit_step(host, progress, needs)
     yield from _driver_steps(host)
 
 
@@ -199,11 +201,12 @@ class Part:
     """Files and systemd units of one kind.
 
     `operations` are those of the journal that wrote the files; `own` returns the edits that remove files
-    which gpunode's mark identifies. `units` are stopped and disabled. `command` does about the same manually.
+    which gpunode's mark identifies. `units` are stopped and disabled. `command` does about the same manually;
+    if it is empty, a rollback does.
     """
 
     name: str
-    command: str
+    command: str = ""
     operations: tuple[str, ...] = ()
     own: Callable[[Host], Sequence[FileEdit]] = lambda _host: ()
     units: tuple[str, ...] = ()
@@ -212,10 +215,12 @@ class Part:
 
 @dataclass(frozen=True)
 class FilesReset:
-    """`data` of a step that restores or removes files; `commands` ran, or would."""
+    """`data` of a step that restores or removes files; `commands` ran, or would. `left` has the files that
+    another program changed since, with the journal's entry."""
 
     changes: tuple[Change, ...]
     commands: tuple[str, ...]
+    left: Mapping[str, str]
     journal: str
     dry_run: bool
 
@@ -223,11 +228,11 @@ class FilesReset:
 @dataclass(frozen=True)
 class Planned:
     """What a part's step does: `stop` are the units that run or start at boot, `foreign` the files that
-    another program changed since; entries in `undone` have none of these."""
+    another program changed since, with the journal's entry; entries in `undone` have none of these."""
 
     edits: tuple[FileEdit, ...]
     stop: tuple[str, ...]
-    foreign: tuple[str, ...]
+    foreign: Mapping[str, str]
     undone: tuple[Entry, ...]
 
     @property
@@ -265,13 +270,23 @@ def _changes_rules(edits: Sequence[FileEdit]) -> bool:
     return any(edit.path.startswith("/etc/udev/") for edit in edits)
 
 
-def _planned(host: Host, journal: Journal, part: Part) -> Planned:
-    entries = tuple(
+def _entries(journal: Journal, part: Part) -> tuple[Entry, ...]:
+    """The active entries of a part, newest first."""
+    return tuple(
         entry
         for entry in reversed(journal.entries())
-        if entry.state == "committed" and entry.undoable and entry.manifest["operation"] in part.operations
+        if entry.state == "committed"
+        and entry.undoable
+        and entry.manifest.get("operation") in part.operations
     )
-    return _planned_of(host, journal, entries, part.own(host), part.units)
+
+
+def _show(entry: str) -> str:
+    return f"gpunode journal show {entry}"
+
+
+def _planned(host: Host, journal: Journal, part: Part) -> Planned:
+    return _planned_of(host, journal, _entries(journal, part), part.own(host), part.units)
 
 
 def _planned_of(
@@ -280,22 +295,33 @@ def _planned_of(
     restored, changed_since = restoring(host, journal, entries)
     edits = {edit.path: edit for edit in restored if edit.path not in changed_since}
     edits |= {edit.path: edit for edit in own}
-    foreign = tuple(path for path in changed_since if path not in edits)
+    foreign = {
+        file["path"]: one.id
+        for one in entries
+        for file in one.files
+        if file["path"] in changed_since and file["path"] not in edits
+    }
     states = read_unit_states(host, units) if units else {}
     stop = tuple(unit for unit in units if unit in states and (states[unit].runs or states[unit].at_boot))
     undone = tuple(one for one in entries if not any(file["path"] in foreign for file in one.files))
     return Planned(tuple(edits.values()), stop, foreign, undone)
 
 
-def _files_step(host: Host, progress: Progress, part: Part, options: Options) -> Step:
+def _files_step(host: Host, progress: Progress, part: Part) -> Step:
     journal = Journal.of(host)
 
     def planned() -> Planned:
         return _planned(host, journal, part)
 
+    entries = _entries(journal, part)
+    command = part.command or (f"gpunode rollback {entries[-1].id}" if entries else "")
+    with suppress(GpunodeError):  # the step itself reports it
+        plan = planned()
+        if plan.foreign and not plan.changed and not plan.stop:
+            command = " && ".join(map(_show, dict.fromkeys(plan.foreign.values())))
     return Step(
         part.name,
-        part.command,
+        command,
         lambda: _state_of(planned()),
         lambda: _files_result(planned(), "", (), dry_run=True),
         lambda: _undo_files(host, progress, part, planned),
@@ -323,9 +349,9 @@ def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[]
                 systemctl(host, "daemon-reload")
             if _changes_rules(plan.changed) and host.which("udevadm"):
                 host.run(("udevadm", "control", "--reload"), timeout=30.0)
-        running = [unit for unit, state in read_unit_states(host, part.units).items() if state.runs]
-        if running:
-            raise DaemonError(f"{running[0]} still runs", hint=f"see why: systemctl status {running[0]}")
+        still = [unit for unit, state in read_unit_states(host, part.units).items() if state.runs]
+        if still:
+            raise DaemonError(f"{still[0]} still runs", hint=f"see why: systemctl status {still[0]}")
 
     def done() -> None:
         Past(plan.undone, ()).finish(Journal.of(host))
@@ -351,8 +377,7 @@ def _files_result(plan: Planned, journal: str, notes: tuple[str, ...], *, dry_ru
         blocks.append(Text(f"{change.path} {change.action}{' (dry run)' if dry_run else ''}", Style.GOOD))
         blocks += [Diff(change.diff)] if dry_run and change.diff else []
     blocks += [Text(f"{'would run' if dry_run else 'ran'}: {one}", Style.COMMAND) for one in plan.commands]
-    blocks += [Text(f"{path} was changed by another program and stays", Style.WARN) for path in plan.foreign]
-    data = FilesReset(changes, plan.commands, journal, dry_run)
+    data = FilesReset(changes, plan.commands, plan.foreign, journal, dry_run)
     return Result("FilesReset", data, messages=notes, blocks=tuple(blocks))
 
 
@@ -386,15 +411,15 @@ _DOCTOR = Part(
 )
 _MIG = Part("mig-at-boot", f"systemctl disable --now {mig.UNIT}", ("mig-persist",), _mig_unit, (mig.UNIT,))
 _CDI = Part("cdi", "gpunode cdi refresh --remove", ("cdi-refresh",), cdi_files, refresh.UNITS)
-_SETTINGS = Part("toolkit-config", "gpunode journal list", ("toolkit-config",))
-_FIXES = Part("doctor-fixes", "gpunode journal list", ("doctor-fix",))
+_SETTINGS = Part("toolkit-config", "", ("toolkit-config",))
+_FIXES = Part("doctor-fixes", "", ("doctor-fix",))
 
 
 # Container engines.
 
 
 def _runtime_step(
-    host: Host, options: Options, progress: Progress, key: tuple[str, str], entries: tuple[Entry, ...]
+    host: Host, request: ResetRequest, progress: Progress, key: tuple[str, str], entries: tuple[Entry, ...]
 ) -> Step:
     """Take out what `entries`, all of one engine, configured. Where gpunode changed a runtime that another
     tool had registered, or has several names, the files are restored instead."""
@@ -407,13 +432,13 @@ def _runtime_step(
     option = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
     command = f"gpunode unconfigure-runtime --runtime {engine}{option}"
     files = tuple(dict.fromkeys(str(file["path"]) for one in entries for file in one.files))
-    request = Request(
+    change = Request(
         runtimes=(engine,),
         config=config,
         socket=str(last.manifest.get("socket") or ""),
         restart_command=str(last.manifest.get("restartCommand") or ""),
-        yes=options.yes,
-        confirm=options.confirm,
+        yes=request.yes,
+        confirm=request.confirm,
     )
 
     def run(*, dry_run: bool) -> Result:
@@ -425,11 +450,11 @@ def _runtime_step(
                 progress,
                 first.id,
                 dry_run=dry_run,
-                restart_command=request.restart_command,
-                yes=options.yes,
-                confirm=options.confirm,
+                restart_command=change.restart_command,
+                yes=request.yes,
+                confirm=request.confirm,
             )
-        result = unconfigure(host, replace(request, dry_run=dry_run), progress, name=name)
+        result = unconfigure(host, replace(change, dry_run=dry_run), progress, name=name)
         if not dry_run:
             _finish(host, key)
         return result
@@ -469,12 +494,12 @@ def _of_missing_engine(
 # Labels and resources of the Node object.
 
 
-def _cluster_steps(host: Host, progress: Progress, options: Options) -> Iterator[Step]:
+def _cluster_steps(host: Host, progress: Progress, request: ResetRequest) -> Iterator[Step]:
     """Two requests, so two steps; both need the plugin stopped, which may set labels itself."""
 
     @functools.cache
     def place() -> node_object.Place | State:
-        return _place(host, progress, options)
+        return _place(host, progress, request)
 
     def step(name: str, seen: Callable[[Json], str], run: Callable[[node_object.Place], Result]) -> Step:
         def look() -> State:
@@ -509,15 +534,15 @@ def _access_command(host: Host) -> str:
     return f"{_COMMAND} --kubeconfig {cluster_access.KUBELET if kubelets else 'PATH'}"
 
 
-def _place(host: Host, progress: Progress, options: Options) -> node_object.Place | State:
+def _place(host: Host, progress: Progress, request: ResetRequest) -> node_object.Place | State:
     """The Node in its cluster, or why it isn't looked at."""
-    named = options.access != Access() or bool(options.node)
+    named = request.access != Access() or bool(request.node)
     if not named and not _joined(host):
         return State("this machine is no node of a cluster", right=True)
     if not host.live:
         return State("no API server is queried under --root", left=True)
     try:
-        at = node_object.place(host, node_object.Target(options.access, options.node, options.dry_run))
+        at = node_object.place(host, node_object.Target(request.access, request.node, request.dry_run))
     except (NoAccess, ExtraMissing) as error:
         if named:
             raise
@@ -566,7 +591,7 @@ def _remove_resources(host: Host, progress: Progress, at: node_object.Place) -> 
 # Packages.
 
 
-def _toolkit_step(host: Host, progress: Progress, options: Options, needs: tuple[str, ...]) -> Step:
+def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> Step:
     def look() -> State:
         entries = Journal.of(host).entries()
         if not any(entry.manifest.get("operation") == toolkit.OPERATION for entry in entries):
@@ -616,6 +641,12 @@ def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool
         Left(one.name, one.why, one.command)
         for one in walked.steps
         if one.state in ("left", "failed", "interrupted", "waiting")
+    )
+    left += tuple(
+        Left(one.name, f"changed by another program since: {path}", _show(entry))
+        for one in walked.steps
+        if isinstance(one.result, FilesReset)
+        for path, entry in one.result.left.items()
     )
     directory = Journal.of(host).directory
     data = Reset(walked.steps, left, directory, dry_run)
@@ -667,5 +698,5 @@ def reset_node(
     gpunode reset --yes --kubeconfig kubelet
     """
     access = Access(kubeconfig, kube_context, server)
-    options = Options(access, node, dry_run, yes, session.confirm)
-    return reset(session.host, options, session.progress, session.show)
+    request = ResetRequest(access, node, dry_run, yes, session.confirm)
+    return reset(session.host, request, session.progress, session.show)

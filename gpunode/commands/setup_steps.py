@@ -201,7 +201,7 @@ def walk(
     try:
         for step in steps:
             blocker = "" if dry_run else _blocker(step, reports)
-            if blocker:
+            if blocker and not (step.needs is not None and _is_right(step)):
                 reports.append(StepReport(step.name, step.command, "waiting", f"waits for {blocker}"))
                 continue
             report, result = _take(host, step, show, dry_run, before, reports)
@@ -251,6 +251,13 @@ def _take(
         show(*heading)
     seconds = round(host.monotonic() - started, 2)
     return StepReport(step.name, step.command, became, why, seconds, result.data), result
+
+
+def _is_right(step: Step) -> bool:
+    """Whether there is nothing to do; False if the step can't look."""
+    with suppress(GpunodeError):
+        return step.look().right
+    return False
 
 
 def _reason(result: Result) -> str:

@@ -34,6 +34,8 @@ class Cli:
         return {**os.environ, "GPUNODE_STATE_DIR": str(self.state), "NO_COLOR": "1"}
 
     def argv(self, verb: str, *options: str, restart: str | None = None) -> list[str]:
+        if verb == "reset":  # it has all of that from the journal
+            return [sys.executable, "-m", "gpunode", verb, *options]
         command = self.engine.restart_command if restart is None else restart
         argv = [sys.executable, "-m", "gpunode", verb, "--restart-command", command, *options]
         if verb != "rollback":

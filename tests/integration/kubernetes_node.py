@@ -102,7 +102,9 @@ case "$1 $2" in
 "--version "*) echo "systemd 252 (252)" ;;
 "show "*) shift 2; for unit; do show $unit; done ;;
 "enable --now") start $3 || exit 1; touch /run/units/$3.enabled ;;
-"disable --now") stop $3; rm -f /run/units/$3.enabled ;;
+"disable --now")
+    [ -e {place}/refuses ] && {{ echo "Job for $3 failed." >&2; exit 1; }}
+    stop $3; rm -f /run/units/$3.enabled ;;
 "disable "*) rm -f /run/units/$2.enabled ;;
 "stop "*) stop $2 ;;
 "restart containerd.service") {place}/bin/containerd-again ;;

@@ -107,7 +107,7 @@ class Node:
         environ = {**os.environ, "GPUNODE_STATE_DIR": str(self.state), "NO_COLOR": "1"}
         environ["PATH"] = f"{programs}:{os.environ['PATH']}"
         own = [sys.executable, "-m", "gpunode", verb, *options]
-        if verb != "rollback":
+        if verb not in ("rollback", "reset"):
             own += [part for engine in self.engines for part in ("--runtime", engine.kind)]
         if verb == "configure-runtime":
             own += ["--nvidia-runtime-path", str(programs / "nvidia-container-runtime")]

@@ -12,6 +12,8 @@ from tests.machine.booted import SCENARIO, Machine
 UNIT = "gpunode-device-plugin.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 ALLOCATABLE = "/run/allocatable"
+ALLOCATABLE_LOG = "/run/allocatable.log"
+"""A line for each change: seconds since the epoch, and how many GPUs are allocatable from then on."""
 _KUBELET = f"""\
 import pathlib, time
 from gpunode.host import Host
@@ -19,9 +21,12 @@ from gpunode.plugin.simulate.kubelet import KubeletStub
 
 stub = KubeletStub(Host())
 stub.start()
+count = -1
 while True:
-    pathlib.Path("{ALLOCATABLE}").write_text(str(stub.allocatable("nvidia.com/gpu")))
-    time.sleep(0.1)
+    count = stub.wait_other("nvidia.com/gpu", count)
+    with open("{ALLOCATABLE_LOG}", "a") as log:
+        log.write(f"{{time.time()}} {{count}}\\n")
+    pathlib.Path("{ALLOCATABLE}").write_text(str(count))
 """
 _UNIT = """\
 [Unit]
@@ -57,6 +62,12 @@ def node_with_kubelet(machine: Machine) -> Machine:
 
 def allocatable(machine: Machine) -> str:
     return machine.run("cat", ALLOCATABLE).out
+
+
+def changes(machine: Machine) -> list[tuple[float, int]]:
+    """What the kubelet has logged: see `ALLOCATABLE_LOG`."""
+    lines = [line.split() for line in machine.sh(f"cat {ALLOCATABLE_LOG}").splitlines()]
+    return [(float(at), int(count)) for at, count in lines]
 
 
 def becomes(machine: Machine, count: str) -> None:

@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from fixtures.stubs import SCENARIO_IN_CONTAINER
 from gpunode import __version__
 from tests.machine.booted import CHECKOUT, Machine
 from tests.machine.test_kubernetes import UNIT, becomes, node_with_kubelet
@@ -25,8 +26,8 @@ ACTIVE = (UNIT, TIMER, "gpunode-cdi-refresh.path", "docker.service", "containerd
 TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
 OF_THE_PACKAGE = {"./gpunode", "./gpunode/env"}
 """The conffile of the deb, which its purge removes."""
-REWRITTEN = {"./ld.so.cache"}
-"""Written by ldconfig at each boot of the test's machine, which has the driver's libraries since then."""
+REWRITTEN = ("./ld.so.cache", f"./{SCENARIO_IN_CONTAINER.removeprefix('/etc/')}")
+"""Not gpunode's: what ldconfig writes at each boot of this machine, and the files of the stub driver."""
 
 
 def etc(machine: Machine) -> dict[str, str]:
@@ -42,7 +43,9 @@ def etc(machine: Machine) -> dict[str, str]:
 def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str, str]]:
     paths = sorted(before.keys() | after.keys())
     both = {path: (before.get(path, ""), after.get(path, "")) for path in paths}
-    return {path: pair for path, pair in both.items() if pair[0] != pair[1] and path not in REWRITTEN}
+    return {
+        path: pair for path, pair in both.items() if pair[0] != pair[1] and not path.startswith(REWRITTEN)
+    }
 
 
 def set_up(machine: Machine) -> None:
@@ -113,23 +116,19 @@ def test_reset_leaves_etc_as_it_was(bare: Machine, before: dict[str, str]) -> No
     assert again.code == 0 and again.out.startswith("nothing to reset\n"), again.out + again.err
 
 
-def test_a_reset_killed_before_each_change_is_finished_by_the_next(
-    bare: Machine, before: dict[str, str]
-) -> None:
-    """A run that is killed is repeated; each gets one change further than the one before."""
-    script = f"{CHECKOUT}/tests/machine/killed.py"
+def test_resets_that_are_killed_are_finished_by_the_next(bare: Machine, before: dict[str, str]) -> None:
+    """Each run is killed a few changes further on, and has to recover from the one before."""
     set_up(bare)
-    for number in itertools.count(1, 7):
+    script = f"{CHECKOUT}/tests/machine/killed.py"
+    for number in itertools.count(2, 5):
         killed = bare.run("/opt/gpunode/bin/python3", "-I", script, str(number), "reset", "--yes")
         if killed.code == 0:
             break
         assert killed.code == -signal.SIGKILL, killed
-        done = bare.gpunode("reset", "--yes")
-        assert done.code == 0, (killed, done)
-        assert differences(before, etc(bare)) == {}, killed
-        set_up(bare)
-    assert number > 20
+    assert number > 20, killed
     assert differences(before, etc(bare)) == {}
+    again = bare.gpunode("reset")
+    assert again.code == 0 and again.out.startswith("nothing to reset\n"), again.out + again.err
 
 
 def test_the_package_leaves_nothing_either(bare: Machine, before: dict[str, str]) -> None:

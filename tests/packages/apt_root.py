@@ -229,7 +229,7 @@ class AptRoot:
         timeout: float = 60,
     ) -> Ran:
         environ = {**self.env, **(env or {})}
-        if "remove" in argv and not prefix and alone():
+        if {"remove", "reset"} & set(argv) and not prefix and alone():
             return _alone_cli().run_in(clean_environment(environ), *argv, seconds=timeout)
         return gpunode(*argv, env=environ, timeout=timeout, prefix=prefix)
 

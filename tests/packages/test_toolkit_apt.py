@@ -126,6 +126,20 @@ def test_remove_removes_only_what_install_added(apt, repository):
 
 
 @pytest.mark.full
+def test_reset_removes_the_toolkit_that_gpunode_installed(apt, repository):
+    before = apt.tree()
+    apt.gpunode("toolkit", "install", *from_mirror(repository))
+    shown = apt.json("reset", "--dry-run")["data"]
+    (step,) = (one for one in shown["steps"] if one["state"] == "planned")
+    assert step["name"] == "toolkit" and "apt-get remove" in step["result"]["commands"][0]
+    assert apt.installed() == NEWEST
+    done = apt.gpunode("reset", "--yes")
+    assert (done.code, apt.installed(), apt.tree()) == (0, {}, before), done.err
+    again = apt.gpunode("reset")
+    assert again.code == 0 and again.out.startswith("nothing to reset")
+
+
+@pytest.mark.full
 def test_remove_keeps_packages_installed_by_others(apt, repository):
     apt.ours.write_text(f"deb [signed-by={repository.key}] {repository.url}/stable/deb/{architecture()} /\n")
     apt.apt("update")

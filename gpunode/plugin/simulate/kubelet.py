@@ -603,6 +603,12 @@ class KubeletStub:
         with self._changed:
             return self._changed.wait_for(lambda: len(self.endpoints.healthy(resource)) == count, timeout)
 
+    def wait_other(self, resource: str, count: int) -> int:
+        """Wait until the number of allocatable devices is no longer `count`, and return it."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.endpoints.healthy(resource)) != count)
+            return len(self.endpoints.healthy(resource))
+
     def held(self) -> list[Held]:
         """What containers hold, in the order in which they got it."""
         with self._changed:

@@ -1,0 +1,157 @@
+"""`gpunode reset` where nothing is running: the plan of a node below --root, refusals, and its entries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpunode.host import Host
+from gpunode.host.journal import Journal
+from gpunode.plugin.service import MARKER, UNIT_FILE
+from gpunode.runtime.removal import restoring
+from tests.cli import Ran, gpunode
+
+CONFIG = "/etc/docker/daemon.json"
+EDITED = '{\n  "debug": true\n}\n'
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A node with dockerd, which gpunode has configured, and whose toolkit's settings it has changed."""
+    root = tmp_path / "root"
+    for directory in ("proc", "sys", "etc/docker", "etc/nvidia-container-runtime", "usr/bin"):
+        (root / directory).mkdir(parents=True)
+    for program in ("dockerd", "nvidia-container-runtime"):
+        path = root / "usr/bin" / program
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    (root / CONFIG[1:]).write_text(EDITED)
+    (root / "etc/nvidia-container-runtime/config.toml").write_text("# mine\n")
+    configured = run(root, "configure-runtime", "--runtime", "docker")
+    assert configured.code == 0, configured.err
+    return root
+
+
+def run(root: Path, *argv: str) -> Ran:
+    return gpunode("--root", str(root), *argv)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def plan(root: Path) -> Ran:
+    before = files(root)
+    planned = run(root, "reset", "--dry-run", "-o", "json")
+    assert files(root) == before
+    return planned
+
+
+def states(planned: Ran) -> dict[str, str]:
+    steps = planned.document["data"]["steps"]
+    return {step["name"]: step["state"] for step in steps if step["state"] != "right"}
+
+
+def test_the_plan_has_each_file_and_changes_none(root: Path) -> None:
+    level = "nvidia-container-runtime.log-level=debug"
+    assert run(root, "toolkit", "config", "set", level).code == 0
+    (root / UNIT_FILE[1:]).parent.mkdir(parents=True)
+    (root / UNIT_FILE[1:]).write_text(f"{MARKER}\n[Service]\n")
+    planned = plan(root)
+    assert planned.code == 0, planned.err
+    assert states(planned) == dict.fromkeys(("plugin", "runtime-docker", "toolkit-config"), "planned")
+    results = {step["name"]: step["result"] for step in planned.document["data"]["steps"]}
+    assert [(one["path"], one["action"]) for one in results["plugin"]["changes"]] == [(UNIT_FILE, "removed")]
+    assert results["plugin"]["commands"] == [
+        "systemctl disable --now gpunode-device-plugin.service",
+        "systemctl daemon-reload",
+    ]
+    (docker,) = results["runtime-docker"]["changes"]
+    assert docker["path"] == CONFIG and '-        "nvidia"' in docker["diff"].replace("    ", "        ")
+    assert results["toolkit-config"]["changes"][0]["action"] == "restored"
+    commands = {step["name"]: step["command"] for step in planned.document["data"]["steps"]}
+    assert commands["runtime-docker"] == "gpunode unconfigure-runtime --runtime docker"
+    assert commands["toolkit-config"].startswith("gpunode rollback ")
+    assert planned.document["data"]["journal"] == "/var/lib/gpunode/journal"
+
+
+def test_a_file_that_another_program_changed_stays_and_is_named(root: Path) -> None:
+    level = "nvidia-container-runtime.log-level=debug"
+    assert run(root, "toolkit", "config", "set", level).code == 0
+    config = root / "etc/nvidia-container-runtime/config.toml"
+    config.write_text(config.read_text() + "# theirs\n")
+    planned = plan(root)
+    assert states(planned) == {"runtime-docker": "planned", "toolkit-config": "left"}
+    (left,) = planned.document["data"]["left"]
+    assert left["why"] == "changed by another program since: /etc/nvidia-container-runtime/config.toml"
+    (shown,) = (root / "var/lib/gpunode/journal").glob("*-toolkit-config")
+    assert left["command"] == f"gpunode journal show {shown.name}"
+    assert planned.document["status"] == "warn"
+
+
+def test_a_unit_without_our_mark_is_not_removed(root: Path) -> None:
+    (root / UNIT_FILE[1:]).parent.mkdir(parents=True)
+    (root / UNIT_FILE[1:]).write_text("[Service]\nExecStart=/usr/bin/mine\n")
+    assert set(states(plan(root))) == {"runtime-docker"}
+
+
+def test_an_engine_that_is_gone_has_its_files_restored(root: Path) -> None:
+    (root / "usr/bin/dockerd").unlink()
+    planned = plan(root)
+    assert states(planned) == {"runtime-docker": "planned"}
+    (step,) = (one for one in planned.document["data"]["steps"] if one["name"] == "runtime-docker")
+    assert [(one["path"], one["action"]) for one in step["result"]["changes"]] == [(CONFIG, "restored")]
+    assert step["result"]["commands"] == []
+
+
+def test_a_runtime_of_another_tool_stays_as_that_tool_had_it(root: Path) -> None:
+    theirs = json.dumps({"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}}})
+    assert run(root, "unconfigure-runtime", "--runtime", "docker").code == 0
+    (root / CONFIG[1:]).write_text(theirs)
+    assert run(root, "configure-runtime", "--runtime", "docker", "--set-as-default").code == 0
+    planned = plan(root)
+    (step,) = (one for one in planned.document["data"]["steps"] if one["name"] == "runtime-docker")
+    assert step["command"].startswith("gpunode rollback ")
+    (change,) = step["result"]["changes"]
+    assert change["action"] == "restored" and f"\n+{theirs}\n" in change["diff"]
+
+
+def test_nothing_to_reset(tmp_path: Path) -> None:
+    for directory in ("proc", "sys", "etc"):
+        (tmp_path / directory).mkdir()
+    planned = run(tmp_path, "reset", "--dry-run")
+    assert (planned.code, planned.out) == (0, "nothing to reset\n")
+    assert files(tmp_path) == {}
+
+
+def test_only_a_dry_run_is_possible_below_another_root(root: Path) -> None:
+    before = files(root)
+    refused = run(root, "reset", "--yes")
+    assert refused.code == 3 and "hint: add --dry-run, or leave out --root" in refused.err
+    assert files(root) == before
+
+
+def test_a_damaged_copy_is_an_error_of_its_step(root: Path) -> None:
+    assert run(root, "toolkit", "config", "set", "nvidia-container-runtime.log-level=debug").code == 0
+    (copy,) = root.glob("var/lib/gpunode/journal/*-toolkit-config/00-config.toml")
+    copy.write_text("damaged")
+    planned = plan(root)
+    assert planned.code == 1
+    assert states(planned) == {"runtime-docker": "planned", "toolkit-config": "failed"}
+    (error,) = planned.document["errors"]
+    assert error["message"].startswith("toolkit-config: the copy of ") and error["hint"]
+
+
+def test_a_file_that_holds_what_an_older_entry_found_is_restored_already(root: Path) -> None:
+    """A reset that was killed before it marked the entries: the newer of two doesn't know the content."""
+    config = root / "etc/nvidia-container-runtime/config.toml"
+    for level in ("debug", "warning"):
+        assert run(root, "toolkit", "config", "set", f"nvidia-container-runtime.log-level={level}").code == 0
+    config.write_text("# mine\n")
+    assert set(states(plan(root))) == {"runtime-docker"}
+    journal = Journal.of(Host(root=root))
+    entries = [one for one in journal.entries() if one.manifest["operation"] == "toolkit-config"]
+    edits, foreign = restoring(journal.host, journal, entries[::-1])
+    assert [edit.action for edit in edits] == ["unchanged"] and foreign == ()
