@@ -85,9 +85,9 @@ OPERATION = "reset"
 _COMMAND = "gpunode reset"
 _DOCTOR_TIMER = "gpunode-doctor.timer"
 # what gpunode-doctor.service writes for node_exporter, which would go on serving it
-_METRICS = "/var/lib/prometheus/node-exporter/gpunode.prom"
-_MPS_DROP_IN = f"{UNIT_FILE}.d/mps.conf"
-_PACKAGED_MPS_DROP_IN = "/usr/share/doc/gpunode/gpunode-device-plugin-mps.conf"
+METRICS = "/var/lib/prometheus/node-exporter/gpunode.prom"
+MPS_DROP_IN = f"{UNIT_FILE}.d/mps.conf"
+PACKAGED_MPS_DROP_IN = "/usr/share/doc/gpunode/gpunode-device-plugin-mps.conf"
 
 
 @dataclass(frozen=True)
@@ -390,15 +390,15 @@ def _removal(host: Host, path: str, ours: Callable[[bytes], bool]) -> Iterator[F
 def _plugin_files(host: Host) -> Sequence[FileEdit]:
     """Our unit, and the drop-in for MPS if it is still the packaged one."""
     unit = find_unit(host)
-    packaged = host.read_bytes(_PACKAGED_MPS_DROP_IN)
+    packaged = host.read_bytes(PACKAGED_MPS_DROP_IN)
     return (
         *((FileEdit(UNIT_FILE, unit.content, None),) if unit.ours else ()),
-        *_removal(host, _MPS_DROP_IN, lambda content: content == packaged),
+        *_removal(host, MPS_DROP_IN, lambda content: content == packaged),
     )
 
 
 def _metrics_file(host: Host) -> Sequence[FileEdit]:
-    return tuple(_removal(host, _METRICS, lambda content: content.startswith(b"# HELP gpunode_")))
+    return tuple(_removal(host, METRICS, lambda content: content.startswith(b"# HELP gpunode_")))
 
 
 def _mig_unit(host: Host) -> Sequence[FileEdit]:

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.cdi import refresh, spec
+from gpunode.cdi.locations import STANDARD
+from gpunode.commands.reset import METRICS, MPS_DROP_IN, PACKAGED_MPS_DROP_IN
 from gpunode.host import Host
 from gpunode.host.journal import Journal
+from gpunode.mig import apply as mig
 from gpunode.plugin.service import MARKER, UNIT_FILE
 from gpunode.runtime.removal import restoring
 from tests.cli import Ran, gpunode
@@ -91,10 +95,34 @@ def test_a_file_that_another_program_changed_stays_and_is_named(root: Path) -> N
     assert planned.document["status"] == "warn"
 
 
-def test_a_unit_without_our_mark_is_not_removed(root: Path) -> None:
-    (root / UNIT_FILE[1:]).parent.mkdir(parents=True)
-    (root / UNIT_FILE[1:]).write_text("[Service]\nExecStart=/usr/bin/mine\n")
-    assert set(states(plan(root))) == {"runtime-docker"}
+MARKED = {
+    "plugin": {UNIT_FILE: f"{MARKER}\n[Service]\n", MPS_DROP_IN: "[Service]\n"},
+    "doctor-timer": {METRICS: "# HELP gpunode_finding Findings\n"},
+    "mig-at-boot": {mig.UNIT_FILE: f"{mig.MARKER}\n[Service]\n"},
+    "cdi": {
+        STANDARD: f"{spec.MARKER}\nkind: nvidia.com/gpu\n",
+        refresh.SERVICE_FILE: f"{refresh.MARKER}\n[Service]\n",
+        refresh.RULES_FILE: f"{refresh.MARKER}\n",
+    },
+}
+"""Files by step, which gpunode's mark identifies without the journal."""
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_files_with_our_mark_are_removed(root: Path, ours: bool) -> None:
+    (root / PACKAGED_MPS_DROP_IN[1:]).parent.mkdir(parents=True)
+    (root / PACKAGED_MPS_DROP_IN[1:]).write_text("[Service]\n")
+    for files_of_step in MARKED.values():
+        for path, text in files_of_step.items():
+            (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+            (root / path[1:]).write_text(text if ours else "# mine\n")
+    planned = plan(root)
+    expected = {"runtime-docker", *MARKED} if ours else {"runtime-docker"}
+    assert set(states(planned)) == expected
+    for step in planned.document["data"]["steps"]:
+        if ours and step["name"] in MARKED:
+            removed = {change["path"]: change["action"] for change in step["result"]["changes"]}
+            assert removed == dict.fromkeys(MARKED[step["name"]], "removed")
 
 
 def test_an_engine_that_is_gone_has_its_files_restored(root: Path) -> None:
