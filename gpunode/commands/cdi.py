@@ -429,7 +429,7 @@ def generate(
     built = make(host, content, progress)
     data = encode(built.spec, form)
     if not path:
-        shown = Text(data.decode().removesuffix("\n"), Style.COMMAND)  # long lines stay whole
+        shown = Text(data.decode().removesuffix("\n"), Style.DOCUMENT)
         return Result("CdiSpec", _data("", "", form, built.spec), messages=built.notes, blocks=(shown,))
     found = rivals(host, path, built.spec)
     refuse_conflict(found)

@@ -101,8 +101,7 @@ def vector_add_pod(
 
 def printed(objects: Objects, messages: tuple[str, ...] = ()) -> Result:
     """Objects as a YAML stream for people, as they are for programs."""
-    # a terminal wraps other text, and a copied manifest must stay what it is
-    lines = tuple(Text(line, Style.COMMAND) for line in documents(objects).splitlines())
+    lines = tuple(Text(line, Style.DOCUMENT) for line in documents(objects).splitlines())
     return Result("Manifests", Manifests(objects), messages=messages, blocks=lines)
 
 

@@ -423,8 +423,7 @@ def export_layouts(
         raise GpunodeError(error.message, hint=error.hint, code=error.code, exit_code=exit_code((error,)))
     document = export(layouts, label)
     text = as_json(document) if format_name == "json" else as_yaml(document)
-    # a terminal wraps other text, and a copied document must stay what it is
-    lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
+    lines = tuple(Text(line, Style.DOCUMENT) for line in text.splitlines())
     return Result("MigExport", Exported(label, document), messages=tuple(_notes(layouts)), blocks=lines)
 
 

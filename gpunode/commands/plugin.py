@@ -475,7 +475,7 @@ def translate(host: Host, source: str, file: str) -> Result:
     if found.problems:
         errors = tuple(ErrorInfo("config", f"{shown}: {one}") for one in found.problems)
         return Result(KIND, data, "error", ExitCode.FAILED, _translation_messages(found.left), errors)
-    lines = tuple(Text(line, Style.COMMAND) for line in text.splitlines())
+    lines = tuple(Text(line, Style.DOCUMENT) for line in text.splitlines())
     return Result(
         KIND, data, "warn" if found.left else "ok", messages=_translation_messages(found.left), blocks=lines
     )

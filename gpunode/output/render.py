@@ -69,6 +69,7 @@ _RICH_STYLES = {
     Style.DIM: "dim",
     Style.HEADING: "bold",
     Style.COMMAND: "cyan",
+    Style.DOCUMENT: "",
 }
 
 
@@ -270,11 +271,11 @@ def _render_rich(blocks: tuple[Block, ...]) -> None:
 
 
 def _wrapped(block: Text, width: int) -> str:
-    """Words are not broken and lines keep their indent; a command stays on one line for copying."""
+    """Words are not broken and lines keep their indent; commands and documents stay as they are."""
     import textwrap
 
     text = printable(block.text)
-    if block.style is Style.COMMAND or len(text) <= width:
+    if block.style in (Style.COMMAND, Style.DOCUMENT) or len(text) <= width:
         return text
     words = text.lstrip()
     indent = text[: len(text) - len(words)]

@@ -39,6 +39,8 @@ class Style(StrEnum):
     DIM = "dim"
     HEADING = "heading"
     COMMAND = "command"
+    DOCUMENT = "document"
+    """A line of a file for another program, such as kubectl: not colored, not wrapped."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_all_api_requests_match_the_schema() -> None:
 def test_kubectl_accepts_the_stream(options: tuple[str, ...], tmp_path: Path) -> None:
     text = manifests("all", *IMAGE, "--node", "gpu-1", *options).out
     text += "---\n" + manifests("rbac", "--for", "verify", "--for", "mig").out
-    want = ("create", "--dry-run=client", "--validate=false", "-o", "name", "-f", "-")
+    want = ("apply", "--dry-run=client", "--validate=false", "-o", "name", "-f", "-")
     with discovery() as server:
         done = kubectl(*want, stdin=text, home=str(tmp_path), server=server)
     assert (done.returncode, done.stderr) == (0, "")
@@ -102,6 +102,11 @@ def test_kubectl_accepts_the_stream(options: tuple[str, ...], tmp_path: Path) ->
     assert len(named) == len(list(yaml.safe_load_all(text)))
     assert "daemonset.apps/gpunode-device-plugin" in named and "pod/gpunode-vector-add" in named
     assert "clusterrole.rbac.authorization.k8s.io/gpunode:mig-verify" in named
+
+
+def test_a_ci_systems_color_does_not_get_into_the_stream() -> None:
+    colored = gpunode("manifests", "all", *IMAGE, env={"FORCE_COLOR": "1"})
+    assert colored.out == manifests("all", *IMAGE).out
 
 
 def test_kubectl_decodes_the_pods_without_loss(tmp_path: Path) -> None:

@@ -107,6 +107,15 @@ def test_terminal_lines_wrap_between_words_and_commands_do_not_wrap(
     assert " ".join(lines[:-1]).split() == ["explained"] * 8
 
 
+def test_a_document_for_another_program_is_neither_colored_nor_wrapped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    line = "  description: " + "a word " * 20
+    render(Result("X", blocks=(Text(line, Style.DOCUMENT),)), Output.TABLE, Color.ALWAYS)
+    assert capsys.readouterr().out == line + "\n"
+
+
 def test_text_from_a_file_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     render(Result("X", blocks=(Text("evil \x1b]0;title\x07 \x1b[2J"),)), Output.TABLE, Color.NEVER)
     assert "\x1b" not in capsys.readouterr().out
