@@ -81,7 +81,8 @@ def namespace(name: str, level: str = "privileged") -> Json:
     """A namespace of this level of the Pod Security Standards. The plugin, which mounts directories of the
     node, needs ``privileged``."""
     found = made("v1", "Namespace", name, "device-plugin")
-    found["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = level
+    for mode in ("enforce", "audit", "warn"):  # a cluster's defaults may audit and warn at another level
+        found["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] = level
     return found
 
 
@@ -249,7 +250,6 @@ def _pod(desired: PluginSet) -> Json:
         **({"hostPID": True} if desired.mps else {}),
         "affinity": _affinity(desired.vendor),
         "tolerations": [{"key": key, "operator": "Exists"}],
-        **filled(initContainers=[_shared_memory(desired)] if desired.mps else []),
         "containers": [_container(desired, volumes)],
         "volumes": [one.volume for one in volumes],
     }
@@ -349,18 +349,6 @@ def _security(desired: PluginSet) -> Json:
     added = _MPS_CAPABILITIES if desired.mps else ("SYS_ADMIN",) if desired.mig else ()
     capabilities: Json = {"drop": ["ALL"], **filled(add=list(added))}
     return RESTRICTED | {"capabilities": capabilities, "runAsUser": 0}  # the sockets are root's
-
-
-def _shared_memory(desired: PluginSet) -> Json:
-    """MPS clients of every user share this directory with the server; the kubelet creates it for root."""
-    return {
-        "name": "shared-memory",
-        "image": desired.image,
-        "imagePullPolicy": pull_policy(desired.image),
-        "command": ["chmod", "1777", f"{desired.mps_root}/shm"],
-        "securityContext": RESTRICTED | {"runAsUser": 0},
-        "volumeMounts": [{"name": "mps-shm", "mountPath": f"{desired.mps_root}/shm"}],
-    }
 
 
 # Rights: a service account, and for each use of the API server exactly the verbs that it needs.

@@ -148,11 +148,11 @@ def prepare(host: Host, spec: DaemonSpec, root: str, log: Log) -> None:
         raise DaemonError(spec.path_problem, hint="choose a shorter --mps-root, such as /run/mps")
     for directory in (spec.pipe, spec.log):
         host.make_dirs(directory)
-    _share_memory(host, root)
+    _share_memory(host, root, log)
     _label(host, spec.pipe, log)
 
 
-def _share_memory(host: Host, root: str) -> None:
+def _share_memory(host: Host, root: str, log: Log) -> None:
     """`root`/shm must be the daemon's own /dev/shm: clients and servers meet there, too.
 
     Without one it becomes a link to /dev/shm. One that is there, a file system of its own as NVIDIA's plugin
@@ -179,6 +179,10 @@ def _share_memory(host: Host, root: str) -> None:
             "clients would not find the server",
             hint=f"remove {shm}, or give this service BindPaths={shm}:{_SHM} (systemd.exec(5))",
         )
+    if ours.st_mode & 0o1777 != 0o1777 and host.environ.get("KUBERNETES_SERVICE_HOST"):
+        # the kubelet makes it for root alone; processes of every user share it with their MPS server
+        host.set_mode(shm, 0o1777)
+        log.info("opened the shared memory of MPS to all users", directory=shm)
 
 
 def _label(host: Host, pipe: str, log: Log) -> None:
