@@ -1,8 +1,11 @@
 # Two commands set up everything they need: `make demo` and `make test`.
 VENV ?= .venv
 export VENV
+DOCKER ?= docker
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpunode/__init__.py)
+BUNDLE := gpunode-$(VERSION)-linux-x86_64
 
-.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots dist clean help
+.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots dist image clean help
 
 demo: ## run the whole program on a simulated node; changes nothing on this machine
 	@scripts/make-venv
@@ -51,6 +54,13 @@ screenshots: ## make the pictures of docs/images again (needs Chromium)
 dist: ## build wheel, sdist, deb, rpm and the offline bundle in dist/
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/build_packages.py
+
+image: ## build the container image gpunode:VERSION from the bundle; DOCKER=podman, BUILD='--build-arg BASE=IMAGE'
+	@scripts/make-venv dev
+	$(VENV)/bin/python scripts/build_packages.py bundle
+	tar -C dist -xzf dist/$(BUNDLE).tar.gz
+	$(DOCKER) build --tag gpunode:$(VERSION) $(BUILD) dist/$(BUNDLE)
+	rm -r dist/$(BUNDLE)
 
 clean: ## remove the virtual environment, build output and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -67,7 +67,9 @@ def libraries(wheel_file: Path, directory: Path) -> None:
         target = ["--target", str(site), "--implementation", "cp", "--python-version", version, *platforms]
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
         run(*pip, "--no-compile", "--only-binary=:all:", *target, f"{wheel_file}[all]")
-        shutil.rmtree(site / "bin", ignore_errors=True)  # scripts with this machine's paths
+        # scripts, and where the wheel was: with this machine's paths
+        shutil.rmtree(site / "bin", ignore_errors=True)
+        next(site.glob("gpunode-*.dist-info/direct_url.json")).unlink()
     share(list(sites.values()), directory / "lib/shared")
 
 
@@ -291,7 +293,8 @@ def rpm(root: Path, output: Path, version: str) -> Path:
 
 
 def bundle(opt: Path, output: Path, version: str) -> Path:
-    """A tar archive with the tree and install.sh, which needs nothing but a supported Python."""
+    """A tar archive with the tree and install.sh, which needs nothing but a supported Python. With its
+    Dockerfile it is the context of the container image, too."""
     name = f"gpunode-{version}-linux-x86_64"
     with tempfile.TemporaryDirectory(prefix="gpunode-") as directory:
         top = Path(directory) / name
@@ -304,6 +307,9 @@ def bundle(opt: Path, output: Path, version: str) -> Path:
             write(top / f"man/{page}", content)
         write(top / "env", (_PACKAGING / "env").read_text())
         write(top / "LICENSE", (REPOSITORY / "LICENSE").read_text())
+        dockerfile = (_PACKAGING / "Dockerfile").read_text()
+        write(top / "Dockerfile", dockerfile.replace("ARG VERSION=", f"ARG VERSION={version}"))
+        write(top / "image_root.py", (_PACKAGING / "image_root.py").read_text())
         archive = output / f"{name}.tar.gz"
         with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
             tar.add(top, arcname=name, filter=_root_owned)
