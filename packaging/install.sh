@@ -17,6 +17,13 @@ if [ -e /opt/gpunode ] && [ ! -e "$mark" ]; then
     echo "hint: remove it by the package manager, or move it away; then run this again" >&2
     exit 3
 fi
+# the libraries are built for this architecture and for the C library of Debian 10, RHEL 8 and later
+libc=$(getconf GNU_LIBC_VERSION 2> /dev/null) || libc=
+if [ "$(uname -m)" != x86_64 ] || [ -z "$libc" ] || ! printf '2.28\n%s\n' "${libc#glibc }" | sort -CV; then
+    echo "error: this bundle is for Linux on x86_64 with glibc 2.28 or newer; this system is $(uname -m) with ${libc:-another C library}" >&2
+    echo "hint: install gpunode's wheel in a virtual environment: /opt/gpunode/bin/pip install 'gpunode[all]'" >&2
+    exit 3
+fi
 systemd() { [ ! -d /run/systemd/system ] || systemctl "$@"; }
 if [ "${1:-}" = --remove ]; then
     for unit in $units; do

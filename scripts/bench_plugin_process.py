@@ -70,7 +70,7 @@ class Plugin:
                 env={**ENVIRONMENT, **own, **self.node.env, **environ},
                 stdout=log,
                 stderr=log,
-                process_group=0,
+                start_new_session=True,
             )
 
     def wait_ready(self, count: int) -> None:

@@ -20,7 +20,11 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable
+from importlib.metadata import distributions
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
@@ -28,7 +32,7 @@ sys.path.insert(0, str(REPOSITORY))
 from gpunode import __version__  # noqa: E402
 from scripts import man_pages  # noqa: E402
 
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 KINDS = ("python", "deb", "rpm", "bundle")
 UNITS = ("gpunode-device-plugin.service", "gpunode-doctor.service", "gpunode-doctor.timer")
 COMPLETIONS = {
@@ -65,12 +69,30 @@ def libraries(wheel_file: Path, directory: Path) -> None:
     sites = {version: directory / f"lib/python{version}/site-packages" for version in PYTHONS}
     for version, site in sites.items():
         target = ["--target", str(site), "--implementation", "cp", "--python-version", version, *platforms]
-        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install")
-        run(*pip, "--no-compile", "--only-binary=:all:", *target, f"{wheel_file}[all]")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        pip += ["--no-compile", "--only-binary=:all:", *target]
+        run(*pip, f"{wheel_file}[all]")
+        while missing := left_out(site, version):
+            run(*pip, "--no-deps", *missing)
         # scripts, and where the wheel was: with this machine's paths
         shutil.rmtree(site / "bin", ignore_errors=True)
         next(site.glob("gpunode-*.dist-info/direct_url.json")).unlink()
     share(list(sites.values()), directory / "lib/shared")
+
+
+def left_out(site: Path, version: str) -> list[str]:
+    """What the distributions in `site` require with this Python only, such as tomli with 3.10.
+
+    pip evaluates markers for the Python that runs it, whatever its --python-version.
+    """
+    python = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
+    installed = {canonicalize_name(one.metadata["Name"]) for one in distributions(path=[str(site)])}
+    needed = [Requirement(text) for one in distributions(path=[str(site)]) for text in one.requires or ()]
+    return [
+        f"{one.name}{one.specifier}"
+        for one in needed
+        if one.marker and one.marker.evaluate(python) and canonicalize_name(one.name) not in installed
+    ]
 
 
 def share(sites: list[Path], shared: Path) -> None:
@@ -152,6 +174,10 @@ def mps_drop_in() -> str:
     return (_PACKAGING / "gpunode-device-plugin-mps.conf").read_text()
 
 
+_ANY = [f"python{version}" for version in PYTHONS]
+_NEXT = f"3.{int(PYTHONS[-1].partition('.')[2]) + 1}"  # the first Python that has no libraries here
+
+
 # --- deb ------------------------------------------------------------------------------------------------
 
 _CONTROL = """\
@@ -160,12 +186,16 @@ Version: {version}
 Architecture: amd64
 Maintainer: gpunode maintainers <gpunode@example.invalid>
 Installed-Size: {size}
-Depends: python3 (>= 3.11) | python3.11 | python3.12 | python3.13 | python3.14
+Depends: {depends}
 Section: admin
 Priority: optional
 Description: {summary}
  {description}
 """
+# a supported python3 or one of the others; python3 of jammy is 3.10.6-1, of a release candidate 3.15.0~rc1
+DEPENDS = ", ".join(
+    " | ".join((f"python3 ({bound})", *_ANY)) for bound in (f">= {PYTHONS[0]}", f"<< {_NEXT}~")
+)
 # try-restart: only a plugin that runs, so that the kubelet gets the new version's devices within seconds
 _POSTINST = """\
 #!/bin/sh
@@ -214,7 +244,9 @@ def deb(root: Path, output: Path, version: str) -> Path:
     scripts = {"preinst": _PREINST, "postinst": _POSTINST, "prerm": _PRERM, "postrm": _POSTRM}
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
     description = _DESCRIPTION.replace("\n", "\n ")
-    control = _CONTROL.format(version=version, size=size, summary=_SUMMARY, description=description)
+    control = _CONTROL.format(
+        version=version, size=size, depends=DEPENDS, summary=_SUMMARY, description=description
+    )
     write(root / "DEBIAN/control", control)
     write(root / "DEBIAN/conffiles", "/etc/gpunode/env\n")
     for name, text in scripts.items():
@@ -234,7 +266,7 @@ Release: 1
 Summary: {summary}
 License: Apache-2.0
 AutoReqProv: no
-Requires: (python3 >= 3.11 or python3.11 or python3.12 or python3.13 or python3.14)
+Requires: ({requires})
 %description
 {description}
 %install
@@ -267,13 +299,16 @@ fi
 """
 
 
+REQUIRES = " or ".join((f"(python3 >= {PYTHONS[0]} with python3 < {_NEXT})", *_ANY))
+
+
 def rpm(root: Path, output: Path, version: str) -> Path:
     """An rpm of the tree, built without the distribution's own post-processing."""
     listed = (path for path in (root / "usr").rglob("*") if not path.is_dir() or path.is_symlink())
     files = "\n".join(f"/{path.relative_to(root)}" for path in sorted(listed))
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
         spec = Path(name) / "gpunode.spec"
-        texts = {"summary": _SUMMARY, "description": _DESCRIPTION}
+        texts = {"summary": _SUMMARY, "requires": REQUIRES, "description": _DESCRIPTION}
         spec.write_text(_SPEC.format(version=version, root=root, files=files, **texts))
         macros = {
             "_topdir": name,

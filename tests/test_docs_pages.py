@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import re
 import shlex
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from fixtures.api_server import ApiServer
 from fixtures.machines import recorded_host
 from fixtures.scenario import Process, StubGpuInstance, mig_machine, mixed_layout, with_mig
+from gpunode.host.documents import toml
 from tests.cli import REPOSITORY, Ran, gpunode
 from tests.cluster import Gpunode, api, certificates, run
 from tests.mig.conftest import EXAMPLES, MigNode, mig_node
@@ -179,7 +179,7 @@ def test_image_is_built_from_existing_files() -> None:
     assert named and [word for word in named if f'write(top / "{word}"' not in packages] == []
     assert [word for word in named if not (REPOSITORY / "packaging" / word).exists()] == []
     assert "\nARG VERSION=\n" in text and '"ARG VERSION="' in packages
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    project = toml((REPOSITORY / "pyproject.toml").read_text())["project"]
     (extras,) = re.findall(r"\{wheel_file\}\[([\w,]+)\]", packages)
     assert set(extras.split(",")) == {"all"} <= set(project["optional-dependencies"])
     assert project["optional-dependencies"]["all"] == ["gpunode[metrics,kubernetes]"]

@@ -9,13 +9,13 @@ from pathlib import Path
 from tests.cli import REPOSITORY
 
 _OLD = """#!/bin/sh
-[ "$1" != -V ] || echo Python 3.10.12
+[ "$1" != -V ] || echo Python 3.8.10
 exit 1
 """
 
 
 def test_machine_with_an_old_python_gets_an_install_hint(tmp_path: Path) -> None:
-    """Ubuntu 22.04: `apt-get install python3` would install 3.10 again."""
+    """Ubuntu 20.04: `apt-get install python3` would install 3.8 again."""
     for name in ("bash", "cut", "dirname", "env", "sha256sum"):
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/false")
     (tmp_path / "python3").write_text(_OLD)
@@ -28,6 +28,6 @@ def test_machine_with_an_old_python_gets_an_install_hint(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 1
-    assert "needs Python 3.11 or newer; python3 is Python 3.10.12" in done.stderr
+    assert "needs Python 3.10 or newer; python3 is Python 3.8.10" in done.stderr
     assert "uv python install 3.12" in done.stderr and "python3.12-venv" in done.stderr
     assert "apt-get install python3)" not in done.stderr

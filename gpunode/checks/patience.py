@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 CHECK_SECONDS = 25.0  # NVML alone may take 20 (facts/node.py), and a daemon 3 before it
 DEEP_SECONDS = 90.0  # a container is started, and ended after half of that

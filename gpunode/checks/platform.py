@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from gpunode.checks import fixes
 from gpunode.checks.driver_packages import newer_for_kernel
@@ -385,7 +385,7 @@ def clock_skew(node: Node) -> Verdict:
     now = clock(node.host)
     if not now:
         return skip("the time of this recording is unknown")
-    day = datetime.fromtimestamp(now, UTC).date().isoformat()
+    day = datetime.fromtimestamp(now, timezone.utc).date().isoformat()
     if now < NOT_BEFORE:
         return warn(f"the clock is at {day}", seen("the system's clock", day))
     states = [node.units[name] for name in _TIME_SERVICES if name in node.units]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from gpunode.commands.session import Session, verb
 from gpunode.output.result import Result, Text
+from gpunode.output.typed import StrEnum
 
 VARIABLE = "_GPUNODE_COMPLETE"
 """Set by that script, with the shell's question, when Tab is pressed; read in `session.run_app`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +30,7 @@ from gpunode.output.result import (
     Progress,
     Result,
 )
+from gpunode.output.typed import StrEnum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -196,7 +196,7 @@ def overall(findings: tuple[Finding, ...]) -> str:
     statuses = {finding.status for finding in findings}
     for status in (FindingStatus.FAIL, FindingStatus.ERROR, FindingStatus.WARN):
         if status in statuses:
-            return status.value
+            return str(status)
     return "ok"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +30,7 @@ from gpunode.kubernetes.manifests import (
     runtime_class,
 )
 from gpunode.output.result import Result, Style, Text
+from gpunode.output.typed import StrEnum
 
 if TYPE_CHECKING:
     from gpunode.plugin.config.settings import Settings

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +23,7 @@ from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
 from gpunode.host.documents import MAX_STREAM_BYTES
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.typed import StrEnum
 from gpunode.plugin.config.gke import Left, WrongInput, documents
 from gpunode.plugin.config.gke import translate as gke_translate
 from gpunode.plugin.config.options import OPTIONS

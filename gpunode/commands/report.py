@@ -101,10 +101,10 @@ def _redaction(host: Host, recorder: RecordingHost, hidden: tuple[str, ...]) -> 
 
 def _name(envelope: dict[str, Any], host: Host) -> str:
     """Of letters, digits, dots and hyphens only: a host's name comes from a file."""
-    from datetime import UTC, datetime
+    from datetime import datetime, timezone
 
     node = re.sub(r"[^A-Za-z0-9.-]", "-", str(envelope["data"]["node"]["name"] or "node"))[:63].strip(".-")
-    when = datetime.fromtimestamp(host.now(), UTC)
+    when = datetime.fromtimestamp(host.now(), timezone.utc)
     return f"gpunode-report-{node or 'node'}-{when:%Y%m%d-%H%M%S}"
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -148,10 +148,8 @@ def verb(
 
     def register(function: Command) -> Command:
         function.__annotations__.pop("return", None)  # a name that only type checkers have
-        hints = get_type_hints(function, include_extras=True)
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        named = [one.replace(annotation=hints[one.name]) for one in parameters]
-        own = [one for one in named if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        own = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
         @functools.wraps(function)
         def call(context: typer.Context, **given: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,6 +73,7 @@ from gpunode.output.result import (
     Style,
     Text,
 )
+from gpunode.output.typed import StrEnum
 from gpunode.packages.toolkit import Goal
 from gpunode.runtime import find
 from gpunode.runtime.engine import Request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -29,6 +28,7 @@ from gpunode.gpu.vectoradd import Answer, DeviceResult, Plan
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.typed import StrEnum
 from gpunode.runtime.verify.container import ContainerOutcome, ContainerRequest, Verification
 from gpunode.runtime.verify.failures import without_driver
 from gpunode.runtime.verify.run import run_program

@@ -189,7 +189,8 @@ def _maker_is_dead(host: Host, pod: Json) -> bool:
 def _is_old(host: Host, pod: Json) -> bool:
     """Long past its own deadline, whatever the two clocks say."""
     try:
-        made = datetime.fromisoformat(str(pod["metadata"].get("creationTimestamp"))).timestamp()
+        created = str(pod["metadata"].get("creationTimestamp"))
+        made = datetime.strptime(created, "%Y-%m-%dT%H:%M:%S%z").timestamp()
         allowed = float((pod.get("spec") or {}).get("activeDeadlineSeconds") or 0)
     except (OverflowError, TypeError, ValueError):
         return False

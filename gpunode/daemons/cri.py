@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
 from gpunode.errors import DaemonError
@@ -19,6 +19,7 @@ from gpunode.host import Host
 if TYPE_CHECKING:
     import grpc
     from google.protobuf.message import Message
+    from typing_extensions import Self
 
     from gpunode.daemons.proto import cri_pb2 as pb
 

@@ -12,6 +12,7 @@ from typing import Any
 from gpunode.daemons.http import UnixHttp, decoded
 from gpunode.errors import DaemonError
 from gpunode.host import Host
+from gpunode.host.documents import toml
 
 DEFAULT_SOCKET = "/var/run/crio/crio.sock"
 _ANSWER_SECONDS = 10.0
@@ -33,12 +34,10 @@ class CrioApi:
 
     def config(self) -> dict[str, Any]:
         """The running configuration as a tree; `DaemonError` if the answer is no TOML."""
-        import tomllib
-
         text: str = self._get("config", str)
         try:
-            return tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            return toml(text)
+        except (ValueError, RecursionError) as error:
             raise DaemonError(
                 f"{self.socket} returned invalid TOML for /config: {error}",
                 hint=f"find the process that listens on it: ss -xlp src {self.socket}",

@@ -28,6 +28,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
+from gpunode.host.documents import toml
 
 # dockerd's daemon.json as text: its settings, syntax errors, and the socket that its daemon listens on.
 
@@ -605,13 +606,11 @@ def no_cgroups(host: Host, daemon: Daemon) -> bool:
 
 def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
     """A value of the toolkit configuration that dockerd's environment selects; None for broken files."""
-    import tomllib
-
     named = environment(host, daemon.process.pid).get(CONFIG_VARIABLE) if daemon.process else None
     uid = daemon.process.uid if daemon.process else None
     path = named or places(host, daemon.process, uid).toolkit_config
     text = reader(host, daemon).read_text(path) or host.read_text(DEFAULT_PATH) or ""
     try:
-        return dig(tomllib.loads(text), *keys)
-    except tomllib.TOMLDecodeError:
+        return dig(toml(text), *keys)
+    except ValueError:
         return None  # the command that edits the file reports what is wrong with it

@@ -148,9 +148,9 @@ def _is_driver(package: str) -> bool:
 
 
 def utc(seconds: float) -> str:
-    from datetime import UTC, datetime
+    from datetime import datetime, timezone
 
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def apt_changes(text: str) -> Iterator[Change]:
@@ -224,7 +224,8 @@ def _seconds(date: str) -> float | None:
     from datetime import datetime
 
     try:
-        return datetime.fromisoformat(date).timestamp()
+        form = "%Y-%m-%dT%H:%M:%S%z" if "T" in date else "%Y-%m-%d %H:%M:%S"
+        return datetime.strptime(date, form).timestamp()
     except ValueError:
         return None
 

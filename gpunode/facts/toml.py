@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpunode.errors import ConfigError
+from gpunode.host.documents import toml
 
 KeyPath = tuple[str, ...]
 _HEADER = re.compile(r"^([ \t]*)(\[\[?)([^\[\]].*?)\]\]?[ \t]*(?:#.*)?$")
@@ -21,16 +22,14 @@ def _dotted(key: re.Match[str]) -> str:
 
 def parse_toml(text: str, path: str) -> dict[str, Any]:
     """The plain tree of a TOML file; `ConfigError` with file, line and column, or if it is far too large."""
-    import tomllib
-
     if len(text) > LARGEST:
         raise ConfigError(
             f"{path} has {len(text) >> 10} KB, too large for an engine's configuration",
             hint=f"inspect the file: head -c 500 {path}",
         )
     try:
-        return tomllib.loads(text.removeprefix(BYTE_ORDER_MARK))
-    except tomllib.TOMLDecodeError as error:
+        return toml(text.removeprefix(BYTE_ORDER_MARK))
+    except ValueError as error:
         position = re.search(r"^(.*?) \(at line (\d+), column (\d+)\)$", str(error))
         end = (max(1, len(text.splitlines())), 1)
         line, column = (int(position[2]), int(position[3])) if position else end
@@ -131,11 +130,9 @@ def place(path: str, line: int) -> str:
 
 def _keys(text: str) -> KeyPath | None:
     """The key path of one line of TOML that has no value of its own."""
-    import tomllib
-
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        tree = toml(text)
+    except ValueError:
         return None
     path = []
     while isinstance(tree, dict) and tree:

@@ -44,9 +44,18 @@ def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
     """Arguments that run a module of this package with this Python.
 
     ``-P`` keeps the current directory off the module path: a file there named like a module of the standard
-    library must not run with the rights of the user who calls gpunode.
+    library must not run with the rights of the user who calls gpunode. Python 3.10 lacks it.
     """
-    return (sys.executable, "-P", "-m", module, *arguments)
+    if sys.version_info >= (3, 11):
+        return (sys.executable, "-P", "-m", module, *arguments)
+    return (sys.executable, "-c", _WITHOUT_DIRECTORY, module, *arguments)
+
+
+# sys is part of the interpreter; all other imports come after the empty entry, which ``-c`` adds, is removed
+_WITHOUT_DIRECTORY = (
+    "import sys; sys.path.remove(''); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
 
 class ChildFailure(Exception):

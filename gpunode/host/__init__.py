@@ -36,7 +36,8 @@ from gpunode.host.recording import RECORDING
 
 if TYPE_CHECKING:
     import socket
-    from typing import Self
+
+    from typing_extensions import Self
 
     from gpunode.host.waiting import Waiter
 
@@ -424,7 +425,7 @@ class Host(ReadingHost):
         import shutil
 
         with suppress(OSError), self._held(path) as place:
-            shutil.rmtree(place.name, ignore_errors=True, dir_fd=place.directory)
+            shutil.rmtree(f"{named(place.directory)}/{place.name}", ignore_errors=True)
 
     @contextmanager
     def temporary_directory(self) -> Iterator[Path]:

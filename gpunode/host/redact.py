@@ -107,7 +107,7 @@ def _in_texts() -> tuple[_Rule, ...]:
     flags = re.IGNORECASE | re.MULTILINE
     pem = r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----(?! REDACTED).*?(?:-----END [A-Z ]*-----|\Z)"
     return (
-        ((), "|".join(f"(?:{one})" for one in _KNOWN), re.NOFLAG, HIDDEN),
+        ((), "|".join(f"(?:{one})" for one in _KNOWN), re.RegexFlag(0), HIDDEN),
         (("]\n",), toml, flags, _section),
         (("{",), braces, flags, _section),
         ((":",), indented, flags, _section),
@@ -155,7 +155,7 @@ def _in_lines() -> tuple[_Rule, ...]:
         (("=", ":"), rf"(?P<open>{key}\\?[\"']?[ \t]*[=:][ \t]*){value}", flags, _pair),
         (("-",), flag, flags, _pair),
         (("-e", "--env"), option + assigned, flags, _variable_option),
-        (("-u", "user", "creds"), rf"({account}[^\s:%\0=]{{1,80}}[:%])[^\s\0]+", re.NOFLAG, kept),
+        (("-u", "user", "creds"), rf"({account}[^\s:%\0=]{{1,80}}[:%])[^\s\0]+", re.RegexFlag(0), kept),
         (("identified",), identified, flags, kept),
         ((), rf"\b({said})[\"']?[^\s\"',;]+", flags, kept),
         ((), rf"(^[ \t]*{alone}[ \t]+)(?![=:])\S+", flags, kept),

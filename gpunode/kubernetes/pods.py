@@ -9,10 +9,10 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from gpunode.kubernetes.api import one_line
+from gpunode.output.typed import StrEnum
 
 # Messages are matched as kube-scheduler, kubelet, containerd, CRI-O and admission write them (Kubernetes 1.20
 # to 1.36); an unknown one is reported as it is.

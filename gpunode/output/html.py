@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def body(report: Report) -> Iterator[str]:
 
 def _header(report: Report) -> Iterator[str]:
     node = report.data["node"]
-    when = datetime.fromtimestamp(report.data["at"], UTC)
+    when = datetime.fromtimestamp(report.data["at"], timezone.utc)
     yield '<a class="jump" href="#main">Skip to the findings</a>'
     yield f'<header class="top {report.mood}">'
     yield f'<p class="where">gpunode doctor · <time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">'

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from threading import RLock, Timer
 from typing import Any, TextIO
 
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.output.result import Block, Cell, Diff, Result, Style, Table, Text
+from gpunode.output.typed import StrEnum
 
 # Output formats and colour. They come first, because the command line needs them before anything else.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Any, Protocol
 
-from gpunode.output.typed import plain
+from gpunode.output.typed import StrEnum, plain
 
 API_VERSION = "gpunode/v1"
 

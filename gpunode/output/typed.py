@@ -49,6 +49,12 @@ def camel(name: str) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
+class StrEnum(str, Enum):
+    """As enum.StrEnum, which Python 3.10 lacks: a member is printed as its value."""
+
+    __str__ = str.__str__
+
+
 class PlainError(ValueError):
     """Data of another shape; the message starts with the keys that lead to it, such as ``gpus[0].uuid``."""
 

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.output.result import ExitCode, Progress
+from gpunode.output.typed import StrEnum
 
 
 class PackagesError(GpunodeError):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.packages import read_sources
 from gpunode.facts.tables import table
 from gpunode.host import Host
+from gpunode.output.typed import StrEnum
 from gpunode.packages.apt import Apt
 from gpunode.packages.manager import FileChange, Manager
 from gpunode.packages.openpgp import armored, fingerprints

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from threading import Lock
 from typing import TextIO
 
@@ -51,7 +51,7 @@ def silent_log() -> Log:
     return Log(logging.NullHandler())
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # generic only from Python 3.11 on
     def handleError(self, record: logging.LogRecord) -> None:
         """Raise what is a defect of ours; a full disk or a closed stream must not stop the service."""
         error = sys.exc_info()[1]
@@ -71,7 +71,7 @@ class LineFormatter(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        created = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        created = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         time = {} if self._journal and not self._as_json else {"time": created.replace("+00:00", "Z")}
         fields = {"level": record.levelname.lower(), "msg": record.getMessage(), **vars(record)["fields"]}
         text = json_line({**time, **fields}) if self._as_json else line({**time, **fields})

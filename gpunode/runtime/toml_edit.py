@@ -2,8 +2,8 @@
 
 tomlkit 0.13 to 0.15 moves keys between tables on some valid files (dotted keys beside headers, children
 before their parents) without an error. So the change is made twice, on the plain tree and on the document;
-the document is dumped, parsed again by tomllib and compared. If it differs, the change is tried as plain
-lines of text, compared again; if that differs too, the file is refused and not changed.
+the document is dumped, parsed again by Python's own parser and compared. If it differs, the change is tried
+as plain lines of text, compared again; if that differs too, the file is refused and not changed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.facts.toml import BYTE_ORDER_MARK, dig, dotted_into, headers, key_lines, parse_toml
+from gpunode.host.documents import toml
 from gpunode.runtime.trees import Edit, Mutation, Remove, Set, Tree, edits, mutated, same
 
 # Changing TOML as lines of text, for files that tomlkit can't edit; toml_edit.py checks the result.
@@ -211,11 +212,9 @@ def document(tree: Tree, path: str, heading: str = "") -> str:
 
 
 def _is(text: str, desired: Tree) -> bool:
-    import tomllib
-
     try:
-        return same(tomllib.loads(text), desired)
-    except tomllib.TOMLDecodeError:
+        return same(toml(text), desired)
+    except ValueError:
         return False
 
 
@@ -240,11 +239,9 @@ def _beside_comments(text: str, changes: Sequence[Edit]) -> str | None:
 
 
 def _parses(text: str) -> bool:
-    import tomllib
-
     try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        toml(text)
+    except ValueError:
         return False
     return True
 

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import subprocess
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from gpunode.commands import configure_runtime, journal, toolkit_config, unconfigure_runtime
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
+from gpunode.host.documents import toml
 from gpunode.host.journal import KEEP, Journal
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import Diff, ExitCode, Result
@@ -125,7 +125,7 @@ def test_previous_default_is_restored_after_an_edit_of_the_file(root: Path, conf
         stream.write("\n[grpc]\nuid = 1\n")
     host = Host(root, environ={})
     unconfigure_runtime.unconfigure(host, Request(("containerd",)), SilentProgress())
-    tree = tomllib.loads((root / CONTAINERD).read_text())
+    tree = toml((root / CONTAINERD).read_text())
     containerd = tree["plugins"][P2]["containerd"]
     assert containerd["default_runtime_name"] == "crun" and set(containerd["runtimes"]) == {"crun"}
     assert tree["grpc"] == {"uid": 1}
@@ -139,7 +139,7 @@ def test_options_are_copied_from_the_default_runtime_except_kata(root: Path, con
         f'[plugins."{P2}".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
     )
     configure("containerd")
-    runtimes = tomllib.loads((root / CONTAINERD).read_text())["plugins"][P2]["containerd"]["runtimes"]
+    runtimes = toml((root / CONTAINERD).read_text())["plugins"][P2]["containerd"]["runtimes"]
     assert runtimes["nvidia"] == {
         "runtime_type": "io.containerd.runc.v2",
         "options": {"SystemdCgroup": True, "BinaryName": "/usr/bin/nvidia-container-runtime"},
@@ -149,7 +149,7 @@ def test_options_are_copied_from_the_default_runtime_except_kata(root: Path, con
 def test_old_containerd_keeps_its_builtin_runc(root: Path, configure: Configure) -> None:
     (root / CONTAINERD).write_text("version = 2\n")
     configure("containerd")
-    runtimes = tomllib.loads((root / CONTAINERD).read_text())["plugins"][P2]["containerd"]["runtimes"]
+    runtimes = toml((root / CONTAINERD).read_text())["plugins"][P2]["containerd"]["runtimes"]
     assert set(runtimes) == {"runc", "nvidia"}
 
 
@@ -172,7 +172,7 @@ def test_containerd_2_gets_a_drop_in_of_the_main_files_version(
     before = f"# mine\nversion = {version}\n\n[grpc]\nuid = 0\n"
     (root / CONTAINERD).write_text(before)
     configure("containerd")
-    drop_in = tomllib.loads((root / "etc/containerd/conf.d/99-nvidia.toml").read_text())
+    drop_in = toml((root / "etc/containerd/conf.d/99-nvidia.toml").read_text())
     assert drop_in["version"] == version
     assert set(drop_in["plugins"][plugin]["containerd"]["runtimes"]) == {"nvidia"}
     main = (root / CONTAINERD).read_text()
@@ -198,7 +198,7 @@ def test_new_file_uses_the_kubelets_cgroup_driver(root: Path, configure: Configu
     kubelet.parent.mkdir(parents=True)
     kubelet.write_text("kind: KubeletConfiguration\ncgroupDriver: systemd\n")
     configure("containerd")
-    tree = tomllib.loads((root / CONTAINERD).read_text())
+    tree = toml((root / CONTAINERD).read_text())
     runtimes = tree["plugins"][P2]["containerd"]["runtimes"]
     assert tree["version"] == 2
     assert [runtimes[name]["options"]["SystemdCgroup"] for name in ("runc", "nvidia")] == [True, True]
@@ -207,7 +207,7 @@ def test_new_file_uses_the_kubelets_cgroup_driver(root: Path, configure: Configu
 def test_file_without_version_but_with_plugins_keeps_version_1(root: Path, configure: Configure) -> None:
     (root / CONTAINERD).write_text('[plugins.cri]\nsandbox_image = "p"\n')
     result = configure("containerd")
-    tree = tomllib.loads((root / CONTAINERD).read_text())
+    tree = toml((root / CONTAINERD).read_text())
     assert "version" not in tree and "nvidia" in tree["plugins"]["cri"]["containerd"]["runtimes"]
     assert data(result).config_version == 1
     set_release(root, "2.1.9")
@@ -492,7 +492,7 @@ def test_dry_run_reports_the_missing_toolkit(root: Path, configure: Configure) -
 def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Configure) -> None:
     file = root / CONTAINERD
     file.write_text(f'version = 2\n[plugins."{P2}".containerd.runtimes.runc]\nruntime_type = "r"\n')
-    before = tomllib.loads(file.read_text())
+    before = toml(file.read_text())
     configure("containerd", set_as_default=True)
     file.write_text("# edited since\n" + file.read_text())
     unconfigure_runtime.unconfigure(
@@ -500,4 +500,4 @@ def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Co
         Request(("containerd",)),
         SilentProgress(),
     )
-    assert tomllib.loads(file.read_text()) == before
+    assert toml(file.read_text()) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from gpunode.facts.writers import (
     generated_copy,
     nvidia_writer,
 )
+from gpunode.host.documents import toml
 
 P2 = "io.containerd.grpc.v1.cri"
 MAIN = f"""\
@@ -64,7 +64,7 @@ BinaryName = "/usr/bin/nvidia-container-runtime"
 
 
 def tree(text: str) -> dict[str, Any]:
-    return tomllib.loads(text)
+    return toml(text)
 
 
 def test_copy_of_the_section_is_recognized_and_agrees_at_first() -> None:

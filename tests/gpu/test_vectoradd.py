@@ -12,6 +12,7 @@ import pytest
 import gpunode
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
 from gpunode.gpu import vectoradd
+from gpunode.gpu.child import module_argv
 from gpunode.gpu.vectoradd import PROGRAM_FILES, arguments, longest_run, read_answer
 from tests.gpu.children import run_python
 
@@ -151,7 +152,7 @@ def test_kernel_targets_the_oldest_driver():
 def test_result_is_one_json_line(alone, make_node):
     node = make_node(machine(1))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", vectoradd.MODULE],
+        module_argv(vectoradd.MODULE),
         env={**os.environ, **node.env},
         capture_output=True,
         check=True,

@@ -7,13 +7,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpunode.facts.daemons import parse_version
+from gpunode.host.documents import toml
 from tests.integration.corpus_cells import NAME, Cell, Tree
 from tests.integration.forked_cli import ForkedCli
 
@@ -47,7 +47,7 @@ class Containerd:
         """
         binary = shutil.which("containerd", path=self.path) or "containerd"
         done = cli.program(binary, "--config", str(main), "config", "dump", env={})
-        tree = tomllib.loads(done.out) if done.code == 0 else None
+        tree = toml(done.out) if done.code == 0 else None
         plain = (one for one in (tree or {}).get("imports", []) if "*" not in one)
         return tree if all(Path(main.parent, one).exists() for one in plain) else None
 

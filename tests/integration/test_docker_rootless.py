@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from fixtures.images import busybox_archive
 from fixtures.rootless import UID, Rootless, Unavailable, rootless_docker
 from gpunode.daemons.docker import DockerApi
 from gpunode.host import Host
+from gpunode.host.documents import toml
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE
 
@@ -57,7 +57,7 @@ def test_rootless_docker_is_configured_and_rolled_back_by_its_user(docker: Rootl
     assert done["restart"]["command"] == "systemctl --user restart docker.service"
     assert docker.calls() == RESTART
     toolkit = docker.home / TOOLKIT
-    assert tomllib.loads(toolkit.read_text())["nvidia-container-cli"]["no-cgroups"] is True
+    assert toml(toolkit.read_text())["nvidia-container-cli"]["no-cgroups"] is True
     assert {path.stat().st_uid for path in (toolkit, toolkit.parent)} == {UID}
 
     again = data(docker, "configure-runtime")

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -219,7 +219,7 @@ def test_end_date_of_a_certificate_is_read(kubelets: tuple[Path, str]) -> None:
     printed = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     found = certificate(kubelets[1], kubelets[0].parent)
     assert found is not None
-    shown = datetime.fromtimestamp(found.ends, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    shown = datetime.fromtimestamp(found.ends, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
     assert printed.strip() == f"notAfter={shown}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
+from gpunode.host.documents import toml
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import runtime_table
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
@@ -52,7 +52,7 @@ def test_missing_file_gets_the_version_that_the_release_writes(
     tmp_path: Path, release: str, version: int
 ) -> None:
     plan = Node(tmp_path, release).plan()
-    written = {path: tomllib.loads(text) for path, text in texts(plan).items()}
+    written = {path: toml(text) for path, text in texts(plan).items()}
     assert plan.config_version == version
     assert {tree["version"] for tree in written.values()} == {version}
     assert set(written) == ({MAIN} if version == 2 else {MAIN, DROP_IN})
@@ -62,7 +62,7 @@ def test_missing_file_gets_the_version_that_the_release_writes(
 def test_drop_in_has_the_main_files_version_on_2_3(tmp_path: Path, version: int) -> None:
     node = Node(tmp_path, "2.3.4")  # refuses to start with an import of a higher version
     node.write(MAIN, f"version = {version}\n")
-    drop_in = tomllib.loads(texts(node.plan())[DROP_IN])
+    drop_in = toml(texts(node.plan())[DROP_IN])
     assert drop_in["version"] == version
     assert set(drop_in["plugins"]) == {P2 if version == 2 else P3}
 
@@ -72,7 +72,7 @@ def test_version_1_gets_a_drop_in_of_version_1_on_2_3(tmp_path: Path, text: str)
     node = Node(tmp_path, "2.3.4")
     node.write(MAIN, text)
     changed = texts(node.plan())
-    drop_in = tomllib.loads(changed[DROP_IN])
+    drop_in = toml(changed[DROP_IN])
     assert drop_in["version"] == 1 and set(drop_in["plugins"]) == {"cri"}
     assert changed[MAIN].replace('imports = ["/etc/containerd/conf.d/*.toml"]\n', "") == text
 
@@ -81,7 +81,7 @@ def test_file_without_version_keeps_short_names_if_they_are_read(tmp_path: Path)
     text = 'disabled_plugins = ["aufs", "cri"]\n'
     node = Node(tmp_path, "1.7.24")
     node.write(MAIN, text)
-    after = tomllib.loads(texts(node.plan())[MAIN])
+    after = toml(texts(node.plan())[MAIN])
     assert after["disabled_plugins"] == ["aufs"] and "version" not in after
     assert "nvidia" in after["plugins"]["cri"]["containerd"]["runtimes"]
     with pytest.raises(ConfigError, match=r"config\.toml:1: .*short name 'aufs'.* ignores"):
@@ -136,7 +136,7 @@ def test_each_file_may_have_its_own_version_on_2_3(tmp_path: Path) -> None:
     node = Node(tmp_path, "2.3.5")
     node.write(MAIN, 'version = 4\nimports = ["o.toml"]\n')
     node.write("/etc/containerd/o.toml", f'version = 2\n[plugins."{P2}"]\nsandbox_image = "p"\n')
-    assert tomllib.loads(texts(node.plan())[DROP_IN])["version"] == 4
+    assert toml(texts(node.plan())[DROP_IN])["version"] == 4
 
 
 def test_drop_in_that_needs_a_copy_is_refused_on_containerd_1(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_foreign_drop_in_that_is_not_imported_does_not_become_effective(tmp_path
     ):
         node.plan()
     node.write(DROP_IN, f'version = 2\n[plugins."{P2}".containerd.runtimes.nvidia]\nruntime_type = "x"\n')
-    drop_in = tomllib.loads(texts(node.plan())[DROP_IN])  # only the runtime, of another version: rewritten
+    drop_in = toml(texts(node.plan())[DROP_IN])  # only the runtime, of another version: rewritten
     assert drop_in["version"] == 3 and set(drop_in["plugins"]) == {P3}
 
 
@@ -197,7 +197,7 @@ def test_previous_default_is_restored_only_if_no_other_file_sets_it(tmp_path: Pa
     node.write(MAIN, f'version = 3\nimports = ["conf.d/*.toml", "{DROP_IN}"]\n{crun}')
     node.write(DROP_IN, nvidia)
     changed = texts(node.engine().plan_removal(UnwantedConfig(("nvidia",), "crun"), None))
-    assert changed[DROP_IN] == "" and tomllib.loads(changed[MAIN])["imports"] == ["conf.d/*.toml"]
+    assert changed[DROP_IN] == "" and toml(changed[MAIN])["imports"] == ["conf.d/*.toml"]
     node.write(MAIN, 'version = 3\nimports = ["conf.d/*.toml"]\n')
     changed = texts(node.engine().plan_removal(UnwantedConfig(("nvidia",), "crun"), None))
     assert changed == {DROP_IN: nvidia.replace('"nvidia"', '"crun"')}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from fixtures.crio import make_node
 from gpunode.errors import ConfigError, DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.crio import find_crio
 from gpunode.host import Host
+from gpunode.host.documents import toml
 from gpunode.host.journal import FileEdit
 from gpunode.runtime.crio import CrioEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
@@ -43,7 +43,7 @@ def edits(plan: Plan) -> dict[str, str]:
 
 def handler(plan: Plan, name: str = "nvidia") -> dict[str, Any]:
     edit = next(edit for edit in plan.edits if edit.path == DROP_IN)
-    table = tomllib.loads((edit.after or b"").decode())["crio"]["runtime"]["runtimes"][name]
+    table = toml((edit.after or b"").decode())["crio"]["runtime"]["runtimes"][name]
     assert isinstance(table, dict)
     return table
 
@@ -126,10 +126,7 @@ def test_leftover_with_foreign_settings_keeps_them(tmp_path: Path) -> None:
     plan = engine(root).plan(NVIDIA, None)
     assert edits(plan)[f"{DROP_IN}.bak"] == "updated"
     after = next(edit.after for edit in plan.changed if edit.path.endswith(".bak"))
-    assert (
-        tomllib.loads((after or b"").decode()) == {"crio": {"image": {"pause_image": "p"}}}
-        and backup.exists()
-    )
+    assert toml((after or b"").decode()) == {"crio": {"image": {"pause_image": "p"}}} and backup.exists()
 
 
 def test_temporary_file_of_a_killed_write_is_a_leftover(tmp_path: Path) -> None:
@@ -209,7 +206,7 @@ def test_toolkit_gets_the_runtime_paths_of_crio(tmp_path: Path) -> None:
     plan = engine(root).plan(NVIDIA, None)
     after = next(edit.after or b"" for edit in plan.changed if edit.path == TOOLKIT).decode()
     listed = ["/usr/libexec/crio/crun", "/usr/libexec/crio/runc", "runc", "crun"]
-    assert tomllib.loads(after) == {"nvidia-container-runtime": {"runtimes": listed, "mode": "auto"}}
+    assert toml(after) == {"nvidia-container-runtime": {"runtimes": listed, "mode": "auto"}}
     assert "# ours" in after and "# names" in after
     write(root, TOOLKIT, after)
     assert TOOLKIT not in edits(engine(root).plan(NVIDIA, None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from fixtures.crio_stub import effective, files, to_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
+from gpunode.host.documents import toml
 from gpunode.runtime.crio import CrioEngine
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 
@@ -72,7 +72,7 @@ def default_without_nvidia(root: Path) -> str:
     """The default of the last file that names none of NVIDIA's."""
     name = "crun"
     for path in files(str(root / "etc/crio/crio.conf"), str(root / "etc/crio/crio.conf.d")):
-        named = tomllib.loads(path.read_text()).get("crio", {}).get("runtime", {}).get("default_runtime")
+        named = toml(path.read_text()).get("crio", {}).get("runtime", {}).get("default_runtime")
         name = named if named and named not in NAMES else name
     return name
 

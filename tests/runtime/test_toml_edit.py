@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.host import Host
+from gpunode.host.documents import toml
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import State
 from gpunode.runtime.containerd_plan import Removal, configured, removed
@@ -33,8 +33,8 @@ def add_runtime(tree: Tree) -> None:
 def test_dotted_key_before_a_scalar_is_kept() -> None:
     # tomlkit 0.15.2 alone moves `root` into the new table here
     text = f'version = 2\nplugins."{P2}".sandbox_image = "p"\nroot = "/x"\n'
-    after = tomllib.loads(toml_edit.edit(text, add_runtime, "config.toml"))
-    assert after == mutated(tomllib.loads(text), add_runtime)
+    after = toml(toml_edit.edit(text, add_runtime, "config.toml"))
+    assert after == mutated(toml(text), add_runtime)
     assert after["root"] == "/x"
 
 
@@ -145,7 +145,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     text: str, default: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tmp = tmp_path_factory.mktemp("toml")
-    before = tomllib.loads(text)
+    before = toml(text)
     desired = DesiredConfig((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),), default)
     try:
         after = configured(_state(text, (1, 6), tmp), desired).texts["/etc/containerd/config.toml"]
@@ -153,7 +153,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
         assert error.code == "toml-guard"
         return
     assert after is not None
-    tree = tomllib.loads(after)
+    tree = toml(after)
     table = tree["plugins"][P2]["containerd"]
     assert table["runtimes"].pop("nvidia")["options"]["BinaryName"] == desired.handlers[0].path
     if default:
@@ -167,7 +167,7 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     removal = Removal(_state(after, (1, 6), tmp), UnwantedConfig(("nvidia",)), lambda one, other: None)
     back = removed(removal).texts["/etc/containerd/config.toml"]
     assert back is not None
-    left = tomllib.loads(back)
+    left = toml(back)
     if not spelled:
         left["plugins"][P2]["containerd"]["runtimes"].pop("runc")
     assert _pruned(left) == _pruned(before)
@@ -189,15 +189,15 @@ def test_drop_in_contains_only_ours_and_is_removed_again(
     desired = DesiredConfig(THREE, default, cdi)
     state = _state(text, release, tmp)
     texts = dict(configured(state, desired).texts)
-    drop_in = tomllib.loads(texts[state.drop_in] or "")
+    drop_in = toml(texts[state.drop_in] or "")
     cri = drop_in["plugins"][plugin]
     assert drop_in["version"] == version and drop_in.keys() == {"version", "plugins"}
     assert cri["containerd"]["runtimes"].keys() == {handler.name for handler in THREE}
     assert cri.keys() == {"containerd"} and ("default_runtime_name" in cri["containerd"]) is default
     tables = [dict(table, options=None) for table in cri["containerd"]["runtimes"].values()]
     assert tables[0] == tables[1] == tables[2]
-    main = tomllib.loads(texts[state.config.path] or "")
-    assert main.pop("imports") == ["/etc/containerd/conf.d/*.toml"] and main == tomllib.loads(text)
+    main = toml(texts[state.config.path] or "")
+    assert main.pop("imports") == ["/etc/containerd/conf.d/*.toml"] and main == toml(text)
     again = _with_drop_in(texts, release, tmp)
     assert not configured(again, desired).texts
     removal = Removal(
@@ -205,7 +205,7 @@ def test_drop_in_contains_only_ours_and_is_removed_again(
     )
     left = removed(removal).texts
     assert left[state.drop_in] is None
-    assert tomllib.loads(left[state.config.path] or "") == tomllib.loads(text)
+    assert toml(left[state.config.path] or "") == toml(text)
 
 
 def _with_drop_in(texts: dict[str, str | None], release: tuple[int, ...], tmp: Path) -> State:
@@ -233,7 +233,7 @@ def test_line_ends_and_byte_order_mark_are_kept() -> None:
     assert after.startswith("\ufeffversion = 2\r\n") and after.count("\ufeff") == 1
     assert after.count("\n") == after.count("\r\n") > text.count("\n")
     body = text.removeprefix("\ufeff")
-    assert tomllib.loads(after.removeprefix("\ufeff")) == mutated(tomllib.loads(body), add_runtime)
+    assert toml(after.removeprefix("\ufeff")) == mutated(toml(body), add_runtime)
 
 
 def test_missing_import_is_refused(tmp_path: Path) -> None:

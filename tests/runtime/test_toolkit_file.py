@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from gpunode.errors import ConfigError
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import KEYS, Key, names_in, parsed, wrong
+from gpunode.host.documents import toml
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
 # the form in which NVIDIA's packages ship it (Debian, toolkit 1.17)
@@ -85,7 +85,7 @@ def files(draw: st.DrawFn) -> str:
 
 
 def loaded(text: str) -> dict[str, Any]:
-    return tomllib.loads(text.removeprefix("\ufeff"))
+    return toml(text.removeprefix("\ufeff"))
 
 
 @how(max_examples=40)

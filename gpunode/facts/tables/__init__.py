@@ -32,9 +32,9 @@ class Table:
 
     def age_days(self, now: float) -> int:
         """Whole days from its date until `now`, seconds since the epoch; 0 for a clock that is behind."""
-        from datetime import UTC, datetime
+        from datetime import datetime, timezone
 
-        made = datetime.fromisoformat(self.date).replace(tzinfo=UTC).timestamp()
+        made = datetime.fromisoformat(self.date).replace(tzinfo=timezone.utc).timestamp()
         return max(0, int((now - made) // _DAY_SECONDS))
 
 

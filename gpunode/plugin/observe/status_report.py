@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from gpunode.daemons.pod_resources import Holding
 from gpunode.facts.device_plugins import all_foreign, unit_of
@@ -301,6 +301,6 @@ def _trouble(problem: Problem | None) -> Trouble | None:
 def utc_time(seconds: float) -> str:
     """2026-05-01T12:00:00Z; empty for a time that isn't known, or can't be one."""
     try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else ""
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else ""
     except (ValueError, OverflowError, OSError):
         return ""

@@ -21,6 +21,7 @@ from gpunode.facts.crio import DEFAULT_SOCKET, compiled_default, drop_in_directo
 from gpunode.facts.daemons import Daemon, parse_version
 from gpunode.facts.toml import dig
 from gpunode.host import Host
+from gpunode.host.documents import toml
 from gpunode.output.result import Progress
 from gpunode.runtime.find import FINDERS
 from gpunode.runtime.verify.container import (
@@ -283,12 +284,10 @@ def _pause_name(host: Host, status: CriStatus, daemon: Daemon | None) -> str:
     name = _text(status.config.get("sandboxImage"))
     if name or daemon is None or daemon.binary is None:
         return name
-    import tomllib
-
     done = host.run((daemon.binary, "--config", daemon.config_path, "config", "dump"))
     try:
-        tree: Any = tomllib.loads(done.stdout) if done.ok else {}
-    except tomllib.TOMLDecodeError:
+        tree: Any = toml(done.stdout) if done.ok else {}
+    except ValueError:
         return ""
     for key in ("plugins", "io.containerd.cri.v1.images", "pinned_images", "sandbox"):
         tree = _table(tree).get(key)
