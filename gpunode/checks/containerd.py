@@ -347,6 +347,7 @@ def _in_file(node: Node, config: ContainerdConfig, name: str) -> Evidence:
 
 
 def cri_handlers(node: Node) -> tuple[str, ...] | None:
+    """Handlers of the running containerd; None if it doesn't report them."""
     try:
         return tuple(name for name in node.cri.handlers if name)
     except DaemonError:

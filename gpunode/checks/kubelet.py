@@ -21,12 +21,11 @@ from gpunode.checks.model import (
 )
 from gpunode.checks.units import seen_unit
 from gpunode.errors import DaemonError, GpunodeError
-from gpunode.facts import disk, kubelet
+from gpunode.facts import kubelet
 from gpunode.facts.device_plugins import plugin_answers
-from gpunode.facts.disk import Place
 from gpunode.facts.engines import containerd_role, crio_role, docker_role
 from gpunode.facts.gpu_use import holders
-from gpunode.facts.kubelet import DEVICE_PLUGINS, Kubelet, sockets_in
+from gpunode.facts.kubelet import DEVICE_PLUGINS, Disk, Kubelet, sockets_in
 from gpunode.facts.node import Node
 from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
@@ -238,7 +237,7 @@ def disk_pressure(node: Node) -> Verdict:
     """Below its limits the kubelet evicts pods, deletes images and accepts no new pods (DiskPressure). CUDA
     images take 5 to 25 GB: unpacking one fails with 'no space left on device'.
     """
-    places = disk.places(node.host, dict.fromkeys(_disks_in_use(node)))
+    places = kubelet.disks(node.host, dict.fromkeys(_disks_in_use(node)))
     if not places:
         return skip("no data directory of an engine or a kubelet can be read")
     limits = _limits(node)
@@ -295,25 +294,25 @@ def _limits(node: Node) -> Mapping[str, str]:
     if more := known.process.option("--config-dir"):
         places += node.host.glob(more, "*")
     texts = [node.host.read_text(path) or "" for path in ([given, *places] if given else places)]
-    found = disk.limits(texts, known.process)
-    return found or (disk.DEFAULTS if known.process.name == "kubelet" else {})
+    found = kubelet.eviction_limits(texts, known.process)
+    return found or (kubelet.EVICTION_DEFAULTS if known.process.name == "kubelet" else {})
 
 
-def _below(place: Place, limits: Mapping[str, str]) -> Iterator[Evidence]:
+def _below(place: Disk, limits: Mapping[str, str]) -> Iterator[Evidence]:
     room = place.room
     limit = limits.get(f"{place.signal}.available", "")
-    least = disk.amount(limit, room.size)
+    least = kubelet.amount(limit, room.size)
     if least is not None and room.left < least:
         yield seen(
             place.path, f"{_size(room.left)} of {_size(room.size)} free; the kubelet's limit is {limit}"
         )
     limit = limits.get(f"{place.signal}.inodesFree", "")
-    least = disk.amount(limit, room.inodes)
+    least = kubelet.amount(limit, room.inodes)
     if least is not None and room.inodes and room.inodes_left < least:
         yield seen(place.path, f"{room.inodes_left} of {room.inodes} inodes free; the limit is {limit}")
 
 
-def _shown(place: Place) -> Evidence:
+def _shown(place: Disk) -> Evidence:
     return seen(place.path, f"{_size(place.room.left)} of {_size(place.room.size)} free")
 
 

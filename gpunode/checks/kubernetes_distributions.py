@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.checks import fixes
+from gpunode.checks.containerd import cri_handlers
 from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
@@ -195,19 +196,21 @@ def _daemon(node: Node) -> Daemon | None:
     return found if found is not None and found.manager in ("k3s", "rke2") else None
 
 
-def _handlers(node: Node) -> tuple[str, ...] | None:
-    """Handlers of the running containerd; None if it doesn't report them."""
-    try:
-        return tuple(name for name in node.cri.handlers if name)
-    except DaemonError:
-        return None
-
-
 def _blind(node: Node, handlers: tuple[str, ...] | None) -> bool:
     """Whether GPUs need a handler on this node and none exists."""
     if handlers is None or any(name.startswith("nvidia") for name in handlers):
         return False
     return taken_way(node, cdi=node.cri.config.get("enableCDI") is True) is None
+
+
+def _without_nvidia(node: Node, daemon: Daemon, passed: str) -> tuple[str, ...] | Verdict:
+    """The handlers of a containerd that lacks one for nvidia although GPUs need it; else a verdict."""
+    handlers = cri_handlers(node)
+    if handlers is None:
+        return skip("the running containerd doesn't report its handlers")
+    if any(name.startswith("nvidia") for name in handlers):
+        return ok(f"{daemon.manager} {passed}")
+    return handlers if _blind(node, handlers) else skip(_OTHER_WAY)
 
 
 def _templates(node: Node, daemon: Daemon) -> Mapping[str, str]:
@@ -246,13 +249,9 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
     daemon = _daemon(node)
     if daemon is None or daemon.process is None:
         return skip(_OTHERS)
-    handlers = _handlers(node)
-    if handlers is None:
-        return skip("the running containerd doesn't report its handlers")
-    if any(name.startswith("nvidia") for name in handlers):
-        return ok(f"{daemon.manager} has detected the nvidia runtime")
-    if not _blind(node, handlers):
-        return skip(_OTHER_WAY)
+    handlers = _without_nvidia(node, daemon, "has detected the nvidia runtime")
+    if isinstance(handlers, Verdict):
+        return handlers
     places = (f"{place}/{_RUNTIME}" for place in _SEARCHED)
     path = next((one for one in places if node.host.executable(one)), None)
     if path is None or any(_BASE not in text for text in _templates(node, daemon).values()):
@@ -301,7 +300,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
     if used not in templates:
         return _unread(node, f"{directory}/{_NEW}", f"containerd {version}", daemon)
     text = templates[used]
-    handlers = _handlers(node)
+    handlers = cri_handlers(node)
     blind = _blind(node, handlers)
     if blind and _BASE not in text and "nvidia" not in text:
         return fail(
@@ -322,7 +321,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
 
 
 def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
-    handlers = _handlers(node)
+    handlers = cri_handlers(node)
     judge = fail if _blind(node, handlers) and "nvidia" in (node.host.read_text(path) or "") else warn
     summary = f"{daemon.manager} doesn't read the existing template"
     fix = _configure(daemon) if judge is fail else Fix(f"mv {path} {path}.old")
@@ -356,7 +355,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
     text = node.host.read_text(daemon.config_path) or ""
     if _MARK not in text.partition("version")[0]:
         return ok(f"{daemon.config_path} isn't marked as generated")
-    handlers = _handlers(node)
+    handlers = cri_handlers(node)
     try:
         config = node.containerd_config
     except ConfigError:
@@ -399,13 +398,9 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
     daemon = _daemon(node)
     if daemon is None:
         return skip(_OTHERS)
-    handlers = _handlers(node)
-    if handlers is None:
-        return skip("the running containerd doesn't report its handlers")
-    if any(name.startswith("nvidia") for name in handlers):
-        return ok(f"{daemon.manager} has the nvidia runtime")
-    if not _blind(node, handlers):
-        return skip(_OTHER_WAY)
+    handlers = _without_nvidia(node, daemon, "has the nvidia runtime")
+    if isinstance(handlers, Verdict):
+        return handlers
     if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
         return ok(f"another containerd reads {_SYSTEM}")
     paths = [f"{_SYSTEM}/config.toml", *node.host.glob(f"{_SYSTEM}/conf.d", "*.toml")]

@@ -10,27 +10,23 @@ from pathlib import Path
 
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
-from gpunode.cdi.refresh import program
-from gpunode.commands import cdi, mig_plan
-from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
-from gpunode.facts.mig import keeper, manager
+from gpunode.commands import cdi, mig_boot, mig_plan
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.facts.mig import manager
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit, lock_path
-from gpunode.host.transaction import LOCK_SECONDS, FilesChanged, attempt, change_files, uninterrupted
+from gpunode.host.journal import lock_path
+from gpunode.host.transaction import LOCK_SECONDS, attempt, uninterrupted
 from gpunode.kubernetes.access import Access
-from gpunode.mig import apply, node_labels
+from gpunode.mig import node_labels, unfinished
 from gpunode.mig.apply import LayoutRequest, MigNotRestoredError, Tools, carry_out
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.session import MigSession
 from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
-from gpunode.output.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
-from gpunode.runtime.apply import engine_restart
+from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Text
 
 # After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and the report.
-
-OPERATION = "mig-persist"
 
 
 @dataclass(frozen=True)
@@ -132,68 +128,6 @@ def _describe(host: Host, progress: Progress) -> str:
     return f"{changes[0].path} {changes[0].action}" if changes else ""
 
 
-# --- at boot ---------------------------------------------------------------------------------------------
-
-
-def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
-    """Before anything is changed: `PreconditionError` where no unit can do it, or another does already;
-    `ConfigError` where gpunode didn't write the one with its name."""
-    _edits(host, chosen)
-    if not host.systemd_runs():
-        raise PreconditionError(
-            "systemd doesn't run on this node, so it can't apply the layout at boot",
-            hint="run `gpunode mig apply` from whatever starts services here, before the engines",
-            code="no-systemd",
-        )
-    other = keeper(Node(host), besides=apply.UNIT)
-    if other:
-        raise PreconditionError(
-            f"{other} makes the instances at boot already: they would overwrite each other",
-            hint="leave --persist out, or disable the other one first",
-            code="mig-keeper",
-        )
-
-
-def _unit_text(host: Host, chosen: mig_plan.Chosen) -> str:
-    try:
-        return apply.unit(program(host), chosen.label)
-    except ValueError as error:
-        raise UsageError(
-            f"{chosen.label!r} can't stand in a unit", hint="rename the configuration"
-        ) from error
-
-
-def _edits(host: Host, chosen: mig_plan.Chosen) -> tuple[FileEdit, ...]:
-    files = (
-        (apply.CONFIG_FILE, chosen.data),
-        (apply.UNIT_FILE, _unit_text(host, chosen).encode()),
-    )
-    found = []
-    for path, data in files:
-        before = host.read_bytes(path)
-        ours = path != apply.UNIT_FILE or before is None or before.startswith(apply.MARKER.encode())
-        if not ours:
-            raise ConfigError(
-                f"{path} exists and gpunode did not create it",
-                hint=f"read it, and move it away if it is not needed: cat {path}",
-            )
-        found.append(FileEdit(path, before, data))
-    return tuple(found)
-
-
-def persist_preview(host: Host, chosen: mig_plan.Chosen) -> Iterator[Block]:
-    """What --persist would write, or why it would not. `ConfigError` for a stranger's unit."""
-    try:
-        refuse_persist(host, chosen)
-    except PreconditionError as error:
-        yield Text(f"--persist would be refused: {error.message}; {error.hint}", Style.WARN)
-    for edit in _edits(host, chosen):
-        change = edit.change()
-        yield Text(f"{change.path} {change.action} (dry run)")
-        if change.diff:
-            yield Diff(change.diff)
-
-
 def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
     """Install the unit if requested, and return the result of all this."""
     notes, errors = list(done.notes), list(done.errors)
@@ -201,18 +135,18 @@ def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress
     changes: tuple[Change, ...] = ()
     if boot:
         try:
-            changed = _install(host, chosen, progress)
+            changed = mig_boot.install(host, chosen, progress)
         except GpunodeError as error:
             text = f"the layout was applied, but not set up to be applied at boot: {error.message}"
             errors.append(ErrorInfo("mig-persist", text, error.hint))
         else:
             journal, changes = changed.journal, tuple(edit.change() for edit in changed.edits)
             notes += changed.notes
-            shown.append(Text(f"{apply.UNIT} applies {chosen.label} at each boot", Style.GOOD))
+            shown.append(Text(f"{mig_boot.UNIT} applies {chosen.label} at each boot", Style.GOOD))
             if journal:
                 shown.append(Text(f"undo that with: gpunode rollback {journal}", Style.DIM))
     else:
-        notes += _another_at_boot(host, chosen)
+        notes += mig_boot.another_at_boot(host, chosen)
     old, now = _devices(done)
     known = {one.uuid for one in old}
     here = {one.uuid for one in now}
@@ -231,30 +165,6 @@ def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress
         return Result("MigApplication", data, messages=tuple(notes), blocks=tuple(shown))
     failed = (ExitCode.FAILED, tuple(notes), tuple(errors), tuple(shown))
     return Result("MigApplication", data, "fail", *failed)
-
-
-def _install(host: Host, chosen: mig_plan.Chosen, progress: Progress) -> FilesChanged:
-    return change_files(
-        host,
-        OPERATION,
-        lambda: _edits(host, chosen),
-        engine_restart(host, progress),
-        context={"label": chosen.label},
-        named_units=(apply.UNIT,),
-    )
-
-
-def _another_at_boot(host: Host, chosen: mig_plan.Chosen) -> Iterator[str]:
-    """A layout that holds until the next boot, where an earlier --persist brings its own back."""
-    unit = host.read_text(apply.UNIT_FILE) or ""
-    if not unit.startswith(apply.MARKER):
-        return
-    try:
-        same = unit == apply.unit(program(host), chosen.label)
-    except ValueError:
-        same = False
-    if not same or host.read_bytes(apply.CONFIG_FILE) != chosen.data:
-        yield f"{apply.UNIT} still applies an earlier layout at each boot: add --persist to have this one"
 
 
 def _devices(done: Done) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
@@ -316,14 +226,14 @@ def once(
 ) -> Result:
     """Apply, and report it with these labels; see `run`. `shielded` lets signals wait."""
     require(host)
-    left = apply.load_unfinished(host)
-    if left is not None and left.drained.again and not apply.lives(host, left):
+    left = unfinished.load_unfinished(host)
+    if left is not None and left.drained.again and not unfinished.lives(host, left):
         progress.note(f"{mig_plan.begun(left)} has left stopped: {', '.join(left.drained.names)}")
     with labels.refusals(request.label):
         chosen = mig_plan.choose(request.config_file, request.label, labels.asked)
         labels.begin(chosen.label)
         if request.persist:
-            refuse_persist(host, chosen)
+            mig_boot.refuse_persist(host, chosen)
         with host.lock(lock_path(host), LOCK_SECONDS):
             done = _Run(host, request, chosen, labels, progress, shielded).done()
     return finish(host, chosen, done, request.persist, progress)
@@ -365,13 +275,13 @@ def _dry_run(host: Host, request: LayoutRequest, chosen: mig_plan.Chosen, progre
         *mig_plan.blocks(plan, busy),
         *(Text(f"would stop {word}") for word in request.drain),
     ]
-    left = apply.load_unfinished(host) if host.is_root else None
-    if left is not None and not apply.lives(host, left):
+    left = unfinished.load_unfinished(host) if host.is_root else None
+    if left is not None and not unfinished.lives(host, left):
         shown += [Text(f"would start {name} again") for name in replace(left.drained, pids=()).names]
     changes: tuple[Change, ...] = ()
     if request.persist:
-        changes = tuple(edit.change() for edit in _edits(host, chosen))
-        shown += persist_preview(host, chosen)
+        changes = tuple(edit.change() for edit in mig_boot.edits(host, chosen))
+        shown += mig_boot.persist_preview(host, chosen)
     data = MigApplication(plan, applied=False, changes=changes, dry_run=True)
     return Result(KIND, data, messages=notes, blocks=tuple(shown))
 
@@ -394,7 +304,7 @@ class _Run:
         self._tools = Tools(
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, announce=progress.step
         )
-        self._keeper = apply.Keeper(host, _again(request, labels, chosen.label))
+        self._keeper = unfinished.Keeper(host, _again(request, labels, chosen.label))
         self._rests = bool(self._keeper.drained.again)  # and is to be started again at the end
         self._still = Drained()
 
@@ -409,7 +319,7 @@ class _Run:
             with self._tools.uninterrupted():
                 self._bring_back()
                 try:
-                    half = self._host.exists(apply.snapshot_path(self._host))
+                    half = self._host.exists(unfinished.snapshot_path(self._host))
                     self._keeper.end(self._still, half=half, failed=failed)
                 except GpunodeError as error:
                     self._progress.note(f"what this run had stopped can't be recorded: {error.message}")
@@ -419,7 +329,7 @@ class _Run:
         found, busy = self._plan()
         notes = found.notes
         if not found.changes:
-            apply.end(self._host, found.left.unasked)
+            unfinished.end(self._host, found.left.unasked)
             self._bring_back()
             self._labels.tell(self._state(found.layouts))
             return self._outcome(found, found.layouts, notes, changed=False)

@@ -17,7 +17,7 @@ from gpunode.facts.fabric import PROGRAM, UNIT
 from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.mig import apply
+from gpunode.mig import unfinished
 from gpunode.mig.config import Entry, MigConfig, Wishes, difference, empty_instances, parse, wishes
 from gpunode.mig.model import Layouts, Placement
 from gpunode.mig.placement import summary
@@ -54,7 +54,7 @@ class Planned:
     layouts: Layouts
     plans: tuple[GpuPlan, ...]
     notes: tuple[str, ...] = ()
-    left: apply.UnfinishedGpus = field(default_factory=apply.UnfinishedGpus)
+    left: unfinished.UnfinishedGpus = field(default_factory=unfinished.UnfinishedGpus)
 
     @property
     def changes(self) -> bool:
@@ -99,7 +99,11 @@ def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = F
     """The plan for these layouts. `CannotBe` for what can't be had here."""
     wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts)
     plans = plan(chosen.path, wanted.all, mode_only=mode_only)
-    left = apply.left(apply.load_snapshot(host), layouts) if host.is_root else apply.UnfinishedGpus()
+    left = (
+        unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
+        if host.is_root
+        else unfinished.UnfinishedGpus()
+    )
     others = tuple(_put_back(layouts, wanted, left))
     back = {one.gpu.index for one in others}
     notes = [
@@ -111,7 +115,7 @@ def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = F
     return Planned(layouts, tuple(ordered), (*_unfinished_lines(left, back), *wanted.notes, *notes), left)
 
 
-def _put_back(layouts: Layouts, wanted: Wishes, left: apply.UnfinishedGpus) -> Iterator[GpuPlan]:
+def _put_back(layouts: Layouts, wanted: Wishes, left: unfinished.UnfinishedGpus) -> Iterator[GpuPlan]:
     """Plans for GPUs that an interrupted run left and this one doesn't name."""
     named = {wish.gpu.uuid for wish in wanted.all}
     for gpu in left.half:
@@ -120,7 +124,7 @@ def _put_back(layouts: Layouts, wanted: Wishes, left: apply.UnfinishedGpus) -> I
             yield put_back(now, gpu)
 
 
-def _unfinished_lines(left: apply.UnfinishedGpus, back: Collection[int]) -> Iterator[str]:
+def _unfinished_lines(left: unfinished.UnfinishedGpus, back: Collection[int]) -> Iterator[str]:
     begun = "an earlier run of mig apply was interrupted"
     for gpu in left.half:
         then = "gets its previous layout back" if gpu.index in back else "is planned from its current layout"
@@ -435,10 +439,10 @@ def unfinished_notes(host: Host, layouts: Layouts) -> tuple[str, ...]:
     """
     if not host.is_root:
         return ()
-    run = apply.load_unfinished(host)
-    if run is not None and apply.lives(host, run):
+    run = unfinished.load_unfinished(host)
+    if run is not None and unfinished.lives(host, run):
         return ()
-    left = apply.left(apply.load_snapshot(host), layouts)
+    left = unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
     parts = list(_stopped(run) if run is not None else ())
     if left.half:
         numbers = ", ".join(str(gpu.index) for gpu in left.half)
@@ -451,14 +455,14 @@ def unfinished_notes(host: Host, layouts: Layouts) -> tuple[str, ...]:
     return (f"{begun(run)} was interrupted: {'; '.join(parts)}; go on: {command}",)
 
 
-def begun(run: apply.Run) -> str:
+def begun(run: unfinished.Run) -> str:
     """A run, by when it began."""
     return (
         f"a run of mig apply that started at {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(run.since))}"
     )
 
 
-def _stopped(run: apply.Run) -> tuple[str, ...]:
+def _stopped(run: unfinished.Run) -> tuple[str, ...]:
     if not run.drained.again:
         return ()
     ended = [f"process {pid}" for pid in run.drained.pids]

@@ -18,8 +18,8 @@ import typer
 
 from gpunode.cdi import refresh
 from gpunode.commands import journal as journal_commands
+from gpunode.commands import mig_boot, toolkit
 from gpunode.commands import node as node_object
-from gpunode.commands import toolkit
 from gpunode.commands.options import (
     ContextOption,
     DryRunOption,
@@ -57,7 +57,6 @@ from gpunode.kubernetes import access as cluster_access
 from gpunode.kubernetes.access import Access
 from gpunode.kubernetes.api import ExtraMissing, Json, NoAccess, NotFound
 from gpunode.kubernetes.changes import capacity_patch, own_entries, patiently
-from gpunode.mig import apply as mig
 from gpunode.output.result import (
     Block,
     Change,
@@ -402,14 +401,18 @@ def _metrics_file(host: Host) -> Sequence[FileEdit]:
 
 
 def _mig_unit(host: Host) -> Sequence[FileEdit]:
-    return tuple(_removal(host, mig.UNIT_FILE, lambda content: content.startswith(mig.MARKER.encode())))
+    return tuple(
+        _removal(host, mig_boot.UNIT_FILE, lambda content: content.startswith(mig_boot.MARKER.encode()))
+    )
 
 
 _PLUGIN = Part("plugin", f"systemctl disable --now {UNIT}", ("device-plugin",), _plugin_files, (UNIT,))
 _DOCTOR = Part(
     "doctor-timer", f"systemctl disable --now {_DOCTOR_TIMER}", (), _metrics_file, (_DOCTOR_TIMER,)
 )
-_MIG = Part("mig-at-boot", f"systemctl disable --now {mig.UNIT}", ("mig-persist",), _mig_unit, (mig.UNIT,))
+_MIG = Part(
+    "mig-at-boot", f"systemctl disable --now {mig_boot.UNIT}", ("mig-persist",), _mig_unit, (mig_boot.UNIT,)
+)
 _CDI = Part("cdi", "gpunode cdi refresh --remove", ("cdi-refresh",), cdi_files, refresh.UNITS)
 _SETTINGS = Part("toolkit-config", "", ("toolkit-config",))
 _FIXES = Part("doctor-fixes", "", ("doctor-fix",))

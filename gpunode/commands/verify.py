@@ -29,9 +29,9 @@ from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import StrEnum
+from gpunode.runtime.verify import run_program
 from gpunode.runtime.verify.container import ContainerOutcome, ContainerRequest, Verification
 from gpunode.runtime.verify.failures import without_driver
-from gpunode.runtime.verify.run import run_program
 
 SECONDS = 60.0  # for each device
 _NVML_SECONDS = 30.0

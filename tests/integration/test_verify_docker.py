@@ -10,8 +10,8 @@ from gpunode.daemons.docker import DockerApi
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.gpu.vectoradd import MODULE, read_answer
 from gpunode.host import Host
+from gpunode.runtime.verify import run_program
 from gpunode.runtime.verify.container import ContainerRequest
-from gpunode.runtime.verify.run import run_program
 from tests.integration.conftest import require
 from tests.integration.verify_support import GPUS, HANGING, UUIDS, Notes, gpu_node, interrupt_when
 

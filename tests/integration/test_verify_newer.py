@@ -14,8 +14,8 @@ from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version
 from gpunode.gpu.vectoradd import read_answer
 from gpunode.host import Host
+from gpunode.runtime.verify import run_program
 from gpunode.runtime.verify.container import ContainerRequest
-from gpunode.runtime.verify.run import run_program
 from tests.integration.conftest import path_of, require
 from tests.integration.test_verify_containerd import HANDLER
 from tests.integration.verify_support import UUIDS, Notes, comes_to, gpu_node

@@ -23,7 +23,7 @@ import sys
 from gpunode.gpu.vectoradd import MODULE
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
-from gpunode.runtime.verify.run import ContainerRequest, run_program
+from gpunode.runtime.verify import run_program
 request = ContainerRequest(sys.argv[1], socket=sys.argv[2], argv=("-m", MODULE, "--timeout", "60"))
 try:
     run_program(Host(), request, SilentProgress())

@@ -17,11 +17,10 @@ from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import mig_machine
 from gpunode.cdi.locations import STANDARD
 from gpunode.cdi.spec import MARKER
-from gpunode.commands import mig_apply, mig_plan
+from gpunode.commands import mig_apply, mig_boot, mig_plan
 from gpunode.commands.mig_plan import MigPlan
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.mig import apply
 from gpunode.mig.model import Layouts
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import Result, Text
@@ -106,22 +105,22 @@ def test_systemd_accepts_the_unit_without_an_ordering_cycle(tmp_path: Path) -> N
     """With our other units and those that order it, all of them enabled at boot."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze isn't installed")
-    (tmp_path / apply.UNIT).write_text(apply.unit("/bin/true", "all $1g 100%"))
-    lines = [line.partition("=") for line in (tmp_path / apply.UNIT).read_text().splitlines()]
+    (tmp_path / mig_boot.UNIT).write_text(mig_boot.unit_text("/bin/true", "all $1g 100%"))
+    lines = [line.partition("=") for line in (tmp_path / mig_boot.UNIT).read_text().splitlines()]
     named = {name for key, _, names in lines if key in ("After", "Before") for name in names.split()}
     assert {"kubelet.service", "docker.service", "gpunode-device-plugin.service"} <= named
     for own in (REPOSITORY / "packaging").glob("*.service"):
         shutil.copy(own, tmp_path)
     (tmp_path / "multi-user.target.wants").mkdir()
-    for name in {*named, apply.UNIT} - {"systemd-modules-load.service"}:
+    for name in {*named, mig_boot.UNIT} - {"systemd-modules-load.service"}:
         if not (tmp_path / name).exists():
             after = "docker.service containerd.service" if name == "kubelet.service" else "network.target"
             (tmp_path / name).write_text(f"[Unit]\nAfter={after}\n[Service]\nExecStart=/bin/true\n")
         (tmp_path / "multi-user.target.wants" / name).symlink_to(tmp_path / name)
-    asked = ["systemd-analyze", "verify", "multi-user.target", str(tmp_path / apply.UNIT)]
+    asked = ["systemd-analyze", "verify", "multi-user.target", str(tmp_path / mig_boot.UNIT)]
     env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     said = subprocess.run(asked, capture_output=True, text=True, env=env).stderr
-    assert apply.UNIT not in said and "cycle" not in said, said
+    assert mig_boot.UNIT not in said and "cycle" not in said, said
 
 
 def test_unit_command_restores_the_layout_after_a_reboot(mig_node: MigMaker, tmp_path: Path) -> None:
@@ -141,9 +140,9 @@ def test_unit_command_restores_the_layout_after_a_reboot(mig_node: MigMaker, tmp
 
 
 def test_label_is_one_quoted_word_in_the_unit() -> None:
-    assert '--selected-config "a b$$c%%d\\"e"\n' in apply.unit("/bin/x", 'a b$c%d"e')
+    assert '--selected-config "a b$$c%%d\\"e"\n' in mig_boot.unit_text("/bin/x", 'a b$c%d"e')
     with pytest.raises(ValueError, match="a"):
-        apply.unit("/bin/x", "a\nExecStart=/bin/false")
+        mig_boot.unit_text("/bin/x", "a\nExecStart=/bin/false")
 
 
 def test_foreign_unit_is_kept(tmp_path: Path) -> None:
@@ -151,14 +150,14 @@ def test_foreign_unit_is_kept(tmp_path: Path) -> None:
     (tmp_path / UNIT).write_text("[Unit]\n")
     chosen = mig_plan.choose(EXAMPLES, "all-1g")
     with pytest.raises(ConfigError, match="gpunode did not create it"):
-        mig_apply.refuse_persist(Host(root=tmp_path), chosen)
+        mig_boot.refuse_persist(Host(root=tmp_path), chosen)
     (error,) = install(tmp_path).errors
     assert error.code == "mig-persist" and "the layout was applied" in error.message
     assert (tmp_path / UNIT).read_text() == "[Unit]\n"
 
 
 def test_dry_run_reports_that_persist_would_be_refused(tmp_path: Path) -> None:
-    shown = list(mig_apply.persist_preview(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g")))
+    shown = list(mig_boot.persist_preview(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g")))
     first = shown[0]
     assert isinstance(first, Text) and first.text.startswith(
         "--persist would be refused: systemd doesn't run"
@@ -178,15 +177,15 @@ def test_other_boot_unit_creating_instances_is_found(tmp_path: Path) -> None:
     other.write_text("[Service]\nExecStart=/usr/bin/nvidia-smi mig -cgi 9,9 -C\n")
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     with pytest.raises(PreconditionError, match=r"zz-mig\.service makes the instances at boot"):
-        mig_apply.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
+        mig_boot.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
     other.unlink()
-    mig_apply.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
+    mig_boot.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
 
 
 def test_label_with_a_control_character_is_refused_first(tmp_path: Path) -> None:
     chosen = mig_plan.Chosen("x", "a\tb", (), b"")
     with pytest.raises(UsageError):
-        mig_apply.refuse_persist(Host(root=tmp_path), chosen)
+        mig_boot.refuse_persist(Host(root=tmp_path), chosen)
 
 
 def test_doctor_finds_the_unit_that_restores_the_layout(tmp_path: Path) -> None:
@@ -194,7 +193,7 @@ def test_doctor_finds_the_unit_that_restores_the_layout(tmp_path: Path) -> None:
     from gpunode.facts.node import Node
 
     install(tmp_path)
-    assert keeper(Node(Host(root=tmp_path))).endswith(apply.UNIT)
+    assert keeper(Node(Host(root=tmp_path))).endswith(mig_boot.UNIT)
 
 
 # --- the cluster's labels --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
 from gpunode.host.transaction import uninterrupted
 from gpunode.mig import apply as apply_module
+from gpunode.mig import unfinished
 from gpunode.mig.model import Layouts
 from gpunode.mig.users import Drained, drain
 from gpunode.output.render import SilentProgress
@@ -281,7 +282,7 @@ def test_failed_snapshot_keeps_the_one_of_an_earlier_run(
 ) -> None:
     """The killed run must be rolled back to it."""
     host = Host(tmp_path, environ={})
-    path = tmp_path / apply_module.snapshot_path(host).lstrip("/")
+    path = tmp_path / unfinished.snapshot_path(host).lstrip("/")
     path.parent.mkdir(parents=True)
     path.write_text("of an earlier run")
 
@@ -297,5 +298,5 @@ def test_failed_snapshot_keeps_the_one_of_an_earlier_run(
     )
     monkeypatch.setattr(Host, "write_atomic", full)
     with pytest.raises(ConfigError, match="no space left"):
-        apply_module.carry_out(host, tools, (), apply_module.UnfinishedGpus())
+        apply_module.carry_out(host, tools, (), unfinished.UnfinishedGpus())
     assert path.read_text() == "of an earlier run"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunode.facts.disk import amount, limits, parse_eviction_hard, parse_flag
+from gpunode.facts.kubelet import amount, eviction_limits, parse_eviction_hard, parse_flag
 from gpunode.facts.processes import Process
 
 YAML = """apiVersion: kubelet.config.k8s.io/v1beta1
@@ -35,9 +35,9 @@ def test_limits_are_read_from_a_file(text, expected):
 
 def test_flag_takes_precedence():
     kubelet = Process(1, ("kubelet", "--eviction-hard=imagefs.available<5%,nodefs.available<5%"), 0.0)
-    assert limits([YAML], kubelet) == {"imagefs.available": "5%", "nodefs.available": "5%"}
-    assert limits([YAML], Process(1, ("kubelet",), 0.0)) == parse_eviction_hard(YAML)
-    assert limits([YAML], None) == parse_eviction_hard(YAML)
+    assert eviction_limits([YAML], kubelet) == {"imagefs.available": "5%", "nodefs.available": "5%"}
+    assert eviction_limits([YAML], Process(1, ("kubelet",), 0.0)) == parse_eviction_hard(YAML)
+    assert eviction_limits([YAML], None) == parse_eviction_hard(YAML)
     assert parse_flag("nonsense,=,nodefs.available<1Gi") == {"nodefs.available": "1Gi"}
 
 

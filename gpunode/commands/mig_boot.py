@@ -1,0 +1,159 @@
+"""`gpunode mig apply --persist`: the systemd unit that applies a layout at each boot, before any service that
+allocates GPUs starts.
+
+A reboot removes the instances, and from Hopper on the mode as well (NVIDIA's MIG user guide).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpunode.cdi.refresh import program
+from gpunode.commands import mig_plan
+from gpunode.errors import ConfigError, PreconditionError, UsageError
+from gpunode.facts.mig import keeper
+from gpunode.facts.node import Node
+from gpunode.host import Host
+from gpunode.host.journal import FileEdit
+from gpunode.host.transaction import FilesChanged, change_files
+from gpunode.output.result import Block, Diff, Progress, Style, Text
+from gpunode.runtime.apply import engine_restart
+
+OPERATION = "mig-persist"
+UNIT = "gpunode-mig.service"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+CONFIG_FILE = "/etc/gpunode/mig.yaml"
+MARKER = "# Made by gpunode (gpunode mig apply --persist); gpunode rollback takes it away."
+
+_UNIT = """\
+{marker}
+[Unit]
+Description=Apply the MIG layout {label} to the GPUs (gpunode)
+# the persistence daemon holds the GPUs open from then on, the fabric manager links them
+After=nvidia-persistenced.service nvidia-fabricmanager.service systemd-modules-load.service
+Before=gpunode-cdi-refresh.service nvidia-cdi-refresh.service
+Before=gpunode-device-plugin.service gpunode-mps.service gpunode-doctor.service
+Before=nvidia-dcgm.service dcgm.service nvidia-dcgm-exporter.service nvsm.service slurmd.service
+Before=docker.service containerd.service crio.service kubelet.service k3s.service k3s-agent.service
+Before=rke2-server.service rke2-agent.service k0scontroller.service k0sworker.service
+Before=snap.microk8s.daemon-containerd.service snap.microk8s.daemon-kubelite.service
+Before=snap.docker.dockerd.service podman-restart.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+# creates the device files if no process has used a GPU since boot
+ExecStartPre=-/usr/bin/nvidia-modprobe -c 0 -u
+ExecStart={program} mig apply --config-file {config} --selected-config {label_word}
+# a faulty GPU must not block the boot; later units then start without MIG
+TimeoutStartSec=480
+Restart=no
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit_text(program: str, label: str) -> str:
+    """The unit's text. `program` is the start of the ExecStart line, `label` the configuration's label.
+
+    ValueError for a label with control characters, which a unit can't contain.
+    """
+    if any(ord(character) < 32 or ord(character) == 127 for character in label):
+        raise ValueError(label)
+    return _UNIT.format(
+        marker=MARKER,
+        label=label.replace("%", "%%"),
+        program=program,
+        config=CONFIG_FILE,
+        label_word=_word(label),
+    )
+
+
+def _word(label: str) -> str:
+    """One word of ExecStart (systemd.service(5), "COMMAND LINES"): ``%`` and ``$`` are doubled."""
+    text = label.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{text}"'
+
+
+def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
+    """Before anything is changed: `PreconditionError` where no unit can do it, or another does already;
+    `ConfigError` where gpunode didn't write the one with its name."""
+    edits(host, chosen)
+    if not host.systemd_runs():
+        raise PreconditionError(
+            "systemd doesn't run on this node, so it can't apply the layout at boot",
+            hint="run `gpunode mig apply` from whatever starts services here, before the engines",
+            code="no-systemd",
+        )
+    other = keeper(Node(host), besides=UNIT)
+    if other:
+        raise PreconditionError(
+            f"{other} makes the instances at boot already: they would overwrite each other",
+            hint="leave --persist out, or disable the other one first",
+            code="mig-keeper",
+        )
+
+
+def _unit_text(host: Host, chosen: mig_plan.Chosen) -> str:
+    try:
+        return unit_text(program(host), chosen.label)
+    except ValueError as error:
+        raise UsageError(
+            f"{chosen.label!r} can't stand in a unit", hint="rename the configuration"
+        ) from error
+
+
+def edits(host: Host, chosen: mig_plan.Chosen) -> tuple[FileEdit, ...]:
+    files = (
+        (CONFIG_FILE, chosen.data),
+        (UNIT_FILE, _unit_text(host, chosen).encode()),
+    )
+    found = []
+    for path, data in files:
+        before = host.read_bytes(path)
+        ours = path != UNIT_FILE or before is None or before.startswith(MARKER.encode())
+        if not ours:
+            raise ConfigError(
+                f"{path} exists and gpunode did not create it",
+                hint=f"read it, and move it away if it is not needed: cat {path}",
+            )
+        found.append(FileEdit(path, before, data))
+    return tuple(found)
+
+
+def persist_preview(host: Host, chosen: mig_plan.Chosen) -> Iterator[Block]:
+    """What --persist would write, or why it would not. `ConfigError` for a stranger's unit."""
+    try:
+        refuse_persist(host, chosen)
+    except PreconditionError as error:
+        yield Text(f"--persist would be refused: {error.message}; {error.hint}", Style.WARN)
+    for edit in edits(host, chosen):
+        change = edit.change()
+        yield Text(f"{change.path} {change.action} (dry run)")
+        if change.diff:
+            yield Diff(change.diff)
+
+
+def install(host: Host, chosen: mig_plan.Chosen, progress: Progress) -> FilesChanged:
+    return change_files(
+        host,
+        OPERATION,
+        lambda: edits(host, chosen),
+        engine_restart(host, progress),
+        context={"label": chosen.label},
+        named_units=(UNIT,),
+    )
+
+
+def another_at_boot(host: Host, chosen: mig_plan.Chosen) -> Iterator[str]:
+    """A layout that holds until the next boot, where an earlier --persist brings its own back."""
+    unit = host.read_text(UNIT_FILE) or ""
+    if not unit.startswith(MARKER):
+        return
+    try:
+        same = unit == unit_text(program(host), chosen.label)
+    except ValueError:
+        same = False
+    if not same or host.read_bytes(CONFIG_FILE) != chosen.data:
+        yield f"{UNIT} still applies an earlier layout at each boot: add --persist to have this one"

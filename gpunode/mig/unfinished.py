@@ -1,0 +1,274 @@
+"""What `mig apply` keeps on disk while it runs, so that the next run can finish or undo a killed one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpunode.errors import GpunodeError
+from gpunode.gpu.driver_traces import boot_id
+from gpunode.host import Host
+from gpunode.host.journal import state_directory
+from gpunode.mig.model import GpuInstance, GpuLayout, Layouts
+from gpunode.mig.plan import GpuPlan, same_layout
+from gpunode.mig.users import Drained
+from gpunode.output.typed import from_plain, plain
+
+# The snapshot of the layout before a change, on disk while the run lasts: if it exists, a run was killed.
+#
+# The target layout is stored with it. A GPU in any state between the two was left so by that run; a GPU that
+# was given another layout since is not treated as unfinished.
+
+Spot = tuple[int, int, int]
+"""A GPU instance by its profile's id, the first of its memory slots, and how many."""
+Cut = tuple[Spot, tuple[int, ...]]
+"""A GPU instance and the slices of its compute instances, the smallest first."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The target of a run for one GPU; `cuts` is None where it wasn't known when the run started."""
+
+    enabled: bool
+    cuts: tuple[Cut, ...] | None
+
+
+@dataclass(frozen=True)
+class LayoutSnapshot:
+    """Runs that didn't finish: `before` is each GPU's earlier layout, `goals` are by UUID."""
+
+    before: tuple[GpuLayout, ...] = ()
+    goals: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UnfinishedGpus:
+    """The GPUs that such runs left unfinished, each with its earlier layout.
+
+    `half` are between that layout and a goal, or have reached the goal while another GPU has not; `changed`
+    were given another layout since; `unasked` can't be read now.
+    """
+
+    half: tuple[GpuLayout, ...] = ()
+    changed: tuple[GpuLayout, ...] = ()
+    unasked: tuple[GpuLayout, ...] = ()
+
+
+def snapshot_path(host: Host) -> str:
+    """The snapshot's path."""
+    return f"{state_directory(host)}/mig-before.json"
+
+
+def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left: UnfinishedGpus) -> None:
+    """Write the present layouts of these GPUs and the targets of these plans.
+
+    A GPU that an earlier run `left` unfinished keeps that run's goals too, and one that can't be read keeps
+    its whole record.
+    """
+    old = load_snapshot(host)
+    earlier = {gpu.uuid: old.goals.get(gpu.uuid, ()) for gpu in (*left.half, *left.unasked)}
+    goals = {one.gpu.uuid: (*earlier.get(one.gpu.uuid, ()), _goal(one)) for one in plans}
+    _write(host, LayoutSnapshot((*before, *left.unasked), {**earlier, **goals}))
+
+
+def _goal(plan: GpuPlan) -> Goal:
+    if plan.target is None:
+        return Goal(plan.wish.enabled, None)
+    cuts = tuple(
+        ((t.profile_id, t.placement.start, t.placement.size), tuple(sorted(c.slices for c in t.compute)))
+        for t in plan.target
+    )
+    return Goal(plan.wish.enabled, cuts)
+
+
+def _write(host: Host, snapshot: LayoutSnapshot) -> None:
+    host.make_dirs(state_directory(host), mode=0o700)
+    goals = {uuid: plain(all_) for uuid, all_ in snapshot.goals.items()}
+    data = {"boot": boot_id(host), "layouts": plain(Layouts("", snapshot.before)), "goals": goals}
+    host.write_atomic(snapshot_path(host), json.dumps(data).encode(), mode=0o600, keep=False)
+
+
+def load_snapshot(host: Host) -> LayoutSnapshot:
+    """The runs that started and didn't finish; none from before the last boot, which removes instances."""
+    text = host.read_text(snapshot_path(host))
+    try:
+        data = json.loads(text or "null")
+        if not isinstance(data, dict) or data.get("boot") != boot_id(host):
+            return LayoutSnapshot()
+        goals = {uuid: tuple(from_plain(Goal, goal) for goal in all_) for uuid, all_ in data["goals"].items()}
+        return LayoutSnapshot(from_plain(Layouts, data["layouts"]).gpus, goals)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return LayoutSnapshot()
+
+
+def unfinished_gpus(snapshot: LayoutSnapshot, now: Layouts) -> UnfinishedGpus:
+    """The GPUs that are still unfinished. A run counts as a whole: it is finished once all its GPUs are."""
+    half, changed, unasked, made = [], [], [], []
+    for gpu in snapshot.before:
+        seen = now.gpu(gpu.uuid)
+        goals = snapshot.goals.get(gpu.uuid, ())
+        if seen is None or seen.error or seen.untold:
+            unasked.append(gpu)
+        elif any(_reached(goal, seen) for goal in goals):
+            made.append(gpu)
+        elif same_layout(gpu, seen) or any(_between(gpu, goal, seen) for goal in (*goals, _all(goals))):
+            half.append(gpu)
+        else:
+            changed.append(gpu)
+    if not half and not unasked:
+        made = []
+    standing = sorted((one for one in (*half, *made) if not _as_before(one, now)), key=lambda one: one.index)
+    return UnfinishedGpus(tuple(standing), tuple(changed), tuple(unasked))
+
+
+def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
+    seen = now.gpu(gpu.uuid)
+    return seen is not None and same_layout(gpu, seen)
+
+
+def _all(goals: Sequence[Goal]) -> Goal:
+    """The goals of several unfinished runs as one."""
+    cuts = [one.cuts for one in goals]
+    known = [cut for one in cuts if one is not None for cut in one]
+    return Goal(any(one.enabled for one in goals), None if None in cuts else tuple(known))
+
+
+def _reached(goal: Goal, now: GpuLayout) -> bool:
+    cuts = [(_spot(one), tuple(sorted(c.slices for c in one.compute))) for one in now.instances]
+    mode = (now.current, now.pending) == (goal.enabled, goal.enabled)
+    return mode and goal.cuts is not None and sorted(cuts) == sorted(goal.cuts)
+
+
+def _between(before: GpuLayout, goal: Goal, now: GpuLayout) -> bool:
+    if now.current not in (before.current, goal.enabled):
+        return False
+    if goal.cuts is None:
+        return True
+    return set(map(_spot, now.instances)) <= {*map(_spot, before.instances), *(spot for spot, _ in goal.cuts)}
+
+
+def _spot(instance: GpuInstance) -> Spot:
+    return instance.profile_id, instance.placement.start, instance.placement.size
+
+
+def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
+    """Remove the snapshot after success or failure, except for GPUs that can't be read."""
+    if unasked:
+        snapshot = load_snapshot(host)
+        if tuple(unasked) != snapshot.before:
+            goals = {gpu.uuid: snapshot.goals.get(gpu.uuid, ()) for gpu in unasked}
+            _write(host, LayoutSnapshot(tuple(unasked), goals))
+    elif host.read_text(snapshot_path(host)) is not None:
+        host.remove(snapshot_path(host))
+
+
+# The record of a running `mig apply`: its start, its command, and what it has stopped.
+#
+# It is on disk before the first service is stopped, so after a kill -9 the next run knows what is still
+# stopped and how to continue. `save` writes the layouts themselves.
+
+
+@dataclass(frozen=True)
+class Run:
+    """`since` is seconds since the epoch, `command` the arguments of gpunode that continue the run.
+
+    `process` is its process id and start (clock ticks since boot, proc_pid_stat(5)); (0, "") once it has
+    ended.
+    """
+
+    since: float
+    command: tuple[str, ...]
+    drained: Drained = field(default_factory=Drained)
+    process: tuple[int, str] = (0, "")
+
+
+def unfinished_path(host: Host) -> str:
+    """The record's path."""
+    return f"{state_directory(host)}/mig-run.json"
+
+
+def load_unfinished(host: Host) -> Run | None:
+    """The unfinished run; none from before the last boot, because booting starts the services again."""
+    try:
+        data = json.loads(host.read_text(unfinished_path(host)) or "null")
+        if not isinstance(data, dict) or data.get("boot") != boot_id(host):
+            return None
+        run = data["run"]
+        command = tuple(map(str, run["command"]))
+        pid, started = run["process"]
+        return Run(float(run["since"]), command, _drained(run["drained"]), (int(pid), str(started)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _drained(data: dict[str, Any]) -> Drained:
+    return Drained(
+        tuple(map(str, data["units"])),
+        bool(data["module"]),
+        tuple(map(int, data["pids"])),
+        tuple(map(str, data["containers"])),
+    )
+
+
+def lives(host: Host, run: Run) -> bool:
+    """Whether its process is still running: then it isn't unfinished."""
+    pid, started = run.process
+    return pid > 0 and _start(host, pid) == started
+
+
+def _start(host: Host, pid: int) -> str:
+    try:
+        fields = (host.read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    except GpunodeError:
+        return ""
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
+class Keeper:
+    """Keeps the record of one run, and continues an earlier run's. Requires the node's lock."""
+
+    def __init__(self, host: Host, command: tuple[str, ...]) -> None:
+        self._host = host
+        self.earlier = load_unfinished(host)
+        drained = self.earlier.drained if self.earlier is not None else Drained()
+        pid = os.getpid()
+        self._run = Run(host.now(), command, drained, (pid, _start(host, pid)))
+        self._begun = False
+
+    @property
+    def drained(self) -> Drained:
+        """What is stopped, by this run or the one before."""
+        return self._run.drained
+
+    def begin(self) -> None:
+        """Write the record, before the first change."""
+        self._begun = True
+        self._write(self._run)
+
+    def stop(self, drained: Drained) -> None:
+        """Record one more thing that is about to be stopped."""
+        self._run = replace(self._run, drained=drained)
+        self.begin()
+
+    def end(self, still: Drained, *, half: bool, failed: bool) -> None:
+        """End the record.
+
+        `still` couldn't be restarted. `half`: some GPU is still between two layouts, because of this run if
+        it has `failed`.
+        """
+        self._run = replace(self._run, drained=still)
+        base = self._run if self._begun and failed else self.earlier or self._run
+        if still.again or (half and (self._begun or self.earlier is not None)):
+            self._write(replace(base, drained=still, process=(0, "")))
+        elif self._host.read_text(unfinished_path(self._host)) is not None:
+            self._host.remove(unfinished_path(self._host))
+
+    def _write(self, run: Run) -> None:
+        self._host.make_dirs(state_directory(self._host), mode=0o700)
+        data = {"boot": boot_id(self._host), "run": plain(run)}
+        self._host.write_atomic(
+            unfinished_path(self._host), json.dumps(data).encode(), mode=0o600, keep=False
+        )
