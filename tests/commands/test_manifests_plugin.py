@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fixtures.api_server import ApiServer, kubeconfig
 from tests.cli import Ran, gpunode
 from tests.kubernetes.kubectl import discovery, kubectl
 from tests.kubernetes.schema import checked
@@ -102,6 +103,22 @@ def test_kubectl_accepts_the_stream(options: tuple[str, ...], tmp_path: Path) ->
     assert len(named) == len(list(yaml.safe_load_all(text)))
     assert "daemonset.apps/gpunode-device-plugin" in named and "pod/gpunode-vector-add" in named
     assert "clusterrole.rbac.authorization.k8s.io/gpunode:mig-verify" in named
+
+
+def test_kubectl_applies_the_stream_and_has_nothing_to_change_the_second_time(
+    api: ApiServer, tmp_path: Path
+) -> None:
+    names = ("runtimeclass.node.k8s.io/nvidia", "serviceaccount/gpunode-device-plugin")
+    names += ("daemonset.apps/gpunode-device-plugin", "pod/gpunode-vector-add")
+    config = tmp_path / "config"
+    config.write_text(kubeconfig(api))
+    argv = (f"--kubeconfig={config}", "apply", "--validate=false", "-f", "-")
+    for action in ("created", "unchanged"):
+        done = kubectl(*argv, stdin=manifests("all", *IMAGE).out, home=str(tmp_path))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == [f"{name} {action}" for name in names]
+    plugin = api.store.get("DaemonSet", "gpunode-device-plugin", "kube-system")
+    assert plugin["spec"] == objects("daemon-set", *IMAGE)[-1]["spec"]
 
 
 def test_a_ci_systems_color_does_not_get_into_the_stream() -> None:
