@@ -17,6 +17,8 @@ WORDS = re.compile(
     r"puts? back|of no use)\b",
     re.IGNORECASE,
 )
+# a test's name begins with its subject, a noun
+SUBJECTS = re.compile(r"test_(what|who|whoever|whatever|it|nobody|somebody)_")
 # fixed data, not text: a state in the journal, a user, a key of the JSON report, the name of a version gate
 DATA = {"begun", "mends", "cgroup-driver-told"}
 
@@ -49,6 +51,20 @@ def test_user_visible_strings_contain_no_forbidden_words(package: str) -> None:
         if text not in DATA and WORDS.search(text)
     ]
     assert wrong == []
+
+
+def test_test_names_contain_no_forbidden_words() -> None:
+    paths = sorted(Path(__file__).parent.rglob("test_*.py"))
+    names = {
+        node.name
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    assert len(names) > 1000
+    assert [
+        name for name in sorted(names) if WORDS.search(name.replace("_", " ")) or SUBJECTS.match(name)
+    ] == []
 
 
 def test_check_reasons_and_messages_count_as_strings_and_other_docstrings_do_not() -> None:

@@ -420,7 +420,7 @@ def test_unavailable_api_server_is_reported_with_the_cleanup_command(
     gpu_node.store.delete("Pod", pod["metadata"]["name"], "default")
 
 
-def test_pod_whose_create_response_was_lost_is_found_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
+def test_pod_with_a_lost_create_response_is_found_and_removed(gpu_node: ApiServer, run: Gpunode) -> None:
     gpu_node.faults.append(Fault("POST", "/pods", "cut-after"))
     ran = verify(run)
     assert ran.code == 1 and error_of(ran)["code"] == "kubernetes-unreachable"

@@ -56,7 +56,7 @@ class Node:
         problem = self.judge.problem(unit or whole(1))
         return problem.code if problem else ""
 
-    def mend(self) -> str:
+    def needed_fix(self) -> str:
         problem = self.judge.problem(whole(1))
         return problem.mend if problem else ""
 
@@ -109,8 +109,8 @@ def test_only_double_bit_ecc_events_make_a_gpu_unhealthy() -> None:
 
 def test_most_serious_problem_is_reported_and_of_equals_the_first() -> None:
     node = Node().xid(94).later(1).xid(95).later(1).xid(119)
-    assert (node.why(), node.mend()) == ("xid-95", "reset")
-    assert node.xid(79).mend() == "reboot"
+    assert (node.why(), node.needed_fix()) == ("xid-95", "reset")
+    assert node.xid(79).needed_fix() == "reboot"
 
 
 # --- ignored events and their log lines -------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_lost_gpu_counts_with_everything_disabled() -> None:
 def test_changed_settings_apply_at_once() -> None:
     node = Node().xid(119).xid(79).reads(remap_pending=True)
     node.judge.configure(HealthSettings(disabled=frozenset({79})))
-    assert node.mend() == "reset"
+    assert node.needed_fix() == "reset"
     node.judge.configure(HealthSettings(disabled=frozenset({ALL_XIDS})))
     assert node.why() == ""
     node.judge.configure(HealthSettings())
@@ -183,7 +183,7 @@ def test_changed_settings_apply_at_once() -> None:
 )
 def test_reading_that_makes_a_gpu_unhealthy(changes: dict[str, object], code: str, mend: str) -> None:
     node = Node().reads(**changes)
-    assert (node.why(), node.mend()) == (code, mend)
+    assert (node.why(), node.needed_fix()) == (code, mend)
     assert node.why(part(3)) == code
     assert node.why(whole(2)) == ""
 
@@ -252,7 +252,7 @@ def test_recovery_action_none_clears_a_mark_and_a_missing_one_does_not() -> None
 
 def test_requested_reset_must_happen_before_recovery() -> None:
     node = Node().xid(48).reads(recovery_action="reset").later(10_000)
-    assert node.mend() == "reset"
+    assert node.needed_fix() == "reset"
     node.reads(recovery_action="none")
     assert node.later(59).why() != ""
     assert node.later(2).why() == ""
