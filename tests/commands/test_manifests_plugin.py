@@ -108,8 +108,10 @@ def test_kubectl_accepts_the_stream(options: tuple[str, ...], tmp_path: Path) ->
 def test_kubectl_applies_the_stream_and_has_nothing_to_change_the_second_time(
     api: ApiServer, tmp_path: Path
 ) -> None:
-    names = ("runtimeclass.node.k8s.io/nvidia", "serviceaccount/gpunode-device-plugin")
-    names += ("daemonset.apps/gpunode-device-plugin", "pod/gpunode-vector-add")
+    names = (
+        *("runtimeclass.node.k8s.io/nvidia", "serviceaccount/gpunode-device-plugin"),
+        *("daemonset.apps/gpunode-device-plugin", "pod/gpunode-vector-add"),
+    )
     config = tmp_path / "config"
     config.write_text(kubeconfig(api))
     argv = (f"--kubeconfig={config}", "apply", "--validate=false", "-f", "-")

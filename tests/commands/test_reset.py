@@ -9,10 +9,10 @@ import pytest
 
 from gpunode.cdi import refresh, spec
 from gpunode.cdi.locations import STANDARD
+from gpunode.commands import mig_boot
 from gpunode.commands.reset import METRICS, MPS_DROP_IN, PACKAGED_MPS_DROP_IN
 from gpunode.host import Host
 from gpunode.host.journal import Journal
-from gpunode.mig import apply as mig
 from gpunode.plugin.service import MARKER, UNIT_FILE
 from gpunode.runtime.removal import restoring
 from tests.cli import Ran, gpunode
@@ -98,7 +98,7 @@ def test_a_file_that_another_program_changed_stays_and_is_named(root: Path) -> N
 MARKED = {
     "plugin": {UNIT_FILE: f"{MARKER}\n[Service]\n", MPS_DROP_IN: "[Service]\n"},
     "doctor-timer": {METRICS: "# HELP gpunode_finding Findings\n"},
-    "mig-at-boot": {mig.UNIT_FILE: f"{mig.MARKER}\n[Service]\n"},
+    "mig-at-boot": {mig_boot.UNIT_FILE: f"{mig_boot.MARKER}\n[Service]\n"},
     "cdi": {
         STANDARD: f"{spec.MARKER}\nkind: nvidia.com/gpu\n",
         refresh.SERVICE_FILE: f"{refresh.MARKER}\n[Service]\n",
