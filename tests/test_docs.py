@@ -52,6 +52,35 @@ def test_index_lists_every_page() -> None:
     assert "(docs/README.md)" in (REPOSITORY / "README.md").read_text()
 
 
+# pages of which a test repeats every run that they show, with that test
+REPEATED = {
+    "README.md": "machine/readme.py",
+    "docs/device-plugin.md": "test_docs_pages.py",
+    "docs/driver.md": "packages/test_driver_plan_pages.py",
+    "docs/kubernetes.md": "test_docs_pages.py",
+    "docs/labels.md": "test_docs_pages.py",
+    "docs/mig.md": "test_docs_pages.py",
+    "docs/toolkit.md": "packages/test_driver_plan_pages.py",
+}
+_BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(?:console)?\n(\$ .*?)^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_run_that_a_page_shows_is_repeated_or_marked_as_a_recording(page: Path) -> None:
+    """`make docs` writes what follows ``<!-- prints: NAME -->``."""
+    shown = [
+        (mark, block)
+        for mark, block in _BLOCK.findall(page.read_text())
+        if any(not line.startswith(("$ ", "# ")) for line in block.splitlines() if line)
+    ]
+    test = REPEATED.get(str(page.relative_to(REPOSITORY)))
+    if test is not None:
+        assert shown and page.name in (REPOSITORY / "tests" / test).read_text()
+        return
+    unmarked = [block for mark, block in shown if not mark.startswith(("prints: ", "a recording"))]
+    assert unmarked == []
+
+
 def test_every_exit_code_is_explained() -> None:
     text = (REPOSITORY / "docs/exit-codes.md").read_text()
     assert [code for code in ExitCode if f"\n| {int(code)} |" not in text] == []

@@ -158,6 +158,22 @@ def _any_pod(text: str) -> str:
     return re.sub(r"vector-add-\w{5}\b", "vector-add-XXXXX", re.sub(r"\d+\.\d s +", "N s ", text))
 
 
+# --- the device plugin --------------------------------------------------------------------------------
+
+
+def test_the_page_on_the_device_plugin(tmp_path: Path) -> None:
+    """The only run with output that it shows: the translation of GKE's file."""
+    (line, text), *others = runs("docs/device-plugin.md").items()
+    command, _, target = line.partition(" > ")
+    assert (others, target) == ([], "plugin.yaml")
+    file = tmp_path / "gpu_config.json"
+    file.write_text('{"GPUPartitionSize": "1g.5gb"}')
+    *words, path = shlex.split(command)
+    assert path == "/etc/nvidia/gpu_config.json"
+    ran = gpunode(*words, str(file))
+    assert (ran.code, ran.err.replace(str(file), path)) == (0, text)
+
+
 # --- labels ---------------------------------------------------------------------------------------------
 
 

@@ -195,7 +195,11 @@ def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
         f"kubectl logs --namespace {name} --previous", "Fix what the last error names", needs_root=False
     )
     if _NO_CONFIG in text:  # the label names a configuration that the plugin's ConfigMap doesn't contain
-        fix = Fix('kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-', needs_root=False)
+        fix = Fix(
+            'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
+            needs_root=False,
+            note="Without this label the plugin uses its default configuration; or add the missing one",
+        )
     return fail(summary, seen(log.path, message(line)), *evidence, fix=fix)
 
 

@@ -35,7 +35,11 @@ _RESTARTS = (
     (r"restart kubelet\b", "restarts the kubelet: running pods continue"),
     (r"nvidia-fabricmanager", "restarts the fabric manager"),
     (r"nvidia-imex", "restarts the IMEX daemon"),
-    (r"device-plugin|\bdaemonset\b", "restarts the device plugin: running pods continue"),
+    (
+        r"\bset env\b|\bpatch (daemonset|clusterpolicies)\b",
+        "restarts the device plugin on all nodes of the cluster: running pods continue",
+    ),
+    (r"device-plugin", "restarts the device plugin: running pods continue"),
     (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
 )
 # commands that replace the driver's libraries, which then don't match the loaded module

@@ -127,7 +127,6 @@ def edit(daemon: Daemon, line: int | None, change: str) -> Fix:
     )
 
 
-# the snap's containers and images remain in a snapshot of the snap
 _CONFIGURE = "gpunode configure-runtime --runtime docker"
 REPLACE_SNAP = per_family(
     f"snap remove docker && apt install docker.io && {_CONFIGURE}",
@@ -135,6 +134,7 @@ REPLACE_SNAP = per_family(
     f"snap remove docker && zypper install docker && {_CONFIGURE}",
     f"follow {_GUIDE}",
     "drain",
+    note="The new Docker starts without the snap's containers and images; snap saved lists their snapshot",
 )
 CONFIGURE_DEFAULT = everywhere(f"{_CONFIGURE} --set-as-default", "restart")
 INSTALL = per_family(

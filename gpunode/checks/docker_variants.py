@@ -137,7 +137,7 @@ def _hook_without_cgroups(node: Node, daemon: Daemon) -> Verdict | None:
     if not hook_injects(node.host, daemon, tuple(programs.values())):
         return None
     return warn(
-        f"the NVIDIA hook in {daemon.user}'s rootless Docker tries to write device cgroups without "
+        f"the NVIDIA hook in the rootless Docker of user {daemon.user} tries to write device cgroups without "
         "permission",
         seen(daemon.config_path, f"runtime {', '.join(programs)}"),
         seen("nvidia-container-cli.no-cgroups", "not true for this user"),
@@ -157,7 +157,7 @@ def _unprepared(node: Node, daemon: Daemon) -> Verdict | None:
     if by_cdi or state.problem or any(_nvidia(name, path) for name, path in state.paths.items()):
         return None
     return warn(
-        f"{daemon.user}'s rootless Docker has no nvidia runtime and doesn't use CDI for GPUs",
+        f"the rootless Docker of user {daemon.user} has no nvidia runtime and doesn't use CDI for GPUs",
         seen(daemon.config_path, f"runtimes: {', '.join(state.paths) or 'none'}"),
         fix=_prepare(node, daemon),
     )

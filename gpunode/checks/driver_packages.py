@@ -96,6 +96,7 @@ NO_OPERATOR_DRIVER = everywhere(
     '--patch \'{"spec":{"driver":{"enabled":false}}}\'',
     "drain",
     needs_root=False,
+    note="This removes the operator's driver from all nodes of the cluster",
 )
 
 DROP_STUBS = everywhere("sed -i '\\#/stubs#d' /etc/ld.so.conf.d/*.conf /etc/ld.so.conf && ldconfig")
@@ -260,21 +261,25 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
     if not key:
         return None
     again = "" if signed else _build_again(node)
-    return Fix(f"{again}mokutil --import {key} && reboot", True, "reboot")
+    return _enrolment(f"{again}mokutil --import {key}")
+
+
+def _enrolment(command: str) -> Fix:
+    return Fix(f"{command} && reboot", True, "reboot", note=fixes.ENROL_NOTE)
 
 
 def make_key(node: Node) -> Fix:
     """Create a key, sign the module with it and enrol it, with this node's build tool."""
     if node.host.stat("/usr/sbin/akmods"):
         steps = "kmodgenca --auto && akmods --force --rebuild && "
-        return Fix(f"{steps}mokutil --import {driver.AKMODS_KEY} && reboot", True, "reboot")
+        return _enrolment(f"{steps}mokutil --import {driver.AKMODS_KEY}")
     if not node.dkms:
         return Fix(f"follow {fixes.DRIVER_GUIDE}")
     if node.distribution.id == "ubuntu":
         steps, key = "update-secureboot-policy --new-key", driver.SHIM_KEY
     else:
         steps, key = "dkms generate_mok", driver.DKMS_KEY
-    return Fix(f"{steps} && {_build_again(node)}mokutil --import {key} && reboot", True, "reboot")
+    return _enrolment(f"{steps} && {_build_again(node)}mokutil --import {key}")
 
 
 def _build_again(node: Node) -> str:

@@ -147,12 +147,13 @@ _LAYOUT = "/etc/gpunode-mig.yaml"
 KEEP_LAYOUT = fixes.everywhere(
     f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
 )
-MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), needs_root=False)
+MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), "restart", needs_root=False)
 # the operator reverts changes of its own objects
 OPERATORS_STRATEGY = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
     """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
     False,
+    "restart",
 )
 # guests get their driver from the host's administrator, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
@@ -512,7 +513,10 @@ def vgpu_license(node: Node) -> Verdict:
             fix=fix,
         )
     if not _configured(node):
-        fix = Fix(f"install -m 744 {_TOKEN} {_TOKENS}/ && systemctl restart nvidia-gridd")
+        fix = Fix(
+            f"install -m 744 {_TOKEN} {_TOKENS}/ && systemctl restart nvidia-gridd",
+            note="Download the token from NVIDIA's licensing portal into this directory first",
+        )
         nothing = seen(_TOKENS, "no client configuration token")
         return warn(
             "the virtual GPUs have no licence: no token names a licence server", *evidence, nothing, fix=fix

@@ -64,9 +64,11 @@ def look(command: str, note: str, *, needs_root: bool = True) -> Fix:
     return Fix(command, needs_root, look=True, note=note)
 
 
-def per_family(debian: str, rhel: str, suse: str, other: str, disruptive: str = "none") -> Remedy:
+def per_family(
+    debian: str, rhel: str, suse: str, other: str, disruptive: str = "none", note: str = ""
+) -> Remedy:
     """Commands that need root and are equally disruptive."""
-    return Remedy(*(Fix(command, True, disruptive) for command in (debian, rhel, suse, other)))
+    return Remedy(*(Fix(command, True, disruptive, note=note) for command in (debian, rhel, suse, other)))
 
 
 DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
@@ -108,8 +110,19 @@ def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix 
     return Fix(f"{command} {' '.join(names)}", True, disruptive) if command else None
 
 
-RESCAN_PCI = everywhere("echo 1 > /sys/bus/pci/rescan")
-POWER_OFF = everywhere("systemctl poweroff", "drain")
+RESCAN_PCI = everywhere(
+    "echo 1 > /sys/bus/pci/rescan",
+    note=(
+        "If no GPU appears, power the node off and check the GPU's seat and power cables; for a virtual "
+        "machine, "
+        "check on its host that the GPU is passed through"
+    ),
+)
+POWER_OFF = everywhere(
+    "systemctl poweroff",
+    "drain",
+    note="While it is off, connect the GPU's power cables, and disconnect the node's power for a minute",
+)
 
 # checks/preconditions.py has the command for systems where these fail
 INSTALL_DRIVER = everywhere("gpunode driver install --yes")
@@ -177,12 +190,17 @@ def build_module_for(release: str) -> Remedy:
     )
 
 
+ENROL_NOTE = (
+    "mokutil asks for a new password. Enter it at the node's console (or its BMC's) during the reboot, under "
+    "Enroll MOK"
+)
 ENROL_KEY = per_family(
     "mokutil --import /var/lib/shim-signed/mok/MOK.der && reboot",
     "mokutil --import /var/lib/dkms/mok.pub && reboot",
     "mokutil --import /var/lib/dkms/mok.pub && reboot",
     "mokutil --import /var/lib/dkms/mok.pub && reboot",
     "reboot",
+    note=ENROL_NOTE,
 )
 
 LOAD_MODULE = everywhere("modprobe nvidia && modprobe nvidia-uvm", safe=True)

@@ -255,7 +255,11 @@ def kernel_argument(words: str) -> Remedy:
     )
 
 
-FIRMWARE_SETUP = everywhere("systemctl reboot --firmware-setup", "reboot")
+FIRMWARE_SETUP = everywhere(
+    "systemctl reboot --firmware-setup",
+    "reboot",
+    note="The firmware's setup opens at the console (or the BMC's): change the setting named above",
+)
 _VSPHERE = (
     "https://blogs.vmware.com/apps/2018/10/how-to-enable-nvidia-v100-gpu-in-passthrough-mode-on-vsphere-"
     "for-machine-learning-and-other-hpc-workloads.html"

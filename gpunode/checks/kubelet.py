@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere
@@ -205,6 +206,10 @@ DAEMON_CHECKS = (
 
 # Disk space for images and pods, and what keeps a kubelet from starting.
 
+_PRUNE = everywhere(
+    "crictl rmi --prune",
+    note="It deletes images that no container uses. Pods that need one of them later pull it again",
+)
 _LARGE_IMAGE = 10 << 30  # CUDA images take 5 to 25 GB when unpacked
 _ROOTS = {
     "containerd": "/var/lib/containerd",
@@ -227,7 +232,7 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
         "engines (statvfs(3)), against the kubelet's evictionHard; without a kubelet, a full disk, and "
         "10 GiB for the next image."
     ),
-    remedy=everywhere("crictl rmi --prune"),
+    remedy=_PRUNE,
     classes=HOST_OR_CONTAINER,
     blocked_by=("pci-no-gpu",),
     preflight=ANY_ENGINE,
@@ -322,12 +327,14 @@ def _size(number: int) -> str:
 
 def _prune(node: Node) -> Fix | None:
     if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
-        return Fix("docker system prune", True)
+        note = "It asks first, then deletes stopped containers, unused networks and images without a tag"
+        return Fix("docker system prune", True, note=note)
     daemon = node.containerd
     if daemon is None or not daemon.manager or not containerd_role(node).used:
         return None
     program = {"k3s": "k3s crictl", "rke2": "/var/lib/rancher/rke2/bin/crictl"}.get(daemon.manager, "crictl")
-    return Fix(f"{program} --runtime-endpoint unix://{daemon.socket} rmi --prune", True)
+    command = f"{program} --runtime-endpoint unix://{daemon.socket} rmi --prune"
+    return replace(_PRUNE.other, command=command)
 
 
 @check(

@@ -87,6 +87,12 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     return warn(what, *evidence, fix=fix)
 
 
+_SMALLEST = (
+    "This divides each GPU into its smallest MIG devices. For another layout, also after a reboot: "
+    "gpunode mig apply --persist"
+)
+
+
 def _instances(node: Node, empty: list[Gpu]) -> Fix:
     """Create the configured instances again; without any, the smallest instances that each GPU supports."""
     unit = node.units.get(mig.UNIT)
@@ -101,7 +107,8 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
             "Choose profiles and create them: nvidia-smi mig -cgi PROFILES -C; or turn MIG off: nvidia-smi "
             "-mig 0",
         )
-    return Fix(" && ".join(f"nvidia-smi mig -i {','.join(who)} -cgi {cut} -C" for cut, who in cuts.items()))
+    commands = (f"nvidia-smi mig -i {','.join(who)} -cgi {cut} -C" for cut, who in cuts.items())
+    return Fix(" && ".join(commands), note=_SMALLEST)
 
 
 def _finest(name: str) -> str:

@@ -30,6 +30,7 @@ from gpunode.output.result import Evidence, Fix
         ("systemctl disable --now crio", "stops CRI-O"),
         ("systemctl restart kubelet", "restarts the kubelet"),
         ("crictl ps --quiet --name nvidia-device-plugin | xargs crictl stop", "restarts the device plugin"),
+        ('kubectl set env "daemonset/$name" MIG_STRATEGY=mixed', "restarts the device plugin on all nodes"),
         ("crictl stop 4f1c4f1c4f1c", "restarts the named containers"),
         ("wsl.exe --update && wsl.exe --shutdown", "ends everything that runs in WSL"),
         ("something else", "restarts a daemon"),
