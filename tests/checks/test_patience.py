@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fixtures.machines import recorded_host
-from gpunode.checks import patience
 from gpunode.checks.patience import Patience
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands import doctor
@@ -20,6 +19,7 @@ from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
 from gpunode.output.render import SilentProgress
 from gpunode.output.result import Finding, FindingStatus
+from tests.checks.stalls import Stall, stalling
 from tests.waiting import PATIENCE, eventually
 
 
@@ -27,21 +27,25 @@ class Stalled(Host):
     """A machine on which reading below one path blocks until it is released."""
 
     place = "/proc/1"
-    let_go = threading.Event()
+    stall: Stall
 
     def read_bytes(self, path: str, limit: int = LARGE_BYTES) -> bytes | None:
         if path.startswith(self.place):
             self.path(path)  # where Host records it
-            self.let_go.wait(PATIENCE)
+            self.stall.wait()
         return super().read_bytes(path, limit)
 
 
 @pytest.fixture
-def stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalled]:
-    monkeypatch.setattr(patience, "CHECK_SECONDS", 3.0)  # any other check takes milliseconds
-    Stalled.let_go.clear()
-    yield Stalled(recorded_host("healthy-h100", tmp_path).root, environ={})
-    Stalled.let_go.set()
+def stall(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stall]:
+    with stalling(monkeypatch) as stall:
+        yield stall
+
+
+@pytest.fixture
+def stalled(tmp_path: Path, stall: Stall) -> Stalled:
+    Stalled.stall = stall
+    return Stalled(recorded_host("healthy-h100", tmp_path).root, environ={})
 
 
 def by_id(findings: tuple[Finding, ...]) -> dict[str, Finding]:
@@ -60,13 +64,11 @@ def test_stuck_process_table_is_one_error_and_other_checks_run(stalled: Stalled)
     assert findings["driver-lib-mismatch"].status is FindingStatus.PASS
 
 
-def test_hanging_query_is_waited_for_only_once() -> None:
+def test_hanging_query_is_waited_for_only_once(stall: Stall) -> None:
     class Thing:
-        let_go = threading.Event()
-
         @topic
         def slow(self) -> int:
-            self.let_go.wait()
+            stall.wait()
             return 1
 
     thing, raised = Thing(), []
@@ -80,27 +82,23 @@ def test_hanging_query_is_waited_for_only_once() -> None:
     (waited, first), (known, again) = raised
     assert re.match(r"no answer within 1 s: ", waited) and first
     assert known == "waits for a hanging query: slow" and not again
-    Thing.let_go.set()
 
 
-def test_late_result_is_ignored_and_its_thread_ends() -> None:
-    let_go = threading.Event()
+def test_late_result_is_ignored_and_its_thread_ends(stall: Stall) -> None:
     with Patience(Host(), 0.1) as patience:
         with pytest.raises(Stuck):
-            patience.call(let_go.wait)
-        let_go.set()
+            patience.call(stall.wait)
+        stall.release()
         assert eventually(lambda: not any(one.name == "checks" for one in threading.enumerate()))
         assert patience.call(lambda: "next") == "next"
 
 
-def test_one_thread_answers_until_a_query_hangs() -> None:
-    let_go = threading.Event()
+def test_one_thread_answers_until_a_query_hangs(stall: Stall) -> None:
     with Patience(Host(), 0.5) as patience:
         first = [patience.call(threading.get_ident) for _ in range(3)]
         with pytest.raises(Stuck):
-            patience.call(let_go.wait)
+            patience.call(stall.wait)
         second = patience.call(threading.get_ident)
-        let_go.set()
     assert len(set(first)) == 1
     assert second not in first
 
@@ -114,28 +112,31 @@ def test_one_thread_answers_until_a_query_hangs() -> None:
     ],
 )
 def test_finding_names_the_hanging_call_of_a_live_host(
-    question: Callable[[Host], object], place: str, request_: str, monkeypatch: pytest.MonkeyPatch
+    question: Callable[[Host], object],
+    place: str,
+    request_: str,
+    stall: Stall,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    host, let_go = Host(), threading.Event()
-    monkeypatch.setattr(f"gpunode.host.reading.{place}", lambda *_args, **_named: let_go.wait(PATIENCE))
+    host = Host()
+    monkeypatch.setattr(f"gpunode.host.reading.{place}", stall.wait)
     with Patience(host, 0.2) as patience, pytest.raises(Stuck) as caught:
         patience.call(lambda: question(host))
-    let_go.set()
+    stall.release()
     monkeypatch.undo()
     assert caught.value.message == f"no answer within 0.2 s: {request_}"
 
 
-def test_finding_names_the_hanging_command() -> None:
-    host, let_go = Host(), threading.Event()
+def test_finding_names_the_hanging_command(stall: Stall) -> None:
+    host = Host()
 
     def question() -> None:
         host.run(("true",))
-        let_go.wait(PATIENCE)
+        stall.wait()
 
     message = "no answer within 1 s: running true"
     with Patience(host, 1.0) as patience, pytest.raises(Stuck, match=message):
         patience.call(question)
-    let_go.set()
 
 
 def test_exception_of_a_query_reaches_the_caller() -> None:
@@ -143,10 +144,10 @@ def test_exception_of_a_query_reaches_the_caller() -> None:
         patience.call(lambda: 1 // 0)
 
 
-def test_single_query_may_have_a_longer_limit() -> None:
-    never = threading.Event()
+def test_single_query_may_have_a_longer_limit(stall: Stall) -> None:
     with Patience(Host(), 0.05) as patience:
-        assert patience.call(lambda: never.wait(0.2), least=PATIENCE) is False
+        assert patience.call(lambda: 1, least=PATIENCE) == patience.call(lambda: 1)
+    assert stall.limits == [PATIENCE, 0.05]
 
 
 def test_failed_topic_is_read_again_on_next_use() -> None:
@@ -173,11 +174,8 @@ def test_no_thread_is_left_if_no_query_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_node_summary_does_not_wait_for_hanging_queries(
-    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_summary_does_not_wait_for_hanging_queries(stalled: Stalled) -> None:
     """A check that doesn't need the process table leaves finding the engines to the report."""
-    monkeypatch.setattr(doctor, "_ABOUT_SECONDS", 3.0)
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"
     result = doctor.run(stalled, SilentProgress(), Selection(only=("pci-no-gpu",)))
