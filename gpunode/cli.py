@@ -62,7 +62,10 @@ class CommandTable(HelpGroup):
 
     def __init__(self, **attrs: Any) -> None:
         super().__init__(**attrs)
-        self.commands = {name: typer.core.TyperCommand(name=name) for name in COMMANDS}
+        self.commands = {
+            name: typer.core.TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()
+        }
+        self._names_only = False
 
     def list_commands(self, ctx: object) -> list[str]:
         """Names for the help."""
@@ -70,12 +73,17 @@ class CommandTable(HelpGroup):
 
     def get_command(self, ctx: object, cmd_name: str) -> Any:
         """The command of this name with its options; None if there is none."""
-        if cmd_name not in COMMANDS:
-            return None
+        if cmd_name not in COMMANDS or self._names_only:
+            return self.commands.get(cmd_name)
         module, _, app_name = COMMANDS[cmd_name][0].partition(":")
         group = typer.main.get_group(getattr(import_module(f"gpunode.commands.{module}"), app_name))
         group.name = cmd_name
         return group.commands.get(cmd_name, group)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Names and lines of the table; no command's module is imported for them."""
+        self._names_only = True
+        return super().shell_complete(ctx, incomplete)
 
     def format_commands(self, ctx: object, formatter: Any) -> None:
         """The lists in the help, which need no command's module."""

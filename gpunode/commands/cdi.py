@@ -28,6 +28,7 @@ from gpunode.cdi.locations import (
     rivals,
 )
 from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
+from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import DryRunOption, Strings
 from gpunode.commands.session import Session, verb
@@ -66,6 +67,7 @@ HooksOption = Annotated[
         "--hooks",
         metavar="WHICH",
         help="auto: use NVIDIA's hooks if nvidia-cdi-hook is installed; none: use no hooks.",
+        autocompletion=one_of("auto", "none"),
     ),
 ]
 VendorOption = Annotated[str, typer.Option("--vendor", help="Vendor part of the device names.")]
@@ -77,6 +79,7 @@ NameOption = Annotated[
         "--device-name-strategy",
         metavar="KIND",
         help="Device names: index, uuid or type-index (repeatable); index and uuid by default.",
+        autocompletion=one_of("index", "uuid", "type-index"),
     ),
 ]
 
@@ -97,6 +100,7 @@ DisableHookOption = Annotated[
         "--disable-hooks",
         metavar="NAME",
         help="Omit this hook; all omits every hook (repeatable).",
+        autocompletion=one_of("all", *HOOK_NAMES),
     ),
 ]
 EnableHookOption = Annotated[
@@ -106,6 +110,7 @@ EnableHookOption = Annotated[
         "--enable-hooks",
         metavar="NAME",
         help="Keep this hook even if --disable-hook names it (repeatable).",
+        autocompletion=one_of(*HOOK_NAMES),
     ),
 ]
 HookPathOption = Annotated[
@@ -127,6 +132,7 @@ FeatureFlagOption = Annotated[
         "--feature-flags",
         metavar="FLAG",
         help="disable-ipc-discoverer or no-additional-gids-for-device-nodes (repeatable).",
+        autocompletion=one_of("disable-ipc-discoverer", "no-additional-gids-for-device-nodes"),
     ),
 ]
 
@@ -143,7 +149,10 @@ def cdi_generate(
     format_name: Annotated[
         str,
         typer.Option(
-            "--format", metavar="FORMAT", help="yaml or json; by the file's extension if not given."
+            "--format",
+            metavar="FORMAT",
+            help="yaml or json; by the file's extension if not given.",
+            autocompletion=one_of(*FORMATS),
         ),
     ] = "",
     driver_root: DriverRootOption = "/",

@@ -15,6 +15,7 @@ from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import behind, blocks, describe, first, gpus_not_examined, reboot
 from gpunode.checks.runner import EVERY, Selection, run_checks
+from gpunode.commands import completion
 from gpunode.commands.options import Strings
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
@@ -243,10 +244,19 @@ class Preflight(StrEnum):
 
 
 OnlyOption = Annotated[
-    Strings, typer.Option("--only", metavar="ID", help="Run only this check (repeatable).")
+    Strings,
+    typer.Option(
+        "--only", metavar="ID", help="Run only this check (repeatable).", autocompletion=completion.checks
+    ),
 ]
 SkipOption = Annotated[
-    Strings, typer.Option("--skip", metavar="ID[:REASON]", help="Skip this check (repeatable).")
+    Strings,
+    typer.Option(
+        "--skip",
+        metavar="ID[:REASON]",
+        help="Skip this check (repeatable).",
+        autocompletion=completion.checks,
+    ),
 ]
 IgnoreOption = Annotated[
     Strings,
@@ -254,6 +264,7 @@ IgnoreOption = Annotated[
         "--ignore",
         metavar="ID[:REASON]|all",
         help="Report this check's error as a warning (repeatable).",
+        autocompletion=completion.checks,
     ),
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, too.")]
@@ -292,7 +303,11 @@ AllowOption = Annotated[
 ]
 ChecksArgument = Annotated[
     Strings,
-    typer.Argument(metavar="[ID]...", help="Checks to run; with --compare, reports or bundles."),
+    typer.Argument(
+        metavar="[ID]...",
+        help="Checks to run; with --compare, reports or bundles.",
+        autocompletion=completion.checks,
+    ),
 ]
 FileOption = Annotated[
     str,

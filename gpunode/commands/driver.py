@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import LOCK_SECONDS, LockOption
 from gpunode.commands.session import Session, verb
@@ -49,7 +50,13 @@ VersionOption = Annotated[
     typer.Option("--version", metavar="X.Y.Z", help="Driver version; the newest of the branch by default."),
 ]
 FlavourOption = Annotated[
-    str, typer.Option("--flavour", metavar="KIND", help="Kernel module: open or proprietary.")
+    str,
+    typer.Option(
+        "--flavour",
+        metavar="KIND",
+        help="Kernel module: open or proprietary.",
+        autocompletion=one_of(*FLAVOURS),
+    ),
 ]
 RepositoryOption = Annotated[
     str,
@@ -57,6 +64,7 @@ RepositoryOption = Annotated[
         "--repository",
         metavar="WHERE",
         help="Package repository: distribution, nvidia, or the URL of a mirror.",
+        autocompletion=one_of(DISTRIBUTION, NVIDIA),
     ),
 ]
 KeyOption = Annotated[

@@ -10,6 +10,7 @@ import typer
 from gpunode.checks.catalogue import ALL_CHECKS, find_check
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import Check
+from gpunode.commands.completion import checks
 from gpunode.commands.session import Session, verb
 from gpunode.output.result import Block, Cell, Result, Style, Table, Text
 
@@ -102,7 +103,10 @@ explain_app = typer.Typer(rich_markup_mode=None)
 def explain(
     session: Session,
     check: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Check to explain; without it, all checks are listed.")
+        str,
+        typer.Argument(
+            metavar="[ID]", help="Check to explain; without it, all checks are listed.", autocompletion=checks
+        ),
     ] = "",
 ) -> Result:
     """Explain one check, or list all checks. What it examines, why, and the fix for each distribution.

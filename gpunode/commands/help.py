@@ -70,6 +70,15 @@ def _environment(context: Any, of: str) -> str:
     return printed(formatter.getvalue()) if listed else ""
 
 
+def _names(ctx: typer.Context) -> list[str]:
+    """Words that can follow, for Tab."""
+    parent: Any = ctx.find_root().command
+    named = ctx.params.get("command") or ()
+    for name in named:
+        parent = parent if name == ENVIRONMENT else parent.get_command(ctx, name)
+    return [*getattr(parent, "commands", {}), *(() if named else (ENVIRONMENT,))]
+
+
 help_app = typer.Typer(rich_markup_mode=None)
 
 
@@ -77,7 +86,8 @@ help_app = typer.Typer(rich_markup_mode=None)
 def show_help(
     context: typer.Context,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="A command, or environment.")
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]...", help="A command, or environment.", autocompletion=_names),
     ] = None,
 ) -> None:
     """Show help for a command, or list the environment variables.

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gpunode.commands.completion import journal_entries
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import DryRunOption, NoRestartOption, RestartCommandOption, YesOption
 from gpunode.commands.session import Session, verb
@@ -47,7 +48,10 @@ def journal_list(session: Session) -> Result:
 def journal_show(
     session: Session,
     entry: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Journal entry; the last one by default.")
+        str,
+        typer.Argument(
+            metavar="[ID]", help="Journal entry; the last one by default.", autocompletion=journal_entries
+        ),
     ] = "",
 ) -> Result:
     """Show one change. Its time, command, and the diff of every file.
@@ -64,7 +68,10 @@ rollback_app = typer.Typer(rich_markup_mode=None)
 def rollback(
     session: Session,
     entry: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Journal entry; the last one by default.")
+        str,
+        typer.Argument(
+            metavar="[ID]", help="Journal entry; the last one by default.", autocompletion=journal_entries
+        ),
     ] = "",
     dry_run: DryRunOption = False,
     no_restart: NoRestartOption = False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
+from gpunode.commands.completion import one_of, resources
 from gpunode.commands.help_page import command_group
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
@@ -407,7 +408,10 @@ LabelsOption = Annotated[
     typer.Option("--labels", help="Also publish the node's labels to this destination (repeatable)."),
 ]
 ResourceOption = Annotated[
-    str, typer.Option("--resource", metavar="NAME", help="Resource that the pod requests.")
+    str,
+    typer.Option(
+        "--resource", metavar="NAME", help="Resource that the pod requests.", autocompletion=resources
+    ),
 ]
 
 
@@ -478,7 +482,12 @@ def manifests_runtime_class(
     nvidia_runtime_name: NameOption = "nvidia",
     also: Annotated[
         str,
-        typer.Option("--also", metavar="VARIANTS", help="Also print variants: cdi, legacy or cdi,legacy."),
+        typer.Option(
+            "--also",
+            metavar="VARIANTS",
+            help="Also print variants: cdi, legacy or cdi,legacy.",
+            autocompletion=one_of("cdi", "legacy", comma=True),
+        ),
     ] = "",
 ) -> Result:
     """Print RuntimeClass objects. Pods select the nvidia runtime by them.
@@ -548,6 +557,7 @@ def manifests_rbac(
             "--for",
             metavar="USE",
             help="Purpose: plugin, labels, node-feature, mig, advertise or verify (repeatable).",
+            autocompletion=one_of("plugin", "labels", "node-feature", "mig", "advertise", "verify"),
         ),
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the account.")] = "",

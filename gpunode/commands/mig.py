@@ -11,6 +11,7 @@ import typer
 
 from gpunode.commands import mig_apply as apply_command
 from gpunode.commands import mig_plan as plan_command
+from gpunode.commands.completion import mig_labels, one_of
 from gpunode.commands.help_page import command_group
 from gpunode.commands.mig_apply import MigLabels
 from gpunode.commands.options import (
@@ -59,7 +60,12 @@ def mig_export(
     label: Annotated[
         str, typer.Option("-l", "--config-label", metavar="LABEL", help="Name of the configuration.")
     ] = "current",
-    format_name: Annotated[str, typer.Option("--format", metavar="FORMAT", help="yaml or json.")] = "yaml",
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="yaml or json.", autocompletion=one_of("yaml", "json")
+        ),
+    ] = "yaml",
 ) -> Result:
     """Print the current layout as a configuration. In mig-parted's format, for `mig apply`.
 
@@ -94,6 +100,7 @@ LabelOption = Annotated[
         env="SELECTED_CONFIG",
         metavar="LABEL",
         text="Configuration to use; required if the file has several.",
+        autocompletion=mig_labels,
     ),
 ]
 ModeOnlyOption = Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpunode.commands.completion import resources
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
     ContextOption,
@@ -43,7 +44,13 @@ WAIT_SECONDS = 30.0
 def node_advertise(
     session: Session,
     resource: Annotated[
-        str, typer.Option("--resource", metavar="NAME", help="Extended resource, such as nvidia.com/gpu.")
+        str,
+        typer.Option(
+            "--resource",
+            metavar="NAME",
+            help="Extended resource, such as nvidia.com/gpu.",
+            autocompletion=resources,
+        ),
     ],
     count: Annotated[
         str,

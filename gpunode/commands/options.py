@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gpunode.commands.completion import engines, one_of
+
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
 
@@ -47,6 +49,7 @@ RuntimeOption = Annotated[
         "--runtime",
         metavar="ENGINE",
         help="Engine to configure; auto is the engine of the kubelet, or the only one.",
+        autocompletion=engines,
     ),
 ]
 RuntimesOption = Annotated[
@@ -56,6 +59,7 @@ RuntimesOption = Annotated[
         metavar="ENGINE",
         help="docker, containerd, crio, podman, k3s, rke2, k0s, microk8s or auto (repeatable; "
         "default: auto, the engine of the kubelet or the only one).",
+        autocompletion=engines,
     ),
 ]
 NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="Name of the runtime in the engine.")]
@@ -129,6 +133,7 @@ AlsoOption = Annotated[
         "--also",
         metavar="VARIANTS",
         help="Also register nvidia-cdi, nvidia-legacy or both: cdi, legacy or cdi,legacy.",
+        autocompletion=one_of("cdi", "legacy", comma=True),
     ),
 ]
 ReplaceOption = Annotated[

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
+from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
 from gpunode.commands.plugin_options import SettingsCommand, sources, value_text
 from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
@@ -89,7 +90,12 @@ _FAULTS = "xid, ecc, lost, return, unplug, plug, remap, recovery, fabric, mig, r
 @verb(plugin_app, "inject", "InjectedFault")
 def plugin_inject(
     session: Session,
-    fault: Annotated[str, typer.Argument(metavar="[FAULT]", help=f"What happens: {_FAULTS}.")] = "",
+    fault: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FAULT]", help=f"What happens: {_FAULTS}.", autocompletion=one_of(*_FAULTS.split(", "))
+        ),
+    ] = "",
     value: Annotated[
         str, typer.Argument(metavar="[VALUE]", help="Number, word or MIG layout, depending on the fault.")
     ] = "",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer.core
 
+from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import HelpCommand
 from gpunode.plugin.config.options import OPTIONS, Option, metavar
 
@@ -97,6 +98,7 @@ class SettingOption(typer.core.TyperOption):
     """One row of the table. Neither default nor variable are resolved here: their provenance is shown."""
 
     def __init__(self, row: Any, metavar: str, default: str) -> None:
+        offered = one_of(*_values(row), comma=row.takes_many)
         super().__init__(
             param_decls=[row.field, *row.flags],
             help=row.help,
@@ -104,12 +106,18 @@ class SettingOption(typer.core.TyperOption):
             metavar=metavar,
             show_envvar=True,
             show_default=default or False,
+            autocompletion=lambda context, args, incomplete: offered(incomplete),
         )
         self.variable = row.variable
         self.envvar = [row.variable, *row.variables]
 
     def resolve_envvar_value(self, ctx: Any) -> None:
         """Left to the command."""
+
+
+def _values(row: Option) -> tuple[str, ...]:
+    """Values that Tab offers for an option."""
+    return ("true", "false") if row.kind == "boolean" else (*row.allowed, *row.known)
 
 
 class SettingsCommand(HelpCommand):

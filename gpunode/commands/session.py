@@ -398,10 +398,8 @@ def _shown(result: Result, form: Form) -> bool:
 
 def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
     """Parse and run; usage errors speak the same words, and the envelope if one was asked for."""
-    if "_GPUNODE_COMPLETE" in os.environ:  # Tab, see commands/completion.py
-        from typer.completion import completion_init  # type: ignore[attr-defined]
-
-        completion_init()
+    if "_GPUNODE_COMPLETE" in os.environ:
+        return _complete(app)
     code = 0
     try:
         code = _parsed(app, argv)
@@ -414,6 +412,25 @@ def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
             render_error(failed)
             return failed.exit_code
     return code
+
+
+def _complete(app: typer.Typer) -> int:
+    """Answer a shell in which Tab was pressed (commands/completion.py). Nothing is written to the terminal.
+
+    An invalid line or an unreadable file offers nothing; the command itself reports the reason.
+    """
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    completion_init()
+    try:
+        app([], standalone_mode=False, prog_name="gpunode")
+        sys.stdout.flush()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - no error fits into a line that is being typed
+        return 1
+    return 0
 
 
 def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:

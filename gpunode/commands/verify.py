@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpunode.commands.completion import one_of, resources
 from gpunode.commands.gpus import explain_failure
 from gpunode.commands.options import (
     ConfigOption,
@@ -269,7 +270,10 @@ NamespaceOption = Annotated[
 ResourceOption = Annotated[
     str,
     typer.Option(
-        "--resource", metavar="NAME", help="Resource that the pod requests; nvidia.com/gpu by default."
+        "--resource",
+        metavar="NAME",
+        help="Resource that the pod requests; nvidia.com/gpu by default.",
+        autocompletion=resources,
     ),
 ]
 ClassOption = Annotated[
@@ -278,6 +282,7 @@ ClassOption = Annotated[
         "--runtime-class",
         metavar="NAME",
         help="RuntimeClass of the pod; auto uses nvidia if it exists, empty uses none.",
+        autocompletion=one_of("auto", "nvidia"),
     ),
 ]
 
