@@ -530,8 +530,8 @@ def cdi_perms(node: Node) -> Verdict:
         return skip("no rootless engine runs here; only root reads the CDI specifications")
     for spec in specs:
         directory = spec.path.rpartition("/")[0]
-        desired = ((directory, 0o005), (spec.path, 0o004))
-        modes = [(path, mode_of(node.host, path), bits) for path, bits in desired]
+        required = ((directory, 0o005), (spec.path, 0o004))
+        modes = [(path, mode_of(node.host, path), bits) for path, bits in required]
         closed = [(path, mode) for path, mode, bits in modes if mode is not None and mode & bits != bits]
         if closed:
             evidence = (seen(path, f"mode {mode:04o}") for path, mode in closed)

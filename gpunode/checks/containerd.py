@@ -285,7 +285,7 @@ def containerd_not_restarted(node: Node) -> Verdict:
     if state != "listening":
         unit = () if node.containerd.manager else seen_unit(node, "containerd.service")
         return fail("containerd isn't running", seen(socket, state), *unit, fix=_managed(node))
-    handlers = cri_handlers(node)
+    handlers = reported_handlers(node)
     if handlers is None:
         return _silent(node, socket)
     missing = sorted(set(map(str, config.runtimes)) - set(handlers))
@@ -346,7 +346,7 @@ def _in_file(node: Node, config: ContainerdConfig, name: str) -> Evidence:
     return seen(config.path, f'runtime "{name}"')
 
 
-def cri_handlers(node: Node) -> tuple[str, ...] | None:
+def reported_handlers(node: Node) -> tuple[str, ...] | None:
     """Handlers of the running containerd; None if it doesn't report them."""
     try:
         return tuple(name for name in node.cri.handlers if name)
@@ -408,7 +408,7 @@ def containerd_runtime_missing(node: Node) -> Verdict:
     role = containerd_role(node)
     if node.containerd is None or not role.used:
         return skip(role.reason)
-    handlers = cri_handlers(node)
+    handlers = reported_handlers(node)
     if handlers is None:
         return skip(f"containerd doesn't report its configuration at {node.containerd.socket}")
     answer = seen(f"CRI Status at {node.containerd.socket}", f"handlers: {', '.join(handlers) or 'none'}")
@@ -423,8 +423,8 @@ def _without_handler(node: Node, answer: Evidence) -> Verdict:
     read shows that the handler is wanted; the system's files say nothing about a distribution's containerd.
     """
     unread = _unread(node)
-    desired = bool(unread) and node.containerd is not None and not node.containerd.manager
-    way = other_way(node, cdi=not desired and running_config(node).get("enableCDI") is True)
+    configured_in_file = bool(unread) and node.containerd is not None and not node.containerd.manager
+    way = other_way(node, cdi=not configured_in_file and running_config(node).get("enableCDI") is True)
     if way is not None:
         return ok(f"no nvidia handler: {way.summary}", answer, seen(way.source, way.value))
     return fail("containerd has no nvidia handler", answer, *unread, fix=configure(node))

@@ -83,7 +83,7 @@ def _branch_above(node: Node, requested: tuple[int, int] | None) -> int:
     return next((one for one in fitting if not last or one <= last), 0)
 
 
-_NOBODY = "not requested: --image REF compares an image's requirements with this node"
+_NO_IMAGE_OPTION = "not requested: --image REF compares an image's requirements with this node"
 _SHOWN = 200  # characters of a requirement; those of NVIDIA's images run to thousands
 _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the others
 
@@ -110,10 +110,10 @@ def image_needs_newer_driver(node: Node) -> Verdict:
     """
     reference = node.questions.image
     if not reference:
-        return skip(_NOBODY)
+        return skip(_NO_IMAGE_OPTION)
     image = node.image.image
     if image is None:
-        return _nobody_holds_it(reference, node.image)
+        return _not_pulled(reference, node.image)
     if not image.requirements:
         return _by_release(node, image)
     try:
@@ -176,7 +176,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
     return fail(what, *evidence, fix=newer_driver(node, built, other_image))
 
 
-def _nobody_holds_it(reference: str, search: Search) -> Verdict:
+def _not_pulled(reference: str, search: Search) -> Verdict:
     """gpunode pulls nothing; if the user named the image, the finding shows the command that pulls it."""
     if search.held_not:
         engine = search.held_not[0]
@@ -240,7 +240,7 @@ IMAGES_CHECKS = (
 
 # A requested CUDA release (--cuda), against the driver and the GPUs of this node.
 
-_RELEASES_NOBODY = "not requested: --cuda X.Y compares a CUDA release with this node"
+_NO_CUDA_OPTION = "not requested: --cuda X.Y compares a CUDA release with this node"
 _NO_RELEASE = "not requested: --cuda X.Y, or --image REF of an image that sets CUDA_VERSION"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 
@@ -263,7 +263,7 @@ def cuda_driver_version(node: Node) -> Verdict:
     asked = releases.release_of(node.questions.cuda)
     if asked is None:
         given = node.questions.cuda
-        return skip(f"--cuda {given}: not a CUDA release, such as 12.8" if given else _RELEASES_NOBODY)
+        return skip(f"--cuda {given}: not a CUDA release, such as 12.8" if given else _NO_CUDA_OPTION)
     driver, name = driver_version(node), f"{asked[0]}.{asked[1]}"
     if not driver:
         return skip("the driver doesn't report its version")

@@ -6,7 +6,7 @@ import json
 import re
 
 from gpunode.checks import fixes
-from gpunode.checks.fixes import everywhere, tell_plugin
+from gpunode.checks.fixes import everywhere, set_plugin_variable
 from gpunode.checks.kubelet import has_own_plugin, restart_plugin
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
@@ -342,14 +342,14 @@ def plugin_cannot_see_nvml(node: Node) -> Verdict:
     if node.allocatable is not None and any(node.allocatable.nvidia.values()):
         return ok("a device plugin has registered GPUs")  # logs of finished pods remain for a while
     for log in node.plugin_logs:
-        line = _blind_line(log)
+        line = _nvml_error_line(log)
         if line is not None:
             evidence, fix = _handler(node, log)
             return fail("the device plugin finds no GPUs", seen(log.path, shown(line)), *evidence, fix=fix)
     return ok("the device plugin's log shows no NVML errors")
 
 
-def _blind_line(log: PluginLog) -> str | None:
+def _nvml_error_line(log: PluginLog) -> str | None:
     """The last line with such an error, unless a registration follows it."""
     found = None
     for line in log.lines:
@@ -494,7 +494,8 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | 
         seen(settings.path, f"{key} = false", settings.line(key)),
         f"gpunode toolkit config set {key}=true"
         if key == _BY_MOUNTS
-        else f"gpunode toolkit config set {_BY_MOUNTS}=true && {tell_plugin(f'{_STRATEGY}={_MOUNTS}')}",
+        else f"gpunode toolkit config set {_BY_MOUNTS}=true && "
+        f"{set_plugin_variable(f'{_STRATEGY}={_MOUNTS}')}",
     )
 
 
@@ -504,7 +505,7 @@ def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
     if daemon is None or not containerd_role(node).used:
         return None
     if tables.can("containerd", "cdi", daemon.version) is False:
-        return seen(daemon.binary or daemon.socket, ".".join(map(str, daemon.version))), tell_plugin(
+        return seen(daemon.binary or daemon.socket, ".".join(map(str, daemon.version))), set_plugin_variable(
             f"{_STRATEGY}={_ENVVAR}"
         )
     try:
@@ -521,7 +522,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
     if tables.can("kubelet", "cdi-devices", node.kubelet_version) is not False:
         return None
     release = ".".join(map(str, node.kubelet_version))
-    return seen("kubelet", f"{release}, which doesn't pass CDI names to the engine"), tell_plugin(
+    return seen("kubelet", f"{release}, which doesn't pass CDI names to the engine"), set_plugin_variable(
         f"{_STRATEGY}={_ENVVAR}"
     )
 
@@ -535,7 +536,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
         "policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
         "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
     ),
-    remedy=everywhere(tell_plugin("PASS_DEVICE_SPECS=true"), "restart"),
+    remedy=everywhere(set_plugin_variable("PASS_DEVICE_SPECS=true"), "restart"),
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),

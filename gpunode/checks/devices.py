@@ -60,15 +60,15 @@ def dev_nodes_missing(node: Node) -> Verdict:
     there = {device.path for device in node.device_nodes}
     # a GPU that the driver is configured to exclude is listed with a number and needs no file
     minors = [gpu.minor for gpu in node.driver_gpus if gpu.minor is not None and not gpu.excluded]
-    desired = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
-    missing = [path for path in desired if path not in there]
+    expected = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in sorted(minors))]
+    missing = [path for path in expected if path not in there]
     if missing and any(node.host.devices(_OPERATOR_DEV)):
         return skip(f"the GPU operator provides the device files in {_OPERATOR_DEV}")
     if missing and _container_is_gone(node):
         return skip(_GONE)
     if missing:
         return fail(
-            f"{len(missing)} of {len(desired)} device files are missing",
+            f"{len(missing)} of {len(expected)} device files are missing",
             *(seen(path, "absent") for path in missing),
             fix=fixes.make_nodes(tuple(_minor(path) for path in missing)),
         )
@@ -96,19 +96,19 @@ def mig_caps_missing(node: Node) -> Verdict:
     """A program opens a MIG device through these files. Without them, a container with a MIG device doesn't
     start or finds no GPU.
     """
-    desired = mig_capability_nodes(node.host)
-    if not desired:
+    expected = mig_capability_nodes(node.host)
+    if not expected:
         return skip("the driver reports no MIG instance")
     there = {device.path for device in node.device_nodes}
     operators = node.host.devices(f"{_OPERATOR_DEV}/nvidia-caps")
     there |= {device.path.removeprefix(DRIVER_ROOT) for device in operators}
-    missing = [path for path in desired if path not in there]
+    missing = [path for path in expected if path not in there]
     if missing:
         return fail(
-            f"{len(missing)} of {len(desired)} device files of MIG instances are missing",
+            f"{len(missing)} of {len(expected)} device files of MIG instances are missing",
             *(seen(path, "absent") for path in missing[:_NODES_SHOWN]),
         )
-    return ok(f"the {len(desired)} device files of the MIG instances exist")
+    return ok(f"the {len(expected)} device files of the MIG instances exist")
 
 
 def _minor(path: str) -> int:
@@ -288,9 +288,9 @@ def dev_perms(node: Node) -> Verdict:
     if not closed:
         return ok(f"all users can open the {len(nodes)} device files")
     evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
-    desired = devices.device_file_mode(node.host)
-    if desired is not None and desired & _RW != _RW:
-        evidence.append(seen(_PARAMS, f"DeviceFileMode {desired} ({desired:04o})"))
+    expected = devices.device_file_mode(node.host)
+    if expected is not None and expected & _RW != _RW:
+        evidence.append(seen(_PARAMS, f"DeviceFileMode {expected} ({expected:04o})"))
         words = f"the driver restricts {len(closed)} device files to their group"
         if node.distribution.family == "suse":
             return note(words, *evidence)  # group video, as its packages set it

@@ -198,12 +198,12 @@ def docker_config_invalid_json(node: Node) -> Verdict:
         where = _position(error.message, path)
         fix = fixes.edit_file(path, where.line, fixes.syntax(node.host.read_text(path), where.line))
         return judge(f"{path} can't be parsed", where, fix=fix)
-    return _odd(node, node.docker) or ok(
+    return _unusual_text(node, node.docker) or ok(
         f"{path} can be parsed" if config else f"{path} doesn't exist or is empty, which is valid"
     )
 
 
-def _odd(node: Node, docker: Daemon) -> Verdict | None:
+def _unusual_text(node: Node, docker: Daemon) -> Verdict | None:
     """Text that some dockerd releases refuse, or that dockerd reads differently than intended."""
     path, text = docker.config_path, node.host.read_text(docker.config_path)
     if text is None:
@@ -439,14 +439,14 @@ def docker_not_restarted(node: Node) -> Verdict:
     config = readable(node)
     if config is None:
         return skip(UNPARSABLE)
-    desired = programs(config)
+    named = programs(config)
     try:
         info = node.docker_info
     except DaemonError as error:
         return skip(f"Docker doesn't report its configuration: {error.message}")
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
-    missing = sorted(set(desired) - set(_table(info, "Runtimes")))
+    missing = sorted(set(named) - set(_table(info, "Runtimes")))
     default = config.get("default-runtime")
     evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):

@@ -160,11 +160,11 @@ def _renamed(parts: re.Match[str], branch: int, module: str) -> str:
     return f"{name}-{branch}{server}{kind}{kernel}"
 
 
-def spares(node: Node, desired: Supports) -> bool:
-    """Whether the driver that the `desired` GPUs need also supports the GPUs that have one now."""
+def spares(node: Node, supports: Supports) -> bool:
+    """Whether the driver that GPUs with this support need also supports the GPUs that have one now."""
     branch = driver.branch(node.driver_version)
-    branch = max(min(branch, desired.max or branch), desired.min)
-    opened = {"open": True, "proprietary": False}.get(desired.module, node.module_open)
+    branch = max(min(branch, supports.max or branch), supports.min)
+    opened = {"open": True, "proprietary": False}.get(supports.module, node.module_open)
     rows = (driver.supports(gpu.device_id) for gpu in node.gpus if gpu.driver == "nvidia")
     return not any(row and driver.refusal(row, branch, opened) for row in rows)
 

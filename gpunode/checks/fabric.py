@@ -78,13 +78,13 @@ def peermem(node: Node) -> Verdict:
     # a package may list it for kernels that need it; a line in /etc was added by an administrator
     if listed and (not shared or listed[0].startswith("/etc/")):
         path, line = listed
-        desired = seen(path, "nvidia-peermem", line)
+        entry = seen(path, "nvidia-peermem", line)
         summary = "nvidia_peermem is configured to load at boot, but is not loaded"
         loader = node.units.get(_LOADER)
         if loader is None or not loader.has_failed:
-            return warn(summary, desired, *evidence)
+            return warn(summary, entry, *evidence)
         fix = after_reading_log(_LOADER, "modprobe nvidia-peermem")
-        return warn(summary, desired, *evidence, *seen_unit(node, _LOADER), fix=fix)
+        return warn(summary, entry, *evidence, *seen_unit(node, _LOADER), fix=fix)
     if shared:
         return ok("the open modules and this kernel share GPU memory through DMA-BUF")
     if not fabric.infiniband_ports(node.host, cards):
@@ -105,12 +105,12 @@ def peermem(node: Node) -> Verdict:
 )
 def gds_gdrcopy(node: Node) -> Verdict:
     """Without their module, programs that use cuFile or GDRCopy copy through host memory instead."""
-    desired = tuple(fabric.installed_extras(node.host, node.kernel))
-    if not desired:
+    installed = tuple(fabric.installed_extras(node.host, node.kernel))
+    if not installed:
         return skip("neither GPUDirect Storage nor GDRCopy is installed")
-    missing = [one for one in desired if not fabric.loaded(node.host, one[1])]
+    missing = [one for one in installed if not fabric.loaded(node.host, one[1])]
     if not missing:
-        return ok(f"{' and '.join(name for name, _, _ in desired)}: the module is loaded")
+        return ok(f"{' and '.join(name for name, _, _ in installed)}: the module is loaded")
     command = " && ".join(f"modprobe {module}" for _, module, _ in missing)
     return note(
         f"{' and '.join(name for name, _, _ in missing)}: the kernel module is installed but not loaded",
@@ -147,7 +147,9 @@ _LAYOUT = "/etc/gpunode-mig.yaml"
 KEEP_LAYOUT = fixes.everywhere(
     f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
 )
-MIXED_STRATEGY = fixes.everywhere(fixes.tell_plugin("MIG_STRATEGY=mixed"), "restart", needs_root=False)
+MIXED_STRATEGY = fixes.everywhere(
+    fixes.set_plugin_variable("MIG_STRATEGY=mixed"), "restart", needs_root=False
+)
 # the operator reverts changes of its own objects
 OPERATORS_STRATEGY = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
@@ -421,11 +423,11 @@ def fabric_training(node: Node) -> Verdict:
     if waiting or wrong:
         evidence = tuple(seen(_gpu(one), _fabric(one)) for one in (*waiting, *wrong)[:8])
         return fail(f"{len(evidence)} of {len(known)} GPUs haven't joined their NVLink fabric", *evidence)
-    ill = [(one, problem) for one in known if (problem := _health(one.fabric.health))]
-    if ill:
-        affected = "one GPU" if len(ill) == 1 else f"{len(ill)} GPUs"
+    degraded = [(one, problem) for one in known if (problem := _health(one.fabric.health))]
+    if degraded:
+        affected = "one GPU" if len(degraded) == 1 else f"{len(degraded)} GPUs"
         return warn(
-            f"the NVLink fabric of {affected} is degraded", *(seen(_gpu(one), what) for one, what in ill)
+            f"the NVLink fabric of {affected} is degraded", *(seen(_gpu(one), what) for one, what in degraded)
         )
     return ok(f"{len(known)} GPUs have joined their NVLink fabric")
 

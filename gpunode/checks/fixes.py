@@ -291,7 +291,7 @@ RESTART_PLUGIN_POD = Fix(
 )
 
 
-def tell_plugin(setting: str) -> str:
+def set_plugin_variable(setting: str) -> str:
     """Command that sets a variable of NVIDIA's device plugin (``MIG_STRATEGY=mixed``), wherever it runs:
     kubectl sets a variable in one namespace at a time, and each installation method uses other labels."""
     return (

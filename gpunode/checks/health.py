@@ -96,11 +96,11 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
 SILENT = "NVML doesn't report the GPUs' condition"
 
 
-def said(gpu: Condition | Gpu, value: object) -> Evidence:
+def on_gpu(gpu: Condition | Gpu, value: object) -> Evidence:
     return seen(f"NVML, GPU {gpu.index} ({gpu.pci})" if gpu.pci else f"NVML, GPU {gpu.index}", value)
 
 
-def those(node: Node, holds: Callable[[Condition], bool]) -> tuple[Condition, ...]:
+def gpus_where(node: Node, holds: Callable[[Condition], bool]) -> tuple[Condition, ...]:
     return tuple(gpu for gpu in node.conditions if holds(gpu))
 
 
@@ -156,7 +156,7 @@ def gpu_lost(node: Node) -> Verdict:
     if probe.code == NO_PERMISSION:
         return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     gpus = probe.inventory.gpus if probe.inventory is not None else ()
-    lost = [said(gpu, gpu.error) for gpu in gpus if _LOST in gpu.error]
+    lost = [on_gpu(gpu, gpu.error) for gpu in gpus if _LOST in gpu.error]
     if probe.code == GPU_IS_LOST:
         lost.append(seen("nvmlInit in a child process", probe.message))
     answers = {gpu.pci for gpu in gpus if not gpu.error}
@@ -211,12 +211,12 @@ def gpu_reset_required(node: Node) -> Verdict:
     """The driver has found an error that it can't recover from: until the GPU is reset or the node rebooted,
     programs on it fail or are refused. All work on a GPU must end before its reset.
     """
-    wanting = those(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
+    wanting = gpus_where(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
     if not wanting:
         return skip_unreported(node, lambda gpu: not gpu.error) or ok("no GPU needs a reset")
     asked = {_action(gpu) for gpu in wanting}
     most = next((one for one in _FIRST if one in asked), "reset")
-    evidence = [said(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
+    evidence = [on_gpu(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
     return fail(
         f"the driver requests {_WORDS[most]} ({how_many(wanting, node)})",
         *evidence,
@@ -246,9 +246,9 @@ def inforom_corrupt(node: Node) -> Verdict:
     skipped = skip_unreported(node, lambda gpu: gpu.inforom_valid is not None)
     if skipped:
         return skipped
-    bad = those(node, lambda gpu: gpu.inforom_valid is False)
+    bad = gpus_where(node, lambda gpu: gpu.inforom_valid is False)
     if bad:
-        evidence = [said(gpu, "the infoROM is corrupt (NVML 14)") for gpu in bad]
+        evidence = [on_gpu(gpu, "the infoROM is corrupt (NVML 14)") for gpu in bad]
         return warn(f"the infoROM of {how_many(bad, node)} is corrupt", *evidence)
     return ok("the infoROMs are valid")
 
@@ -281,13 +281,13 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     """An uncorrectable error has destroyed a program's data. Until the GPU is reset, another program may get
     the bad memory.
     """
-    worn = those(node, lambda gpu: bool(gpu.sram_threshold_exceeded))
+    worn = gpus_where(node, lambda gpu: bool(gpu.sram_threshold_exceeded))
     if worn:
-        evidence = [said(gpu, "more uncorrectable SRAM errors than NVIDIA's threshold") for gpu in worn]
+        evidence = [on_gpu(gpu, "more uncorrectable SRAM errors than NVIDIA's threshold") for gpu in worn]
         return fail(f"{how_many(worn, node)} must be replaced", *evidence, fix=REPORT.other)
-    now = those(node, lambda gpu: bool(gpu.reading.ecc_volatile))
+    now = gpus_where(node, lambda gpu: bool(gpu.reading.ecc_volatile))
     if now:
-        evidence = [said(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
+        evidence = [on_gpu(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
         words = f"{how_many(now, node)} had uncorrectable memory errors and haven't been reset since"
         # a driver that reports its recovery action (from 570 on) has handled these errors and keeps using the
         # GPU
@@ -296,9 +296,9 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     skipped = skip_unreported(node, lambda gpu: gpu.reading.ecc_volatile is not None)
     if skipped:
         return skipped
-    before = those(node, lambda gpu: bool(gpu.reading.ecc_aggregate))
+    before = gpus_where(node, lambda gpu: bool(gpu.reading.ecc_aggregate))
     if before:
-        evidence = [said(gpu, f"{gpu.reading.ecc_aggregate} in total, 0 since the reset") for gpu in before]
+        evidence = [on_gpu(gpu, f"{gpu.reading.ecc_aggregate} in total, 0 since the reset") for gpu in before]
         return note(f"{how_many(before, node)} had uncorrectable memory errors before", *evidence)
     return ok("no uncorrectable memory error")
 
@@ -317,15 +317,15 @@ def row_remap_pending(node: Node) -> Verdict:
     """The GPU has detected bad memory and replaces it at the next reset. Until then a program that uses that
     memory is killed or computes wrong results, while the node looks healthy.
     """
-    broken = those(node, _beyond_repair)
+    broken = gpus_where(node, _beyond_repair)
     if broken:
-        evidence = [said(gpu, _state(gpu)) for gpu in broken]
+        evidence = [on_gpu(gpu, _state(gpu)) for gpu in broken]
         pronoun = "its" if len(broken) == 1 else "their"
         words = f"{how_many(broken, node)} can't repair {pronoun} memory any more and must be replaced"
         return fail(words, *evidence, fix=REPORT.other)
-    waiting = those(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
+    waiting = gpus_where(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
     if waiting:
-        evidence = [said(gpu, _state(gpu)) for gpu in waiting]
+        evidence = [on_gpu(gpu, _state(gpu)) for gpu in waiting]
         words = f"bad memory of {how_many(waiting, node)} stays in use until a reset"
         return fail(words, *evidence, fix=reset_gpus(node, waiting))
     skipped = skip_unreported(
@@ -362,9 +362,9 @@ def _state(gpu: Condition) -> str:
 )
 def channel_repair_pending(node: Node) -> Verdict:
     """At the next reset the GPU disables a defective part of itself."""
-    waiting = those(node, lambda gpu: bool(gpu.channel_repair_pending or gpu.tpc_repair_pending))
+    waiting = gpus_where(node, lambda gpu: bool(gpu.channel_repair_pending or gpu.tpc_repair_pending))
     if waiting:
-        evidence = [said(gpu, _repair(gpu)) for gpu in waiting]
+        evidence = [on_gpu(gpu, _repair(gpu)) for gpu in waiting]
         return fail(
             f"a repair of {how_many(waiting, node)} is waiting for a reset",
             *evidence,
@@ -395,12 +395,12 @@ def ecc_mode_pending(node: Node) -> Verdict:
     """The ECC mode was changed, but the change takes effect only at the next reset or reboot. It also changes
     the amount of GPU memory.
     """
-    changed = those(
+    changed = gpus_where(
         node, lambda gpu: None not in (gpu.ecc_mode, gpu.ecc_mode_next) and gpu.ecc_mode != gpu.ecc_mode_next
     )
     if changed:
         evidence = [
-            said(gpu, f"ECC is {_on(gpu.ecc_mode)}, {_on(gpu.ecc_mode_next)} after a reset")
+            on_gpu(gpu, f"ECC is {_on(gpu.ecc_mode)}, {_on(gpu.ecc_mode_next)} after a reset")
             for gpu in changed
         ]
         return warn(
@@ -410,8 +410,8 @@ def ecc_mode_pending(node: Node) -> Verdict:
         )
     answer = {gpu.ecc_mode for gpu in node.conditions} - {None}
     if len(answer) > 1:
-        off = those(node, lambda gpu: gpu.ecc_mode is False)
-        evidence = [said(gpu, "ECC is off") for gpu in off]
+        off = gpus_where(node, lambda gpu: gpu.ecc_mode is False)
+        evidence = [on_gpu(gpu, "ECC is off") for gpu in off]
         return note(f"ECC is off on {how_many(off, node)} and on for the others", *evidence)
     return skip_unreported(node, lambda gpu: gpu.ecc_mode is not None) or ok("no ECC mode change is pending")
 
@@ -458,9 +458,9 @@ def thermal_power_throttle(node: Node) -> Verdict:
     """A GPU that is too hot or gets too little power runs at a fraction of its speed, and multi-GPU work
     waits for the slowest GPU. Check fans, air flow and power supplies.
     """
-    slowed = those(node, lambda gpu: bool(gpu.slowdowns) or _hot(gpu))
+    slowed = gpus_where(node, lambda gpu: bool(gpu.slowdowns) or _hot(gpu))
     if slowed:
-        evidence = [said(gpu, _held_back(gpu)) for gpu in slowed]
+        evidence = [on_gpu(gpu, _throttle_reasons(gpu)) for gpu in slowed]
         return warn(f"heat or power throttles {how_many(slowed, node)}", *evidence)
     skipped = skip_unreported(node, lambda gpu: gpu.slowdowns is not None or gpu.temperature is not None)
     return skipped or ok("neither heat nor power throttles a GPU")
@@ -475,7 +475,7 @@ def _limit(gpu: Condition) -> int | None:
     return gpu.temperature_slowdown if gpu.temperature_slowdown in _CREDIBLE else None
 
 
-def _held_back(gpu: Condition) -> str:
+def _throttle_reasons(gpu: Condition) -> str:
     answer = [_SPEED_WORDS.get(one, one) for one in gpu.slowdowns or ()]
     if gpu.temperature is not None:
         limit = f", throttled from {_limit(gpu)} °C" if _limit(gpu) else ""
@@ -496,10 +496,10 @@ def _held_back(gpu: Condition) -> str:
 )
 def power_cap_low(node: Node) -> Verdict:
     """The power limit was lowered, which saves power but costs speed under load."""
-    capped = those(node, _capped)
+    capped = gpus_where(node, _capped)
     if capped:
         evidence = [
-            said(gpu, f"limit {_watts(gpu.power_limit)}, default {_watts(gpu.power_limit_default)}")
+            on_gpu(gpu, f"limit {_watts(gpu.power_limit)}, default {_watts(gpu.power_limit_default)}")
             for gpu in capped
         ]
         return note(f"{how_many(capped, node)} have a lower power limit than the default", *evidence)
@@ -548,7 +548,7 @@ def nvlink_down(node: Node) -> Verdict:
     if not down:
         return ok("all NVLinks that the GPUs have in common are up")
     evidence = [
-        said(gpu, f"{_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_which(gpu)}")
+        on_gpu(gpu, f"{_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_which(gpu)}")
         for gpu, most in down
     ]
     return warn(f"NVLinks of {len(down)} of {len(linked)} GPUs are down", *evidence)
@@ -599,16 +599,16 @@ def compute_mode(node: Node) -> Verdict:
     skipped = skip_unreported(node, lambda gpu: gpu.compute_mode is not None)
     if skipped:
         return skipped
-    closed = those(node, lambda gpu: gpu.compute_mode == "prohibited")
+    closed = gpus_where(node, lambda gpu: gpu.compute_mode == "prohibited")
     if closed:
         judge = fail if len(closed) == len(node.conditions) else warn
-        evidence = [said(gpu, "compute mode prohibited") for gpu in closed]
+        evidence = [on_gpu(gpu, "compute mode prohibited") for gpu in closed]
         return judge(f"{how_many(closed, node)} accept no CUDA programs", *evidence, fix=_shared(closed))
-    alone = those(node, lambda gpu: gpu.compute_mode in ("exclusive-process", "exclusive-thread"))
+    alone = gpus_where(node, lambda gpu: gpu.compute_mode in ("exclusive-process", "exclusive-thread"))
     if alone and any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
         return ok("the MPS daemon shares the GPUs")
     if alone:
-        evidence = [said(gpu, f"compute mode {gpu.compute_mode}") for gpu in alone]
+        evidence = [on_gpu(gpu, f"compute mode {gpu.compute_mode}") for gpu in alone]
         words = f"{how_many(alone, node)} accept only one program at a time"
         return warn(words, *evidence, fix=_shared(alone))
     return ok("the GPUs accept every program")
@@ -644,7 +644,7 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
     served = node.kubelet is not None and node.kubelet.joined
     if len(node.conditions) == 1 and node.conditions[0].display_active and not served:
         return ok("the node's only GPU has a display attached and runs its desktop")
-    evidence = [said(gpu, f"{name} uses it for graphics") for gpu, name in shown]
+    evidence = [on_gpu(gpu, f"{name} uses it for graphics") for gpu, name in shown]
     gpus = tuple({gpu.index: gpu for gpu, _ in shown}.values())
     return note(f"{how_many(gpus, node)} also run a desktop", *evidence)
 
@@ -674,7 +674,7 @@ def zombie_gpu_memory(node: Node) -> Verdict:
     orphaned = tuple(gpu for gpu in judged if (_owned(gpu) or 0) > _ORPHANED)
     if not orphaned:
         return ok("all GPU memory in use belongs to a process")
-    evidence = [said(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
+    evidence = [on_gpu(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
     return warn(f"memory of {how_many(orphaned, node)} is in use, but by no process", *evidence)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.checks import fixes
-from gpunode.checks.containerd import cri_handlers
+from gpunode.checks.containerd import reported_handlers
 from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
@@ -205,7 +205,7 @@ def _blind(node: Node, handlers: tuple[str, ...] | None) -> bool:
 
 def _without_nvidia(node: Node, daemon: Daemon, passed: str) -> tuple[str, ...] | Verdict:
     """The handlers of a containerd that lacks one for nvidia although GPUs need it; else a verdict."""
-    handlers = cri_handlers(node)
+    handlers = reported_handlers(node)
     if handlers is None:
         return skip("the running containerd doesn't report its handlers")
     if any(name.startswith("nvidia") for name in handlers):
@@ -300,7 +300,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
     if used not in templates:
         return _unread(node, f"{directory}/{_NEW}", f"containerd {version}", daemon)
     text = templates[used]
-    handlers = cri_handlers(node)
+    handlers = reported_handlers(node)
     blind = _blind(node, handlers)
     if blind and _BASE not in text and "nvidia" not in text:
         return fail(
@@ -321,7 +321,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
 
 
 def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
-    handlers = cri_handlers(node)
+    handlers = reported_handlers(node)
     judge = fail if _blind(node, handlers) and "nvidia" in (node.host.read_text(path) or "") else warn
     summary = f"{daemon.manager} doesn't read the existing template"
     fix = _configure(daemon) if judge is fail else Fix(f"mv {path} {path}.old")
@@ -355,7 +355,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
     text = node.host.read_text(daemon.config_path) or ""
     if _MARK not in text.partition("version")[0]:
         return ok(f"{daemon.config_path} isn't marked as generated")
-    handlers = cri_handlers(node)
+    handlers = reported_handlers(node)
     try:
         config = node.containerd_config
     except ConfigError:

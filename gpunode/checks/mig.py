@@ -182,20 +182,20 @@ def mig_cdi_stale(node: Node) -> Verdict:
         return skip("no CDI specification for GPUs exists" if not specs else "this node has no MIG devices")
     named = {name for spec in specs for name in spec.names}
     if any(name.startswith("MIG-") for name in named):
-        desired = {one.uuid: gpu for gpu in gpus for one in gpu.mig}
+        expected = {one.uuid: gpu for gpu in gpus for one in gpu.mig}
     else:
-        desired = {f"{gpu.index}:{one.index}": gpu for gpu in gpus for one in gpu.mig}
-    missing = [name for name in desired if name not in named]
+        expected = {f"{gpu.index}:{one.index}": gpu for gpu in gpus for one in gpu.mig}
+    missing = [name for name in expected if name not in named]
     if not missing:
         return ok(f"{specs[0].path} includes every MIG device")
     known = {str(gpu.uuid) for gpu in gpus}
-    gone = [name for name in named if name.startswith("MIG-") and name not in desired]
+    gone = [name for name in named if name.startswith("MIG-") and name not in expected]
     gone += [name for name in named if name in known]
     shown = [seen(specs[0].path, f"{name} is missing") for name in missing[:3]]
     shown += [seen(specs[0].path, f"lists {name}, which doesn't exist") for name in sorted(gone)[:3]]
     return fail(
-        f"{specs[0].path} is for another MIG layout:"
-        f" {len(missing)} of {len(desired)} MIG devices are missing",
+        f"{specs[0].path} is for another MIG layout: "
+        f"{len(missing)} of {len(expected)} MIG devices are missing",
         *shown,
         fix=fixes.rewrite_cdi(specs[0].path, specs[0].kind),
     )

@@ -39,7 +39,7 @@ from gpunode.facts.toolkit import NO_CGROUPS as toolkit_NO_CGROUPS
 from gpunode.output.result import FindingStatus, Fix
 
 ALLOW_DEVICES = everywhere("setsebool -P container_use_devices on")
-TEACH_APPARMOR = everywhere("aa-logprof")
+EDIT_APPARMOR = everywhere("aa-logprof")
 # profiles that an engine creates as it starts: no file contains them, so a container needs another profile
 _MADE_BY = {
     "docker-default": "https://docs.docker.com/engine/security/apparmor/",
@@ -65,13 +65,13 @@ def pass_devices(paths: Sequence[str]) -> Fix:
     return Fix(f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container", needs_root=False)
 
 
-def teach_apparmor(profile: str) -> Fix:
+def allow_in_apparmor(profile: str) -> Fix:
     """Fix in the place that sets this profile: an LXC container's features, or an engine's option per
     container."""
     if profile.startswith("lxc-"):
         return _allow_nesting(profile)
     guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
-    return Fix(f"follow {guide}", needs_root=False) if guide else TEACH_APPARMOR.other
+    return Fix(f"follow {guide}", needs_root=False) if guide else EDIT_APPARMOR.other
 
 
 def _allow_nesting(profile: str) -> Fix:
@@ -349,7 +349,7 @@ def selinux_nvml(node: Node) -> Verdict:
     title="AppArmor denied no container access to a GPU",
     severity="warning",
     looks_at="denials in the kernel's log for containers' profiles and files of the NVIDIA driver.",
-    remedy=TEACH_APPARMOR,
+    remedy=EDIT_APPARMOR,
     blocked_by=("module-not-loaded",),
     classes=HOST_OR_CONTAINER,
     needs=("gpu",),
@@ -364,7 +364,7 @@ def apparmor_denied(node: Node) -> Verdict:
     evidence = seen(last.source, last.text)
     if clock(node.host) - last.when > _DAY_SECONDS:
         return note("AppArmor denied a container access to a GPU, but more than a day ago", evidence)
-    fix = teach_apparmor(last.subject)
+    fix = allow_in_apparmor(last.subject)
     return warn(f"AppArmor's profile {last.subject} denied a container access to a GPU", evidence, fix=fix)
 
 

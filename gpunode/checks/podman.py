@@ -60,8 +60,8 @@ def podman_cdi(node: Node) -> Verdict:
         _place(node.podman_files, release),
         *(seen(path, "podman doesn't read this directory") for path in unread),
     )
-    desired = tuple(dict.fromkeys((*directories, *(path.rpartition("/")[0] for path in unread))))
-    listed = ", ".join(f'"{one}"' for one in desired)
+    every_directory = tuple(dict.fromkeys((*directories, *(path.rpartition("/")[0] for path in unread))))
+    listed = ", ".join(f'"{one}"' for one in every_directory)
     text = f"[engine]\\n{_KEY} = [{listed}]\\n"
     fix = Fix(f"mkdir -p {_DROP_IN.rpartition('/')[0]} && printf '{text}' > {_DROP_IN}")
     return fail(f"podman {release} doesn't read the directory of the CDI specification", *evidence, fix=fix)

@@ -187,8 +187,8 @@ def _has_dkms(node: Node, command: str) -> bool:
 
 def _replace_dkms(node: Node, command: str) -> Fix:
     if node.distribution.id in _MODULES:
-        desired = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
-        return _module_package(node, desired[1] if desired else node.kernel)
+        release = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
+        return _module_package(node, release[1] if release else node.kernel)
     return driver_packages.install_driver(node)
 
 

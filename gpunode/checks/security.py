@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.fixes import everywhere, tell_plugin
+from gpunode.checks.fixes import everywhere, set_plugin_variable
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import upgrade
 from gpunode.errors import DaemonError
@@ -53,7 +53,7 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
     ),
     remedy=everywhere(
         f"gpunode toolkit config set {BY_MOUNTS}=true && "
-        f"{tell_plugin('DEVICE_LIST_STRATEGY=volume-mounts')} && "
+        f"{set_plugin_variable('DEVICE_LIST_STRATEGY=volume-mounts')} && "
         f"gpunode toolkit config set {BY_ENVVAR}=false",
         "restart",
     ),
@@ -77,7 +77,7 @@ def accept_envvar_unprivileged(node: Node) -> Verdict:
         return ok("pods that request no GPU don't run under the nvidia runtime")
     evidence = seen(settings.path, f"{BY_ENVVAR}: true", settings.line(BY_ENVVAR))
     handler = seen("default runtime", default)
-    taken = list(_uninvited(node))
+    taken = list(_used_without_request(node))
     if taken:
         count = f"{len(taken)} container{'s' if len(taken) > 1 else ''}"
         return warn(f"{count} used GPUs that no pod requested", *taken[:_SHOWN], evidence, handler)
@@ -96,7 +96,7 @@ def _default_handler(node: Node) -> str:
     return ""
 
 
-def _uninvited(node: Node) -> Iterator[Evidence]:
+def _used_without_request(node: Node) -> Iterator[Evidence]:
     """Unprivileged containers of pods without an allocation that got GPUs through the variable."""
     try:
         held = {(one.namespace, one.pod) for one in node.gpu_holdings}
@@ -109,10 +109,10 @@ def _uninvited(node: Node) -> Iterator[Evidence]:
         container = running.get(one.id)
         if container is None or (one.namespace, one.pod) in held or _infrastructure(one.namespace):
             continue
-        desired = environment(node.host, container.pid).get(_VISIBLE, "")
-        if desired not in ("", "void", "none") and not _privileged(node, container.pid):
+        requested = environment(node.host, container.pid).get(_VISIBLE, "")
+        if requested not in ("", "void", "none") and not _privileged(node, container.pid):
             source = f"/proc/{container.pid}/environ"
-            yield seen(source, f"pod {one.namespace}/{one.pod}, container {one.name}: {_VISIBLE}={desired}")
+            yield seen(source, f"pod {one.namespace}/{one.pod}, container {one.name}: {_VISIBLE}={requested}")
 
 
 def _infrastructure(namespace: str) -> bool:
@@ -241,11 +241,11 @@ DOORS_CHECKS = (
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
 
 
-def driver_upgrade(node: Node, desired: str) -> Fix:
-    """Upgrade to release `desired` or later; the plan keeps the current branch while it gets fixes."""
+def driver_upgrade(node: Node, fixed_in: str) -> Fix:
+    """Upgrade to release `fixed_in` or later; the plan keeps the current branch while it gets fixes."""
     if TRAITS["operator-driver"].holds(node):
         return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
-    if version_numbers(node.next_version) >= version_numbers(desired):
+    if version_numbers(node.next_version) >= version_numbers(fixed_in):
         return Fix("reboot", True, "reboot")
     return driver_packages.install_driver(node)
 

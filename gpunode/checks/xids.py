@@ -57,9 +57,9 @@ def xid_recent(node: Node) -> Verdict:
     if not now:
         return skip("the age of the driver's XIDs is unknown: /proc/uptime can't be read")
     loaded = last_load(node.kernel_log)  # a driver that is loaded again initialises its GPUs again
-    grave, programs = _sorted(tuple(line for line in node.xids if line.seconds >= loaded))
+    grave, programs = _grave_and_programs(tuple(line for line in node.xids if line.seconds >= loaded))
     recent = tuple(line for line in grave if now - line.seconds < _RECENT_SECONDS)
-    lasting = tuple(line for line in recent if _lasts(node, line))
+    lasting = tuple(line for line in recent if _needs_recovery(node, line))
     if lasting:
         return fail(
             f"{_what(lasting)}: the GPU must be reset", *_shown(lasting, now), fix=_fix(node, lasting)
@@ -75,10 +75,12 @@ def xid_recent(node: Node) -> Verdict:
     return ok("the driver has reported no XID that is still relevant")
 
 
-def _sorted(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
+def _grave_and_programs(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
     """XIDs of the GPU, and those of programs: of each GPU and number the last one."""
     last = {(line.address, line.number): line for line in lines}
-    grave = tuple(line for line in last.values() if kernel_log.xid(line.number).counts and not _alone(line))
+    grave = tuple(
+        line for line in last.values() if kernel_log.xid(line.number).counts and not _recovers_alone(line)
+    )
     programs = tuple(
         line
         for line in last.values()
@@ -87,11 +89,11 @@ def _sorted(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidL
     return grave, programs
 
 
-def _alone(line: XidLine) -> bool:
+def _recovers_alone(line: XidLine) -> bool:
     return kernel_log.xid(line.number).kind in _RECOVERS_ALONE
 
 
-def _lasts(node: Node, line: XidLine) -> bool:
+def _needs_recovery(node: Node, line: XidLine) -> bool:
     """Whether the GPU still needs the XID's recovery action, as far as known: a driver that reports its
     recovery action (570 on) knows better, and a GPU that answers is back on the bus."""
     if (

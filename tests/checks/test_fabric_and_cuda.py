@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.machines import machine, merged, options, recorded_host
 from gpunode.checks.catalogue import BY_ID
-from gpunode.checks.fixes import tell_plugin
+from gpunode.checks.fixes import set_plugin_variable
 from gpunode.checks.mig import _instances
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
@@ -322,7 +322,7 @@ def test_plugin_is_configured_in_its_own_namespace(tmp_path):
     kubectl.write_text(f'#!/bin/sh\nif [ "$1" = get ]; then echo "{lines}"; else echo "$*"; fi\n')
     kubectl.chmod(0o755)
     done = subprocess.run(
-        ["sh", "-c", tell_plugin("MIG_STRATEGY=mixed")],
+        ["sh", "-c", set_plugin_variable("MIG_STRATEGY=mixed")],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         check=True,

@@ -21,7 +21,7 @@ from gpunode.facts.processes import Process
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host
 from gpunode.output.result import FindingStatus
-from tests.checks.stalls import stalling
+from tests.checks.stalls import Stall, stalling
 
 
 class Silent:
@@ -142,6 +142,8 @@ def test_hanging_nvml_is_the_only_finding(tmp_path):
 
 class StuckMount(Host):
     """A machine on which a foreign file system doesn't respond, as a dead NFS server's."""
+
+    stall: Stall
 
     def file_system(self, path):
         self.path(path)  # where Host records it
