@@ -42,7 +42,7 @@ from gpunode.commands.unconfigure_runtime import REMOVAL_VARIANTS, cdi_files, un
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, Unreadable
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running
-from gpunode.facts.services import read_unit_states
+from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal, lock_path
 from gpunode.host.transaction import (
@@ -300,10 +300,14 @@ def _planned_of(
         for file in one.files
         if file["path"] in changed_since and file["path"] not in edits
     }
-    states = read_unit_states(host, units) if units else {}
+    states = _unit_states(host, units)
     stop = tuple(unit for unit in units if unit in states and (states[unit].runs or states[unit].at_boot))
     undone = tuple(one for one in entries if not any(file["path"] in foreign for file in one.files))
     return Planned(tuple(edits.values()), stop, foreign, undone)
+
+
+def _unit_states(host: Host, units: Sequence[str]) -> Mapping[str, UnitState]:
+    return read_unit_states(host, units) if units else {}
 
 
 def _files_step(host: Host, progress: Progress, part: Part) -> Step:
@@ -348,7 +352,7 @@ def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[]
                 systemctl(host, "daemon-reload")
             if _changes_rules(plan.changed) and host.which("udevadm"):
                 host.run(("udevadm", "control", "--reload"), timeout=30.0)
-        still = [unit for unit, state in read_unit_states(host, part.units).items() if state.runs]
+        still = [unit for unit, state in _unit_states(host, part.units).items() if state.runs]
         if still:
             raise DaemonError(f"{still[0]} still runs", hint=f"see why: systemctl status {still[0]}")
 

@@ -33,6 +33,8 @@ SCENARIO = replace(GPUS, driver="580.173.02", cuda=13000)
 BOOT_SECONDS = 120.0
 SHARED = "/srv/machine"
 """Where the machine has what `Machine.shared` holds here."""
+PACKAGES = f"{SHARED}/dist"
+"""What `make dist` makes, on a machine that was installed without gpunode."""
 CHECKOUT, WHEELS = "/srv/gpunode", "/srv/wheels"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # runc needs the keyring and bpf, which nspawn forbids otherwise
@@ -285,6 +287,11 @@ class Machine:
 
     def journal(self, unit: str) -> str:
         return self.sh(f"journalctl -u {unit} --no-pager -o cat | tail -n 40")
+
+
+def apt(machine: Machine, *words: str) -> str:
+    """Output of apt-get, which must succeed."""
+    return machine.sh(f"DEBIAN_FRONTEND=noninteractive apt-get -y -q {' '.join(words)}")
 
 
 def _systemd_below(process: int) -> int:

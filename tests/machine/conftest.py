@@ -12,10 +12,13 @@ import pytest
 from fixtures.debian_base import PYTHONS, base, missing_programs
 from fixtures.newer_engines import Unavailable
 from fixtures.stubs import have_compiler
+from gpunode import __version__
+from scripts.build_packages import build
 from tests.integration.conftest import refuse_for
 from tests.machine.booted import Machine
 from tests.machine.readme import install_commands
 
+NEXT = f"{__version__}+upgrade"
 SUITES = os.environ.get("GPUNODE_TEST_SUITES", " ".join(PYTHONS)).split()
 
 
@@ -42,6 +45,28 @@ def suite(request: pytest.FixtureRequest) -> str:
     except Unavailable as reason:
         refuse_for([f"Debian {name} ({reason})"])
     return name
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The deb in two versions, and the bundle."""
+    output = tmp_path_factory.mktemp("dist")
+    build(("deb", "bundle"), output, __version__, NEXT)
+    return output
+
+
+@pytest.fixture(scope="module")
+def bare(suite: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A booted machine with the driver and the engines, without gpunode."""
+    machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"bare-{suite}"))
+    machine.prepare()
+    shutil.copytree(dist, machine.shared / "dist")
+    try:
+        machine.boot()
+        machine.sh("useradd --create-home ada")
+        yield machine
+    finally:
+        machine.remove()
 
 
 @pytest.fixture(scope="session")

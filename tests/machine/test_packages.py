@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fixtures.debian_base import PYTHONS, base
+from fixtures.debian_base import PYTHONS
 from fixtures.stubs import SCENARIO_IN_CONTAINER
 from gpunode import __version__
-from scripts.build_packages import build, deb, rpm, system_tree, write
-from tests.machine.booted import SHARED, Machine
+from scripts.build_packages import deb, rpm, system_tree, write
+from tests.machine.booted import PACKAGES, Machine, apt
+from tests.machine.conftest import NEXT
 from tests.machine.test_kubernetes import UNIT, becomes, changes, node_with_kubelet
-
-NEXT = f"{__version__}+upgrade"
-PACKAGES = f"{SHARED}/dist"
-
-
-@pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The deb in two versions, and the bundle."""
-    output = tmp_path_factory.mktemp("dist")
-    build(("deb", "bundle"), output, __version__, NEXT)
-    return output
 
 
 @pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
@@ -42,24 +31,6 @@ def test_rpm_has_the_files_of_the_deb(tmp_path: Path) -> None:
     assert packed and set(listed.stdout.splitlines()) - directories == packed
     config = subprocess.run(["rpm", "-qcp", package], capture_output=True, text=True, check=True)
     assert config.stdout == "/etc/gpunode/env\n"
-
-
-@pytest.fixture(scope="module")
-def bare(suite: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A booted machine with the driver and the engines, without gpunode."""
-    machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"bare-{suite}"))
-    machine.prepare()
-    shutil.copytree(dist, machine.shared / "dist")
-    try:
-        machine.boot()
-        machine.sh("useradd --create-home ada")
-        yield machine
-    finally:
-        machine.remove()
-
-
-def apt(machine: Machine, *words: str) -> str:
-    return machine.sh(f"DEBIAN_FRONTEND=noninteractive apt-get -y -q {' '.join(words)}")
 
 
 def test_deb_installs_and_runs(bare: Machine) -> None:

@@ -12,11 +12,9 @@ import pytest
 
 from fixtures.stubs import SCENARIO_IN_CONTAINER
 from gpunode import __version__
-from tests.machine.booted import CHECKOUT, Machine
+from tests.machine.booted import CHECKOUT, PACKAGES, Machine, apt
 from tests.machine.test_kubernetes import UNIT, becomes, node_with_kubelet
-from tests.machine.test_packages import PACKAGES, apt, bare, dist
 
-__all__ = ["bare", "dist"]
 pytestmark = pytest.mark.parametrize("suite", ["bookworm"], indirect=True)
 
 TIMER = "gpunode-doctor.timer"
