@@ -23,7 +23,7 @@ from gpunode.facts.cuda import release_of
 from gpunode.facts.node import Node, Questions, Trial
 from gpunode.facts.tables import all_tables
 from gpunode.host import Host
-from gpunode.output.render import ENVELOPES, Output
+from gpunode.output.render import ENVELOPES, Output, output_for
 from gpunode.output.result import (
     ExitCode,
     Finding,
@@ -357,6 +357,8 @@ def doctor(
     gpunode doctor --output-file node7.html
 
     gpunode doctor --compare node1.json node2.json node3.tar.gz
+
+    gpunode doctor --compare fleet.jsonl --output-file fleet.html
     """
     _only_whole(session, output_file, compare=compare, fix=fix)
     if compare:
@@ -365,7 +367,8 @@ def doctor(
         _no_diagnosis(session.host, **chosen, **asked)
         from gpunode.commands import doctor_compare
 
-        return doctor_compare.run(checks or (), strict=strict)
+        result = doctor_compare.run(checks or (), strict=strict)
+        return replace(result, file=output_file) if output_file not in ("", "-") else result
     fixing = bool(fix or apply or allow)
     allowed = tuple(one for given in allow or () for one in given.split(","))
     if fixing:
@@ -391,11 +394,12 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
     asked = [f"--{name}" for name, given in verbs.items() if given]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are different things", hint="choose one of them")
-    if asked and output not in (Output.TABLE, *ENVELOPES):
+    forms = [Output.TABLE, *ENVELOPES, *([Output.HTML] if verbs["compare"] else [])]
+    if asked and output not in forms:
         raise UsageError(f"-o {output} is for a whole report, not for {asked[0]}", hint="use -o json")
-    if asked and path:
+    if asked and path and (verbs["fix"] or (output_for(path) or Output.TABLE) not in forms):
         raise UsageError(
-            f"--output-file is for a whole report, not for {asked[0]}", hint="use a redirection: >"
+            f"--output-file {path} is for a whole report, not for {asked[0]}", hint="use a redirection: >"
         )
     if path not in ("", "-"):
         session.host.refuse_output(path)

@@ -1,12 +1,14 @@
-"""`gpunode doctor --compare`: where the nodes of several saved reports differ, grouped by value."""
+"""`gpunode doctor --compare`: faults of the nodes of several saved reports, and where the nodes differ."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpunode import __version__
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.host import Host
 from gpunode.host.documents import load
@@ -16,6 +18,9 @@ _BAD = ("fail", "error", "warn")
 _STYLES = {"fail": Style.BAD, "error": Style.BAD, "warn": Style.WARN, "pass": Style.GOOD}
 _WORDS = {"fail": "error", "error": "broken check", "warn": "warning", "pass": "passed", "skip": "not judged"}
 _LONGEST = 200
+_LONGEST_COMMAND = 4000
+LINES = ".jsonl"
+"""Ending of a file with one report in each line."""
 _LATEST = 1 << 40
 _MOST_NAMES = 6  # on a line of the table; JSON has them all
 
@@ -30,6 +35,39 @@ class Member:
     status: str
     aspects: Mapping[str, str]
     findings: Mapping[str, str]
+    first: str
+    faults: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A node without findings: its doctor failed, or, with the code ``unreachable``, was never started."""
+
+    name: str
+    file: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A command that fixes a fault, and the nodes for which it does."""
+
+    command: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Findings of one check with one status, on one node or more. The texts are those of most nodes."""
+
+    id: str
+    title: str
+    status: str
+    summary: str
+    why: str
+    fixes: tuple[Fix, ...]
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -49,16 +87,18 @@ class Difference:
 
 
 def run(paths: Sequence[str], *, strict: bool = False) -> Result:
-    """Compare reports as JSON or YAML, or support bundles; with `strict` a difference is exit 1.
+    """Compare reports as JSON, JSON lines or YAML, or support bundles; with `strict` a difference is exit 1.
 
     `UsageError` for fewer than two files, `ConfigError` names a file that is no report.
     """
-    if len(paths) < 2:
+    if len(paths) < 2 and not any(path.endswith(LINES) for path in paths):
         raise UsageError(
             "--compare needs the reports of two nodes or more",
             hint="gpunode doctor --output-file NODE.json on each, then gpunode doctor --compare *.json",
         )
-    reports = {path: saved_report(path) for path in paths}
+    reports = {name: report for path in paths for name, report in saved_reports(path)}
+    missing = tuple(_missing(name, report) for name, report in reports.items() if _failed(report))
+    reports = {name: report for name, report in reports.items() if not _failed(report)}
     names = _models(reports.values())
     members = _named([_member(path, report, names) for path, report in reports.items()])
     differences = tuple(_differing({one.name: one.aspects for one in members}))
@@ -67,21 +107,87 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
     common = _common(members)
     data = {
         "nodes": [
-            {"name": one.name, "file": one.file, "at": one.at, "status": one.status} for one in members
+            {
+                "name": one.name,
+                "file": one.file,
+                "at": one.at,
+                "status": one.status,
+                "first": one.first,
+            }
+            for one in members
         ],
+        "missing": missing,
+        "faults": tuple(_faults(members)),
         "differences": differences,
         "findings": findings,
         "common": common,
         "same": _same(members),
+        "version": __version__,
     }
-    differ = bool(differences or findings)
+    differ = bool(differences or findings or missing)
     return Result(
         "DoctorComparison",
         data,
         status="warn" if differ else "ok",
         exit_code=ExitCode.FAILED if differ and strict else ExitCode.OK,
-        blocks=tuple(_blocks(members, differences, findings, common)),
+        blocks=tuple(_blocks(members, missing, differences, findings, common)),
+        documents={"html": _page},
     )
+
+
+def _page(envelope: dict[str, Any]) -> str:
+    from gpunode.output.fleet import page
+
+    return page(envelope)
+
+
+def _failed(report: Mapping[str, Any]) -> bool:
+    return "findings" not in report["data"]
+
+
+def _missing(file: str, report: Mapping[str, Any]) -> Missing:
+    """The first error of a doctor that failed; its node is named in `data`, or by the file."""
+    error = next((one for one in report["errors"] if isinstance(one, dict)), {})
+    node = report["data"].get("node")
+    name = _text(node.get("name")) if isinstance(node, dict) else ""
+    message = _text(error.get("message")) or "the doctor failed"
+    return Missing(name or Path(file).stem, file, _text(error.get("code")) or "failed", message)
+
+
+def _faults(members: Sequence[Member]) -> Iterator[Fault]:
+    """Equal findings of all nodes, errors before warnings, then what most nodes have."""
+    groups: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    for member in members:
+        for finding in member.faults:
+            groups.setdefault((_text(finding["id"]), _text(finding["status"])), []).append(
+                (member.name, finding)
+            )
+    order = sorted(groups.items(), key=lambda item: (_BAD.index(item[0][1]), -len(item[1]), item[0]))
+    for (identifier, status), found in order:
+        texts = {
+            key: Counter(_text(finding.get(key)) for _, finding in found).most_common(1)[0][0]
+            for key in ("title", "summary", "why")
+        }
+        fixes: dict[str, list[str]] = {}
+        for name, finding in found:
+            fixes.setdefault(_command(finding), []).append(name)
+        fixes.pop("", None)
+        commands = sorted(fixes.items(), key=lambda item: (-len(item[1]), item[0]))
+        yield Fault(
+            id=identifier,
+            status=status,
+            **texts,
+            fixes=tuple(Fix(command, tuple(nodes)) for command, nodes in commands),
+            nodes=tuple(name for name, _ in found),
+        )
+
+
+def _command(finding: Mapping[str, Any]) -> str:
+    """The first command of the fix as it is; empty for what is none."""
+    fixes = finding.get("fix")
+    first = fixes[0] if isinstance(fixes, list) and fixes else None
+    command = first.get("command") if isinstance(first, dict) else None
+    return command if isinstance(command, str) and len(command) <= _LONGEST_COMMAND else ""
 
 
 def _models(reports: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -109,6 +215,8 @@ def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> M
             _text(report["status"]),
             dict(_aspects(node, _text(data.get("version")), names)),
             {_text(one["id"]): _text(one["status"]) for one in data["findings"]},
+            _text(data.get("first")),
+            tuple(one for one in data["findings"] if one["status"] in _BAD),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
@@ -179,7 +287,7 @@ def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
 
 def _common(members: Sequence[Member]) -> dict[str, str]:
     """Faults that every node has in the same way: id to status."""
-    first = members[0].findings
+    first = members[0].findings if members else {}
     return {
         name: state
         for name, state in first.items()
@@ -189,7 +297,7 @@ def _common(members: Sequence[Member]) -> dict[str, str]:
 
 def _same(members: Sequence[Member]) -> dict[str, str]:
     """Aspects with one value everywhere."""
-    first = members[0].aspects
+    first = members[0].aspects if members else {}
     return {
         what: value for what, value in first.items() if all(one.aspects.get(what) == value for one in members)
     }
@@ -197,6 +305,7 @@ def _same(members: Sequence[Member]) -> dict[str, str]:
 
 def _blocks(
     members: Sequence[Member],
+    missing: Sequence[Missing],
     differences: Sequence[Difference],
     findings: Sequence[Difference],
     common: Mapping[str, str],
@@ -213,6 +322,11 @@ def _blocks(
             yield Text("")
             yield Text(one.what, Style.HEADING)
             yield _table(one, _WORDS if one in findings else {}, domain)
+    if missing:
+        yield Text("")
+        yield Text("no report", Style.HEADING)
+        lines = ((Cell(f"  {one.name}", Style.BAD), one.code, one.message) for one in missing)
+        yield Table(("", "", ""), tuple(lines))
     if common:
         yield Text("")
         yield Text("on every node", Style.HEADING)
@@ -254,22 +368,34 @@ def _few(names: Sequence[str]) -> str:
 _MAKE_ONE = "make one: gpunode doctor --output-file NODE.json"
 
 
-def saved_report(path: str) -> dict[str, Any]:
-    """The envelope in a file of this machine, whatever --root is; `ConfigError` names one that is none."""
+def saved_reports(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The reports in a file, each by its name: the file's, with the line's number in a file of lines.
+
+    `ConfigError` names what is no report.
+    """
+    text = _saved(path)
+    if not path.endswith(LINES):
+        yield path, _envelope(path, text)
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield f"{path}:{number}", _envelope(f"{path}:{number}", line)
+
+
+def _saved(path: str) -> str:
+    """Text of a file of this machine, whatever --root is."""
     place = str(Path(path).absolute())
     try:
         if path.endswith((".tar.gz", ".tgz")):
             from gpunode.host.bundle import report_in
 
-            text = report_in(Path(place)).decode("utf-8", "replace")
-        else:
-            found = Host(Path("/")).read_text(place)
-            if found is None:
-                raise ConfigError(f"{path} is not there", hint=_MAKE_ONE)
-            text = found
-        return _envelope(path, text)
+            return report_in(Path(place)).decode("utf-8", "replace")
+        found = Host(Path("/")).read_text(place)
     except GpunodeError as error:
         raise ConfigError(error.message.replace(place, path), hint=error.hint, code=error.code) from error
+    if found is None:
+        raise ConfigError(f"{path} is not there", hint=_MAKE_ONE)
+    return found
 
 
 def _envelope(path: str, text: str) -> dict[str, Any]:
@@ -278,7 +404,8 @@ def _envelope(path: str, text: str) -> dict[str, Any]:
         kind = loaded.get("kind") if isinstance(loaded, dict) else None
         problem = f"it is a {str(kind)[:40]!a}" if kind else "it has no kind"
         raise ConfigError(f"{path} is no DoctorReport: {problem}", hint=_MAKE_ONE)
-    if not isinstance(loaded.get("data"), dict) or "findings" not in loaded["data"]:
+    data, errors = loaded.get("data"), loaded.get("errors")
+    if not isinstance(data, dict) or ("findings" not in data and not (isinstance(errors, list) and errors)):
         raise ConfigError(f"{path} is the report of a doctor that failed: it has no findings", hint=_MAKE_ONE)
     return loaded
 

@@ -7,7 +7,7 @@ so its own policy allows exactly this style and this script, by their hashes, an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
@@ -77,8 +77,8 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
     """The verdict in a few words, and its colour."""
     errors = sum(state(one) in ("fail", "error") for one in findings)
     warnings = sum(state(one) == "warn" for one in findings)
-    parts = [_many(errors, "error")] if errors else []
-    parts += [_many(warnings, "warning")] if warnings else []
+    parts = [many(errors, "error")] if errors else []
+    parts += [many(warnings, "warning")] if warnings else []
     if parts:
         return ", ".join(parts), "bad" if errors else "warn"
     unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't contain it
@@ -86,7 +86,7 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
         return f"No fault found; GPUs not examined: {unexamined}", "warn"
     unread = sum(one["skipped"] == "unreadable" for one in findings)
     if unread:
-        return f"No fault found, {_many(unread, 'check')} not run", "warn"
+        return f"No fault found, {many(unread, 'check')} not run", "warn"
     if not envelope["data"]["counts"]["pass"]:
         return "No check ran", "warn"
     chosen = envelope["data"].get("selection", {})  # reports of earlier versions don't contain it
@@ -153,7 +153,7 @@ def _first(report: Report) -> Iterator[str]:
     yield from _fixes(report, cause, {})
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
-        yield f'<p class="quiet">{_many(waiting, "check")} {verb} for this.</p>'
+        yield f'<p class="quiet">{many(waiting, "check")} {verb} for this.</p>'
     yield "</section>"
 
 
@@ -169,7 +169,7 @@ def _reboot(report: Report) -> Iterator[str]:
         yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
     elif not verdict["findings"]:
         unread = all(one["skipped"] for one in report.findings if one["id"] in unjudged)
-        doubt = f"{_many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
+        doubt = f"{many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
         yield f"<p>No problem found, but {doubt}.</p>"
     else:
         yield "<p>No, fix this before a reboot:</p><ul>"
@@ -284,7 +284,7 @@ def _chain(report: Report, cause: str) -> Iterator[str]:
     if not parents:
         return
     number = len(parents)
-    yield f'<details class="chain"><summary>{_many(number, "check")} '
+    yield f'<details class="chain"><summary>{many(number, "check")} '
     yield f"{'waits' if number == 1 else 'wait'} for this</summary>"
     yield from _below(report, cause, parents)
     yield "</details>"
@@ -359,15 +359,15 @@ def _footer(report: Report) -> Iterator[str]:
     tables = report.data["tables"]
     if tables:
         oldest = max(one["ageDays"] for one in tables)
-        yield f"<p>Based on {_many(len(tables), 'reference table')}, the oldest of them "
-        yield f"{_many(oldest, 'day')} old: later releases and bulletins are unknown.</p>"
-    yield f"<p>gpunode {escaped(report.data['version'])} · {_many(len(report.findings), 'check')} in "
+        yield f"<p>Based on {many(len(tables), 'reference table')}, the oldest of them "
+        yield f"{many(oldest, 'day')} old: later releases and bulletins are unknown.</p>"
+    yield f"<p>gpunode {escaped(report.data['version'])} · {many(len(report.findings), 'check')} in "
     yield f"{report.data['seconds']:.1f} s · this page loads and sends no data</p>"
     yield '<p><button type="button" class="copy" id="json" hidden>Copy the report as JSON</button></p>'
     yield "</footer>"
 
 
-def _many(number: int, noun: str) -> str:
+def many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -378,14 +378,20 @@ _POLICY = (
 
 
 def page(envelope: Mapping[str, Any]) -> str:
-    """The whole document."""
-    style, script = _asset("doctor.css"), _asset("doctor.js")
+    """The whole document of a DoctorReport."""
     report = Report.of(envelope)
+    title = f"{report.name}: {report.headline}"
+    return document(title, body(report), envelope, _asset("doctor.js"))
+
+
+def document(title: str, content: Iterable[str], envelope: Mapping[str, Any], script: str = "") -> str:
+    """A whole document: the lines of its body, and the envelope as data for `script`."""
+    style = _asset("doctor.css")
     parts = {
         "policy": _POLICY.format(style=_hash(style), script=_hash(script)),
-        "title": escaped(f"{report.name}: {report.headline}"),
+        "title": escaped(title),
         "style": style,
-        "body": "\n".join(body(report)),
+        "body": "\n".join(content),
         "data": embedded(envelope),
         "script": script,
     }

@@ -232,6 +232,74 @@ def test_a_bundle_and_yaml_are_compared_too(tmp_path, root):
     assert (ran.code, ran.document["status"]) == (0, "ok")
 
 
+def fleet(place, *, nodes=("healthy-docker-rocky9", "driver-lib-mismatch", "driver-lib-mismatch")):
+    """A file of lines: a report of each machine, a node that was not reached, one where the doctor failed."""
+    lines = []
+    for number, name in enumerate(nodes):
+        report = json.loads(Path(saved(place, name, f"n{number}")).read_text())
+        lines.append(json.dumps(report))
+    for name, code in (("n8", "unreachable"), ("n9", "gpunode-missing")):
+        error = {"code": code, "message": f"{name} <b>\x1b[2J"}
+        report = {"kind": "DoctorReport", "status": "error", "data": {"node": {"name": name}}}
+        lines.append(json.dumps(report | {"errors": [error]}))
+    path = place / "fleet.jsonl"
+    path.write_text("\n".join(lines) + "\n\n")
+    return str(path)
+
+
+def test_a_file_of_lines_groups_equal_findings_and_names_nodes_without_a_report(tmp_path):
+    path = fleet(tmp_path)
+    ran = gpunode("doctor", "--compare", path, "-o", "json")
+    data = ran.document["data"]
+    assert (ran.code, [one["name"] for one in data["nodes"]]) == (0, ["n0", "n1", "n2"])
+    assert [(one["name"], one["code"]) for one in data["missing"]] == [
+        ("n8", "unreachable"),
+        ("n9", "gpunode-missing"),
+    ]
+    fault = data["faults"][0]
+    assert (fault["id"], fault["status"], fault["nodes"]) == ("driver-lib-mismatch", "fail", ["n1", "n2"])
+    assert fault["fixes"] == [{"command": "reboot", "nodes": ["n1", "n2"]}]
+    table = gpunode("doctor", "--compare", path).out
+    assert "  n8  unreachable      n8 <b>" in table and "\x1b" not in table
+
+
+def test_the_page_of_a_fleet_is_complete_and_escaped(tmp_path):
+    path = fleet(tmp_path)
+    page_file = tmp_path / "fleet.html"
+    ran = gpunode("doctor", "--compare", path, "--output-file", str(page_file))
+    assert (ran.code, ran.out) == (0, "")
+    text = page_file.read_text()
+    assert gpunode("doctor", "--compare", path, "-o", "html").out == text
+    assert "<h1>5 nodes</h1>" in text
+    assert "1 unreachable, 1 without a report, 2 with errors, 1 without a fault" in text
+    assert "2 of 3 nodes: n1, n2" in text and "<code>reboot" in text
+    assert "n8 &lt;b&gt;\\x1b[2J" in text and "<b>" not in text
+    unreachable = text.index("Unreachable nodes")
+    assert unreachable < text.index("<code>n8</code>") < text.index("Nodes where the doctor did not run")
+
+
+def test_a_fleet_of_which_no_node_has_a_report_is_a_page_too(tmp_path):
+    path = fleet(tmp_path, nodes=())
+    ran = gpunode("doctor", "--compare", path, "-o", "html")
+    assert ran.code == 0 and "1 unreachable, 1 without a report" in ran.out
+    assert gpunode("doctor", "--compare", path, "--strict").code == ExitCode.FAILED
+
+
+def test_a_comparison_has_no_metrics(tmp_path):
+    path = fleet(tmp_path)
+    for words in (("-o", "prometheus"), ("--output-file", str(tmp_path / "fleet.prom"))):
+        ran = gpunode("doctor", "--compare", path, *words)
+        assert ran.code == ExitCode.USAGE and "is for a whole report" in ran.err
+    assert not (tmp_path / "fleet.prom").exists()
+
+
+def test_a_line_that_is_no_report_is_named_by_its_number(tmp_path):
+    path = Path(fleet(tmp_path))
+    path.write_text(path.read_text() + "{}\n")
+    ran = gpunode("doctor", "--compare", str(path))
+    assert ran.code == ExitCode.FAILED and f"{path}:7 is no DoctorReport: it has no kind" in ran.err
+
+
 MALFORMED = {
     "cut": '{"apiVersion": "gpunode/v1", "kind": "Doc',
     "empty": "",

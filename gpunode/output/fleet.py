@@ -1,0 +1,162 @@
+"""A DoctorComparison as one self-contained HTML page: nodes without a report, faults, versions, all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpunode.output.html import document, escaped, many
+
+_BADGES = {
+    "fail": "Error",
+    "error": "Broken check",
+    "warn": "Warning",
+    "ok": "No fault",
+    "missing": "No report",
+}
+_UNREACHABLE = "unreachable"
+_MINUTE = timedelta(minutes=1)
+_MOST_NAMES = 12  # more names of nodes than these are folded
+
+
+def page(envelope: Mapping[str, Any]) -> str:
+    """The whole document."""
+    data = envelope["data"]
+    title = f"{_count(data)}: {_headline(data)[0]}"
+    return document(title, _body(data), envelope)
+
+
+def _count(data: Mapping[str, Any]) -> str:
+    return many(len(data["nodes"]) + len(data["missing"]), "node")
+
+
+def _headline(data: Mapping[str, Any]) -> tuple[str, str]:
+    """How many nodes are in which state, and the colour."""
+    states = [one["status"] for one in data["nodes"]]
+    failed = sum(state in ("fail", "error") for state in states)
+    unreachable = sum(one["code"] == _UNREACHABLE for one in data["missing"])
+    counts = (
+        (unreachable, "unreachable"),
+        (len(data["missing"]) - unreachable, "without a report"),
+        (failed, "with errors"),
+        (states.count("warn"), "with warnings"),
+        (states.count("ok"), "without a fault"),
+    )
+    bad = bool(failed or data["missing"])
+    mood = "bad" if bad else "warn" if "warn" in states else "good"
+    return ", ".join(f"{number} {what}" for number, what in counts if number), mood
+
+
+def _body(data: Mapping[str, Any]) -> Iterator[str]:
+    yield from _header(data)
+    yield '<main id="main">'
+    yield from _missing(data["missing"])
+    yield from _faults(data)
+    yield from _differences(data)
+    yield from _nodes(data)
+    yield "</main>"
+    yield f"<footer><p>gpunode {escaped(data['version'])} · this page loads and sends no data</p></footer>"
+
+
+def _header(data: Mapping[str, Any]) -> Iterator[str]:
+    text, mood = _headline(data)
+    yield '<a class="jump" href="#main">Skip to the findings</a>'
+    yield f'<header class="top {mood}">'
+    times = [one["at"] for one in data["nodes"] if one["at"]]
+    if times:
+        first, last = (datetime.fromtimestamp(at, UTC) for at in (min(times), max(times)))
+        yield f'<p class="where">gpunode doctor --compare · reports of {first:%Y-%m-%d %H:%M}'
+        yield f"{f' to {last:%Y-%m-%d %H:%M}' if last - first >= _MINUTE else ''} UTC</p>"
+    yield f"<h1>{_count(data)}</h1>"
+    yield f'<p class="verdict">{escaped(text)}</p>'
+    if data["same"] and len(data["nodes"]) > 1:
+        yield '<dl class="facts">'
+        for what, value in data["same"].items():
+            yield f"<div><dt>{escaped(what)}, everywhere</dt><dd>{escaped(value)}</dd></div>"
+        yield "</dl>"
+    yield "</header>"
+
+
+def _missing(missing: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Nodes without a report: those that could not be reached apart from those where the doctor failed."""
+    unreachable = [one for one in missing if one["code"] == _UNREACHABLE]
+    failed = [one for one in missing if one["code"] != _UNREACHABLE]
+    for name, heading, nodes in (
+        (_UNREACHABLE, "Unreachable nodes", unreachable),
+        ("no-report", "Nodes where the doctor did not run", failed),
+    ):
+        if nodes:
+            yield f'<section aria-labelledby="{name}"><h2 id="{name}">{heading}</h2><ul class="rows">'
+            for one in nodes:
+                yield _row("missing", one["name"], one["message"])
+            yield "</ul></section>"
+
+
+def _faults(data: Mapping[str, Any]) -> Iterator[str]:
+    """Equal findings of several nodes, once."""
+    if not data["faults"]:
+        return
+    total = len(data["nodes"])
+    yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
+    for one in data["faults"]:
+        yield f'<article class="finding {escaped(one["status"])}">'
+        yield f'<header><span class="badge">{_BADGES[one["status"]]}</span>'
+        yield f"<h3>{escaped(one['summary'] or one['title'])}</h3></header>"
+        yield f'<p class="id"><code>{escaped(one["id"])}</code> · {escaped(one["title"])}</p>'
+        yield f"<p>{len(one['nodes'])} of {many(total, 'node')}: {_names(one['nodes'])}</p>"
+        if one["why"]:
+            yield f"<p>{escaped(one['why'])}</p>"
+        for fix in one["fixes"]:
+            where = "" if len(one["fixes"]) == 1 else f" on {_names(fix['nodes'])}"
+            yield f'<p>Fix{where}:</p><div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}'
+            yield "</code></pre></div>"
+        yield "</article>"
+    yield "</section>"
+
+
+def _differences(data: Mapping[str, Any]) -> Iterator[str]:
+    """Versions and models, the most common first; the others are the outliers."""
+    if not data["differences"]:
+        return
+    yield '<section aria-labelledby="differences"><h2 id="differences">Versions that differ</h2>'
+    for one in data["differences"]:
+        most, *others = one["groups"]
+        yield f'<h3>{escaped(one["what"])}</h3><dl class="evidence">'
+        yield f"<div><dt>{escaped(most['value'])}</dt><dd>{many(len(most['nodes']), 'node')}</dd></div>"
+        for group in others:
+            yield f"<div><dt>{escaped(group['value'])}</dt><dd>{_names(group['nodes'])}</dd></div>"
+        yield "</dl>"
+    yield "</section>"
+
+
+def _nodes(data: Mapping[str, Any]) -> Iterator[str]:
+    """Every node with a report, the most urgent first."""
+    order = tuple(_BADGES)
+    summaries = {
+        (name, fault["id"]): fault["summary"] or fault["title"]
+        for fault in data["faults"]
+        for name in fault["nodes"]
+    }
+    yield '<section aria-labelledby="nodes"><h2 id="nodes">All nodes</h2><ul class="rows">'
+    for one in sorted(data["nodes"], key=lambda node: (order.index(_state(node)), node["name"])):
+        yield _row(_state(one), one["name"], summaries.get((one["name"], one["first"]), ""))
+    yield "</ul></section>"
+
+
+def _state(node: Mapping[str, Any]) -> str:
+    status = str(node["status"])
+    return status if status in ("fail", "warn", "ok") else "error"
+
+
+def _row(state: str, name: str, text: str) -> str:
+    tone = {"missing": "bad", "ok": "good"}.get(state, state)
+    badge = f'<span class="badge">{_BADGES[state]}</span>'
+    return f'<li class="row {tone}">{badge}<span><code>{escaped(name)}</code> {escaped(text)}</span></li>'
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = escaped(", ".join(names))
+    if len(names) <= _MOST_NAMES:
+        return shown
+    return f"<details><summary>{many(len(names), 'node')}</summary>{shown}</details>"
