@@ -51,7 +51,7 @@ screenshots: ## make the pictures of docs/images again (needs Chromium)
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/take_screenshots.py
 
-dist: ## build wheel, sdist, deb, rpm and the offline bundle in dist/
+dist: ## build wheel, sdist, deb, rpm, offline bundle and Ansible collection in dist/
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/build_packages.py
 

@@ -1,7 +1,7 @@
-"""Distribution of gpunode: wheel and sdist, a .deb, a .rpm, and an offline bundle, all into dist/.
+"""Distribution of gpunode: wheel and sdist, .deb, .rpm, offline bundle, Ansible collection, all into dist/.
 
-``python scripts/build_packages.py [--output DIR] [KIND...]`` with the kinds python, deb, rpm and bundle;
-without one, all of them.
+``python scripts/build_packages.py [--output DIR] [KIND...]`` with the kinds python, deb, rpm, bundle
+and ansible; without one, all of them.
 
 The packages and the bundle hold the same tree, /opt/gpunode: the libraries for each supported Python, those
 that are the same for all in lib/shared. packaging/choose-python makes it a virtual environment of the
@@ -33,7 +33,7 @@ from gpunode import __version__  # noqa: E402
 from scripts import man_pages  # noqa: E402
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-KINDS = ("python", "deb", "rpm", "bundle")
+KINDS = ("python", "deb", "rpm", "bundle", "ansible")
 UNITS = ("gpunode-device-plugin.service", "gpunode-doctor.service", "gpunode-doctor.timer")
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/gpunode",
@@ -357,6 +357,17 @@ def _root_owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
+def collection(output: Path) -> Path:
+    """The Ansible collection gpunode.node, with the license that its files name."""
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as place:
+        top = Path(place) / "collection"
+        shutil.copytree(_PACKAGING / "ansible", top)
+        write(top / "LICENSE", (REPOSITORY / "LICENSE").read_text())
+        galaxy = Path(sys.executable).parent / "ansible-galaxy"
+        run(galaxy, "collection", "build", top, "--output-path", output, "--force")
+    return output / f"gpunode-node-{__version__}.tar.gz"
+
+
 def build(kinds: Iterable[str], output: Path, *versions: str) -> list[Path]:
     """Files made in `output`, which is created. `versions` are those of the packages, else gpunode's own: a
     test of upgrades needs two."""
@@ -367,6 +378,8 @@ def build(kinds: Iterable[str], output: Path, *versions: str) -> list[Path]:
         if "python" in kinds:
             run(sys.executable, "-m", "build", "--outdir", output)
             made += sorted(output.glob(f"gpunode-{__version__}[-.]*"))
+        if "ansible" in kinds:
+            made.append(collection(output))
         if set(kinds) & {"deb", "rpm", "bundle"}:
             root = directory / "root"
             opt_tree(root, wheel(directory / "wheel"))

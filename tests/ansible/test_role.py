@@ -1,0 +1,52 @@
+"""The role gpu_node and the playbooks: variables and syntax. tests/machine/test_fleet.py runs them."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.build_packages import collection
+from tests.ansible.controller import COLLECTION, Controller, require_ansible
+
+pytestmark = pytest.mark.xdist_group("ansible-collection")
+ROLE = COLLECTION / "roles/gpu_node"
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Controller:
+    require_ansible()
+    return Controller(tmp_path / "controller")
+
+
+def test_variables_are_documented_with_their_defaults() -> None:
+    specs = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_specs"]
+    options = {**specs["main"]["options"], **specs["report"]["options"]}
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    described = {name: one["default"] for name, one in options.items() if "default" in one}
+    assert {**described, "gpu_node_report": defaults["gpu_node_report"]} == defaults
+
+
+def test_ansible_doc_prints_the_role(controller: Controller) -> None:
+    done = controller.run("ansible-doc", "-t", "role", "gpunode.node.gpu_node")
+    assert done.code == 0, done.err
+    assert "gpu_node_package" in done.out and "gpu_node_report_program" in done.out
+
+
+def test_playbooks_are_valid(controller: Controller) -> None:
+    books = [f"gpunode.node.{path.stem}" for path in sorted((COLLECTION / "playbooks").glob("*.yml"))]
+    assert books == ["gpunode.node.report", "gpunode.node.rolling"]
+    done = controller.run("ansible-playbook", "--syntax-check", "-i", "localhost,", *books)
+    assert done.code == 0, done.out + done.err
+
+
+def test_the_archive_has_the_collection_and_its_license(tmp_path: Path) -> None:
+    require_ansible()
+    with tarfile.open(collection(tmp_path)) as archive:
+        names = set(archive.getnames())
+    assert {"MANIFEST.json", "FILES.json", "LICENSE", "README.md", "meta/runtime.yml"} <= names
+    assert {"playbooks/rolling.yml", "plugins/modules/runtime.py", "plugins/module_utils/gpunode.py"} <= names
+    assert {"roles/gpu_node/tasks/main.yml", "roles/gpu_node/meta/argument_specs.yml"} <= names
+    assert not [name for name in names if "ruff" in name or "pycache" in name or name.startswith(".")]
