@@ -1,7 +1,7 @@
 """The names on the architecture page exist. The runs shown on the pages on MIG, Kubernetes and labels are
 repeated on stubs, recorded machines and a test API server.
 
-test_docs.py covers what `make docs` generates, and packages/test_pages.py the pages that need their own apt.
+test_docs.py covers what `make docs` generates, packages/test_driver_plan_pages.py the pages that need an apt.
 Every run shown on a page must be repeated here: one that is not repeated fails the comparison.
 """
 

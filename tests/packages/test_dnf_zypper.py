@@ -1,4 +1,4 @@
-"""dnf and zypper by recorded runs; test_rpm_real.py has the real ones.
+"""dnf and zypper by recorded runs; test_dnf_zypper_real.py has the real ones.
 
 The output follows dnf 4.14 (RHEL 9), dnf 5.2 (Fedora 41) and zypper 1.14 (SLES 15); exit codes are those of
 dnf(8) and zypper(8).

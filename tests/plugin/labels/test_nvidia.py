@@ -1,4 +1,4 @@
-"""NVIDIA's labels where the formulas leave something open; test_table.py has the formulas themselves."""
+"""NVIDIA's labels where the formulas leave something open; test_nvidia_table.py has the formulas."""
 
 from __future__ import annotations
 
