@@ -94,7 +94,7 @@ def test_every_kind_is_listed() -> None:
     assert [kind for kind in sorted(kinds) if f"`{kind}`" not in text] == []
 
 
-def test_the_changelog_has_a_section_for_this_version() -> None:
+def test_changelog_has_a_section_for_this_version() -> None:
     text = (REPOSITORY / "CHANGELOG.md").read_text()
     assert "## Unreleased" in text or f"## {__version__}" in text
 

@@ -25,7 +25,7 @@ def paths(spec, name):
     return [node.path for device in spec.devices if device.name == name for node in device.edits.nodes]
 
 
-def test_a_gpu_is_named_by_index_and_uuid_and_has_the_node_of_its_minor_number():
+def test_gpu_is_named_by_index_and_uuid_and_has_the_node_of_its_minor_number():
     built = build(inventory(gpu(0, minor=7)), facts("/dev/nvidia7"), driver(), None, Form())
     assert [device.name for device in built.spec.devices] == ["0", "GPU-0", "all"]
     assert [paths(built.spec, name) for name in ("0", "GPU-0", "all")] == [["/dev/nvidia7"]] * 3
@@ -85,7 +85,7 @@ def test_mig_device_without_a_capability_device_file_is_left_out():
     )
 
 
-def test_a_node_without_a_usable_gpu_has_no_specification():
+def test_node_without_a_usable_gpu_has_no_specification():
     with pytest.raises(GpunodeError, match="NVML lists none"):
         build(inventory(), facts(), driver(), None, Form())
     with pytest.raises(GpunodeError, match="GPU 0 is left out: lost"):
@@ -129,7 +129,7 @@ def test_engine_without_group_support_opens_the_node_to_all_processes():
     assert spec.version == (0, 5, 0)
 
 
-def test_a_gpu_brings_its_own_drm_nodes_and_a_mig_device_only_with_graphics():
+def test_gpu_brings_its_own_drm_nodes_and_a_mig_device_only_with_graphics():
     drm = {"0000:00:00.0": ("/dev/dri/card1", "/dev/dri/renderD128")}
     whole = build(
         inventory(gpu(0)), facts("/dev/nvidia0", *drm["0000:00:00.0"], drm=drm), driver(), None, Form()

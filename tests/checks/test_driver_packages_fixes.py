@@ -40,7 +40,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_fits_the_node(name, tmp_path):
+def test_command_fits_the_node(name, tmp_path):
     (identifier,) = expected(name)
     node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
     (finding,) = [one for one in run_checks(node, Selection(only=(identifier,))) if one.id == identifier]

@@ -69,7 +69,7 @@ def test_operator_driver_log_is_evidence_and_the_fix_is_no_package(name, tmp_pat
     assert bad[0].fix[0].command == f"tail -n 50 {log}"
 
 
-def test_an_init_container_of_the_operators_driver_is_quoted(tmp_path):
+def test_init_container_of_the_operators_driver_is_quoted(tmp_path):
     spec = machine("operator-driver-stuck")
     driver = next(path for path in spec["files"] if "/nvidia-driver-ctr/" in path)
     pod = driver.rpartition("/nvidia-driver-ctr/")[0]

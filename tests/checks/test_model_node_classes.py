@@ -38,7 +38,7 @@ WITH_TRAIT = {
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_check_is_not_applicable_on_other_kinds_of_nodes(name, tmp_path):
+def test_check_is_not_applicable_on_other_kinds_of_nodes(name, tmp_path):
     node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
     assert node.kind == RECORDED[name]
     for finding in run_checks(node):
@@ -69,7 +69,7 @@ def test_no_check_tests_the_node_kind_itself() -> None:
     assert found == []
 
 
-def test_an_engines_checks_apply_wherever_engines_run() -> None:
+def test_engines_checks_apply_wherever_engines_run() -> None:
     """Docker in WSL, on a Jetson and in an LXC container is set up like any other."""
     assert set(ENGINE_NODES) == set(KINDS)
     for identifier in ("docker-not-running", "docker-runtime-missing", "containerd-runtime-missing"):

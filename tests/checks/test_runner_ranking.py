@@ -95,7 +95,7 @@ def test_healthy_node_of_each_class_is_recorded_and_has_no_findings(kind, tmp_pa
     assert any(one.status is FindingStatus.PASS for one in findings)
 
 
-def test_the_machine_with_nvswitches_is_bare_metal_with_eight_gpus(tmp_path) -> None:
+def test_machine_with_nvswitches_is_bare_metal_with_eight_gpus(tmp_path) -> None:
     node = Node(recorded_host(CLASSES["bare metal, eight GPUs on NVSwitches"], tmp_path))
     assert (node.kind, len(node.gpus), bool(node.switches)) == ("bare-metal", 8, True)
 

@@ -225,7 +225,7 @@ def actions(ran):
     return [(change["path"], change["action"]) for change in ran.document["data"]["changes"]]
 
 
-def test_a_refresh_writes_the_standard_file_once(recorded):
+def test_refresh_writes_the_standard_file_once(recorded):
     path = recorded / STANDARD
     assert actions(refresh(recorded, "--dry-run")) == [("/" + STANDARD, "created")]
     assert not path.exists()
@@ -454,7 +454,7 @@ def test_hooks_use_the_program_and_names_from_the_options(with_hooks):
         ("configure-runtime", "--runtime", "crio", "--nvidia-runtime-hook-path", "/usr/bin/hook"),
     ],
 )
-def test_an_option_of_nvidia_ctk_without_counterpart_is_refused_with_the_reason(arguments, recorded):
+def test_option_of_nvidia_ctk_without_counterpart_is_refused_with_the_reason(arguments, recorded):
     ran = gpunode(*arguments, "--root", str(recorded))
     assert (ran.code, "has no counterpart" in ran.err, "hint: " in ran.err) == (2, True, True)
 
@@ -511,7 +511,7 @@ def test_specification_is_written_to_the_directory_docker_is_configured_for(dock
     assert configure_cdi(root).document["data"]["restart"]["verb"] == "none"
 
 
-def test_a_refresh_keeps_that_file_up_to_date_and_unconfigure_removes_it(docker_elsewhere):
+def test_refresh_keeps_the_configured_file_up_to_date_and_unconfigure_removes_it(docker_elsewhere):
     root = docker_elsewhere
     assert configure_cdi(root).code == 0
     path = root / ELSEWHERE[1:]

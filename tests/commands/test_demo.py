@@ -28,7 +28,7 @@ def with_own(below: Path) -> tuple[str, ...]:
     return prefix if shutil.which("unshare") and not subprocess.run([*prefix, "true"]).returncode else ()
 
 
-def test_the_demo_ends_with_eight_allocatable_gpus(tmp_path: Path) -> None:
+def test_demo_ends_with_eight_allocatable_gpus(tmp_path: Path) -> None:
     long = tmp_path / ("a-directory-name-that-leaves-no-room-for-a-socket" * 2)
     long.mkdir()
     ran = gpunode("demo", "-o", "json", env={"TMPDIR": str(long)})
@@ -48,7 +48,7 @@ def test_the_demo_ends_with_eight_allocatable_gpus(tmp_path: Path) -> None:
     ]
 
 
-def test_the_demo_leaves_nothing_behind() -> None:
+def test_demo_leaves_nothing_behind() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as place, tempfile.TemporaryDirectory(dir="/tmp") as shared:
         ran = gpunode("demo", env={"TMPDIR": place}, prefix=with_own(Path(shared)))
         assert ran.code == 0, ran.err

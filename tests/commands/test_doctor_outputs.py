@@ -94,7 +94,7 @@ def test_prometheus_parser_reads_the_same_values(tmp_path):
     assert abs(when - report["data"]["at"]) < 0.01
 
 
-def test_a_healthy_node_has_no_finding_metric(tmp_path):
+def test_healthy_node_has_no_finding_metric(tmp_path):
     text = metrics(envelope(recorded_host("healthy-docker-rocky9", tmp_path / "m")))
     assert "gpunode_doctor_finding" not in text
     assert "gpunode_doctor_ok 1\n" in text
@@ -199,7 +199,7 @@ def test_nodes_with_equal_names_are_distinguished_by_file(tmp_path):
     assert lines[0] == "2 nodes, 1 difference" and any(str(other) in line for line in lines)
 
 
-def test_a_thousand_nodes_are_two_lines(tmp_path):
+def test_thousand_nodes_are_printed_in_two_lines(tmp_path):
     text = Path(saved(tmp_path, "healthy-docker-rocky9", "n")).read_text()
     report = json.loads(text)
     paths = []
@@ -223,7 +223,7 @@ def test_a_thousand_nodes_are_two_lines(tmp_path):
     assert "and 291 more" in lines[-2]
 
 
-def test_a_bundle_and_yaml_are_compared_too(tmp_path, root):
+def test_bundle_and_yaml_reports_can_be_compared(tmp_path, root):
     bundle = str(tmp_path / "b.tar.gz")
     assert gpunode("--root", str(root), "report", "--output-file", bundle).code == 0
     as_yaml = tmp_path / "n.yaml"

@@ -105,7 +105,7 @@ def test_fault_that_a_reboot_fixes_is_no_reason_against_it(text, machine):
 
 
 @pytest.mark.parametrize("machine", [one for one in HEALTHY if one not in WITHOUT_SECTION])
-def test_a_healthy_node_is_safe_to_reboot(text, machine):
+def test_healthy_node_is_safe_to_reboot(text, machine):
     assert section(text(machine)) == [YES]
 
 
@@ -114,7 +114,7 @@ def test_reboot_section_is_omitted_if_no_check_applies(text, machine):
     assert section(text(machine)) == []
 
 
-def test_the_command_line_ends_with_it(ask):
+def test_report_on_the_command_line_ends_with_the_section(ask):
     shown = section(ask("dkms-next-kernel"))
     assert shown[:1] == [NO] and shown[1].startswith("  dkms-not-built: the next reboot breaks the GPUs")
 

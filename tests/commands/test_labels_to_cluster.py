@@ -60,7 +60,7 @@ def test_labels_are_added_and_removed_in_one_patch_each(api: ApiServer, run: Gpu
     assert api.node(NODE)["metadata"]["labels"]["pool"] == "a"
 
 
-def test_a_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
+def test_dry_run_only_reads(api: ApiServer, run: Gpunode) -> None:
     done = run(
         "labels", "--simulate", "h100:8", "--to", "node,node-feature", "--namespace", "nfd", "--dry-run"
     )

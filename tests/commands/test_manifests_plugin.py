@@ -251,7 +251,7 @@ def test_two_accounts_never_share_a_role_or_a_binding() -> None:
     assert len([kind for kind, _ in everywhere if kind == "ClusterRoleBinding"]) == 6
 
 
-def test_an_account_that_may_create_pods_has_a_namespace_of_its_own() -> None:
+def test_account_that_may_create_pods_has_its_own_namespace() -> None:
     found = objects("rbac", "--for", "verify")
     assert found[0]["kind"] == "Namespace" and found[0]["metadata"]["name"] == "gpunode-verify"
     assert found[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"

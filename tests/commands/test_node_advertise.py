@@ -61,7 +61,7 @@ def test_resource_is_written_and_read_back_until_allocatable(api: ApiServer, run
     assert amounts(api) == (None, None)
 
 
-def test_a_dry_run_sends_nothing(api: ApiServer, run: Gpunode) -> None:
+def test_dry_run_sends_nothing(api: ApiServer, run: Gpunode) -> None:
     done = run(*GPU, "--count", "8", "--dry-run")
     assert done.code == 0, done.err
     assert "PATCH /api/v1/nodes/gpu-1/status" in done.out
