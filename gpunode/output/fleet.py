@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from gpunode.output.html import document, escaped, many
@@ -65,7 +65,7 @@ def _header(data: Mapping[str, Any]) -> Iterator[str]:
     yield f'<header class="top {mood}">'
     times = [one["at"] for one in data["nodes"] if one["at"]]
     if times:
-        first, last = (datetime.fromtimestamp(at, UTC) for at in (min(times), max(times)))
+        first, last = (datetime.fromtimestamp(at, timezone.utc) for at in (min(times), max(times)))
         yield f'<p class="where">gpunode doctor --compare · reports of {first:%Y-%m-%d %H:%M}'
         yield f"{f' to {last:%Y-%m-%d %H:%M}' if last - first >= _MINUTE else ''} UTC</p>"
     yield f"<h1>{_count(data)}</h1>"
