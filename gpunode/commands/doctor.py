@@ -369,15 +369,13 @@ def doctor(
 
         result = doctor_compare.run(checks or (), strict=strict)
         return replace(result, file=output_file) if output_file not in ("", "-") else result
-    fixing = bool(fix or apply or allow)
     allowed = tuple(one for given in allow or () for one in given.split(","))
-    if fixing:
+    if fixing := bool(fix or apply or allow):
         from gpunode.commands import doctor_fix
 
         doctor_fix.refuse(fix, apply, allowed)
-    selection = selected(
-        (*(checks or ()), *(only or ())), skip or (), ignore or (), preflight.value if preflight else ""
-    )
+    ids = (*(checks or ()), *(only or ()))
+    selection = selected(ids, skip or (), ignore or (), preflight.value if preflight else "")
     refuse_no_release(cuda)
     questions = Questions(expect_gpus, cuda, image, deep)
     if fixing:

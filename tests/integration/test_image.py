@@ -189,7 +189,7 @@ print(json.dumps(found))
 """
 
 
-def test_what_is_in_the_image(docker: Docker) -> None:
+def test_image_contains_only_the_expected_files(docker: Docker) -> None:
     options = ("run", "--rm", "--network=none", "--read-only", f"--entrypoint={PYTHON}", IMAGE)
     found = json.loads(docker(*options, "-c", INSPECT))
     assert found.pop("with licence") == found["libraries"] and len(found.pop("libraries")) > 20
