@@ -53,6 +53,9 @@ def _check(check: Check) -> Iterator[str]:
         elif family == FAMILIES[0]:
             yield command
     yield "```"
+    if check.remedy.other.note:
+        text, *commands = check.remedy.other.note.split("\n")
+        yield f"\n{' '.join((text, *(f'`{command}`' for command in commands)))}."
     if check.refs:
         yield "\nSee " + ", ".join(f"<{address}>" for address in check.refs) + "."
 

@@ -10,6 +10,7 @@ from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
 from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_mps
 from gpunode.facts.node import Node
+from gpunode.facts.systemd import read_unit
 from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.output.result import Evidence, Fix
 
@@ -87,6 +88,7 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     return warn(what, *evidence, fix=fix)
 
 
+_OWN_PLUGIN = "gpunode-device-plugin"
 _SMALLEST = (
     "This divides each GPU into its smallest MIG devices. For another layout, also after a reboot: "
     "gpunode mig apply --persist"
@@ -304,13 +306,28 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
     )
     summary = f"{what}, but the device plugin's MIG strategy is single"
     if all(one.source.startswith("gpunode") for one in single):
-        edit = Fix(
-            "mkdir -p /etc/gpunode && echo GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed >> /etc/gpunode/env && "
-            "systemctl restart gpunode-device-plugin",
-            disruptive="restart",
-        )
-        return warn(f"{summary}: it offers only one kind", *single, *layout, fix=edit)
+        return warn(f"{summary}: it offers only one kind", *single, *layout, fix=_own_strategy(node))
     return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
+
+
+def _own_strategy(node: Node) -> Fix:
+    """Set the strategy of gpunode's plugin, which runs as a service, in a pod, or by hand. A flag takes
+    precedence over a variable."""
+    setting, by_flag = "GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed", "change --mig-strategy to mixed"
+    unit = read_unit(node.host, f"{_OWN_PLUGIN}.service")
+    flag = any(
+        word.startswith("--mig-strategy") for one in node.plugin_processes for word in one.process.argv
+    )
+    if unit is not None and flag:
+        command = f"systemctl edit --full {_OWN_PLUGIN} && systemctl restart {_OWN_PLUGIN}"
+        return Fix(command, disruptive="restart", note=f"In the editor, {by_flag}")
+    if unit is not None:
+        write = f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env"
+        return Fix(f"{write} && systemctl restart {_OWN_PLUGIN}", disruptive="restart")
+    if not flag and any(one.container for one in node.plugin_processes):
+        command = f"kubectl set env --namespace kube-system daemonset/{_OWN_PLUGIN} {setting}"
+        return Fix(command, needs_root=False, disruptive="restart")
+    return fixes.look("gpunode plugin status", f"Where this plugin is started, {by_flag}, then restart it")
 
 
 def _cut(devices: tuple[MigDevice, ...]) -> str:

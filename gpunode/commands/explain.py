@@ -68,10 +68,12 @@ def _blocks(check: Check) -> Iterator[Block]:
     if blocked_checks(check):
         yield from _section("Explains", ", ".join(blocked_checks(check)))
     yield Text("")
-    yield Text("Fixed by", Style.HEADING)
+    usual = check.remedy.other
+    yield Text("Shown by" if usual.look else "Fixed by", Style.HEADING)
     for command, names in commands(check).items():
         yield Text(f"  {', '.join(names)}", Style.DIM)
         yield Text(f"    {command}", Style.COMMAND)
+    yield from (Text(f"  {line}", Style.DIM) for line in usual.note.splitlines())
     if check.refs:
         yield from _section("Read on", *check.refs)
 

@@ -30,6 +30,7 @@ def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "o
         (fixes.INSTALL_DRIVER.debian, "hand", 0, 0),
         (fixes.READ_KERNEL_LOG.other, "hand", 0, 0),
         (fixes.EDIT_DAEMON_JSON.other, "hand", 0, 0),
+        (Fix("systemctl edit --full x && systemctl restart x", disruptive="restart"), "hand", 0, 0),
         (fixes.rebind("0000:3b:00.0").other, "hand", 0, 0),
     ],
     ids=lambda value: getattr(value, "command", None),

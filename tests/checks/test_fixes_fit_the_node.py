@@ -333,8 +333,7 @@ FIRST = {
         "kubectl delete pod --namespace kube-system nvidia-device-plugin-daemonset-7x2lq"
     ),
     "mig-strategy-single-by-gpunode": (
-        "mkdir -p /etc/gpunode && echo GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed >> /etc/gpunode/env && "
-        "systemctl restart gpunode-device-plugin"
+        "systemctl edit --full gpunode-device-plugin && systemctl restart gpunode-device-plugin"
     ),
     "lxc-library-mismatch": run_file("--no-kernel-modules"),
     "microos-next-kernel": (
@@ -369,6 +368,31 @@ def test_first_command_works_on_this_system(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     (finding,) = [one for one in result.data["findings"] if one.id == result.data["first"]]
     assert finding.fix[0].command == FIRST[name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unit", "command"),
+    [
+        (
+            "",
+            True,
+            "mkdir -p /etc/gpunode && echo GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed >> /etc/gpunode/env && "
+            "systemctl restart gpunode-device-plugin",
+        ),
+        ("--mig-strategy=single", False, "gpunode plugin status"),
+    ],
+)
+def test_the_strategy_of_gpunodes_plugin_is_set_where_it_was(arguments, unit, command, tmp_path):
+    spec = machine("mig-strategy-single-by-gpunode")
+    words = ["/usr/bin/python3", "/usr/bin/gpunode", "plugin", "serve", *arguments.split()]
+    spec["files"]["/proc/2100/cmdline"] = "\0".join(words) + "\0"
+    spec["files"]["/proc/2100/environ"] = "GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=single\0"
+    if not unit:
+        del spec["files"]["/usr/lib/systemd/system/gpunode-device-plugin.service"]
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    (finding,) = [one for one in run_checks(node) if one.id == "mig-strategy-mismatch"]
+    assert finding.fix[0].command == command
+    assert finding.fix[0].look is not unit
 
 
 @pytest.mark.parametrize("name", ["bottlerocket-variant-without-nvidia", "talos-modules-not-listed"])
