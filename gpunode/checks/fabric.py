@@ -517,7 +517,7 @@ def vgpu_license(node: Node) -> Verdict:
     if not _configured(node):
         fix = Fix(
             f"install -m 744 {_TOKEN} {_TOKENS}/ && systemctl restart nvidia-gridd",
-            note="Download the token from NVIDIA's licensing portal into this directory first",
+            note="Download the token from NVIDIA's licensing portal into the current directory first",
         )
         nothing = seen(_TOKENS, "no client configuration token")
         return warn(
