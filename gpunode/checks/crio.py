@@ -60,7 +60,6 @@ def install_monitor(family: str, path: str) -> Fix:
 
 # some releases of the toolkit wrote here, where CRI-O never reads
 _UNREAD = "/etc/crio/conf.d"
-_READ = "/etc/crio/crio.conf.d"
 _PACKAGED_HOOKS = SYSTEM_DIRECTORIES[:1]  # CRI-O's default for hooks_dir
 
 

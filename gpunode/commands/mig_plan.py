@@ -397,7 +397,7 @@ def _rows(gpu: PlannedGpu) -> Iterator[tuple[Cell | str, ...]]:
     for start, end in itertools.pairwise(edges):
         now, then = _at(gpu.today, start), _at(wanted, start)
         slots = f"{start}" if end - start == 1 else f"{start}-{end - 1}"
-        yield slots, _cell(now, start), _cell(then, start), _word(now, then, start)
+        yield slots, _cell(now, start), _cell(then, start), _word(now, then)
 
 
 def _edges(piece: Piece) -> tuple[int, int]:
@@ -420,7 +420,7 @@ def _cell(piece: Piece | None, start: int) -> Cell | str:
     return f"{piece.profile} ({parts})"
 
 
-def _word(now: Piece | None, then: Piece | None, start: int) -> Cell | str:
+def _word(now: Piece | None, then: Piece | None) -> Cell | str:
     if then is not None and then.gi is not None:
         same = now is not None and sorted(now.devices) == sorted(then.devices)
         return Cell("stays" if same else "changes within", Style.GOOD if same else Style.WARN)

@@ -45,7 +45,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
         logs, silent = daemon_logs(host)
     if not host.live:
         recorder.kept.recording.update(host.recording)
-    redaction = _redaction(host, recorder, hidden)
+    redaction = _redaction(recorder, hidden)
     envelope = redaction.value(found.envelope())
     name, now = _name(envelope, host), host.now()
     path = str(Path(path or f"{name}.tar.gz").absolute())
@@ -94,7 +94,7 @@ def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
         recorder.kept.left_out["MIG layouts"] = error.message
 
 
-def _redaction(host: Host, recorder: RecordingHost, hidden: tuple[str, ...]) -> Redaction:
+def _redaction(recorder: RecordingHost, hidden: tuple[str, ...]) -> Redaction:
     names = [recorder.read_text(path) or "" for path in _NAMES] if "hostnames" in hidden else []
     return Redaction(own_names(names), "uuids" in hidden)
 

@@ -742,7 +742,7 @@ def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, pro
     with progress.step("waiting for the plugin's pod on this node, and for the kubelet to take the GPUs"):
         if host.wait_until(lambda: serving(host).serves, wait, _PULL_SECONDS):
             return
-    why = _why(host, cluster, namespace)
+    why = _why(cluster, namespace)
     hint = f"see its image and node: kubectl describe nodes; with more patience: --wait {2 * wait:g}s"
     if "ErrImageNeverPull" in why:
         hint = (
@@ -751,7 +751,7 @@ def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, pro
     raise DaemonError(f"the kubelet took no GPUs within {wait:g} s: {why}", hint=hint)
 
 
-def _why(host: Host, cluster: Cluster, namespace: str) -> str:
+def _why(cluster: Cluster, namespace: str) -> str:
     """What the plugin's pods wait for, in Kubernetes' own words."""
     try:
         pods = cluster.list("Pod", namespace, labels=labels("device-plugin"))

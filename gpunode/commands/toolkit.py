@@ -207,7 +207,7 @@ def install(
     if dry_run:
         commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
-        notes = unfinished_notes(host, Journal.of(host))
+        notes = unfinished_notes(Journal.of(host))
         if intent.steps.install and not all(intent.steps.versions.values()):
             notes = (*notes, _UNREAD)
         return _report(intent, CarriedOut(changes, commands, "", notes), intent.steps.versions, dry_run=True)

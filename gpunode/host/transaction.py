@@ -404,7 +404,7 @@ def begin(
     """
     journal = Journal.of(host)
     if dry_run:
-        yield journal, unfinished_notes(host, journal)
+        yield journal, unfinished_notes(journal)
         return
     with host.lock(lock_path(host), LOCK_SECONDS):
         yield journal, recover(host, journal, restart)
@@ -453,7 +453,7 @@ def _without_leftovers(host: Host, journal: Journal) -> list[str]:
     return [f"{path}, the temporary file of a killed run, was removed" for path in removed]
 
 
-def unfinished_notes(host: Host, journal: Journal) -> tuple[str, ...]:
+def unfinished_notes(journal: Journal) -> tuple[str, ...]:
     """Notes of a dry run about unfinished operations; none if this user may not read the journal."""
     try:
         entries = journal.unfinished()

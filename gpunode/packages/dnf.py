@@ -55,6 +55,17 @@ def _queried(host: Host, *arguments: str) -> Iterator[tuple[str, str]]:
             yield name, version
 
 
+def state(
+    host: Host, family: str, name: str, version: str, offers: Sequence[tuple[str, str]]
+) -> PackageState:
+    """One package: `version` is installed, `offers` are available, with their repositories."""
+    offered = newest_first(offers)
+    candidate = offered[0].version if offered else version
+    missing = version and all(one.version != version for one in offered)
+    available = newest_first([*offers, (version, "")]) if missing else offered
+    return PackageState(name, version, candidate, available, locked(host, family, name))
+
+
 def newest_first(offers: Iterable[tuple[str, str]]) -> tuple[Available, ...]:
     """Versions with their repositories, from (version, repository) pairs."""
     origins: dict[str, list[str]] = {}
@@ -156,22 +167,14 @@ class Dnf:
             words = line.split()
             if len(words) == 3:
                 offers.setdefault(words[0], []).append((words[1].removeprefix("0:"), words[2]))
-        return {name: self._state(name, here.get(name, ""), offers.get(name, [])) for name in names}
-
-    def _state(self, name: str, version: str, offers: Sequence[tuple[str, str]]) -> PackageState:
-        available = newest_first(offers)
-        candidate = available[0].version if available else version
-        everything = (
-            available
-            if any(one.version == version for one in available) or not version
-            else (newest_first([*offers, (version, "")]))
-        )
-        return PackageState(name, version, candidate, everything, locked(self.host, "rhel", name))
+        return {
+            name: state(self.host, "rhel", name, here.get(name, ""), offers.get(name, [])) for name in names
+        }
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """From rpm, which has no repositories."""
         here = installed(self.host, names)
-        return {name: self._state(name, here.get(name, ""), []) for name in names}
+        return {name: state(self.host, "rhel", name, here.get(name, ""), []) for name in names}
 
     def everything(self) -> frozenset[tuple[str, str]]:
         return everything(self.host)

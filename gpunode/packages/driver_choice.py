@@ -47,7 +47,7 @@ def choose(situation: Situation, wish: Wish) -> Choice:
     need = _need(situation)
     branch, why = _branch(situation, wish, need)
     flavour, also = _flavour(situation, wish, need, branch)
-    refusals = (*_against_branch(wish, need, branch), *_against_flavour(need, branch, flavour))
+    refusals = (*_against_branch(need, branch), *_against_flavour(need, branch, flavour))
     notes = () if refusals else tuple(_left_out(situation, branch, flavour))
     return Choice(branch, flavour, (why, also), refusals, notes)
 
@@ -135,7 +135,7 @@ def _flavour(situation: Situation, wish: Wish, need: _Need, branch: int) -> tupl
     return OPEN, Decision(subject, OPEN, reason, known_as_of(driver.TABLE))
 
 
-def _against_branch(wish: Wish, need: _Need, branch: int) -> tuple[Refusal, ...]:
+def _against_branch(need: _Need, branch: int) -> tuple[Refusal, ...]:
     if need.last and branch > need.last:
         return (
             Refusal(

@@ -139,7 +139,6 @@ def _module(manager: Manager, verb: str, what: str) -> Command:
 
 
 def install_commands(
-    situation: Situation,
     packages: Sequence[DriverPackage],
     headers: Sequence[PackageRequest],
     manager: Manager,
@@ -518,7 +517,7 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
         *streams(situation, route, choice, manager),
     )
     installs = install_commands(
-        situation, plan.packages, work.headers, manager, branch=choice.branch, switching=switching
+        plan.packages, work.headers, manager, branch=choice.branch, switching=switching
     )
     if wish.hold:
         plan = replace(plan, refusals=(*plan.refusals, *unable_to_hold(manager)))

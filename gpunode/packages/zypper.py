@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunode.facts.packages import locked
 from gpunode.host import Host
 from gpunode.host.process import Completed
-from gpunode.packages.dnf import everything, installed, newest_first
+from gpunode.packages.dnf import everything, installed, state
 from gpunode.packages.manager import (
     HINTS,
     Command,
@@ -72,19 +71,14 @@ class Zypper:
             repository = solvable.get("repository", "")
             if solvable.get("name") in names and repository != "(System Packages)":
                 offers.setdefault(solvable["name"], []).append((solvable.get("edition", ""), repository))
-        return {name: self._state(name, here.get(name, ""), offers.get(name, [])) for name in names}
-
-    def _state(self, name: str, version: str, offers: Sequence[tuple[str, str]]) -> PackageState:
-        available = newest_first(offers)
-        candidate = available[0].version if available else version
-        missing = version and all(one.version != version for one in available)
-        everything = newest_first([*offers, (version, "")]) if missing else available
-        return PackageState(name, version, candidate, everything, locked(self.host, "suse", name))
+        return {
+            name: state(self.host, "suse", name, here.get(name, ""), offers.get(name, [])) for name in names
+        }
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """From rpm, which has no repositories."""
         here = installed(self.host, names)
-        return {name: self._state(name, here.get(name, ""), []) for name in names}
+        return {name: state(self.host, "suse", name, here.get(name, ""), []) for name in names}
 
     def everything(self) -> frozenset[tuple[str, str]]:
         return everything(self.host)

@@ -520,7 +520,7 @@ class CrioEngine:
         self._refuse(desired)
         draft = configured(state, desired)
         hooks = self._hooks(state.config)
-        edits = [*self._edits(state, draft), *(hooks if desired.cdi else ())]
+        edits = [*self._edits(draft), *(hooks if desired.cdi else ())]
         toolkit, notes = self._toolkit(state.config, desired)
         notes = (*draft.notes, *notes, *self._notes(state.config, desired, hooks))
         # removed for good: undoing the runtime does not restore it
@@ -540,7 +540,7 @@ class CrioEngine:
         """Remove the handlers from every file that names them, and NVIDIA's old hook."""
         state = self._state()
         draft = removed(state, unwanted)
-        edits = (*self._edits(state, draft), *self._hooks(state.config))
+        edits = (*self._edits(draft), *self._hooks(state.config))
         return self._removal(state.config, edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
@@ -612,7 +612,7 @@ class CrioEngine:
         found = self.host.which("conmon") is None and self.host.executable(_PACKAGED_CONMON)
         return _PACKAGED_CONMON if found else ""
 
-    def _edits(self, state: State, draft: Draft) -> tuple[FileEdit, ...]:
+    def _edits(self, draft: Draft) -> tuple[FileEdit, ...]:
         edits = tuple(
             FileEdit(path, before, None if text is None else text.encode())
             for path, text in draft.texts.items()

@@ -49,14 +49,9 @@ class K0sEngine:
         config = self._config
         self._refuse_unusable()
         edits = rendered.edited(self.host, config, self._own, desired)
-        previous = config.named_default if desired.default else ""
-        return replace(
-            self._acting(edits, active is None or active.has(desired)),
-            previous_default="" if previous == desired.default else previous,
-            had_runtime=any(name in config.runtimes for name in desired.names),
-            switched_cdi=desired.cdi and not rendered.has_cdi(config),
-            notes=(_UPGRADE,) if edits and config.version < 3 else (),
-        )
+        plan = self._acting(edits, active is None or active.has(desired))
+        plan = rendered.with_history(plan, config, desired)
+        return replace(plan, notes=(_UPGRADE,) if edits and config.version < 3 else ())
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from every drop-in that names them."""

@@ -6,7 +6,7 @@ It has a handler nvidia-container-runtime by default, which gpunode doesn't chan
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from gpunode.errors import PreconditionError
@@ -46,13 +46,8 @@ class Microk8sEngine:
         """Add the runtime to the template."""
         config = self._config
         edits = distributions.edited(self.host, config, config.path, desired)
-        previous = config.named_default if desired.default else ""
-        return replace(
-            self._acting(edits, active is None or active.has(desired)),
-            previous_default="" if previous == desired.default else previous,
-            had_runtime=any(name in config.runtimes for name in desired.names),
-            switched_cdi=desired.cdi and not distributions.has_cdi(config),
-        )
+        plan = self._acting(edits, active is None or active.has(desired))
+        return distributions.with_history(plan, config, desired)
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from the template, and restore its default."""

@@ -129,6 +129,17 @@ def plan_of(
     return Plan(daemon.manager, shown, verb, reason, config_version=config.version)
 
 
+def with_history(plan: Plan, config: ContainerdConfig, desired: DesiredConfig) -> Plan:
+    """The plan with what a removal must know: the earlier default and runtimes, and whether CDI was off."""
+    previous = config.named_default if desired.default else ""
+    return replace(
+        plan,
+        previous_default="" if previous == desired.default else previous,
+        had_runtime=any(name in config.runtimes for name in desired.names),
+        switched_cdi=desired.cdi and not has_cdi(config),
+    )
+
+
 def untouched(config: ContainerdConfig) -> FileEdit:
     """The main file, unchanged."""
     content = config.main_text.encode() if config.exists else None

@@ -145,6 +145,8 @@ class StuckMount(Host):
 
     stall: Stall
 
+    stall: Stall
+
     def file_system(self, path):
         self.path(path)  # where Host records it
         self.stall.wait()

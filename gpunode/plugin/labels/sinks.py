@@ -143,8 +143,8 @@ _LABELS, _ANNOTATIONS = ("metadata", "labels"), ("metadata", "annotations")
 _LISTS = {vendor: f"gpunode/{vendor}-labels" for vendor in ("nvidia", "amd")}
 
 
-class NodeLabels:
-    """See `Sink`."""
+class _InCluster:
+    """A sink that writes an object of the cluster."""
 
     def __init__(
         self,
@@ -158,25 +158,34 @@ class NodeLabels:
         self._connect = connect
         self._progress = progress
         self._settings = settings
-        self._annotation = _LISTS[vendor]
+        self._vendor = vendor
+
+    def _reach(self) -> tuple[Cluster, str]:
+        """The API server and the node's name."""
+        from gpunode.kubernetes.access import node_name
+
+        node_name(self._host, self._settings.node_name)  # an invalid name is refused before connecting
+        cluster = self._connect()
+        return cluster, node_name(self._host, self._settings.node_name, cluster.node)[0]
+
+
+class NodeLabels(_InCluster):
+    """See `Sink`."""
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
         """One patch: all labels or none. `PreconditionError` if NFD keeps the same labels; `ClusterError`."""
-        from gpunode.kubernetes.access import node_name
         from gpunode.kubernetes.changes import change as carry_out
         from gpunode.kubernetes.changes import patiently
 
-        node_name(self._host, self._settings.node_name)  # what can't be a name needs nobody's answer
-        cluster = self._connect()
-        name, _ = node_name(self._host, self._settings.node_name, cluster.node)
-        where = f"node {name}"
+        cluster, name = self._reach()
+        where, annotation = f"node {name}", _LISTS[self._vendor]
         if dry_run:
             node = patiently(self._host, self._progress, lambda: cluster.get("Node", name))
-            return _Plan(node, labels, self._annotation).change(where)
+            return _Plan(node, labels, annotation).change(where)
         changes: list[Change] = []
 
         def plan(node: dict[str, Any]) -> list[dict[str, Any]]:
-            found = _Plan(node, labels, self._annotation)
+            found = _Plan(node, labels, annotation)
             changes.append(found.change(where))
             return found.patch()
 
@@ -261,32 +270,16 @@ def removal_patch(node: dict[str, Any]) -> list[dict[str, Any]]:
 _NODE = "nfd.node.kubernetes.io/node-name"
 
 
-class NodeFeature:
+class NodeFeature(_InCluster):
     """See `Sink`."""
 
-    def __init__(
-        self,
-        host: Host,
-        connect: Callable[[], Cluster],
-        progress: Progress,
-        settings: LabelSettings,
-        vendor: str,
-    ) -> None:
-        self._host = host
-        self._connect = connect
-        self._progress = progress
-        self._settings = settings
-        self._vendor = vendor
-        self._owned: list[dict[str, Any]] | None = None
+    _owned: list[dict[str, Any]] | None = None
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
         """`ClusterError`, also where the cluster has no such kind: NFD isn't installed."""
-        from gpunode.kubernetes.access import node_name
         from gpunode.kubernetes.api import Conflict, Unavailable, Unreachable
 
-        node_name(self._host, self._settings.node_name)  # what can't be a name needs nobody's answer
-        cluster = self._connect()
-        node, _ = node_name(self._host, self._settings.node_name, cluster.node)
+        cluster, node = self._reach()
         space = self._settings.namespace or cluster.namespace
         if not space:
             raise UsageError("no namespace is given", hint="--namespace node-feature-discovery")

@@ -348,7 +348,9 @@ def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> Co
         settings = _settings(host, socket, daemon)
         version = parse_version(cri.version()[1])
         reading = CdiReading("crio", version, True, settings.directories)
-        way = choose(host, request.runtime_name, request.cdi, _handlers(status, settings, version), reading)
+        # CRI-O lists its handlers in the status from 1.31 on
+        handlers = status.handlers or settings.handlers
+        way = choose(host, request.runtime_name, request.cdi, handlers, reading)
         storage = _storage(host, settings)
         if storage is None and not request.image:
             raise PreconditionError(
@@ -409,13 +411,6 @@ def _from_files(host: Host, daemon: Daemon | None) -> _Settings:
     handlers = dict.fromkeys((compiled_default(daemon.version), *config.handlers))
     directories = _strings(config.setting("runtime", "cdi_spec_dirs")) or DIRECTORIES
     return _Settings(tuple(handlers), directories, _crio_text(config.setting("image", "pause_image")))
-
-
-def _handlers(status: CriStatus, settings: _Settings, version: tuple[int, ...]) -> tuple[str, ...] | None:
-    """From the status (CRI-O 1.31 on), else from its configuration; None if neither has them."""
-    if status.handlers:
-        return status.handlers
-    return settings.handlers
 
 
 @dataclass(frozen=True)
