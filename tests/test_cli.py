@@ -160,6 +160,25 @@ def test_a_wrong_value_of_a_variable_names_it(argv: str, name: str, value: str, 
     assert ran.err.removeprefix("error: ").removeprefix("invalid value for ").startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("argv", "error", "hint"),
+    [
+        ("setup --runtime lxc", "unknown runtime 'lxc'", "known: docker, containerd"),
+        ("verify --namespace x", "--namespace is for a pod, and --on is host", "gpunode verify --on kub"),
+        ("doctor --ignore", "option '--ignore' requires an argument", "see gpunode doctor --help"),
+        ("mig apply --persist=x", "option '--persist' does not take a value", "see gpunode mig apply --help"),
+        ("doctor --expect-gpus two", "invalid value for '--expect-gpus': 'two' is not a whole number", "see"),
+        ("cdi generate --format xml", "unknown --format 'xml'", "known: yaml, json"),
+        ("mig plan -f /nowhere", "/nowhere doesn't exist", "name a file"),
+    ],
+)
+def test_a_mistake_is_named_with_what_to_do(argv: str, error: str, hint: str) -> None:
+    ran = gpunode(*argv.split())
+    assert ran.code in (1, 2) and ran.out == ""
+    first, second = ran.err.splitlines()
+    assert first == f"error: {error}" and second.startswith(f"hint: {hint}")
+
+
 def test_a_flag_that_is_wrong_is_named_even_where_its_variable_is_set() -> None:
     ran = gpunode("verify", "--on", "lxc", env={"GPUNODE_VERIFY_ON": "host"})
     assert ran.code == 2 and ran.err.startswith("error: invalid value for '--on': 'lxc' is not one of")

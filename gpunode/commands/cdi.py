@@ -338,10 +338,10 @@ class Content:
 def check(content: Content) -> None:
     """`UsageError` for what CDI or gpunode doesn't know; names by CDI's own rules (its parser.go)."""
     if content.hooks not in HOOKS:
-        raise UsageError(f"--hooks {content.hooks}: unknown", hint=f"known: {', '.join(HOOKS)}")
+        raise UsageError(f"unknown --hooks {content.hooks!r}", hint=f"known: {', '.join(HOOKS)}")
     for name in content.names:
         if name not in STRATEGIES:
-            raise UsageError(f"--device-name {name}: unknown", hint=f"known: {', '.join(STRATEGIES)}")
+            raise UsageError(f"unknown --device-name {name!r}", hint=f"known: {', '.join(STRATEGIES)}")
     _check_nvidia_ctk(content)
     for option, value, pattern in (
         ("--vendor", content.vendor, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
@@ -455,7 +455,7 @@ def destination(output: str, form: str) -> tuple[str, str]:
     """Path (empty for stdout) and format. `UsageError` for names that engines wouldn't read."""
     path = "" if output == "-" else output
     if form and form not in FORMATS:
-        raise UsageError(f"--format {form}: unknown", hint=f"known: {', '.join(FORMATS)}")
+        raise UsageError(f"unknown --format {form!r}", hint=f"known: {', '.join(FORMATS)}")
     if not path:
         return "", form or "yaml"
     if path in ("table", "json", "yaml"):

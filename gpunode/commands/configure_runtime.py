@@ -66,7 +66,7 @@ def run(
         raise UsageError("--exit-code only means something with --dry-run", hint="add --dry-run")
     unknown = [variant for variant in also if variant not in VARIANTS]
     if unknown:
-        raise UsageError(f"no variant {unknown[0]!r} of the runtime", hint=f"known: {', '.join(VARIANTS)}")
+        raise UsageError(f"unknown --also {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
         # one journal entry has the files that all share; an engine's own refusal comes before theirs

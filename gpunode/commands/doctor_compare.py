@@ -394,7 +394,7 @@ def _saved(path: str) -> str:
     except GpunodeError as error:
         raise ConfigError(error.message.replace(place, path), hint=error.hint, code=error.code) from error
     if found is None:
-        raise ConfigError(f"{path} is not there", hint=_MAKE_ONE)
+        raise ConfigError(f"{path} doesn't exist", hint=_MAKE_ONE)
     return found
 
 

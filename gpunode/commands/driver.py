@@ -211,7 +211,7 @@ def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situa
 def check(wish: Wish) -> None:
     """A branch, a version, a flavour and a repository, each on its own and together."""
     if wish.flavour not in ("", *FLAVOURS):
-        raise UsageError(f"no kernel module is called {wish.flavour!r}", hint=f"known: {', '.join(FLAVOURS)}")
+        raise UsageError(f"unknown --flavour {wish.flavour!r}", hint=f"known: {', '.join(FLAVOURS)}")
     numbers = wish.version.split(".")
     if wish.version and not (set(wish.version) <= _NUMERALS and len(numbers) in (2, 3) and all(numbers)):
         raise UsageError(f"{wish.version!r} is no driver's version", hint="as in --version 580.159.03")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.help_page import WIDTH, printed, set_from_environment, whole
+from gpunode.commands.help_page import WIDTH, HelpCommand, printed, set_from_environment, whole
 from gpunode.commands.session import Session, verb
 from gpunode.output.result import Result, Text
 
@@ -82,7 +82,7 @@ def _names(ctx: typer.Context) -> list[str]:
 help_app = typer.Typer(rich_markup_mode=None)
 
 
-@help_app.command("help")
+@help_app.command("help", cls=HelpCommand)
 def show_help(
     context: typer.Context,
     command: Annotated[
@@ -117,5 +117,8 @@ version_app = typer.Typer(rich_markup_mode=None)
 
 @verb(version_app, "version", "Version")
 def version(session: Session) -> Result:
-    """Print the version."""
+    """Print the version.
+
+    gpunode version -o json
+    """
     return Result("Version", {"version": __version__}, blocks=(Text(f"gpunode {__version__}"),))

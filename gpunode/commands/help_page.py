@@ -68,6 +68,11 @@ class HelpPage:
         ctx.max_content_width = WIDTH
         return printed(str(super().get_help(ctx)))  # type: ignore[misc]
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Required arguments are words, as kubectl and docker write them."""
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece[1:-1] if piece.startswith("{") else piece for piece in pieces]
+
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """The description, then the paragraphs that are command lines."""
         paragraphs = [" ".join(one.split()) for one in (self.help or "").split("\n\n")]

@@ -68,7 +68,7 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     """
     unknown = [one for one in uses if one not in USES]
     if unknown:
-        raise UsageError(f"unknown use {unknown[0]!r}", hint=f"known: {', '.join(USES)}")
+        raise UsageError(f"unknown --for {unknown[0]!r}", hint=f"known: {', '.join(USES)}")
     by_use = "-".join((MANAGER, *sorted(set(uses))))
     name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else by_use)
     own = not namespace and "verify" in uses
@@ -445,7 +445,7 @@ def manifests_all(
 ) -> Result:
     """Print all objects: RuntimeClass, account, plugin, pod.
 
-    gpunode manifests all --image registry.example.com/gpunode:1.0 | kubectl apply -f -
+    gpunode manifests all --image example.com/gpunode:1.0 | kubectl apply -f -
     """
     desired = plugin_set(
         session.host,
@@ -519,7 +519,7 @@ def manifests_daemon_set(
 
     Its service account is printed by gpunode manifests rbac.
 
-    gpunode manifests daemon-set --image registry.example.com/gpunode:1.0 --mig mixed
+    gpunode manifests daemon-set --image example.com/gpunode:1.0 --mig mixed
     """
     desired = plugin_set(
         session.host,

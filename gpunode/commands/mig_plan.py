@@ -91,7 +91,9 @@ def _read(path: str) -> bytes:
     place = str(Path(path).absolute())
     found = Host(Path("/")).read_bytes(place)
     if found is None:
-        raise ConfigError(f"{path} is not there", hint="name a file in mig-parted's form: --config-file FILE")
+        raise ConfigError(
+            f"{path} doesn't exist", hint="name a file in mig-parted's form: --config-file FILE"
+        )
     return found
 
 

@@ -57,7 +57,7 @@ def plugin_serve(session: Session, **given: Any) -> Result:
 
     gpunode plugin serve
 
-    gpunode plugin serve --config-file /etc/gpunode/plugin.yaml --device-list-strategy cdi-cri
+    gpunode plugin serve --config-file plugin.yaml --device-list-strategy cdi-cri
     """
     return serve(session.host, given)
 
@@ -77,7 +77,7 @@ def plugin_check_config(
 
     gpunode plugin check-config /etc/gpunode/plugin.yaml
 
-    gpunode plugin check-config --from gke /etc/nvidia/gpu_config.json > plugin.yaml
+    gpunode plugin check-config --from gke gpu_config.json > plugin.yaml
     """
     return check_config(session.host, given, file, source.value if source else "")
 
@@ -265,7 +265,7 @@ def _words(fault: Fault) -> str:
 def _script(host: Host, path: str) -> tuple[Fault, ...]:
     text = host.read_text(path)
     if text is None:
-        raise ConfigError(f"{path} is not there")
+        raise ConfigError(f"{path} doesn't exist")
     return parse_script(text, path)
 
 

@@ -33,7 +33,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     """
     unknown = [word for word in redact if word not in (*KINDS, "all")]
     if unknown:
-        raise UsageError(f"there is no --redact {unknown[0]!r}", hint=f"one of {', '.join(KINDS)}, all")
+        raise UsageError(f"unknown --redact {unknown[0]!r}", hint=f"known: {', '.join(KINDS)}, all")
     _refuse_unwritable(host, path)
     hidden = KINDS if "all" in redact else tuple(one for one in KINDS if one in redact)
     recorder = RecordingHost(host.root, host.environ, host.trace)

@@ -445,7 +445,8 @@ def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:
         # Typer's own exceptions live in a private module; this method is what they all have
         if not hasattr(error, "format_message"):
             raise
-        return _usage(error, argv)
+        context = getattr(error, "ctx", None)
+        return _usage(error, argv, context.command_path if context is not None else _path(app, argv))
 
 
 _PLAINER = (
@@ -456,7 +457,20 @@ _PLAINER = (
 """Where the library's words are not those of a user."""
 
 
-def _usage(error: Any, argv: Sequence[str]) -> int:
+def _path(app: typer.Typer, argv: Sequence[str]) -> str:
+    """The command that a line names, for an error that doesn't have it."""
+    command: Any = typer.main.get_command(app)
+    path = ["gpunode"]
+    for word in argv:
+        command = command.get_command(None, word) if hasattr(command, "get_command") else None
+        if command is None:
+            break
+        path.append(word)
+    return " ".join(path)
+
+
+def _usage(error: Any, argv: Sequence[str], path: str) -> int:
+    """Report an invalid line; `path` is the command that it names."""
     from gpunode.output.render import render, say
     from gpunode.output.result import ErrorInfo, ExitCode, Result
 
@@ -471,7 +485,7 @@ def _usage(error: Any, argv: Sequence[str]) -> int:
     message = " ".join(str(error.format_message()).split()).rstrip(".")
     for pattern, text in _PLAINER:
         message = re.sub(pattern, text, message)
-    hint = f"see {context.command_path if context is not None else 'gpunode'} --help"
+    hint = f"see {path} --help"
     say(f"error: {message[:1].lower() + message[1:]}")
     say(f"hint: {hint}")
     output = _asked_output(argv)

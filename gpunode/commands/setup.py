@@ -147,6 +147,7 @@ def setup(
 
     gpunode setup --kubernetes --dry-run
     """
+    find.check_names((runtime,))
     request = Request(
         runtimes=(runtime,),
         config=config,

@@ -319,7 +319,11 @@ def verify(
 
     gpunode verify --on kubernetes --kubeconfig /etc/kubernetes/admin.conf
     """
-    pod = runtime_class != "auto" or any((namespace, resource, node, kubeconfig, kube_context, server))
+    of_pod = {
+        **{"--namespace": namespace, "--resource": resource, "--runtime-class": runtime_class != "auto"},
+        **{"--node": node, "--kubeconfig": kubeconfig, "--context": kube_context, "--server": server},
+    }
+    pod = next((flag for flag, value in of_pod.items() if value), "")
     _refuse_contradictions(on, image, socket, config, cdi=cdi, pod=pod)
     if on is Place.KUBERNETES:
         from gpunode.commands import verify_kubernetes
@@ -350,17 +354,15 @@ def verify(
     return run_in_container(session.host, request, session.progress)
 
 
-def _refuse_contradictions(on: Place, image: str, socket: str, config: str, *, cdi: bool, pod: bool) -> None:
-    """`UsageError` for options of another place; `pod` says that there are some of a pod's."""
+def _refuse_contradictions(on: Place, image: str, socket: str, config: str, *, cdi: bool, pod: str) -> None:
+    """`UsageError` for options of another place; `pod` is the first option for a pod, empty for none."""
     if on is Place.KUBERNETES:
         given = "--cdi" if cdi else "--socket" if socket else "--config" if config else ""
         if given:
             raise UsageError(f"{given} is for a container engine", hint="leave it out with --on kubernetes")
         return
     if pod:
-        raise UsageError(
-            f"a pod's options are given, and --on is {on.value}", hint="gpunode verify --on kubernetes"
-        )
+        raise UsageError(f"{pod} is for a pod, and --on is {on.value}", hint="gpunode verify --on kubernetes")
     given = f"--image {image}" if image else "--cdi" if cdi else ""
     if given and on is Place.HOST:
         what = "an image" if image else "CDI"

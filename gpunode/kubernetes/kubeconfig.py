@@ -198,7 +198,7 @@ def _existing(host: Host, file: str, name: str | None, key: str) -> str | None:
     path = str(PurePosixPath(file).parent / name)
     if not host.is_file(path):
         raise NoAccess(
-            f"{file} names {path} ({key}), which is not there",
+            f"{file} names {path} ({key}), which doesn't exist",
             hint="write a kubeconfig that holds its certificates: kubectl config view --flatten --raw",
         )
     return path
@@ -295,7 +295,7 @@ def _from_program(host: Host, program: Program, file: str, cluster: Cluster) -> 
     if done.code == COMMAND_NOT_FOUND and host.which(argv[0]) is None:
         hint = " ".join((program.installHint or "").split())
         raise NoAccess(
-            f"{file} gets its token from {argv[0]}, which is not there",
+            f"{file} gets its token from {argv[0]}, which doesn't exist",
             hint=f"{hint[:300]}; or {PROXY_HINT}" if hint else PROXY_HINT,
         )
     if done.timed_out or done.code != 0:

@@ -367,7 +367,7 @@ def test_compare_needs_two_reports_and_hints_how_to_get_them(tmp_path):
         doctor_compare.run(("one.json",))
     ran = gpunode("doctor", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", "json")
     assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
-    assert "a.json is not there" in ran.err
+    assert "a.json doesn't exist" in ran.err
 
 
 # --- the units --------------------------------------------------------------------------------------------

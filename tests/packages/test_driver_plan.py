@@ -609,6 +609,6 @@ def test_unknown_flavour_is_refused_before_the_machine_is_examined(tmp_path: Pat
     ran = gpunode("driver", "plan", "--flavour", "closed", "--root", str(tmp_path))
     assert ran.code == 2
     assert ran.err.splitlines() == [
-        "error: no kernel module is called 'closed'",
+        "error: unknown --flavour 'closed'",
         "hint: known: open, proprietary",
     ]

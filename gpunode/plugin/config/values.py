@@ -72,7 +72,7 @@ def item(option: Option, word: str) -> Any:
 
 def _choice(option: Option, word: str) -> str:
     if word not in option.allowed:
-        raise ValueError(f"{word!r} is none of {', '.join(option.allowed)}")
+        raise ValueError(f"{word!r} is not one of {', '.join(option.allowed)}")
     return word
 
 

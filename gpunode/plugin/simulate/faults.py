@@ -88,7 +88,7 @@ def make_fault(
     if isinstance(kind.value, tuple):
         value = value or kind.value[0]
         if value not in kind.value:
-            raise UsageError(f"{name} {value!r} is none of {', '.join(kind.value)}")
+            raise UsageError(f"{name} {value!r} is not one of {', '.join(kind.value)}")
     if not kind.whole and not gpu:
         raise UsageError(f"{name} happens to a GPU: which one?", hint="--gpu with an index, a UUID or all")
     return Fault(name, value, gpu, gi, ci, at)

@@ -297,11 +297,11 @@ def _group(text: str) -> Group:
         name, equals, value = item.strip().partition("=")
         if name not in _KEYS or not equals or not value:
             raise UsageError(
-                f"{item!r} in {text!r} is none of {', '.join(_KEYS)} with a value", hint=_GRAMMAR
+                f"{item!r} in {text!r} is not one of {', '.join(_KEYS)} with a value", hint=_GRAMMAR
             )
         options[name] = value
     if options.get("links", "none") not in _LINKS:
-        raise UsageError(f"links={options['links']} is none of {', '.join(_LINKS)}")
+        raise UsageError(f"links={options['links']} is not one of {', '.join(_LINKS)}")
     if not options.get("numa", "0").isdecimal() or int(options.get("numa", "0")[:4]) > MOST:
         raise UsageError(f"numa={options['numa']} is no number of NUMA nodes")
     return Group(key, MODELS[key], int(count or MODELS[key].count), options)

@@ -104,7 +104,7 @@ def test_invalid_file_exits_with_1_and_every_problem(tmp_path: Path) -> None:
     assert ran.code == 1
     assert [one["code"] for one in ran.document["errors"]] == ["config"] * 3
     assert [line for line in ran.err.splitlines() if line.startswith("error: ")] == [
-        f"error: {file}:2: flags.migStrategy: 'all' is none of none, single, mixed",
+        f"error: {file}:2: flags.migStrategy: 'all' is not one of none, single, mixed",
         next(line for line in ran.err.splitlines() if "its place is flags.plugin.passDeviceSpecs" in line),
         f"error: {file}:4: sharing: expected a mapping of timeSlicing, mps; found '3'",
     ]
@@ -118,7 +118,7 @@ def test_invalid_command_line_exits_with_2() -> None:
     served = gpunode("plugin", "serve", "--mig-strategy", "all", "-o", "json")
     assert (served.code, served.document["kind"]) == (2, "PluginRun")
     assert served.err.splitlines() == [
-        "error: --mig-strategy: 'all' is none of none, single, mixed",
+        "error: --mig-strategy: 'all' is not one of none, single, mixed",
         "hint: see: gpunode plugin serve --help",
     ]
 

@@ -72,7 +72,7 @@ def test_health_variables_behave_as_documented() -> None:
 def test_every_invalid_value_is_reported_with_its_source() -> None:
     resolved = sources({"mig_strategy": "all"}, {"GDS_ENABLED": "perhaps"}).resolve()
     assert [one.text for one in resolved.problems] == [
-        "--mig-strategy: 'all' is none of none, single, mixed",
+        "--mig-strategy: 'all' is not one of none, single, mixed",
         "GDS_ENABLED: 'perhaps' is neither true nor false",
     ]
     with pytest.raises(Exception, match="mig-strategy") as caught:

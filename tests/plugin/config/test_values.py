@@ -115,7 +115,7 @@ def test_lists_are_split_trimmed_and_deduplicated() -> None:
     assert value("device_list_strategy", " envvar , cdi-cri", "envvar") == ("envvar", "cdi-cri")
     assert value("cdi_disable_hooks", "") == ()
     assert "at least one of" in value_problem("device_list_strategy", ",")
-    assert "'cdi' is none of envvar" in value_problem("device_list_strategy", "envvar,cdi")
+    assert "'cdi' is not one of envvar" in value_problem("device_list_strategy", "envvar,cdi")
     assert value("mig_strategy", "single", "mixed") == "mixed"
 
 

@@ -108,7 +108,7 @@ def test_invalid_edit_changes_nothing_and_is_reported_once_with_every_problem(
     assert watched.service.settings.mig_strategy == "single"
     assert watched.log.messages("error") == [
         "the config file was rejected; the last valid one stays active",
-        f"{file}:2: flags.migStrategy: 'every' is none of none, single, mixed",
+        f"{file}:2: flags.migStrategy: 'every' is not one of none, single, mixed",
         f"{file}:3: nope: unknown key; known here: version, flags, resources, sharing, imex, health",
     ]
     assert watched.watch.last_error == watched.service.config_trouble != ""

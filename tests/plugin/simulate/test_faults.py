@@ -106,7 +106,7 @@ def test_reloaded_driver_is_another_generation() -> None:
         (("xid", "many", "0"), "xid takes a number"),
         (("xid", "79"), "which one"),
         (("lost", "7", "0"), "takes no value"),
-        (("remap", "maybe", "0"), "none of pending"),
+        (("remap", "maybe", "0"), "not one of pending"),
         (("mig", "", "0"), "takes a layout"),
         (("xid", "79", "9"), "no simulated GPU '9'"),
     ],
