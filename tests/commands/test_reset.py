@@ -16,6 +16,7 @@ from gpunode.host.journal import Journal
 from gpunode.plugin.service import MARKER, UNIT_FILE
 from gpunode.runtime.removal import restoring
 from tests.cli import Ran, gpunode
+from tests.nobody import NOBODY, public_directory
 
 CONFIG = "/etc/docker/daemon.json"
 EDITED = '{\n  "debug": true\n}\n'
@@ -152,6 +153,15 @@ def test_nothing_to_reset(tmp_path: Path) -> None:
     planned = run(tmp_path, "reset", "--dry-run")
     assert (planned.code, planned.out) == (0, "nothing to reset\n")
     assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--yes",)])
+def test_an_ordinary_user_is_refused(options: tuple[str, ...]) -> None:
+    """Only root may read the journal, so there is no plan either."""
+    with public_directory() as place:
+        refused = gpunode("reset", *options, prefix=NOBODY, env={"HOME": str(place)})
+    assert refused.code == 3, refused
+    assert refused.err == "error: a reset needs root\nhint: run it again with sudo\n"
 
 
 def test_only_a_dry_run_is_possible_below_another_root(root: Path) -> None:
