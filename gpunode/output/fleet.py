@@ -104,13 +104,14 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
         yield f'<header><span class="badge">{_BADGES[one["status"]]}</span>'
         yield f"<h3>{escaped(one['summary'] or one['title'])}</h3></header>"
         yield f'<p class="id"><code>{escaped(one["id"])}</code> · {escaped(one["title"])}</p>'
-        yield f"<p>{len(one['nodes'])} of {many(total, 'node')}: {_names(one['nodes'])}</p>"
+        yield _listed(f"{len(one['nodes'])} of {many(total, 'node')}", one["nodes"])
         if one["why"]:
             yield f"<p>{escaped(one['why'])}</p>"
         for fix in one["fixes"]:
-            where = "" if len(one["fixes"]) == 1 else f" on {_names(fix['nodes'])}"
-            yield f'<p>Fix{where}:</p><div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}'
-            yield "</code></pre></div>"
+            nodes = fix["nodes"]
+            where = ", ".join(nodes) if len(nodes) <= _MOST_NAMES else many(len(nodes), "node")
+            yield f"<p>Fix{'' if len(one['fixes']) == 1 else f' on {escaped(where)}'}:</p>"
+            yield f'<div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}</code></pre></div>'
         yield "</article>"
     yield "</section>"
 
@@ -125,7 +126,8 @@ def _differences(data: Mapping[str, Any]) -> Iterator[str]:
         yield f'<h3>{escaped(one["what"])}</h3><dl class="evidence">'
         yield f"<div><dt>{escaped(most['value'])}</dt><dd>{many(len(most['nodes']), 'node')}</dd></div>"
         for group in others:
-            yield f"<div><dt>{escaped(group['value'])}</dt><dd>{_names(group['nodes'])}</dd></div>"
+            listed = _listed(many(len(group["nodes"]), "node"), group["nodes"])
+            yield f"<div><dt>{escaped(group['value'])}</dt><dd>{listed}</dd></div>"
         yield "</dl>"
     yield "</section>"
 
@@ -155,8 +157,9 @@ def _row(state: str, name: str, text: str) -> str:
     return f'<li class="row {tone}">{badge}<span><code>{escaped(name)}</code> {escaped(text)}</span></li>'
 
 
-def _names(names: Sequence[str]) -> str:
+def _listed(count: str, names: Sequence[str]) -> str:
+    """How many nodes, and their names, folded where they are many."""
     shown = escaped(", ".join(names))
-    if len(names) <= _MOST_NAMES:
-        return shown
-    return f"<details><summary>{many(len(names), 'node')}</summary>{shown}</details>"
+    if len(names) > _MOST_NAMES:
+        return f"<details><summary>{count}</summary>{shown}</details>"
+    return f"<p>{count}: {shown}</p>"
