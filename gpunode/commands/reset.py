@@ -130,7 +130,7 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
         raise PreconditionError(
             "a reset is carried out only on the node itself", hint="add --dry-run, or leave out --root"
         )
-    killed = unfinished_notes(host, Journal.of(host))
+    killed = unfinished_notes(Journal.of(host))
     if request.dry_run:
         walked = walk(host, _steps(host, request, progress), show, dry_run=True, name=_COMMAND)
         return _result(host, walked, killed, dry_run=True)

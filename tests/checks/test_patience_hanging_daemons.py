@@ -145,8 +145,6 @@ class StuckMount(Host):
 
     stall: Stall
 
-    stall: Stall
-
     def file_system(self, path):
         self.path(path)  # where Host records it
         self.stall.wait()

@@ -16,7 +16,7 @@ from gpunode.host.journal import Journal
 from gpunode.plugin.service import MARKER, UNIT_FILE
 from gpunode.runtime.removal import restoring
 from tests.cli import Ran, gpunode
-from tests.nobody import NOBODY, public_directory
+from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
 CONFIG = "/etc/docker/daemon.json"
 EDITED = '{\n  "debug": true\n}\n'
@@ -159,7 +159,7 @@ def test_nothing_to_reset(tmp_path: Path) -> None:
 def test_an_ordinary_user_is_refused(options: tuple[str, ...]) -> None:
     """Only root may read the journal, so there is no plan either."""
     with public_directory() as place:
-        refused = gpunode("reset", *options, prefix=NOBODY, env={"HOME": str(place)})
+        refused = gpunode("reset", *options, prefix=AS_ORDINARY_USER, env={"HOME": str(place)})
     assert refused.code == 3, refused
     assert refused.err == "error: a reset needs root\nhint: run it again with sudo\n"
 
