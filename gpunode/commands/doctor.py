@@ -357,8 +357,6 @@ def doctor(
     gpunode doctor --output-file node7.html
 
     gpunode doctor --compare node1.json node2.json node3.tar.gz
-
-    gpunode doctor --compare fleet.jsonl --output-file fleet.html
     """
     _only_whole(session, output_file, compare=compare, fix=fix)
     if compare:
@@ -367,8 +365,7 @@ def doctor(
         _no_diagnosis(session.host, **chosen, **asked)
         from gpunode.commands import doctor_compare
 
-        result = doctor_compare.run(checks or (), strict=strict)
-        return replace(result, file=output_file) if output_file not in ("", "-") else result
+        return _into(output_file, doctor_compare.run(checks or (), strict=strict))
     allowed = tuple(one for given in allow or () for one in given.split(","))
     if fixing := bool(fix or apply or allow):
         from gpunode.commands import doctor_fix
@@ -383,7 +380,12 @@ def doctor(
             session.host, session.progress, selection, questions, strict=strict, apply=apply, allow=allowed
         )
     result = run(session.host, session.progress, selection, questions, strict=strict, explain=explain)
-    return replace(result, file=output_file) if output_file not in ("", "-") else result
+    return _into(output_file, result)
+
+
+def _into(path: str, result: Result) -> Result:
+    """The result, to be written to a file if one is named."""
+    return replace(result, file=path) if path not in ("", "-") else result
 
 
 def _only_whole(session: Session, path: str, **verbs: bool) -> None:

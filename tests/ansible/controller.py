@@ -48,6 +48,7 @@ class Controller:
         return {
             **ours,
             "PATH": programs,
+            "PWD": str(self.place),
             "ANSIBLE_CONFIG": str(self.place / "ansible.cfg"),
             "ANSIBLE_HOME": str(self.place / "home"),
             "ANSIBLE_COLLECTIONS_PATH": str(self.place / "collections"),

@@ -41,7 +41,7 @@ def test_every_node_is_on_the_page(tmp_path: Path) -> None:
         "ansible_python_interpreter": sys.executable,
         "gpu_node_report_executable": str(program),
         "gpu_node_report_program": str(program),
-        "gpu_node_report": str(tmp_path / "fleet.html"),
+        "gpu_node_report": "fleet.html",
         "ansible_become_method": "ansible.builtin.sudo",
         "ansible_become_exe": program_without_sudo(tmp_path),
     }
@@ -57,8 +57,8 @@ def test_every_node_is_on_the_page(tmp_path: Path) -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor, memory = used.ru_utime + used.ru_stime, used.ru_maxrss >> 10
     cost = f"{seconds:.0f} s, {processor:.0f} s of CPU, largest process {memory} MiB"
-    page = (tmp_path / "fleet.html").read_text()
-    lines = (tmp_path / "fleet.html.jsonl").read_text().splitlines()
+    page = (controller.place / "fleet.html").read_text()
+    lines = (controller.place / "fleet.html.jsonl").read_text().splitlines()
     print(
         f"\n{len(hosts)} nodes: {cost}, page {len(page) >> 10} KiB, reports {sum(map(len, lines)) >> 10} KiB"
     )

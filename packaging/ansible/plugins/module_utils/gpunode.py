@@ -58,7 +58,7 @@ class Gpunode:
                 errors=envelope["errors"],
                 exit_code=code,
                 rolled_back=code == 4,
-                data=envelope["data"],
+                **({"data": envelope["data"]} if envelope["data"] else {}),
                 command=argv,
             )
         for text in envelope["messages"]:
