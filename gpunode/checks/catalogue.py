@@ -29,6 +29,7 @@ from gpunode.checks import (
     podman,
     security,
     toolkit,
+    toolkit_config,
     xids,
 )
 from gpunode.checks.model import LAYERS, Check
@@ -69,7 +70,7 @@ _IN_ORDER = (
     # The NVIDIA Container Toolkit.
     *toolkit.INSTALLED_CHECKS,
     *toolkit.RELEASES_CHECKS,
-    *toolkit.SETTINGS_CHECKS,
+    *toolkit_config.CHECKS,
     *toolkit.CALLS_CHECKS,
     # CDI specifications.
     *cdi.SUPPLY_CHECKS,
