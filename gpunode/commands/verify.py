@@ -255,6 +255,12 @@ class Place(StrEnum):
     KUBERNETES = "kubernetes"
 
 
+ImageOption = Annotated[
+    str, typer.Option("--image", metavar="REF", help="Run the vectoradd program of this image.")
+]
+CdiOption = Annotated[
+    bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")
+]
 TimeoutOption = Annotated[
     float | None,
     duration_option(
@@ -291,16 +297,12 @@ ClassOption = Annotated[
 def verify(
     session: Session,
     on: Annotated[Place, typer.Option("--on", help="Where the CUDA program runs.")] = Place.HOST,
-    image: Annotated[
-        str, typer.Option("--image", metavar="REF", help="Run the vectoradd program of this image.")
-    ] = "",
+    image: ImageOption = "",
     runtime_name: NameOption = "nvidia",
     config: ConfigOption = "",
     socket: SocketOption = "",
     timeout: TimeoutOption = None,
-    cdi: Annotated[
-        bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")
-    ] = False,
+    cdi: CdiOption = False,
     namespace: NamespaceOption = "",
     resource: ResourceOption = "",
     runtime_class: ClassOption = "auto",
