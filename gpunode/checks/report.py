@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +15,7 @@ from gpunode.checks.runner import BY_OPTION, Selection
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.node import Node
-from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2
+from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2, Distribution
 from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
 from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Style, Table, Text
@@ -22,6 +23,16 @@ from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus,
 # Evidence and remedies of a finding in a few lines.
 
 _ALIKE = 3  # as many lines that differ in one part of their path are merged
+
+
+@dataclass(frozen=True)
+class TableAge:
+    """A reference table that checks judge by."""
+
+    name: str
+    date: str
+    source: tuple[str, ...]
+    age_days: int
 
 
 def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
@@ -91,10 +102,10 @@ _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2",
 
 
 def blocks(
-    node: dict[str, Any],
+    node: NodeSummary,
     findings: tuple[Finding, ...],
     explain: bool = False,
-    tables: Sequence[dict[str, Any]] = (),
+    tables: Sequence[TableAge] = (),
     selection: Selection | None = None,
 ) -> tuple[Block, ...]:
     """All blocks of the table form; with `explain` also which check waits for which. `tables` are the
@@ -117,24 +128,36 @@ def first(findings: tuple[Finding, ...]) -> str | None:
     findings that it would make worse. None if nothing can be fixed."""
     fixable = [finding for finding in _ordered(findings) if finding.fix]
     if fixable and _fixed_by_reboot(fixable[0]):
-        breaks = reboot(findings)["findings"]
+        breaks = reboot(findings).findings
         return next((finding.id for finding in fixable if finding.id in breaks), fixable[0].id)
     return fixable[0].id if fixable else None
 
 
-def reboot(findings: tuple[Finding, ...]) -> dict[str, Any]:
-    """``{"safe": true|false|null, "findings": [ids], "mends": [ids], "unjudged": [ids]}``: what to fix before
-    a reboot, what a reboot fixes, and checks without a result because this user has no permission or the
-    check itself failed. Null if nothing was found but not everything was checked."""
+@dataclass(frozen=True)
+class RebootVerdict:
+    """Ids of findings: `findings` to fix before a reboot, `mends` that a reboot fixes, and `unjudged` checks
+    without a result because this user has no permission or the check itself failed. `safe` is null if nothing
+    was found but not everything was checked."""
+
+    safe: bool | None
+    findings: tuple[str, ...]
+    mends: tuple[str, ...]
+    unjudged: tuple[str, ...]
+
+
+def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
+    """Whether the node would come back from a reboot with its GPUs."""
     here = [finding for finding in findings if finding.reboot]
     bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
-    mends = [finding.id for finding in bad if _fixed_by_reboot(finding)]
-    breaks = [finding.id for finding in bad if finding.id not in mends]
-    unjudged = [finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR]
+    mends = tuple(finding.id for finding in bad if _fixed_by_reboot(finding))
+    breaks = tuple(finding.id for finding in bad if finding.id not in mends)
+    unjudged = tuple(
+        finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR
+    )
     # a valid configuration of an engine doesn't prove that a GPU works
     judged = bool(mends) or any(one.status is FindingStatus.PASS and one.layer != "docker" for one in here)
     safe = False if breaks else (True if judged and not unjudged else None)
-    return {"safe": safe, "findings": breaks, "mends": mends, "unjudged": unjudged}
+    return RebootVerdict(safe, breaks, mends, unjudged)
 
 
 def _fixed_by_reboot(finding: Finding) -> bool:
@@ -149,7 +172,7 @@ def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
     return sorted(bad, key=lambda finding: (_BAD.index(finding.status), -waiting[finding.id]))
 
 
-def _verdict(node: dict[str, Any], findings: tuple[Finding, ...], selection: Selection) -> Iterator[Block]:
+def _verdict(node: NodeSummary, findings: tuple[Finding, ...], selection: Selection) -> Iterator[Block]:
     counts = Counter(finding.status for finding in findings)
     errors = counts[FindingStatus.FAIL] + counts[FindingStatus.ERROR]
     warnings = counts[FindingStatus.WARN]
@@ -160,7 +183,7 @@ def _verdict(node: dict[str, Any], findings: tuple[Finding, ...], selection: Sel
             ", ".join(parts) + f": {_ordered(findings)[0].summary}", Style.BAD if errors else Style.WARN
         )
     else:
-        yield _no_fault(findings, counts[FindingStatus.PASS], selection, node["class"])
+        yield _no_fault(findings, counts[FindingStatus.PASS], selection, node.class_)
     yield Text(_machine(node), Style.DIM)
     yield Text("")
 
@@ -203,17 +226,17 @@ def _unread(finding: Finding) -> bool:
     return finding.skipped == "unreadable"
 
 
-def _machine(node: dict[str, Any]) -> str:
-    distro = node["distro"].name if node["distro"] else ""
-    kernel = f"kernel {node['kernel']}" if node["kernel"] else ""
-    driver = f"driver {node['driver']}" if node["driver"] else "no driver loaded"
-    engines = ", ".join(f"{engine['name']} {engine['version']}".strip() for engine in node["engines"])
-    kind = _KINDS.get(node["class"], "")
-    return " · ".join(part for part in (_gpus(node["gpus"]), driver, distro, kernel, kind, engines) if part)
+def _machine(node: NodeSummary) -> str:
+    distro = node.distro.name if node.distro else ""
+    kernel = f"kernel {node.kernel}" if node.kernel else ""
+    driver = f"driver {node.driver}" if node.driver else "no driver loaded"
+    engines = ", ".join(f"{engine.name} {engine.version}".strip() for engine in node.engines)
+    kind = _KINDS.get(node.class_, "")
+    return " · ".join(part for part in (_gpus(node.gpus), driver, distro, kernel, kind, engines) if part)
 
 
-def _gpus(gpus: list[dict[str, Any]]) -> str:
-    names = Counter(gpu["name"] or "NVIDIA GPU" for gpu in gpus)
+def _gpus(gpus: tuple[GpuSummary, ...]) -> str:
+    names = Counter(gpu.name or "NVIDIA GPU" for gpu in gpus)
     return ", ".join(f"{number} × {name}" for name, number in names.items()) or "no GPU"
 
 
@@ -253,7 +276,7 @@ def _word(status: FindingStatus) -> str:
     return {FindingStatus.PASS: "OK"}.get(status, status.value.upper())
 
 
-def _problems(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[Block]:
+def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     shown: dict[str, str] = {}  # a command, and the finding that shows it
     for finding in _ordered(findings):
         yield Text("")
@@ -269,7 +292,7 @@ def _problems(node: dict[str, Any], findings: tuple[Finding, ...]) -> Iterator[B
 
 
 def _fix(
-    node: dict[str, Any], findings: tuple[Finding, ...], finding: Finding, shown: dict[str, str]
+    node: NodeSummary, findings: tuple[Finding, ...], finding: Finding, shown: dict[str, str]
 ) -> Iterator[Block]:
     """The command, once on a page, and what it disrupts. A reboot is a step of its own."""
     fix = finding.fix[0]
@@ -281,10 +304,10 @@ def _fix(
     if fix.change:
         yield Text(f"  {fix.change}")
     yield Text(f"  {label}: {fix.command}", Style.COMMAND)
-    drain = "drain this Kubernetes node" if node.get("kubernetes") else ""
+    drain = "drain this Kubernetes node" if node.kubernetes else ""
     before = []
     if fix.disruptive in ("drain", "reboot"):
-        breaks = reboot(findings)["findings"] if _fixed_by_reboot(finding) else ()
+        breaks = reboot(findings).findings if _fixed_by_reboot(finding) else ()
         before = [*(f"fix {one}" for one in breaks), *([drain] if drain else ())]
     first = f"; {' and '.join(before)} first" if before else ""
     if fix.effect:
@@ -325,8 +348,8 @@ def _notes(findings: tuple[Finding, ...]) -> Iterator[Block]:
 def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """The section about the next boot."""
     verdict = reboot(findings)
-    breaks, mends, unjudged = verdict["findings"], verdict["mends"], verdict["unjudged"]
-    if verdict["safe"] is None and not (mends or unjudged):
+    breaks, mends, unjudged = verdict.findings, verdict.mends, verdict.unjudged
+    if verdict.safe is None and not (mends or unjudged):
         return
     yield Text("")
     if breaks:
@@ -355,13 +378,13 @@ def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
     yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 
 
-def _tables(tables: Sequence[dict[str, Any]]) -> Iterator[Block]:
+def _tables(tables: Sequence[TableAge]) -> Iterator[Block]:
     """Age of the oldest reference table: it doesn't contain what was published since."""
     if tables:
-        oldest = min(tables, key=lambda one: str(one["date"]))
-        late = ": newer bulletins and releases are unknown" if oldest["ageDays"] > OLD_DAYS else ""
-        age = _many(oldest["ageDays"], "day")
-        yield Text(f"Reference tables as of {oldest['date']} ({age} old){late}", Style.DIM)
+        oldest = min(tables, key=lambda one: one.date)
+        late = ": newer bulletins and releases are unknown" if oldest.age_days > OLD_DAYS else ""
+        age = _many(oldest.age_days, "day")
+        yield Text(f"Reference tables as of {oldest.date} ({age} old){late}", Style.DIM)
 
 
 def _many(number: int, noun: str) -> str:
@@ -379,11 +402,48 @@ def _at_once(read: Callable[[], Any]) -> Any:
     return read()
 
 
-def describe(node: Node, call: Call = _at_once) -> dict[str, Any]:
-    """Name, class, distro, kernel, driver, toolkit, engines, gpus.
+@dataclass(frozen=True)
+class EngineSummary:
+    """An engine that was found. `running` is null for podman, which has no daemon."""
 
-    Unreadable values are empty. Every reading goes through `call`; if that raises, the value counts as
-    unreadable.
+    name: str
+    version: str
+    running: bool | None
+    config: str
+    socket: str
+
+
+@dataclass(frozen=True)
+class GpuSummary:
+    """A GPU on the bus; `name` and `uuid` are empty unless NVML was queried."""
+
+    pci: str
+    device_id: str
+    driver: str | None
+    numa: int | None
+    name: str
+    uuid: str
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """The node; what can't be read is empty or null. `kubernetes`: whether a kubelet was found."""
+
+    name: str
+    class_: str
+    distro: Distribution | None
+    kernel: str
+    driver: str | None
+    toolkit: str | None
+    engines: tuple[EngineSummary, ...]
+    gpus: tuple[GpuSummary, ...]
+    kubernetes: bool
+
+
+def describe(node: Node, call: Call = _at_once) -> NodeSummary:
+    """The node as its facts are now.
+
+    Every reading goes through `call`; if that raises, the value counts as unreadable.
     """
 
     def known(read: Callable[[], Any], otherwise: Any = None) -> Any:
@@ -402,21 +462,21 @@ def describe(node: Node, call: Call = _at_once) -> dict[str, Any]:
         asked.get("crio"),
         asked.get("podman"),
     )
-    return {
-        "name": known(lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
-        "class": known(lambda: node.kind, "unknown"),
-        "distro": known(lambda: node.distribution),
-        "kernel": known(lambda: _line(node.kernel), ""),
-        "driver": known(lambda: _driver(node)),
-        "toolkit": known(lambda: ".".join(map(str, asked["toolkit"].version))),
-        "engines": [_engine(daemon) for daemon in daemons if daemon is not None],
-        "gpus": known(lambda: _gpus_of(node), []),
-        "kubernetes": known(lambda: node.kubelet is not None, False),
-    }
+    return NodeSummary(
+        name=known(lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
+        class_=known(lambda: node.kind, "unknown"),
+        distro=known(lambda: node.distribution),
+        kernel=known(lambda: _line(node.kernel), ""),
+        driver=known(lambda: _driver(node)),
+        toolkit=known(lambda: ".".join(map(str, asked["toolkit"].version))),
+        engines=tuple(_engine(daemon) for daemon in daemons if daemon is not None),
+        gpus=known(lambda: _gpus_of(node), ()),
+        kubernetes=known(lambda: node.kubelet is not None, False),
+    )
 
 
-def _gpu(name: str, uuid: str = "") -> dict[str, Any]:
-    return {"pci": "", "deviceId": "", "driver": None, "numa": None, "name": name, "uuid": uuid}
+def _gpu(name: str, uuid: str = "") -> GpuSummary:
+    return GpuSummary("", "", None, None, name, uuid)
 
 
 def _line(text: str) -> str:
@@ -424,15 +484,14 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _engine(daemon: Daemon) -> dict[str, Any]:
-    """`running` is None for podman, which has no daemon."""
-    return {
-        "name": daemon.name,
-        "version": ".".join(map(str, daemon.version)),
-        "running": None if daemon.name == "podman" else daemon.process is not None,
-        "config": daemon.config_path,
-        "socket": daemon.socket,
-    }
+def _engine(daemon: Daemon) -> EngineSummary:
+    return EngineSummary(
+        daemon.name,
+        ".".join(map(str, daemon.version)),
+        None if daemon.name == "podman" else daemon.process is not None,
+        daemon.config_path,
+        daemon.socket,
+    )
 
 
 def _inventory(node: Node) -> Inventory | None:
@@ -449,24 +508,24 @@ def _driver(node: Node) -> str | None:
     return str(inventory.driver_version) or None if inventory and node.kind == WSL2 else None
 
 
-def _gpus_of(node: Node) -> list[dict[str, Any]]:
+def _gpus_of(node: Node) -> tuple[GpuSummary, ...]:
     """GPUs from the bus; names and UUIDs if NVML was queried anyway. In WSL no GPU is on the bus and NVML
     lists it; on a Jetson it is named after its module."""
     inventory = _inventory(node)
     listed = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
     if node.kind == TEGRA:
         model = (node.host.read_text(_MODEL) or "").strip("\0\n ")
-        return [_gpu(_line(model) or "NVIDIA Tegra")]
+        return (_gpu(_line(model) or "NVIDIA Tegra"),)
     if node.kind == WSL2:
-        return [_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in listed.values()]
-    return [
-        {
-            "pci": gpu.address,
-            "deviceId": gpu.device_id,
-            "driver": gpu.driver,
-            "numa": gpu.numa,
-            "name": _line(str(listed[gpu.address].name)) if gpu.address in listed else "",
-            "uuid": str(listed[gpu.address].uuid) if gpu.address in listed else "",
-        }
+        return tuple(_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in listed.values())
+    return tuple(
+        GpuSummary(
+            gpu.address,
+            gpu.device_id,
+            gpu.driver,
+            gpu.numa,
+            _line(str(listed[gpu.address].name)) if gpu.address in listed else "",
+            str(listed[gpu.address].uuid) if gpu.address in listed else "",
+        )
         for gpu in node.gpus
-    ]
+    )

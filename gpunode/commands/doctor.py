@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,17 @@ from gpunode import __version__
 from gpunode.checks.catalogue import find_check
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
-from gpunode.checks.report import behind, blocks, describe, first, gpus_not_examined, reboot
+from gpunode.checks.report import (
+    NodeSummary,
+    RebootVerdict,
+    TableAge,
+    behind,
+    blocks,
+    describe,
+    first,
+    gpus_not_examined,
+    reboot,
+)
 from gpunode.checks.runner import EVERY, Selection, run_checks
 from gpunode.commands import completion
 from gpunode.commands.options import Strings
@@ -69,6 +79,38 @@ EVERYTHING = Selection()
 NO_QUESTIONS = Questions()
 
 
+@dataclass(frozen=True)
+class Selected:
+    """What was asked for; empty for everything."""
+
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    preflight: str
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """`data` of the envelope: the node, and one finding per check.
+
+    `first` is the id to fix first; `chains` has for each root cause the checks that wait for it, each with
+    the check that it stands behind. `gpus_not_examined` is why NVML wasn't queried for the GPUs, empty if it
+    was. `at` is in seconds since the epoch.
+    """
+
+    node: NodeSummary
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    selection: Selected
+    first: str | None
+    chains: dict[str, dict[str, str]]
+    reboot: RebootVerdict
+    gpus_not_examined: str
+    tables: tuple[TableAge, ...]
+    at: float
+    seconds: float
+    version: str
+
+
 def run(
     host: Host,
     progress: Progress,
@@ -87,24 +129,20 @@ def run(
     status = overall(findings)
     failed = status in ("fail", "error") or (strict and status == "warn")
     about, tables = _about(node), reference(host.now())
-    data = {
-        "node": about,
-        "findings": findings,
-        "counts": counts,
-        "selection": {
-            "only": list(selection.only),
-            "skip": list(selection.skip),
-            "preflight": selection.preflight,
-        },
-        "first": first(findings),
-        "chains": behind(findings),
-        "reboot": reboot(findings),
-        "gpusNotExamined": gpus_not_examined(findings, about["class"]),
-        "tables": tables,
-        "at": round(host.now(), 3),
-        "seconds": round(host.monotonic() - started, 3),
-        "version": __version__,
-    }
+    data = DoctorReport(
+        about,
+        findings,
+        counts,
+        Selected(tuple(selection.only), tuple(selection.skip), selection.preflight),
+        first(findings),
+        behind(findings),
+        reboot(findings),
+        gpus_not_examined(findings, about.class_),
+        tables,
+        round(host.now(), 3),
+        round(host.monotonic() - started, 3),
+        __version__,
+    )
     return Result(
         "DoctorReport",
         data,
@@ -135,7 +173,7 @@ def _lacks(host: Host, directory: str) -> bool:
         return False  # a malformed recording, which the checks report
 
 
-def _about(node: Node) -> dict[str, Any]:
+def _about(node: Node) -> NodeSummary:
     """Of the node itself. Checks that weren't selected haven't read all of it, and any of it may hang."""
     with Patience(node.host, _ABOUT_SECONDS) as patience:
         return describe(node, patience.call)
@@ -201,12 +239,9 @@ def overall(findings: tuple[Finding, ...]) -> str:
     return "ok"
 
 
-def reference(now: float) -> list[dict[str, Any]]:
+def reference(now: float) -> tuple[TableAge, ...]:
     """The reference tables that checks judge by, and how many days old they are at `now`."""
-    return [
-        {"name": one.name, "date": one.date, "source": one.source, "ageDays": one.age_days(now)}
-        for one in all_tables()
-    ]
+    return tuple(TableAge(one.name, one.date, one.source, one.age_days(now)) for one in all_tables())
 
 
 def run_fix(

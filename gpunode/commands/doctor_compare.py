@@ -86,6 +86,34 @@ class Difference:
     groups: tuple[Group, ...]
 
 
+@dataclass(frozen=True)
+class ComparedNode:
+    """A report that was compared; `at` is in seconds since the epoch, `first` the finding to fix first."""
+
+    name: str
+    file: str
+    at: float
+    status: str
+    first: str
+
+
+@dataclass(frozen=True)
+class DoctorComparison:
+    """`data` of the envelope. `differences` are of driver, toolkit, engines, kernel, distribution and GPUs,
+    `findings` the same by check id, where a value is a status. `common` are faults that every node has (id to
+    status), `same` aspects with one value (aspect to value). `missing` are nodes without findings, `faults`
+    the errors and warnings of all nodes, `version` is gpunode's."""
+
+    nodes: tuple[ComparedNode, ...]
+    missing: tuple[Missing, ...]
+    faults: tuple[Fault, ...]
+    differences: tuple[Difference, ...]
+    findings: tuple[Difference, ...]
+    common: dict[str, str]
+    same: dict[str, str]
+    version: str
+
+
 def run(paths: Sequence[str], *, strict: bool = False) -> Result:
     """Compare reports as JSON, JSON lines or YAML, or support bundles; with `strict` a difference is exit 1.
 
@@ -105,25 +133,16 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
     bad = sorted({name for one in members for name, state in one.findings.items() if state in _BAD})
     findings = tuple(_differing({one.name: _filled(one, bad) for one in members}))
     common = _common(members)
-    data = {
-        "nodes": [
-            {
-                "name": one.name,
-                "file": one.file,
-                "at": one.at,
-                "status": one.status,
-                "first": one.first,
-            }
-            for one in members
-        ],
-        "missing": missing,
-        "faults": tuple(_faults(members)),
-        "differences": differences,
-        "findings": findings,
-        "common": common,
-        "same": _same(members),
-        "version": __version__,
-    }
+    data = DoctorComparison(
+        tuple(ComparedNode(one.name, one.file, one.at, one.status, one.first) for one in members),
+        missing,
+        tuple(_faults(members)),
+        differences,
+        findings,
+        common,
+        _same(members),
+        __version__,
+    )
     differ = bool(differences or findings or missing)
     return Result(
         "DoctorComparison",

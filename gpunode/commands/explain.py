@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
@@ -12,7 +13,7 @@ from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import Check
 from gpunode.commands.completion import checks
 from gpunode.commands.session import Session, verb
-from gpunode.output.result import Block, Cell, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Fix, Result, Style, Table, Text
 
 _FAMILY_NAMES = {
     "debian": "Debian, Ubuntu",
@@ -22,35 +23,70 @@ _FAMILY_NAMES = {
 }
 
 
+@dataclass(frozen=True)
+class ListedCheck:
+    """A check in the list of all."""
+
+    id: str
+    title: str
+    layer: str
+    severity: str
+
+
+@dataclass(frozen=True)
+class CheckList:
+    """`data` of the envelope: all checks."""
+
+    checks: tuple[ListedCheck, ...]
+
+
+@dataclass(frozen=True)
+class CheckExplanation:
+    """`data` of the envelope: one check.
+
+    It waits for the checks in `blocked_by`, and those in `blocks` wait for it. `node_classes` are where it
+    applies; `fixes` are by distribution family: debian, rhel, suse, other.
+    """
+
+    id: str
+    title: str
+    layer: str
+    severity: str
+    looks_at: str
+    why: str
+    blocked_by: tuple[str, ...]
+    blocks: tuple[str, ...]
+    node_classes: tuple[str, ...]
+    fixes: dict[str, Fix]
+    refs: tuple[str, ...]
+
+
 def run(identifier: str = "") -> Result:
     """Explain the check of this id, or list all. `UsageError` names the nearest ids for an unknown one."""
     if not identifier:
         rows = tuple((Cell(one.id, Style.COMMAND), one.layer, one.severity, one.title) for one in ALL_CHECKS)
-        checks = [
-            {"id": one.id, "title": one.title, "layer": one.layer, "severity": one.severity}
-            for one in ALL_CHECKS
-        ]
+        checks = tuple(ListedCheck(one.id, one.title, one.layer, one.severity) for one in ALL_CHECKS)
         table = Table(("CHECK", "LAYER", "SEVERITY", "WHAT MUST HOLD"), rows)
-        return Result("CheckList", {"checks": checks}, blocks=(table,))
+        return Result("CheckList", CheckList(checks), blocks=(table,))
     check = find_check(identifier)
     return Result("CheckExplanation", explanation(check), blocks=tuple(_blocks(check)))
 
 
-def explanation(check: Check) -> dict[str, Any]:
-    """Everything known of a check, as JSON values."""
-    return {
-        "id": check.id,
-        "title": check.title,
-        "layer": check.layer,
-        "severity": check.severity,
-        "looksAt": check.looks_at,
-        "why": check.why,
-        "blockedBy": check.blocked_by,
-        "blocks": blocked_checks(check),
-        "nodeClasses": check.classes,
-        "fixes": {family: check.remedy.for_family(family) for family in FAMILIES},
-        "refs": check.refs,
-    }
+def explanation(check: Check) -> CheckExplanation:
+    """Everything known of a check."""
+    return CheckExplanation(
+        check.id,
+        check.title,
+        check.layer,
+        check.severity,
+        check.looks_at,
+        check.why,
+        check.blocked_by,
+        blocked_checks(check),
+        check.classes,
+        {family: check.remedy.for_family(family) for family in FAMILIES},
+        check.refs,
+    )
 
 
 def blocked_checks(check: Check) -> tuple[str, ...]:

@@ -112,6 +112,13 @@ def show_help(
     sys.stdout.write(parent.command.get_help(parent) + "\n")
 
 
+@dataclass(frozen=True)
+class Version:
+    """`data` of the envelope."""
+
+    version: str
+
+
 version_app = typer.Typer(rich_markup_mode=None)
 
 
@@ -121,4 +128,4 @@ def version(session: Session) -> Result:
 
     gpunode version -o json
     """
-    return Result("Version", {"version": __version__}, blocks=(Text(f"gpunode {__version__}"),))
+    return Result("Version", Version(__version__), blocks=(Text(f"gpunode {__version__}"),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,6 +95,23 @@ def run(
     return _result(settings, labels, done, dry_run, resolved.warnings)
 
 
+@dataclass(frozen=True)
+class NodeLabels:
+    """`data` of the envelope: the labels by key, and what happened where they were written."""
+
+    vendor: str
+    labels: Mapping[str, str]
+    changes: tuple[Change, ...]
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class LabelWatch:
+    """`data` of the envelope when `--watch` ends: how often labels were made."""
+
+    passes: int
+
+
 def _refused(problems: tuple[Problem, ...]) -> Result:
     usage = all(problem.usage for problem in problems)
     code = ExitCode.USAGE if usage else ExitCode.FAILED
@@ -112,7 +129,7 @@ def _result(
     warnings = (*(one.text for one in problems), *labels.warnings)
     return Result(
         _KIND,
-        {"vendor": settings.vendor, "labels": labels.values, "changes": done, "dryRun": dry_run},
+        NodeLabels(settings.vendor, labels.values, tuple(done), dry_run),
         status="warn" if warnings else "ok",
         messages=tuple(f"warning: {one}" for one in warnings),
         blocks=tuple(_blocks(settings, labels, done, dry_run)),
@@ -175,7 +192,7 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
     for name in asked:
         log.info("stopped", signal=name)
     passes = f"{labeller.passes} times" if labeller.passes != 1 else "once"
-    return Result("NodeLabels", {"passes": labeller.passes}, blocks=(Text(f"labels were made {passes}"),))
+    return Result("NodeLabels", LabelWatch(labeller.passes), blocks=(Text(f"labels were made {passes}"),))
 
 
 class _Node:

@@ -28,10 +28,10 @@ from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.config import as_json, as_yaml, export
-from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, Profile
+from gpunode.mig.model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.mig.session import read_layouts
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
-from gpunode.output.typed import plain
+from gpunode.output.typed import from_plain, plain
 
 mig_app = command_group("Partition GPUs into MIG devices.")
 
@@ -260,14 +260,41 @@ def exit_code(errors: Sequence[ErrorInfo]) -> ExitCode:
     return ExitCode.PRECONDITION if rights else ExitCode.FAILED
 
 
-def _data(layouts: Layouts) -> dict[str, Any]:
-    """The layouts as JSON, each compute instance with the profile that it makes."""
+@dataclass(frozen=True)
+class ListedCompute(ComputeInstance):
+    """A compute instance with the `profile` of the MIG device that it makes."""
+
+    profile: str = ""
+
+
+@dataclass(frozen=True)
+class ListedInstance(GpuInstance):
+    """A GPU instance. `profile` and `profile_id` are the profile's index and id, `slices` its GPU slices."""
+
+    compute: tuple[ListedCompute, ...] = ()
+
+
+@dataclass(frozen=True)
+class ListedGpu(GpuLayout):
+    __doc__ = GpuLayout.__doc__
+    instances: tuple[ListedInstance, ...] = ()
+
+
+@dataclass(frozen=True)
+class MigLayout(Layouts):
+    """`data` of the envelope: all GPUs of a node, in NVML's order."""
+
+    gpus: tuple[ListedGpu, ...] = ()
+
+
+def _data(layouts: Layouts) -> MigLayout:
+    """The layouts, each compute instance with the profile that it makes."""
     data: dict[str, Any] = plain(layouts)
     for gpu, fields in zip(layouts.gpus, data["gpus"], strict=True):
         for gi, instance in zip(gpu.instances, fields["instances"], strict=True):
             for ci, part in zip(gi.compute, instance["compute"], strict=True):
                 part["profile"] = gi.device_name(ci)
-    return data
+    return from_plain(MigLayout, data)
 
 
 # --- what is ------------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ from gpunode.plugin.config.gke import Left, WrongInput, documents
 from gpunode.plugin.config.gke import translate as gke_translate
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import DEFAULT, Resolved, option_value, settled
-from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.config.settings import NameRule, Settings, Sharing
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
-from gpunode.plugin.model import Backend
+from gpunode.plugin.model import Backend, LeftOut
 from gpunode.plugin.simulate.faults import ALL, Client, Fault, make_fault, parse_script
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
         yield settings.sharing.strategy, ", ".join(shares)
 
 
-def refused(kind: str, problems: tuple[Problem, ...], data: Mapping[str, Any] | None = None) -> Result:
+def refused(kind: str, problems: tuple[Problem, ...], data: PluginConfig | None = None) -> Result:
     """Every problem at once; usage (2) if all of them stand on the command line or in the environment."""
     usage = all(problem.usage for problem in problems)
     code = ExitCode.USAGE if usage else ExitCode.FAILED
@@ -195,19 +195,47 @@ def _serve(service: PluginService, asked: ReceivedSignals, stop: Event | None) -
         service.join()
 
 
+@dataclass(frozen=True)
+class ServedDevice:
+    """A device as the kubelet last had it; `problem` is why it is unhealthy."""
+
+    id: str
+    index: str
+    healthy: bool
+    problem: str
+
+
+@dataclass(frozen=True)
+class ServedResource:
+    """One resource and its devices."""
+
+    name: str
+    devices: tuple[ServedDevice, ...]
+
+
+@dataclass(frozen=True)
+class PluginRun:
+    """`data` of the envelope when the plugin ends: all devices, and those of each resource."""
+
+    resource: str
+    devices: tuple[ServedDevice, ...]
+    resources: tuple[ServedResource, ...]
+    registrations: int
+
+
 def _result(settings: Settings, service: PluginService) -> Result:
     snapshots = service.snapshots
     return Result(
         "PluginRun",
-        {
-            "resource": settings.resource_name,
-            "devices": [_device_fields(device) for one in snapshots.values() for device in one.devices],
-            "resources": [
-                {"name": name, "devices": [_device_fields(device) for device in one.devices]}
+        PluginRun(
+            settings.resource_name,
+            tuple(_served_device(device) for one in snapshots.values() for device in one.devices),
+            tuple(
+                ServedResource(name, tuple(map(_served_device, one.devices)))
                 for name, one in snapshots.items()
-            ],
-            "registrations": service.registrations,
-        },
+            ),
+            service.registrations,
+        ),
         blocks=tuple(Text(_served(service, name, len(one.devices))) for name, one in snapshots.items()),
     )
 
@@ -219,16 +247,19 @@ def _served(service: PluginService, name: str, count: int) -> str:
     return f"served none of {count} {name}: {link.status if link else 'no socket was created'}"
 
 
-def _device_fields(device: Device) -> dict[str, object]:
-    return {
-        "id": device.id,
-        "index": device.unit.index,
-        "healthy": device.healthy,
-        "problem": device.problem.reason if device.problem else "",
-    }
+def _served_device(device: Device) -> ServedDevice:
+    problem = device.problem.reason if device.problem else ""
+    return ServedDevice(device.id, device.unit.index, device.healthy, problem)
 
 
 # `gpunode plugin inject`: injects an event on a GPU of a simulated node; real nodes don't accept it.
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """`data` of the envelope: what happened to the simulated GPUs."""
+
+    faults: tuple[Fault, ...]
 
 
 def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progress, *, timed: bool) -> Result:
@@ -243,14 +274,8 @@ def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progre
                 progress.info(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
     finally:
         client.close()
-    option_value = [
-        {key: getattr(fault, key) for key in ("name", "value", "gpu", "gi", "ci", "at")} for fault in faults
-    ]
-    return Result(
-        "InjectedFault",
-        {"faults": option_value},
-        blocks=tuple(Text(f"injected {_words(one)}") for one in faults),
-    )
+    blocks = tuple(Text(f"injected {_words(one)}") for one in faults)
+    return Result("InjectedFault", InjectedFault(tuple(faults)), blocks=blocks)
 
 
 def _words(fault: Fault) -> str:
@@ -308,7 +333,7 @@ def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) 
     warnings = (*_messages(resolved.warnings), *(seen.plan.warnings if seen.plan else ()))
     return Result(
         _KIND,
-        data | _planned(seen),
+        _planned(data, seen),
         status="warn" if warnings else "ok",
         messages=tuple(f"warning: {one}" for one in warnings),
         blocks=tuple(_blocks(source.file, resolved, seen)),
@@ -348,54 +373,90 @@ def _look(host: Host, settings: Settings) -> _Seen:
 # --- telling it -----------------------------------------------------------------------------------------
 
 
-def _data(file: str, resolved: Resolved) -> dict[str, Any]:
+@dataclass(frozen=True)
+class EffectiveSetting:
+    """An option's effective `value`; `from` is a flag, a variable, ``FILE:LINE`` or ``default``."""
+
+    option: str
+    key: str
+    value: Any
+    from_: str
+
+
+@dataclass(frozen=True)
+class PlannedDevice:
+    """A device that would be advertised; `problem` is why it would be unhealthy."""
+
+    id: str
+    index: str
+    model: str
+    profile: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class PlannedResource:
+    """A resource that would be advertised; `sharing` is none, time-slicing or mps."""
+
+    name: str
+    sharing: str
+    devices: tuple[PlannedDevice, ...]
+
+
+@dataclass(frozen=True)
+class PluginConfig:
+    """`data` of the envelope: the effective configuration, and what this node would advertise.
+
+    `unknown` is why the devices are unknown.
+    """
+
+    file: str
+    valid: bool
+    settings: tuple[EffectiveSetting, ...]
+    rules: tuple[NameRule, ...]
+    rules_from: str
+    sharing: Sharing | None
+    sharing_from: str
+    resources: tuple[PlannedResource, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    unknown: str = ""
+
+
+def _data(file: str, resolved: Resolved) -> PluginConfig:
     settings, origins = resolved.settings, resolved.origins
-    return {
-        "file": file,
-        "valid": not resolved.problems,
-        "settings": [
-            {
-                "option": option.flags[0],
-                "key": option.key,
-                "value": option_value(settings, option),
-                "from": origins.get(option.field, DEFAULT),
-            }
+    return PluginConfig(
+        file,
+        not resolved.problems,
+        tuple(
+            EffectiveSetting(
+                option.flags[0],
+                option.key,
+                option_value(settings, option),
+                origins.get(option.field, DEFAULT),
+            )
             for option in OPTIONS
             if option.field != "lenient" and (option.field in origins or not option.part)
-        ],
-        "rules": settings.rules,
-        "rulesFrom": origins.get("rules", DEFAULT),
-        "sharing": settings.sharing,
-        "sharingFrom": origins.get("sharing", DEFAULT),
-        "resources": [],
-        "leftOut": [],
-        "unknown": "",
-    }
+        ),
+        settings.rules,
+        origins.get("rules", DEFAULT),
+        settings.sharing,
+        origins.get("sharing", DEFAULT),
+    )
 
 
-def _planned(seen: _Seen) -> dict[str, Any]:
+def _planned(data: PluginConfig, seen: _Seen) -> PluginConfig:
     if seen.plan is None:
-        return {"unknown": seen.unknown}
-    return {
-        "resources": [
-            {
-                "name": resource.name,
-                "sharing": resource.sharing,
-                "devices": [
-                    {
-                        "id": device.id,
-                        "index": device.unit.index,
-                        "model": device.unit.name,
-                        "profile": device.unit.profile,
-                        "problem": device.problem.reason if device.problem else "",
-                    }
-                    for device in resource.devices
-                ],
-            }
-            for resource in seen.plan.resources
-        ],
-        "leftOut": seen.plan.left_out,
-    }
+        return replace(data, unknown=seen.unknown)
+    resources = tuple(
+        PlannedResource(resource.name, resource.sharing, tuple(map(_planned_device, resource.devices)))
+        for resource in seen.plan.resources
+    )
+    return replace(data, resources=resources, left_out=seen.plan.left_out)
+
+
+def _planned_device(device: Device) -> PlannedDevice:
+    problem = device.problem.reason if device.problem else ""
+    return PlannedDevice(device.id, device.unit.index, device.unit.name, device.unit.profile, problem)
 
 
 def _blocks(file: str, resolved: Resolved, seen: _Seen) -> Iterator[Block]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,31 @@ from gpunode.output.result import Block, Progress, Result, Style, Text
 
 FORMAT = 1
 _NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
+
+
+@dataclass(frozen=True)
+class DoctorSummary:
+    """What the doctor found: `first` is the id to fix first, `counts` the findings by status."""
+
+    status: str
+    first: str | None
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SupportBundle:
+    """`data` of the envelope: the archive at `path` with so many `files` of the node and the `logs` of units.
+
+    `redacted` is what was removed; `left_out` has the reason by path.
+    """
+
+    path: str
+    bytes: int
+    files: int
+    logs: tuple[str, ...]
+    redacted: tuple[str, ...]
+    left_out: dict[str, str]
+    doctor: DoctorSummary
 
 
 def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = ()) -> Result:
@@ -50,28 +76,28 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     name, now = _name(envelope, host), host.now()
     path = str(Path(path or f"{name}.tar.gz").absolute())
     inside = files_of(recorder.kept, redaction)
+    left_out = {redaction.path(where): why for where, why in recorder.kept.left_out.items()}
     about = {"format": FORMAT, "gpunode": __version__, "at": round(now, 3), "redacted": ["secrets", *hidden]}
-    about["leftOut"] = {redaction.path(where): why for where, why in recorder.kept.left_out.items()}
-    about["noLog"] = silent
+    about["leftOut"], about["noLog"] = left_out, silent
     beside = described(links_of(recorder.kept, redaction), about, envelope)
     beside |= _page(envelope)
     beside |= {
         f"logs/{unit}.log": redaction.text(text).encode("utf-8", "backslashreplace")
         for unit, text in logs.items()
     }
-    data = packed(name, inside, recorder.kept, beside, now)
+    archive = packed(name, inside, recorder.kept, beside, now)
     # nothing of what was there is kept: a link in its place, a mode that lets others read
-    Host(Path("/")).write_atomic(path, data, mode=0o600, keep=False)
-    summary = {
-        "path": path,
-        "bytes": len(data),
-        "files": len(inside),
-        "logs": sorted(logs),
-        "redacted": about["redacted"],
-        "leftOut": about["leftOut"],
-        "doctor": {"status": found.status, "first": found.data["first"], "counts": found.data["counts"]},
-    }
-    return Result("SupportBundle", summary, blocks=tuple(_blocks(summary)))
+    Host(Path("/")).write_atomic(path, archive, mode=0o600, keep=False)
+    bundle = SupportBundle(
+        path,
+        len(archive),
+        len(inside),
+        tuple(sorted(logs)),
+        ("secrets", *hidden),
+        left_out,
+        DoctorSummary(found.status, found.data.first, found.data.counts),
+    )
+    return Result("SupportBundle", bundle, blocks=tuple(_blocks(bundle)))
 
 
 def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
@@ -125,21 +151,21 @@ def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
     return {"report.html": page(envelope).encode("utf-8", "backslashreplace")}
 
 
-def _blocks(data: dict[str, Any]) -> list[Block]:
-    counts = data["doctor"]["counts"]
+def _blocks(data: SupportBundle) -> list[Block]:
+    counts = data.doctor.counts
     errors = counts["fail"] + counts["error"]
     bad = f"{errors} {'error' if errors == 1 else 'errors'}, "
     bad += f"{counts['warn']} {'warning' if counts['warn'] == 1 else 'warnings'}"
-    size = f"{data['bytes'] / 1024:.0f} KiB"
+    size = f"{data.bytes / 1024:.0f} KiB"
     lines: list[Block] = [
-        Text(f"wrote {data['path']} ({size}, {data['files']} files of this node)", Style.GOOD),
-        Text(f"the doctor found {bad}; logs of {', '.join(data['logs']) or 'no daemon'}"),
-        Text(f"taken out: {', '.join(data['redacted'])}", Style.DIM),
+        Text(f"wrote {data.path} ({size}, {data.files} files of this node)", Style.GOOD),
+        Text(f"the doctor found {bad}; logs of {', '.join(data.logs) or 'no daemon'}"),
+        Text(f"taken out: {', '.join(data.redacted)}", Style.DIM),
     ]
-    lines += [Text(f"left out: {path}: {why}", Style.DIM) for path, why in data["leftOut"].items()]
-    if "hostnames" not in data["redacted"]:
+    lines += [Text(f"left out: {path}: {why}", Style.DIM) for path, why in data.left_out.items()]
+    if "hostnames" not in data.redacted:
         lines.append(Text("without host names and UUIDs: gpunode report --redact all", Style.DIM))
-    return [*lines, Text(f"look at it anywhere: gpunode doctor --root {data['path']}", Style.DIM)]
+    return [*lines, Text(f"look at it anywhere: gpunode doctor --root {data.path}", Style.DIM)]
 
 
 # `gpunode report`.

@@ -211,7 +211,7 @@ _MENDED_BY_STEP = {
 def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progress) -> Result:
     """The doctor's findings, where those don't stop the set-up for which `excuse` has a word."""
     result = doctor.run(host, progress)
-    failed = [finding for finding in result.data["findings"] if finding.status is FindingStatus.FAIL]
+    failed = [finding for finding in result.data.findings if finding.status is FindingStatus.FAIL]
     excuses = {finding.id: excuse(finding) for finding in failed}
     if not all(excuses.values()):
         return result
@@ -269,7 +269,7 @@ def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
     """The doctor's result with the faults that stopped it as one error."""
     if result.exit_code is ExitCode.OK:
         return result
-    findings: tuple[Finding, ...] = result.data["findings"]
+    findings: tuple[Finding, ...] = result.data.findings
     bad = [one for one in findings if one.status is FindingStatus.FAIL and not excuse(one)]
     if not bad:
         return result

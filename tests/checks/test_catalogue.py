@@ -67,14 +67,14 @@ def test_explain_prints_facts_reason_and_fixes_of_every_distribution(check):
     assert result.kind == "CheckExplanation"
     assert check.title in text
     assert all(check.remedy.for_family(family).command in text for family in FAMILIES)
-    assert set(result.data["fixes"]) == set(FAMILIES)
+    assert set(result.data.fixes) == set(FAMILIES)
     assert ("Shown by" in text, "Fixed by" in text) == (check.remedy.other.look, not check.remedy.other.look)
 
 
 def test_explain_without_an_id_lists_all():
     result = explain.run()
     assert result.kind == "CheckList"
-    assert [one["id"] for one in result.data["checks"]] == [check.id for check in ALL_CHECKS]
+    assert [one.id for one in result.data.checks] == [check.id for check in ALL_CHECKS]
 
 
 def test_unknown_id_suggests_the_nearest():

@@ -268,8 +268,8 @@ def test_page_has_one_first_step(name, tmp_path):
     """The page's own data agrees, and a reboot is first only if it breaks nothing."""
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     lines = [line for block in result.blocks for line in plain_lines(block)]
-    by_id = {finding.id: finding for finding in result.data["findings"]}
-    chosen = by_id.get(result.data["first"])
+    by_id = {finding.id: finding for finding in result.data.findings}
+    chosen = by_id.get(result.data.first)
     root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
     label = "Look" if chosen is not None and chosen.fix[0].look else "Fix"
     first = [f"{label} first{root}: {chosen.id}"] if chosen is not None else []
@@ -286,7 +286,7 @@ def test_page_has_one_first_step(name, tmp_path):
         assert all(bool(fix.effect) == (fix.disruptive != "none") for fix in finding.fix), finding.id
         assert all(fix.note and fix.disruptive == "none" and not fix.safe for fix in finding.fix if fix.look)
     if chosen is not None and chosen.fix[0].command == "reboot":
-        assert not result.data["reboot"]["findings"]
+        assert not result.data.reboot.findings
 
 
 # one machine for each command that used to be useless there, with the command that works
@@ -366,7 +366,7 @@ FIRST = {
 @pytest.mark.parametrize("name", FIRST)
 def test_first_command_works_on_this_system(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
-    (finding,) = [one for one in result.data["findings"] if one.id == result.data["first"]]
+    (finding,) = [one for one in result.data.findings if one.id == result.data.first]
     assert finding.fix[0].command == FIRST[name]
 
 

@@ -179,5 +179,5 @@ def test_node_summary_does_not_wait_for_hanging_queries(stalled: Stalled) -> Non
     processes = [path for path in stalled.listdir("/proc") if path.isdecimal()]
     Stalled.place = f"/proc/{processes[0]}/"
     result = doctor.run(stalled, SilentProgress(), Selection(only=("pci-no-gpu",)))
-    about = result.data["node"]
-    assert (about["engines"], about["kernel"], len(about["gpus"])) == ([], "5.15.0-122-generic", 8)
+    about = result.data.node
+    assert (about.engines, about.kernel, len(about.gpus)) == ((), "5.15.0-122-generic", 8)

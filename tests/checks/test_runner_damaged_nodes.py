@@ -36,13 +36,13 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 def diagnosed(root, capsys=None):
     result = doctor.run(Host(root, environ={}), SilentProgress())
-    assert [one.id for one in result.data["findings"]] == [check.id for check in ALL_CHECKS]
+    assert [one.id for one in result.data.findings] == [check.id for check in ALL_CHECKS]
     json.dumps(result.envelope(), ensure_ascii=False)
     return result
 
 
 def broken(result):
-    return [one for one in result.data["findings"] if one.status is FindingStatus.ERROR]
+    return [one for one in result.data.findings if one.status is FindingStatus.ERROR]
 
 
 @QUIET
@@ -97,7 +97,7 @@ def test_empty_root_reports_the_missing_gpu(tmp_path):
     for name in ("proc", "sys", "etc"):
         (tmp_path / name).mkdir()
     result = diagnosed(tmp_path)
-    assert {one.id for one in result.data["findings"] if one.status is FindingStatus.FAIL} == {"pci-no-gpu"}
+    assert {one.id for one in result.data.findings if one.status is FindingStatus.FAIL} == {"pci-no-gpu"}
     assert not broken(result)
 
 

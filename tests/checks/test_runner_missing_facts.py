@@ -130,7 +130,7 @@ def diagnosed(spec: dict[str, Any], name: str, root: Path) -> Any:
     result = doctor.run(host, SilentProgress(), questions=Questions(**options(name)))
     assert time.monotonic() - started < MOST_SECONDS
     shutil.rmtree(root)
-    assert [one.id for one in result.data["findings"]] == [check.id for check in ALL_CHECKS]
+    assert [one.id for one in result.data.findings] == [check.id for check in ALL_CHECKS]
     json.dumps(result.envelope(), ensure_ascii=False)
     return result
 
@@ -153,7 +153,7 @@ def false_alarms(number: int, root: Path) -> tuple[str, list[Any], list[Fact]]:
     for fact in dropped:
         drop(spec, fact)
     result = diagnosed(spec, name, root)
-    said = [one for one in result.data["findings"] if one.status in BAD]
+    said = [one for one in result.data.findings if one.status in BAD]
     return name, [one for one in said if not explained(one.id, dropped)], dropped
 
 
@@ -183,7 +183,7 @@ def test_garbled_facts_break_no_check(number, tmp_path):
         elif fact[0] != "binary":
             garble(spec, fact, chance)
     result = diagnosed(spec, name, tmp_path / "m")
-    broken = [one for one in result.data["findings"] if one.summary.startswith("internal error in the check")]
+    broken = [one for one in result.data.findings if one.summary.startswith("internal error in the check")]
     assert not broken, (number, name, broken)
 
 
@@ -196,7 +196,7 @@ def test_garbled_daemon_responses_still_give_a_report(number, tmp_path):
     for fact in chance.sample(candidates, min(len(candidates), chance.choice((1, 2, 4)))):
         garble(spec, fact, chance)
     result = diagnosed(spec, name, tmp_path / "m")
-    broken = [one for one in result.data["findings"] if one.summary.startswith("internal error in the check")]
+    broken = [one for one in result.data.findings if one.summary.startswith("internal error in the check")]
     assert not broken, (number, name, broken)
 
 

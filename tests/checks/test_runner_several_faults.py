@@ -71,6 +71,6 @@ CAUSES = {
 def test_root_cause_comes_first_and_blocks_its_consequences(name, tmp_path):
     first, explained = CAUSES[name]
     host = recorded_host(name, tmp_path / "machine")
-    assert doctor.run(host, SilentProgress(), questions=Questions(**options(name))).data["first"] == first
+    assert doctor.run(host, SilentProgress(), questions=Questions(**options(name))).data.first == first
     findings = {one.id: one for one in run_checks(Node(host, Questions(**options(name))))}
     assert {one: findings[one].blocked_by for one in explained} == explained

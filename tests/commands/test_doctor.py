@@ -16,6 +16,7 @@ from gpunode.host import Host
 from gpunode.output.html import page
 from gpunode.output.render import SilentProgress, plain_lines
 from gpunode.output.result import ExitCode, Style, Text
+from gpunode.output.typed import plain
 
 SELECTION = ("only", "skip", "ignore", "preflight")
 QUESTIONS = ("expect_gpus", "cuda", "image", "deep")
@@ -69,13 +70,13 @@ def test_warnings_count_only_when_strict(tmp_path):
 
 def test_only_runs_the_named_check(tmp_path):
     result = report(recorded_host("driver-upgrade-pending", tmp_path), only=("pci-no-gpu",))
-    assert [one.id for one in result.data["findings"]] == ["pci-no-gpu"]
+    assert [one.id for one in result.data.findings] == ["pci-no-gpu"]
     assert result.exit_code is ExitCode.OK
 
 
 def test_only_with_a_blocked_check_still_fails_with_its_cause(tmp_path):
     result = report(recorded_host("pci-no-gpu", tmp_path), only=("nvml-hang",))
-    assert [(one.id, one.blocked_by) for one in result.data["findings"]] == [
+    assert [(one.id, one.blocked_by) for one in result.data.findings] == [
         ("pci-no-gpu", None),
         ("nvml-hang", "pci-no-gpu"),
     ]
@@ -84,7 +85,7 @@ def test_only_with_a_blocked_check_still_fails_with_its_cause(tmp_path):
 
 def test_ignored_check_neither_fails_nor_blocks(tmp_path):
     result = report(recorded_host("docker-flag-file-conflict", tmp_path), skip=("docker-flag-file-conflict",))
-    findings = {one.id: one for one in result.data["findings"]}
+    findings = {one.id: one for one in result.data.findings}
     assert findings["docker-flag-file-conflict"].summary == "skipped by --skip"
     assert findings["docker-not-running"].blocked_by is None
 
@@ -118,7 +119,7 @@ def test_failed_layer_is_one_problem_however_many_checks_depend_on_it(tmp_path):
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this machine has an NVIDIA driver")
 def test_machine_without_a_gpu_has_one_root_cause():
     result = report(Host())
-    findings = result.data["findings"]
+    findings = result.data.findings
     assert result.exit_code is ExitCode.FAILED
     assert [one.id for one in findings if one.status.value == "fail"] == ["pci-no-gpu"]
     others = [one for one in findings if one.id != "pci-no-gpu"]
@@ -174,9 +175,9 @@ def test_report_prints_the_age_of_its_reference_tables(tmp_path, monkeypatch):
     """Nothing is called up to date: bulletins published since are in no table."""
     host = recorded_host("healthy-h100", tmp_path)
     result = report(host)
-    (oldest, *_) = sorted(result.data["tables"], key=lambda one: one["date"])
-    assert {"name", "date", "source", "ageDays"} == set(oldest)
-    assert lines(result)[-1].startswith(f"Reference tables as of {oldest['date']} ({oldest['ageDays']} day")
+    (oldest, *_) = sorted(result.data.tables, key=lambda one: one.date)
+    assert {"name", "date", "source", "ageDays"} == set(plain(oldest))
+    assert lines(result)[-1].startswith(f"Reference tables as of {oldest.date} ({oldest.age_days} day")
     monkeypatch.setattr(Host, "now", lambda host: 4102444800.0)  # 2100
     assert lines(report(host))[-1].endswith(" days old): newer bulletins and releases are unknown")
     assert not any("up to date" in line for line in lines(report(host)))
@@ -204,7 +205,7 @@ def test_ignored_check_that_crashed_hides_no_finding(tmp_path, monkeypatch):
     checks = tuple(catalogue.BY_ID[check.id] for check in catalogue.ALL_CHECKS)
     monkeypatch.setattr("gpunode.checks.runner.ALL_CHECKS", checks)
     result = report(recorded_host("driver-lib-mismatch", tmp_path), ignore=("all:known",))
-    findings = {finding.id: finding for finding in result.data["findings"]}
+    findings = {finding.id: finding for finding in result.data.findings}
     assert findings[broken.id].ignored == "known"
     assert findings["driver-lib-mismatch"].ignored == "known"
     assert {finding.blocked_by for finding in findings.values()} == {None, "driver-lib-mismatch"}
@@ -212,7 +213,7 @@ def test_ignored_check_that_crashed_hides_no_finding(tmp_path, monkeypatch):
 
 def test_no_command_is_wrapped(tmp_path):
     result = report(recorded_host("secureboot-unsigned", tmp_path))
-    commands = [fix.command for finding in result.data["findings"] for fix in finding.fix]
+    commands = [fix.command for finding in result.data.findings for fix in finding.fix]
     assert commands[1:] == ["reboot"]
     shown = [block for block in result.blocks if isinstance(block, Text) and commands[0] in block.text]
     assert len(shown) == 1
@@ -236,7 +237,7 @@ def test_partial_run_does_not_call_the_node_ready(options, headline, tmp_path):
     assert lines(result)[0] == headline
     head = page(json.loads(json.dumps(result.envelope())))
     assert "No fault found by the selected checks" in head and "Ready: no check" not in head
-    chosen = result.data["selection"]
-    assert [bool(chosen[name]) for name in ("only", "skip", "preflight")] == [
+    chosen = result.data.selection
+    assert [bool(getattr(chosen, name)) for name in ("only", "skip", "preflight")] == [
         name in options for name in ("only", "skip", "preflight")
     ]

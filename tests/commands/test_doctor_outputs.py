@@ -179,8 +179,8 @@ def test_compared_nodes_are_grouped_by_their_findings(tmp_path):
 def test_equal_nodes_are_reported_with_their_common_findings(tmp_path):
     paths = [saved(tmp_path, "driver-lib-mismatch", f"n{number}") for number in range(3)]
     result = doctor_compare.run(tuple(paths), strict=True)
-    assert (result.status, result.exit_code, result.data["differences"]) == ("ok", ExitCode.OK, ())
-    assert result.data["common"] == {"driver-lib-mismatch": "fail"}
+    assert (result.status, result.exit_code, result.data.differences) == ("ok", ExitCode.OK, ())
+    assert result.data.common == {"driver-lib-mismatch": "fail"}
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert lines[0] == "3 nodes, and they don't differ"
 
@@ -190,7 +190,7 @@ def test_nodes_with_equal_names_are_distinguished_by_file(tmp_path):
     other = tmp_path / "other.json"
     other.write_text(Path(path).read_text())
     result = doctor_compare.run((path, str(other)))
-    assert len({one["name"] for one in result.data["nodes"]}) == 2
+    assert len({one.name for one in result.data.nodes}) == 2
     report = json.loads(Path(path).read_text())
     report["data"]["node"]["driver"] = "570.1"
     other.write_text(json.dumps(report))
@@ -215,7 +215,7 @@ def test_thousand_nodes_are_printed_in_two_lines(tmp_path):
     assert (
         time.process_time() - started < 30
     )  # 1.2 s on an idle machine; each further node costs as much as its file
-    (driver,) = result.data["differences"]
+    (driver,) = result.data.differences
     assert [(group.value, len(group.nodes)) for group in driver.groups] == [("580.1", 297), ("570.2", 3)]
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert lines[0] == "300 nodes (all of them in lab.example), 1 difference"

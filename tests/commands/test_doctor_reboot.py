@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.machines import HEALTHY, recorded_host
-from gpunode.checks.report import blocks, reboot
+from gpunode.checks.report import RebootVerdict, blocks, reboot
 from gpunode.commands import doctor
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress, plain_lines
@@ -170,8 +170,8 @@ def test_undecided_check_is_no_reason_against_a_reboot(status, skipped, reason, 
     data = doctor.run(host, SilentProgress()).data
     findings = tuple(
         replace(finding, status=status, skipped=skipped) if finding.id == "dkms-not-built" else finding
-        for finding in data["findings"]
+        for finding in data.findings
     )
-    assert reboot(findings) == {"safe": None, "findings": [], "mends": [], "unjudged": ["dkms-not-built"]}
-    drawn = [line for block in blocks(data["node"], findings) for line in plain_lines(block)]
+    assert reboot(findings) == RebootVerdict(None, findings=(), mends=(), unjudged=("dkms-not-built",))
+    drawn = [line for block in blocks(data.node, findings) for line in plain_lines(block)]
     assert section("\n".join(drawn)) == [f"Safe to reboot? No problem found, but {reason}"]

@@ -33,7 +33,7 @@ def findings(host):
 
 def bundle_of(host, path, **chosen):
     result = report.run(host, SilentProgress(), str(path), **chosen)
-    assert result.data["path"] == str(path)
+    assert result.data.path == str(path)
     return result
 
 
@@ -142,8 +142,8 @@ def test_file_name_is_safe_for_any_host_name(tmp_path, monkeypatch):
     spec["files"]["/proc/sys/kernel/hostname"] = "../../etc/$(reboot)\n"
     monkeypatch.chdir(tmp_path)
     result = report.run(Host(build_machine(spec, tmp_path / "m"), environ={}), SilentProgress())
-    assert Path(result.data["path"]).parent == tmp_path
-    assert Path(result.data["path"]).name.startswith("gpunode-report-etc---reboot-")
+    assert Path(result.data.path).parent == tmp_path
+    assert Path(result.data.path).name.startswith("gpunode-report-etc---reboot-")
 
 
 @pytest.mark.parametrize("chosen", [{"redact": ("everything",)}, {"path": "/"}, {"path": "/nowhere/at/all"}])
