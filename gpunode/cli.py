@@ -48,6 +48,7 @@ GROUPS = {
     },
     "Other": {
         "demo": ("demo:demo_app", "Run the whole set-up on a simulated node."),
+        "schema": ("schema:schema_app", "Print the JSON Schema of the results."),
         "completion": ("completion:completion_app", "Print a shell completion script."),
         "help": ("help:help_app", "Show help for a command, or list the environment variables."),
         "version": ("help:version_app", "Print the version."),

@@ -18,6 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from gpunode.commands.schema import KINDS, schema_of
+from gpunode.output.result import API_VERSION
 from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
@@ -28,11 +33,17 @@ REPOSITORY = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Ran:
-    """Result of one command line."""
+    """Result of one command line; an envelope on stdout is checked against its JSON Schema."""
 
     code: int
     out: str
     err: str
+
+    def __post_init__(self) -> None:
+        if self.out.startswith("{") and API_VERSION in self.out:
+            document = json.loads(self.out)
+            if document.get("apiVersion") == API_VERSION:
+                check_envelope(document)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -40,6 +51,37 @@ class Ran:
         loaded = json.loads(self.out)
         assert isinstance(loaded, dict)
         return loaded
+
+
+def check_envelope(document: Mapping[str, Any]) -> None:
+    """Fail if the schema of the document's kind refuses it, or doesn't know one of its fields."""
+    assert document["kind"] in KINDS, f"gpunode schema does not know {document['kind']}"
+    error = best_match(_validator(document["kind"]).iter_errors(document))
+    assert error is None, f"{document['kind']}: {error.json_path}: {error.message[:500]}"
+
+
+def checked(text: str) -> dict[str, Any]:
+    """The envelope that a command printed, for tests that start it in their own way."""
+    document: dict[str, Any] = json.loads(text)
+    check_envelope(document)
+    return document
+
+
+@cache
+def _validator(kind: str) -> Draft202012Validator:
+    schema = schema_of([kind])
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(_closed(schema))
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without the fields of later releases."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    more = {"additionalProperties": False} if "properties" in schema and "required" in schema else {}
+    return {**{key: _closed(value) for key, value in schema.items()}, **more}
 
 
 def command(*argv: str) -> list[str]:

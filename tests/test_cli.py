@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import re
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 
 from gpunode import __version__
 from gpunode.commands.demo import build_demo_node
-from tests.cli import clean_environment, command, gpunode
+from tests.cli import checked, clean_environment, command, gpunode
 from tests.waiting import PATIENCE, eventually
 
 VERBS = [
@@ -282,7 +281,7 @@ def test_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) 
         child.send_signal(number)
         out, err = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130, err
-    assert json.loads(out)["exitCode"] == 130
+    assert checked(out)["exitCode"] == 130
     assert "error: interrupted" in err
 
 

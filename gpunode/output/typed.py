@@ -43,6 +43,12 @@ def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
     return tuple((one.name, camel(one.name)) for one in fields(kind)) if is_dataclass(kind) else None
 
 
+def json_fields(kind: type) -> dict[str, Any]:
+    """The types of what `plain` shows of a dataclass, by their names in JSON."""
+    hints = get_type_hints(kind)
+    return {shown: hints[name] for name, shown in _shown_fields(kind) or ()}
+
+
 def camel(name: str) -> str:
     """``memory_used`` as JSON has it: ``memoryUsed``."""
     head, *rest = name.split("_")

@@ -104,7 +104,7 @@ def test_dockers_own_report_says_whether_a_restart_stops_containers(info, effect
         answer.pop(name, None)
     answer.update(info)
     result = doctor.run(Host(build_machine(spec, tmp_path / "machine"), environ={}), SilentProgress())
-    (finding,) = [one for one in result.data["findings"] if one.id == "docker-runtime-missing"]
+    (finding,) = [one for one in result.data.findings if one.id == "docker-runtime-missing"]
     assert finding.fix[0].effect == f"restarts Docker, which {effect}"
 
 

@@ -22,6 +22,7 @@ from tests.cli import clean_environment, command, gpunode
         (("mig", "apply", "--dr"), {"--drain", "--dry-run"}),
         (("labels", "--mig-st"), {"--mig-strategy"}),
         (("setup", "--plugin", ""), {"systemd", "daemonset"}),
+        (("schema", "Toolkit"), {"ToolkitInstallation", "ToolkitStatus", "ToolkitRemoval", "ToolkitConfig"}),
     ],
 )
 def test_bash_completes_commands_and_values(

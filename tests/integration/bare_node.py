@@ -7,7 +7,6 @@ runs in the namespace, so that it mounts the files that the specification names.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ import yaml
 
 from fixtures.engines import Engine
 from fixtures.stubs import SCENARIO_IN_CONTAINER
+from tests.cli import checked
 from tests.integration import driver_namespace
 from tests.integration.conftest import refuse_for
 from tests.integration.systemd_stand_in import Node
@@ -67,7 +67,7 @@ class BareNode:
         """`data` of a run that must succeed."""
         done = self.gpunode(*argv, "-o", "json")
         assert done.returncode == 0, done.stderr + done.stdout
-        return json.loads(done.stdout)["data"]
+        return checked(done.stdout)["data"]
 
     def files(self) -> set[str]:
         """gpunode's files on the node in addition to Docker's."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.engines import Engine
+from tests.cli import checked
 from tests.waiting import PATIENCE
 
 SECONDS = PATIENCE
@@ -82,7 +82,7 @@ class Cli:
         """`data` of a run that must succeed."""
         done = self.run(verb, *options, "-o", "json", restart=restart)
         assert done.returncode == 0, done.stderr + done.stdout
-        return json.loads(done.stdout)["data"]
+        return checked(done.stdout)["data"]
 
     def start(self, verb: str, *options: str, restart: str | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cli import checked
 from tests.integration.conftest import require
 from tests.waiting import PATIENCE
 
@@ -75,7 +76,7 @@ class PodmanNode:
         path = ("--nvidia-runtime-path", str(self.program))
         done = self.gpunode("configure-runtime", *path, *options, "-o", "json")
         assert done.returncode == 0, done.stderr + done.stdout
-        return json.loads(done.stdout)["data"]
+        return checked(done.stdout)["data"]
 
     def runtime(self, *flags: str) -> str:
         """Name of the OCI runtime that podman would use; its error if it has none."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.engines import start_dockerd
+from tests.cli import checked
 from tests.integration.bare_node import BareNode, bare_node
 from tests.integration.conftest import path_of, require
 from tests.integration.verify_support import UUIDS
@@ -35,7 +36,7 @@ def test_container_needs_only_the_driver_docker_and_gpunode(node: BareNode) -> N
     assert node.files() == set() and node.engine.config.read_text() == before
     done = node.gpunode("configure-runtime", "--runtime", "docker", "--cdi", "-o", "json")
     assert done.returncode == 0, done.stderr
-    data = json.loads(done.stdout)["data"]
+    data = checked(done.stdout)["data"]
     assert data["changes"] == shown["changes"]
     assert any("no runtime is registered" in message for message in json.loads(done.stdout)["messages"])
     assert json.loads(node.engine.config.read_text()) == {"debug": True, "features": {"cdi": True}}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
+from tests.cli import checked
 from tests.integration.systemd_stand_in import Node, require_namespace
 
 # the CRI is disabled, and can't start once it is enabled: containerd reads the file without an error
@@ -43,7 +44,7 @@ def test_both_engines_are_configured_and_each_can_be_rolled_back(node: Node) -> 
     assert [engine.config.read_bytes() for engine in node.engines] == before
     done = node.gpunode("configure-runtime", "-o", "json")
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = checked(done.stdout)
     assert answer["kind"] == "RuntimeConfigurations"
     docker, containerd = answer["data"]["engines"]
     assert (docker["engine"], containerd["engine"]) == ("docker", "containerd")
@@ -119,7 +120,7 @@ def test_run_killed_at_the_second_engine_is_finished_by_the_next_one(node: Node)
     assert "was killed half-way" in foreseen.stderr
     done = node.gpunode("configure-runtime", "-o", "json")
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = checked(done.stdout)
     docker, containerd = answer["data"]["engines"]
     assert [change["action"] for change in docker["changes"]] == ["unchanged"]
     assert [change["action"] for change in containerd["changes"]] == ["updated"]

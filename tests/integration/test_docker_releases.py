@@ -16,6 +16,7 @@ from fixtures.images import load
 from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version
 from gpunode.host import Host
+from tests.cli import checked
 from tests.integration.configuring import Cli, configuring
 from tests.integration.conftest import path_of
 from tests.waiting import PATIENCE, eventually
@@ -53,7 +54,7 @@ def without_specification(cli: Cli, verb: str, *options: str) -> Any:
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    return json.loads(done.stdout)["data"]
+    return checked(done.stdout)["data"]
 
 
 def test_cdi_key_is_written_only_for_releases_that_need_it(release: tuple[int, ...], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from fixtures.rootless import UID, Rootless, Unavailable, rootless_docker
 from gpunode.daemons.docker import DockerApi
 from gpunode.host import Host
 from gpunode.host.documents import toml
+from tests.cli import checked
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE
 
@@ -39,7 +39,7 @@ def data(docker: Rootless, *arguments: str) -> Any:
     named = [] if arguments[0] == "rollback" else ["--runtime", "docker"]
     done = docker.gpunode(*arguments, *named, "-o", "json")
     assert done.returncode == 0, done.stderr + done.stdout
-    return json.loads(done.stdout)["data"]
+    return checked(done.stdout)["data"]
 
 
 def files(docker: Rootless) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli import checked
 from tests.waiting import PATIENCE
 
 _UNSHARE = ("unshare", "--mount", "--propagation", "private")
@@ -113,7 +114,7 @@ class Node:
 
     def fixes(self, *words: str) -> Any:
         done = self.doctor(*words, "-o", "json")
-        return json.loads(done.stdout)
+        return checked(done.stdout)
 
     @property
     def called(self) -> list[str]:

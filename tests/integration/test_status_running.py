@@ -14,7 +14,7 @@ import pytest
 from fixtures.crio import start_crio
 from fixtures.distributions import RUNTIME, DistributionNode
 from fixtures.engines import start_containerd, start_dockerd
-from tests.cli import Ran, command, gpunode
+from tests.cli import Ran, checked, command, gpunode
 from tests.integration.configuring import Cli, configuring
 from tests.integration.conftest import path_of, require
 from tests.integration.podman_node import PodmanNode
@@ -179,7 +179,7 @@ def test_containerd_of_k3s_is_the_kubelets_and_its_file_belongs_to_k3s() -> None
     finally:
         node.end()
     assert done.returncode == 0, done.stderr
-    engine = json.loads(done.stdout)["data"]["engines"][0]
+    engine = checked(done.stdout)["data"]["engines"][0]
     assert (engine["manager"], engine["kubelet"], engine["drift"]) == ("k3s", True, [])
     assert [file["writer"] for file in engine["files"]] == ["k3s"]
     assert {one["name"]: one["path"] for one in engine["handlers"] if one["active"]}["nvidia"] == RUNTIME
@@ -191,7 +191,7 @@ def test_podman_has_no_daemon_and_lists_its_effective_files(tmp_path: Path) -> N
     (node.etc / "containers.conf").write_text(f'[engine.runtimes]\nnvidia = ["/nowhere", "{node.program}"]\n')
     done = node.run(*command("status", "runtime", "--runtime", "podman", "-o", "json"))
     assert done.returncode == 0, done.stderr
-    (engine,) = json.loads(done.stdout)["data"]["engines"]
+    (engine,) = checked(done.stdout)["data"]["engines"]
     assert (engine["running"], engine["cdi"], engine["drift"]) == (None, True, [])
     assert {one["name"]: (one["path"], one["active"]) for one in engine["handlers"]}["nvidia"] == (
         str(node.program),

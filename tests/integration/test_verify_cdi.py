@@ -20,7 +20,7 @@ from gpunode.daemons.cri import Cri
 from gpunode.daemons.docker import DockerApi
 from gpunode.facts.daemons import parse_version
 from gpunode.host import Host
-from tests.cli import Ran, clean_environment, command, gpunode
+from tests.cli import Ran, checked, clean_environment, command, gpunode
 from tests.integration.cdi_node import CdiNode, cdi_node
 from tests.integration.conftest import path_of, require
 from tests.integration.verify_support import GPUS, UUIDS, comes_to
@@ -169,7 +169,7 @@ def test_crio_is_used_through_the_same_cri_calls(node: CdiNode, monkeypatch: pyt
             [*space, *argv], env=clean_environment(), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr + done.stdout
-        data = json.loads(done.stdout)["data"]
+        data = checked(done.stdout)["data"]
         assert (data["on"], data["via"]) == ("crio", "cdi nvidia.com/gpu=all")
         comes_to(lambda: held(engine), (0, 2))
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fixtures.scenario import Fault, mig_uuid, mixed_layout, with_mig
+from tests.cli import checked
 from tests.integration.cdi_node import CdiNode, cdi_node
 from tests.integration.conftest import require
 from tests.integration.podman_node import PodmanNode
@@ -72,7 +73,7 @@ class Node:
         asked = " ".join(("$GPUNODE verify --on podman -o json", *options))
         done = self.shell(f'{asked}; code=$?; test -z "$({LEFTOVERS})" || exit 77; exit $code')
         assert done.returncode != 77, "podman still holds something"
-        return done.returncode, json.loads(done.stdout)
+        return done.returncode, checked(done.stdout)
 
     def ended_by(self, name: str) -> tuple[int, list[str], list[str]]:
         """See `ENDED_BY`."""

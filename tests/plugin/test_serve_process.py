@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -29,6 +28,7 @@ from fixtures.scenario import (
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
 from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.cli import checked
 from tests.plugin.nodes import RESOURCE, children, eventually, texts
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
@@ -151,7 +151,7 @@ def test_termination_during_the_start_exits_cleanly(node: Node, number: int) -> 
     assert eventually(lambda: keeps(serve.process.pid, signal.SIGTERM))
     assert serve.end(number) == 0, serve.log()
     assert serve.process.stdout is not None
-    assert json.loads(serve.process.stdout.read())["status"] == "ok"
+    assert checked(serve.process.stdout.read())["status"] == "ok"
     assert "Traceback" not in serve.log()
     assert not serve.socket.exists()
 

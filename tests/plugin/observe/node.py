@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
+from tests.cli import checked
 from tests.plugin.serving import Serving
 
 GPU = "nvidia.com/gpu"
@@ -37,7 +37,7 @@ def status(place: Path, *words: str, nvml: bool = False) -> dict[str, Any]:
     own = ["--kubelet-socket", str(place / "dp/kubelet.sock"), "--state-dir", str(place / "state")]
     done = command("plugin", "status", *own, *([] if nvml else ["--no-nvml"]), *words, "-o", "json")
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = checked(done.stdout)
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from gpunode.output.typed import plain
 from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.cli import checked
 from tests.plugin import nodes
 from tests.plugin.nodes import content, eventually
 from tests.plugin.observe.node import GPU, QUICK, another_plugin, command, inject, status
@@ -326,7 +327,7 @@ def test_recorded_machine_is_read_from_its_files(tmp_path: Path) -> None:
     (root / "var/log/pods/ml_train-0_9a1c").mkdir(parents=True)
     done = command("--root", str(root), "plugin", "status", "-o", "json")
     assert done.returncode == 0, done.stderr
-    found = units(json.loads(done.stdout))
+    found = units(checked(done.stdout))
     assert [unit["health"] for unit in found.values()] == ["healthy", "not-allocatable", "not-advertised"]
     assert holders(found["0"]) == ["ml/train-0/main"]
     assert found["1"]["holders"][0]["podUid"] == "77"
