@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gpunode.commands.completion import one_of
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.output.result import Cell, Result, Style, Table, Text
@@ -30,6 +31,7 @@ KINDS = {
     "SupportBundle": ("report", "commands.report:SupportBundle"),
     "SetupReport": ("setup", "commands.setup:SetupReport"),
     "KubernetesSetup": ("setup --kubernetes", "commands.setup:KubernetesSetup"),
+    "Reset": ("reset", "commands.reset:Reset"),
     "DriverPlan": ("driver plan", "commands.driver:PlanData"),
     "DriverInstallation": ("driver install", "commands.driver:DriverInstallation"),
     "ToolkitInstallation": ("toolkit install", "commands.toolkit:ToolkitInstallation"),
@@ -132,10 +134,6 @@ def run(kind: str = "") -> Result:
 schema_app = typer.Typer(rich_markup_mode=None)
 
 
-def _matching(incomplete: str) -> list[str]:
-    return [name for name in (*KINDS, ALL) if name.startswith(incomplete)]
-
-
 @verb(schema_app, "schema", "Schema")
 def schema(
     session: Session,
@@ -144,7 +142,7 @@ def schema(
         typer.Argument(
             metavar="[KIND]",
             help="Kind of result; all for every kind in one schema. Without it, the kinds are listed.",
-            autocompletion=_matching,
+            autocompletion=one_of(*KINDS, ALL),
         ),
     ] = "",
 ) -> Result:
