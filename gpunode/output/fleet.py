@@ -117,16 +117,17 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _differences(data: Mapping[str, Any]) -> Iterator[str]:
-    """Versions and models, the most common first; the others are the outliers."""
+    """Versions and models. The nodes with another than the most common one are named."""
     if not data["differences"]:
         return
     yield '<section aria-labelledby="differences"><h2 id="differences">Versions that differ</h2>'
     for one in data["differences"]:
-        most, *others = one["groups"]
         yield f'<h3>{escaped(one["what"])}</h3><dl class="evidence">'
-        yield f"<div><dt>{escaped(most['value'])}</dt><dd>{many(len(most['nodes']), 'node')}</dd></div>"
-        for group in others:
-            listed = _listed(many(len(group["nodes"]), "node"), group["nodes"])
+        most = max(len(group["nodes"]) for group in one["groups"])
+        alone = sum(len(group["nodes"]) == most for group in one["groups"]) == 1
+        for group in one["groups"]:
+            count = many(len(group["nodes"]), "node")
+            listed = count if alone and len(group["nodes"]) == most else _listed(count, group["nodes"])
             yield f"<div><dt>{escaped(group['value'])}</dt><dd>{listed}</dd></div>"
         yield "</dl>"
     yield "</section>"
