@@ -48,18 +48,19 @@ class Network:
         done = subprocess.run(self.inside(*argv), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}"
 
-    def join(self, machine: Machine, number: int) -> str:
-        """Connect a machine that has booted, also again after a reboot. The address ends in `number`."""
-        address, name = f"10.77.0.{number}", f"node{number}"
+    def join(self, machine: Machine, name: str, number: int) -> str:
+        """Connect a machine that has booted, also again after a reboot, by a cable of that name. Returns the
+        address, which ends in `number`."""
+        address = f"10.77.0.{number}"
         peer = ("peer", "name", "eth0", "netns", str(machine.leader))
         self._run("ip", "link", "add", name, "type", "veth", *peer)
         self._run("ip", "link", "set", name, "master", "bridge", "up")
         machine.sh(f"ip addr add {address}/24 dev eth0; ip link set eth0 up")
         return address
 
-    def cut(self, number: int) -> None:
-        """Switch the cable of a machine off: packets to it are lost."""
-        self._run("ip", "link", "set", f"node{number}", "down")
+    def cut(self, name: str) -> None:
+        """Switch a cable off: packets to the machine are lost."""
+        self._run("ip", "link", "set", name, "down")
 
     def close(self) -> None:
         self._holder.kill()
