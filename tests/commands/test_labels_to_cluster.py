@@ -113,7 +113,7 @@ def test_invalid_value_names_its_option(run: Gpunode) -> None:
     done = run("labels", "--to", "nodes")
     assert done.code == 2
     assert done.err.splitlines() == [
-        "error: --to: 'nodes' is none of stdout, file, node-feature, node",
+        "error: --to: 'nodes' is not one of stdout, file, node-feature, node",
         "hint: see: gpunode labels --help",
     ]
 

@@ -19,7 +19,7 @@ from gpunode.commands.schema import ALL, KINDS, schema_of
 from tests.cli import REPOSITORY, check_envelope, gpunode
 
 # Results of steps: `setup` puts their data into its own result and prints them as text.
-INSIDE = {"ClusterObjects", "PluginService", "Restart"}
+INSIDE = {"ClusterObjects", "FilesReset", "PluginService", "Restart"}
 
 
 @pytest.fixture(scope="module")

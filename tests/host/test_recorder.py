@@ -128,14 +128,14 @@ def test_hanging_daemon_hangs_in_the_bundle_too(tmp_path):
     from gpunode.errors import DaemonError
     from tests.checks.test_patience_hanging_daemons import silent_socket
 
-    with silent_socket(tmp_path / "s") as address:
+    with silent_socket(tmp_path / "s") as silent:
         host = RecordingHost()
         with pytest.raises(DaemonError) as first:
-            DockerApi(host, address, 0.2).info()
+            DockerApi(host, silent.address, 0.2).info()
     (tmp_path / ".gpunode").mkdir()
     (tmp_path / ".gpunode/recording.json").write_text(json.dumps(host.kept.recording))
     with pytest.raises(DaemonError) as second:
-        DockerApi(Host(tmp_path), address).info()
+        DockerApi(Host(tmp_path), silent.address).info()
     assert (second.value.code, second.value.message) == (first.value.code, first.value.message)
     assert first.value.code == "timeout"
 

@@ -89,7 +89,7 @@ def test_drop_in_that_removes_settings_of_the_main_file():
         node = containerd_node(engine)
         found = verdict("containerd-imports-clobber", node)
         assert found.status is FindingStatus.FAIL and "sandbox_image" in found.summary
-        assert found.evidence[0].value == "sandbox_image = gpunode.test/pause:1"
+        assert found.evidence[0].value == 'sandbox_image = "gpunode.test/pause:1"'
         assert verdict("containerd-runtime-binary", node).status is FindingStatus.PASS
         table = CONTAINERD_CONFIG.partition('[plugins."io.containerd.grpc.v1.cri"]')
         drop_in.write_text("version = 2\n" + "".join(table[1:]) + RUNTIME.replace("/bin/true", "/no/such"))

@@ -64,7 +64,7 @@ wholes = st.builds(
 
 
 @given(wholes)
-def test_what_is_written_matches(whole: Whole) -> None:
+def test_output_matches_its_schema(whole: Whole) -> None:
     Draft202012Validator(document({"Whole": Whole})).validate(Result("Whole", whole).envelope())
 
 

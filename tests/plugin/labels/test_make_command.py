@@ -320,8 +320,8 @@ def test_tegra_is_queried_through_cuda(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (("--mig-strategy", "all"), 2, "'all' is none of none, single, mixed"),
-        (("--to", "disk"), 2, "'disk' is none of stdout, file, node-feature, node"),
+        (("--mig-strategy", "all"), 2, "'all' is not one of none, single, mixed"),
+        (("--to", "disk"), 2, "'disk' is not one of stdout, file, node-feature, node"),
         (("--output-file", "gfd"), 2, "'gfd' is not an absolute path"),
         (("--watch",), 2, "--watch needs a place for the labels"),
         (("--to", "node", "--root", "/var/empty-not"), 2, "is no directory"),
