@@ -273,6 +273,7 @@ Requires: ({requires})
 cp -a {root}/. %{{buildroot}}/
 %files
 /opt/gpunode
+%dir /usr/share/doc/gpunode
 %config(noreplace) /etc/gpunode/env
 {files}
 %pre

@@ -49,9 +49,10 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The deb in two versions, and the bundle."""
+    """The deb and, where rpmbuild is installed, the rpm in two versions, and the bundle."""
     output = tmp_path_factory.mktemp("dist")
-    build(("deb", "bundle"), output, __version__, NEXT)
+    kinds = ("deb", "rpm", "bundle") if shutil.which("rpmbuild") else ("deb", "bundle")
+    build(kinds, output, __version__, NEXT)
     return output
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.debian_base import PYTHONS
+from fixtures.debian_base import PYTHONS, base
 from fixtures.stubs import SCENARIO_IN_CONTAINER
 from gpunode import __version__
 from scripts.build_packages import deb, rpm, system_tree, write
@@ -33,6 +33,46 @@ def test_rpm_has_the_files_of_the_deb(tmp_path: Path) -> None:
     assert config.stdout == "/etc/gpunode/env\n"
 
 
+# rpm in a Debian root, in which no rpm database names python3: hence --nodeps
+_RPM_ROOT = """\
+set -e
+mount -t overlay -o lowerdir=$1,upperdir=$2/upper,workdir=$2/work overlay $2/root
+cd $2/root
+rpm() { command rpm --root "$PWD" --dbpath /var/lib/rpm "$@"; }
+rpm -i --nodeps "$3"
+chroot . /usr/bin/gpunode --version
+chroot . readlink -f /opt/gpunode/bin/python3
+chroot . gpunode manifests all > /dev/null
+rpm -V --nodeps gpunode
+rm -r opt/gpunode/lib/shared/gpunode opt/gpunode/pyvenv.cfg # half of an installation
+rpm -U --nodeps --replacepkgs "$3"
+chroot . /usr/bin/gpunode --version
+echo GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info >> etc/gpunode/env
+rpm -U --nodeps "$4"
+chroot . /usr/bin/gpunode --version
+tail -n 1 etc/gpunode/env
+mkdir -p var/lib/gpunode/journal
+rpm -e gpunode
+find . -xdev -name '*gpunode*'
+"""
+
+
+@pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
+def test_rpm_installs_is_repaired_upgrades_and_goes(suite: str, dist: Path, tmp_path: Path) -> None:
+    for name in ("upper", "work", "root"):
+        (tmp_path / name).mkdir()
+    packages = [dist / f"gpunode-{version}-1.x86_64.rpm" for version in (__version__, NEXT)]
+    unshare = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _RPM_ROOT, "sh")
+    argv = (*unshare, base(suite), tmp_path, *packages)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    version = f"gpunode {__version__}"
+    printed, left = done.stdout.splitlines()[:5], done.stdout.splitlines()[5:]
+    settings = "GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info"
+    assert printed == [version, f"/usr/bin/python{PYTHONS[suite]}", version, version, settings]
+    assert sorted(left) == ["./etc/gpunode", "./var/lib/gpunode"]
+
+
 def test_deb_installs_and_runs(bare: Machine) -> None:
     apt(bare, "install", f"{PACKAGES}/gpunode_{__version__}_amd64.deb")
     assert bare.sh("readlink -f /opt/gpunode/bin/python3") == f"/usr/bin/python{PYTHONS[bare.suite]}\n"
@@ -43,6 +83,18 @@ def test_deb_installs_and_runs(bare: Machine) -> None:
     assert bare.sh("systemd-analyze verify gpunode-device-plugin.service 2>&1") == ""
     assert bare.gpunode("manifests", "all").code == 0
     assert "complete -" in bare.sh("cat /usr/share/bash-completion/completions/gpunode")
+
+
+def test_damaged_or_half_installed_deb_is_repaired(bare: Machine) -> None:
+    package = f"{PACKAGES}/gpunode_{__version__}_amd64.deb"
+    bare.sh("rm -r /opt/gpunode/lib/shared/gpunode /opt/gpunode/pyvenv.cfg")
+    assert bare.gpunode("--version").code != 0
+    apt(bare, "install", "--reinstall", package)
+    assert bare.gpunode("--version").out == f"gpunode {__version__}\n"
+    bare.sh(f"dpkg --unpack {package}")  # as far as an interrupted installation came
+    assert "gpunode" in bare.sh("dpkg --audit")
+    bare.sh("dpkg --configure -a")
+    assert bare.sh("dpkg --verify gpunode && dpkg --audit") == ""
 
 
 def gap(machine: Machine, seen: int) -> tuple[float, float]:
