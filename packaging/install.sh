@@ -12,6 +12,18 @@ if [ "$(id -u)" -ne 0 ]; then
     echo "hint: sudo $0" >&2
     exit 3
 fi
+case "${1:-}" in
+    "" | --remove) ;;
+    *)
+        echo "error: unknown argument $1" >&2
+        echo "hint: sudo $0 [--remove]" >&2
+        exit 2
+        ;;
+esac
+if [ "${1:-}" = --remove ] && [ ! -e /opt/gpunode ]; then
+    echo "gpunode is not installed in /opt/gpunode"
+    exit 0
+fi
 if [ -e /opt/gpunode ] && [ ! -e "$mark" ]; then
     echo "error: /opt/gpunode was not installed from a bundle" >&2
     echo "hint: remove it by the package manager, or move it away; then run this again" >&2
@@ -30,14 +42,16 @@ if [ "${1:-}" = --remove ]; then
         systemd disable --now "$unit" 2> /dev/null || true
         rm -f "/usr/local/lib/systemd/system/$unit"
     done
+    [ "$(readlink -f /usr/local/bin/gpunode)" != /opt/gpunode/bin/gpunode ] || rm -f /usr/local/bin/gpunode
     rm -rf /opt/gpunode
-    rm -f /usr/local/bin/gpunode /usr/local/share/man/man1/gpunode*.1.gz
+    rm -f /usr/local/share/man/man1/gpunode*.1.gz
     systemd daemon-reload
     echo "gpunode is removed; /etc/gpunode and /var/lib/gpunode stay"
     exit 0
 fi
 mkdir -p /opt
 rm -rf /opt/gpunode.new
+trap 'rm -rf /opt/gpunode.new' EXIT
 cp -R "$here/opt/gpunode" /opt/gpunode.new
 cp "$here/choose-python" /opt/gpunode.new/
 # the user who unpacked the archive owns its files, but root runs them
@@ -48,7 +62,12 @@ touch "/opt/gpunode.new/${mark##*/}"
 rm -rf /opt/gpunode
 mv /opt/gpunode.new /opt/gpunode
 mkdir -p /usr/local/bin /usr/local/lib/systemd/system /usr/local/share/man/man1 /etc/gpunode
-ln -sf ../../../opt/gpunode/bin/gpunode /usr/local/bin/gpunode
+link=/usr/local/bin/gpunode
+if { [ -e "$link" ] || [ -L "$link" ]; } && [ "$(readlink -f "$link")" != /opt/gpunode/bin/gpunode ]; then
+    echo "$link exists and is not this gpunode's: it stays; run /opt/gpunode/bin/gpunode" >&2
+else
+    ln -sf ../../../opt/gpunode/bin/gpunode "$link"
+fi
 for unit in $units; do
     install -m 644 "$here/units/$unit" "/usr/local/lib/systemd/system/$unit"
 done
