@@ -330,7 +330,9 @@ def _blocks(
     common: Mapping[str, str],
 ) -> Iterator[Block]:
     number = len(differences) + len(findings)
-    if not number:
+    if not members:
+        yield Text("no node has a report", Style.WARN)
+    elif not number:
         yield Text(f"{len(members)} nodes, and they don't differ", Style.GOOD)
     else:
         amount = f"{number} {'difference' if number == 1 else 'differences'}"

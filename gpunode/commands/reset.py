@@ -82,7 +82,7 @@ from gpunode.runtime.workflow import shown
 KIND = "Reset"
 OPERATION = "reset"
 _COMMAND = "gpunode reset"
-_DOCTOR_TIMER = "gpunode-doctor.timer"
+_DOCTOR_TIMER, _DOCTOR_SERVICE = "gpunode-doctor.timer", "gpunode-doctor.service"
 # what gpunode-doctor.service writes for node_exporter, which would go on serving it
 METRICS = "/var/lib/prometheus/node-exporter/gpunode.prom"
 MPS_DROP_IN = f"{UNIT_FILE}.d/mps.conf"
@@ -183,6 +183,7 @@ def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[St
     yield _files_step(host, progress, _PLUGIN)
     yield from _cluster_steps(host, progress, request)
     yield _files_step(host, progress, _DOCTOR)
+    yield _files_step(host, progress, _METRICS_FILE)
     yield _files_step(host, progress, _MIG)
     yield from runtimes
     for part in (_CDI, _SETTINGS):  # running containers of an engine that is still configured need these
@@ -412,8 +413,10 @@ def _mig_unit(host: Host) -> Sequence[FileEdit]:
 
 _PLUGIN = Part("plugin", f"systemctl disable --now {UNIT}", ("device-plugin",), _plugin_files, (UNIT,))
 _DOCTOR = Part(
-    "doctor-timer", f"systemctl disable --now {_DOCTOR_TIMER}", (), _metrics_file, (_DOCTOR_TIMER,)
+    "doctor-timer", f"systemctl disable --now {_DOCTOR_TIMER}", units=(_DOCTOR_TIMER, _DOCTOR_SERVICE)
 )
+# a run of the service that has not ended would write the file again
+_METRICS_FILE = Part("doctor-metrics", f"rm {METRICS}", own=_metrics_file, needs=(_DOCTOR.name,))
 _MIG = Part(
     "mig-at-boot", f"systemctl disable --now {mig_boot.UNIT}", ("mig-persist",), _mig_unit, (mig_boot.UNIT,)
 )
@@ -428,16 +431,18 @@ _FIXES = Part("doctor-fixes", "", ("doctor-fix",))
 def _runtime_step(
     host: Host, request: ResetRequest, progress: Progress, key: tuple[str, str], entries: tuple[Entry, ...]
 ) -> Step:
-    """Take out what `entries`, all of one engine, configured. Where gpunode changed a runtime that another
-    tool had registered, or has several names, the files are restored instead."""
+    """Remove the runtimes that `entries`, all of one engine, configured. Where gpunode changed a runtime that
+    another tool had registered, the files are restored instead."""
     engine, config = key
     first, last = entries[0], entries[-1]
     names = tuple(dict.fromkeys(name for entry in entries for name in runtimes_of(entry.manifest)))
-    name = "nvidia" if "nvidia" in names else names[0] if names else "nvidia"
-    alone = set(names) <= {name, *(REMOVAL_VARIANTS if name == "nvidia" else ())}
-    restores = bool(first.manifest.get("hadRuntime")) or not alone
-    option = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
-    command = f"gpunode unconfigure-runtime --runtime {engine}{option}"
+    removed = tuple(one for one in names if one not in REMOVAL_VARIANTS or "nvidia" not in names) or (
+        "nvidia",
+    )
+    restores = bool(first.manifest.get("hadRuntime"))
+    finder = find.FINDERS.get(engine)
+    missing = finder is None or finder(host, config or None) is None
+    commands = " && ".join(_removal_command(host, engine, config, name) for name in removed)
     files = tuple(dict.fromkeys(str(file["path"]) for one in entries for file in one.files))
     change = Request(
         runtimes=(engine,),
@@ -449,7 +454,7 @@ def _runtime_step(
     )
 
     def run(*, dry_run: bool) -> Result:
-        if find.FINDERS[engine](host, config or None) is None:
+        if missing:
             return _of_missing_engine(host, progress, f"runtime-{engine}", entries, dry_run=dry_run)
         if restores:
             return journal_commands.roll_back(
@@ -461,19 +466,26 @@ def _runtime_step(
                 yes=request.yes,
                 confirm=request.confirm,
             )
-        result = unconfigure(host, replace(change, dry_run=dry_run), progress, name=name)
+        results = [unconfigure(host, replace(change, dry_run=dry_run), progress, name=one) for one in removed]
         if not dry_run:
             _finish(host, key)
-        return result
+        return replace(results[-1], blocks=tuple(block for one in results for block in one.blocks))
 
     return Step(
         f"runtime-{engine}",
-        f"gpunode rollback {first.id}" if restores else command,
+        f"gpunode rollback {first.id}" if restores or missing else commands,
         lambda: State(f"{', '.join(names)} in {', '.join(files)}"),
         lambda: run(dry_run=True),
         lambda: run(dry_run=False),
         (),
     )
+
+
+def _removal_command(host: Host, engine: str, config: str, name: str) -> str:
+    default = find.FINDERS[engine](host, None) if engine in find.FINDERS else None
+    named = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
+    file = "" if default is None or default.config_path == config else f" --config {shlex.quote(config)}"
+    return f"gpunode unconfigure-runtime --runtime {engine}{named}{file}"
 
 
 def _finish(host: Host, key: tuple[str, str]) -> None:
@@ -629,15 +641,16 @@ def _driver_steps(host: Host) -> Iterator[Step]:
 
 
 def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[Step]:
-    manager = find_manager(host)
-    present = [name for name, state in manager.installed(packages).items() if state.installed]
     state = State(f"the driver stays, which {entry} installed", left=True)
 
     def nothing() -> Result:
         return Result(KIND)
 
-    if present:
-        yield Step("driver", manager.remove(present).text, lambda: state, nothing, nothing, ())
+    with suppress(GpunodeError):  # without a package manager's answer nothing is known of the packages
+        manager = find_manager(host)
+        present = [name for name, state in manager.installed(packages).items() if state.installed]
+        if present:
+            yield Step("driver", manager.remove(present).text, lambda: state, nothing, nothing, ())
 
 
 # The report.

@@ -14,7 +14,7 @@ import json
 import re
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -394,7 +394,8 @@ class Journal:
     def prune(self, keep: int = KEEP) -> None:
         """Delete finished entries beyond `keep`, and incomplete directories. Needs the lock.
 
-        The newer half is kept. Of the others, entries with an engine's previous files are removed last.
+        The newer half is kept, and what a later undo needs (`_needed`). Of the others, entries with an
+        engine's previous files are removed last.
         """
         for name in self.host.listdir(self.directory):
             manifest = f"{self.directory}/{name}/manifest.json"
@@ -402,9 +403,23 @@ class Journal:
                 self.host.remove_tree(f"{self.directory}/{name}")
         finished = [entry for entry in self.entries() if entry.state not in OPEN_STATES]
         surplus = max(0, len(finished) - keep)
-        older = finished[: max(0, len(finished) - keep // 2)]
+        needed = _needed(finished)
+        older = [one for one in finished[: max(0, len(finished) - keep // 2)] if one.id not in needed]
         for entry in sorted(older, key=lambda one: one.state == "committed" and one.of_engine)[:surplus]:
             self.host.remove_tree(entry.directory)
+
+
+def _needed(entries: Iterable[Entry]) -> frozenset[str]:
+    """IDs of committed entries without which a change can't be undone: of each file the oldest, which has its
+    original content, and all that installed packages."""
+    oldest: dict[str, str] = {}
+    packages = set()
+    for entry in entries:
+        if entry.state == "committed":
+            for file in entry.files:
+                oldest.setdefault(file["path"], entry.id)
+            packages |= {entry.id} if entry.of_packages else set()
+    return frozenset({*oldest.values(), *packages})
 
 
 def state_of(file: Mapping[str, Any], content: bytes | None) -> str:

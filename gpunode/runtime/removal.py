@@ -202,14 +202,21 @@ def restoring(
 
 
 def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
-    """The active configurations of each engine, oldest first, by its name and its configuration file."""
+    """The active configurations of each engine, oldest first, by its name and its configuration file.
+
+    A removal ends those of which it removed all runtimes.
+    """
     groups: dict[tuple[str, str], tuple[Entry, ...]] = {}
     for entry in journal.entries():
         key = name_of(entry.manifest), _text(entry.manifest.get("config"))
         operation = entry.manifest.get("operation")
         if entry.state != "committed" or operation not in (OPERATION, REMOVAL):
             continue
-        groups[key] = (*groups.get(key, ()), entry) if operation == OPERATION else ()
+        before, names = groups.get(key, ()), set(runtimes_of(entry.manifest))
+        if operation == OPERATION:
+            groups[key] = (*before, entry)
+        else:
+            groups[key] = tuple(one for one in before if not names.issuperset(runtimes_of(one.manifest)))
     return {key: entries for key, entries in groups.items() if entries}
 
 

@@ -82,6 +82,32 @@ def test_the_plan_has_each_file_and_changes_none(root: Path) -> None:
     assert planned.document["data"]["journal"] == "/var/lib/gpunode/journal"
 
 
+def test_each_runtime_of_an_engine_is_removed_and_edits_are_kept(root: Path) -> None:
+    assert run(root, "configure-runtime", "--runtime", "docker", "--nvidia-runtime-name", "test").code == 0
+    edited = json.loads((root / CONFIG[1:]).read_text()) | {"log-driver": "journald"}
+    (root / CONFIG[1:]).write_text(json.dumps(edited))
+    planned = plan(root)
+    assert (planned.code, states(planned)) == (0, {"runtime-docker": "planned"})
+    (step,) = [one for one in planned.document["data"]["steps"] if one["name"] == "runtime-docker"]
+    command = "gpunode unconfigure-runtime --runtime docker"
+    assert step["command"] == f"{command} && {command} --nvidia-runtime-name test"
+
+
+def test_runtime_that_is_left_after_another_one_was_removed_is_planned(root: Path) -> None:
+    assert run(root, "configure-runtime", "--runtime", "docker", "--nvidia-runtime-name", "test").code == 0
+    assert run(root, "unconfigure-runtime", "--runtime", "docker", "--nvidia-runtime-name", "test").code == 0
+    planned = plan(root)
+    assert (planned.code, states(planned)) == (0, {"runtime-docker": "planned"})
+
+
+def test_unknown_engine_in_the_journal_does_not_end_the_plan(root: Path) -> None:
+    (manifest,) = (root / "var/lib/gpunode/journal").glob("*-configure-runtime/manifest.json")
+    entry = json.loads(manifest.read_text()) | {"engine": "lxd", "manager": ""}
+    manifest.write_text(json.dumps(entry))
+    planned = plan(root)
+    assert (planned.code, states(planned)) == (0, {"runtime-lxd": "planned"}), planned.err
+
+
 def test_a_file_that_another_program_changed_stays_and_is_named(root: Path) -> None:
     level = "nvidia-container-runtime.log-level=debug"
     assert run(root, "toolkit", "config", "set", level).code == 0
@@ -98,7 +124,7 @@ def test_a_file_that_another_program_changed_stays_and_is_named(root: Path) -> N
 
 MARKED = {
     "plugin": {UNIT_FILE: f"{MARKER}\n[Service]\n", MPS_DROP_IN: "[Service]\n"},
-    "doctor-timer": {METRICS: "# HELP gpunode_finding Findings\n"},
+    "doctor-metrics": {METRICS: "# HELP gpunode_finding Findings\n"},
     "mig-at-boot": {mig_boot.UNIT_FILE: f"{mig_boot.MARKER}\n[Service]\n"},
     "cdi": {
         STANDARD: f"{spec.MARKER}\nkind: nvidia.com/gpu\n",

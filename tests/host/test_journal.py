@@ -131,6 +131,16 @@ def test_only_finished_entries_are_pruned(host: Host) -> None:
     assert left[0].id == oldest
 
 
+def test_entry_with_the_original_of_a_file_is_never_pruned(host: Host) -> None:
+    journal, first = applied_edits(host, FileEdit("/etc/a", b"1", b"2"))
+    journal.mark(journal.unfinished()[0], "committed")
+    for number in range(5):
+        applied_edits(host, FileEdit(f"/etc/b{number % 2}", b"1", b"2"))
+        journal.mark(journal.unfinished()[0], "committed")
+    journal.prune(keep=2)
+    assert first in {entry.id for entry in journal.entries()}
+
+
 def test_directory_without_a_manifest_is_not_an_entry(host: Host, tmp_path: Path) -> None:
     (tmp_path / "var/lib/gpunode/journal/20260101T000000Z-configure-runtime").mkdir(parents=True)
     assert Journal.of(host).entries() == ()

@@ -98,7 +98,15 @@ def test_reset_leaves_etc_as_it_was(bare: Machine, before: dict[str, str]) -> No
     assert done.code == 0, done.out + done.err
     states = {step["name"]: step["state"] for step in done.document["data"]["steps"]}
     assert {name for name, state in states.items() if state == "done"} == {
-        *("plugin", "doctor-timer", "runtime-docker", "runtime-containerd", "cdi", "toolkit-config"),
+        *(
+            "plugin",
+            "doctor-timer",
+            "doctor-metrics",
+            "runtime-docker",
+            "runtime-containerd",
+            "cdi",
+            "toolkit-config",
+        ),
     }
     assert differences(before, etc(bare)) == {}
     becomes(bare, "0")

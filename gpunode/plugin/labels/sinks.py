@@ -209,7 +209,7 @@ class _Plan:
         self._node = node
         self._annotation = annotation
         self._noted = notes.get(annotation, "")
-        self._keys = {key for key in self._noted.split(",") if key}
+        self._keys = _listed(self._noted)
         self._mine = {key: there[key] for key in self._keys if key in there}
         self._there = {key: there[key] for key in self._keys | labels.keys() if key in there}
         self._wanted = settled(labels, self._mine)
@@ -243,13 +243,19 @@ class _Plan:
         return ",".join(sorted(self._wanted))
 
 
+def _listed(text: str) -> set[str]:
+    """Keys in an annotation. The node's own account can write it: no label of Kubernetes counts as ours."""
+    domains = ((key, f".{key.partition('/')[0]}") for key in text.split(",") if key)
+    return {key for key, domain in domains if not domain.endswith((".kubernetes.io", ".k8s.io"))}
+
+
 def own_labels(node: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """The labels that gpunode set on this Node, and the annotations that list those of `NodeLabels`."""
     from gpunode.kubernetes.changes import own_entries, strings
 
     there, notes = strings(node, _LABELS), strings(node, _ANNOTATIONS)
     lists = {name: notes[name] for name in _LISTS.values() if name in notes}
-    keys = {key for listed in lists.values() for key in listed.split(",")} | own_entries(node, _LABELS).keys()
+    keys = {key for text in lists.values() for key in _listed(text)} | own_entries(node, _LABELS).keys()
     return {key: value for key, value in there.items() if key in keys}, lists
 
 
