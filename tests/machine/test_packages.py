@@ -161,6 +161,10 @@ def test_bundle_installs_offline_and_is_removed(bare: Machine) -> None:
     assert both.code != 0 and "does not belong to this package" in both.out + both.err
     bare.sh(f"/tmp/{name}/install.sh --remove")
     assert bare.run("test", "-e", "/opt/gpunode").code == 1
+    bare.sh("echo mine > /usr/local/bin/gpunode")
+    bare.sh(f"/tmp/{name}/install.sh --remove")
+    assert bare.sh("cat /usr/local/bin/gpunode && rm /usr/local/bin/gpunode") == "mine\n"
+    assert bare.run("sh", f"/tmp/{name}/install.sh", "--help").code == 2
     bare.sh("mkdir -p /opt/gpunode && touch /opt/gpunode/mine")
     for options in ((), ("--remove",)):
         kept = bare.run(f"/tmp/{name}/install.sh", *options)
