@@ -241,7 +241,7 @@ def cdi_refresh(
 
 
 def _refuse_mode(mode: str) -> None:
-    """`UsageError` for a discovery mode of nvidia-ctk's other than that of NVIDIA's Linux driver."""
+    """`UsageError` for a discovery mode of nvidia-ctk that isn't the one for NVIDIA's Linux driver."""
     if mode not in ("auto", "nvml"):
         raise UsageError(
             f"--mode {mode} has no counterpart: gpunode describes the GPUs of NVIDIA's Linux driver",
@@ -263,7 +263,7 @@ def _content(
     return Content(driver_root, dev_root, paths, hooks, vendor, device_class, names)
 
 
-# `gpunode cdi list`: which CDI devices there are, from which file, and which of them an engine can use.
+# `gpunode cdi list`: the CDI devices of this node, their files, and which of them an engine can use.
 
 _STYLES = {"usable": Style.GOOD, "hidden": Style.DIM}
 
@@ -307,7 +307,7 @@ def _blocks(data: CdiDevices) -> tuple[Block, ...]:
     return tuple(found)
 
 
-# What `cdi generate` and `cdi refresh` have in common: options, and making the specification they name.
+# What `cdi generate` and `cdi refresh` share: options, and the function that builds the specification.
 
 HOOKS = ("auto", "none")
 _NO_GIDS, _NO_SOCKETS = "no-additional-gids-for-device-nodes", "disable-ipc-discoverer"
@@ -317,7 +317,7 @@ _NO_EFFECT = ("disable-nvsandboxutils",)  # gpunode doesn't use that library
 
 @dataclass(frozen=True)
 class Content:
-    """What goes into a specification; names and defaults are nvidia-ctk's where it has them."""
+    """Contents of a specification; names and defaults follow nvidia-ctk where it has the option."""
 
     driver_root: str = "/"
     dev_root: str = ""
@@ -336,7 +336,8 @@ class Content:
 
 
 def check(content: Content) -> None:
-    """`UsageError` for what CDI or gpunode doesn't know; names by CDI's own rules (its parser.go)."""
+    """`UsageError` for values that CDI or gpunode doesn't support; names follow CDI's own rules (its
+    parser.go)."""
     if content.hooks not in HOOKS:
         raise UsageError(f"unknown --hooks {content.hooks!r}", hint=f"known: {', '.join(HOOKS)}")
     for name in content.names:
@@ -364,7 +365,7 @@ def check(content: Content) -> None:
 
 
 def _check_nvidia_ctk(content: Content) -> None:
-    """Words of nvidia-ctk's that mean nothing here."""
+    """Options of nvidia-ctk that have no effect here."""
     for option, words, known in (
         ("--disable-hook", content.disabled_hooks, (*HOOK_NAMES, "chmod", "all")),
         ("--enable-hook", content.enabled_hooks, HOOK_NAMES),
@@ -379,7 +380,7 @@ def _check_nvidia_ctk(content: Content) -> None:
 
 
 def make(host: Host, content: Content, progress: Progress) -> Built:
-    """Ask the node and build the specification that every engine on it reads."""
+    """Query the node and build the specification that every engine on it reads."""
     check(content)
     dev_root = content.dev_root or content.driver_root
     limit = readable(host, newest_used(host, dev_root, dots="." in content.device_class))
@@ -432,7 +433,7 @@ def generate(
     else the file's name says it. A file is written in one step, and left unchanged if it has the same
     content.
 
-    `GpunodeError` if the GPUs can't be described, or the file would make another one's devices unusable.
+    `GpunodeError` if the GPUs can't be described, or if the file would make another file's devices unusable.
     """
     path, form = destination(output, format_name)
     built = make(host, content, progress)
@@ -490,7 +491,7 @@ def write(host: Host, path: str, data: bytes) -> str:
 
 
 def devices_line(built: Built) -> Text:
-    """The devices in a line."""
+    """The devices on one line."""
     spec = built.spec
     given = [device.name for device in spec.devices if device.name != "all"]
     short = [name for name in given if name[0].isdigit()]
@@ -508,7 +509,7 @@ def _data(path: str, action: str, form: str, spec: Spec) -> CdiSpec:
     )
 
 
-# `gpunode cdi refresh`: make the standard specification true, or take it away with the driver.
+# `gpunode cdi refresh`: update the standard specification, or remove it after the driver is gone.
 
 _GONE = "the driver isn't loaded: no specification to write"
 
@@ -526,10 +527,10 @@ class CdiRefresh:
 def refresh_specification(
     host: Host, content: Content, progress: Progress, *, dry_run: bool = False
 ) -> Result:
-    """Write `STANDARD` if it isn't what the node is now; kind CdiRefresh.
+    """Write `STANDARD` if it differs from the node's present state; kind CdiRefresh.
 
     Without a driver our own file is removed, and that is success: a unit that runs at every change must not
-    fail before the driver's turn. `GpunodeError` if a loaded driver can't be described.
+    fail before the driver is installed. `GpunodeError` if a loaded driver can't be described.
     """
     check(content)
     before = host.read_bytes(STANDARD)
@@ -582,14 +583,16 @@ def blocks(changes: tuple[Change, ...], dry_run: bool) -> tuple[Block, ...]:
     return tuple(found)
 
 
-# `gpunode cdi refresh --install|--remove`: the units and the udev rule that keep the specification true.
+# `gpunode cdi refresh --install|--remove`: the units and the udev rule that keep the specification up to
+# date.
 
 OPERATION = "cdi-refresh"
 
 
 def change_units(host: Host, progress: Progress, *, remove: bool = False, dry_run: bool = False) -> Result:
-    """Install, or `remove` the files again; kind CdiRefresh. `PreconditionError` where systemd doesn't run or
-    NVIDIA's own units do the work already; `ConfigError` for a file of that name which isn't ours.
+    """Install, or with `remove` remove the files; kind CdiRefresh. `PreconditionError` where systemd doesn't
+    run or NVIDIA's own units do the work already; `ConfigError` for a file of that name that gpunode didn't
+    write.
     """
     if not remove:
         _refuse(host)
@@ -641,7 +644,7 @@ def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
 
 
 def _settle(host: Host, again: bool) -> None:
-    """Let udev read what is there now; with `again` enable units that have their files already."""
+    """Make udev read the current rules; with `again` enable units whose files exist already."""
     if again:
         UnitChanges(enable=refresh.UNITS).after_files(host)
     if host.live and host.which("udevadm"):

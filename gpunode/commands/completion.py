@@ -1,4 +1,4 @@
-"""`gpunode completion`: the script with which a shell completes gpunode, and the values that Tab offers."""
+"""`gpunode completion`: the shell's completion script for gpunode, and the values that Tab offers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MIG_PROFILES = (
 
 
 def one_of(*choices: str, comma: bool = False) -> Callable[[str], list[str]]:
-    """Offers of a fixed set; with `comma` the option takes several of them, separated by commas."""
+    """Completions from a fixed set; with `comma` the option takes several values, separated by commas."""
 
     def offered(incomplete: str) -> list[str]:
         before = incomplete[: incomplete.rfind(",") + 1] if comma else ""
@@ -85,13 +85,13 @@ def mig_labels(ctx: typer.Context) -> list[str]:
 
 
 def _plain(names: Iterable[str]) -> list[str]:
-    """The names without those that zsh, which evaluates what it is offered, might take for something else."""
+    """The names without those that zsh, which evaluates completions, might take for something else."""
     return [name for name in names if _PLAIN.fullmatch(name)]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """`data` of the envelope: which shell, and what it is to read."""
+    """`data` of the envelope: the shell, and the script that it reads."""
 
     shell: str
     script: str
@@ -99,7 +99,7 @@ class Completion:
 
 def run(shell: str) -> Result:
     """The script alone, for ``source <(...)`` or a file; nothing is installed anywhere."""
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it has no other place
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is private
 
     script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell)
     if shell == "zsh":
@@ -114,7 +114,7 @@ completion_app = typer.Typer(rich_markup_mode=None)
 
 
 class Shell(StrEnum):
-    """Whose completion there is."""
+    """Shells with a completion script."""
 
     BASH = "bash"
     ZSH = "zsh"

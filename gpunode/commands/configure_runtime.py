@@ -1,4 +1,5 @@
-"""`gpunode configure-runtime`: register the nvidia runtime and see that the running daemon has it."""
+"""`gpunode configure-runtime`: register the nvidia runtime and check that the running daemon has loaded
+it."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def run(
         raise UsageError(f"unknown --also {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
-        # one journal entry has the files that all share; an engine's own refusal comes before theirs
+        # one journal entry has the shared files; an engine's own refusal comes before theirs
         made = functools.cache(
             lambda: _companions(host, engines, units=not request.no_restart) if cdi else NONE
         )
@@ -89,7 +90,7 @@ def run(
 
 @dataclass(frozen=True)
 class Companions:
-    """Files beside the engine's own: a CDI specification and the units that keep it fresh."""
+    """Files other than the engine's own: a CDI specification and the units that keep it up to date."""
 
     edits: tuple[FileEdit, ...] = ()
     units: tuple[str, ...] = ()
@@ -138,7 +139,7 @@ def _intent(
 
 
 def check_name(name: str) -> None:
-    """`UsageError` for what can't be a runtime's name, or is the name of what runs every other container."""
+    """`UsageError` for an invalid runtime name, or the name of the runtime of every other container."""
     if name in RESERVED or name.startswith("io.containerd."):
         raise UsageError(
             f"the runtime name {name} belongs to the engine's own low-level runtime",
@@ -151,7 +152,8 @@ def check_name(name: str) -> None:
 def _desired(
     engine: Engine, name: str, path: str, also: Sequence[str], default: bool, cdi: bool, replace_others: bool
 ) -> tuple[DesiredConfig, tuple[str, ...]]:
-    """What the engine should have. With CDI and no toolkit here there is no runtime to register."""
+    """The desired configuration of the engine. With CDI and without the toolkit there is no runtime to
+    register."""
     asked = path or default or also
     path = path or engine.program
     if engine.program.startswith("/") and not path.startswith("/") and engine.daemon.name != "docker":
@@ -197,7 +199,7 @@ def _require_programs(engine: Engine, desired: DesiredConfig) -> None:
 
 runtime_app = typer.Typer(rich_markup_mode=None)
 
-# options of nvidia-ctk that gpunode knows and refuses, each with its reason
+# options of nvidia-ctk that gpunode recognizes and refuses, each with its reason
 _HOOK = (
     "OCI hooks are deprecated: gpunode registers the runtime",
     "leave it out; for GPUs without the runtime: --cdi",
@@ -218,7 +220,8 @@ _CONFIG_MODES = ("config-file", "config")
 
 
 def _refuse_unsupported(options: Mapping[str, str], config_mode: str) -> None:
-    """`UsageError` for what `configure-runtime` can't take over from ``nvidia-ctk runtime configure``."""
+    """`UsageError` for options of ``nvidia-ctk runtime configure`` that `configure-runtime` doesn't
+    support."""
     for option, value in options.items():
         if value:
             reason, hint = _UNSUPPORTED[option]

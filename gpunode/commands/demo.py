@@ -1,4 +1,4 @@
-"""`gpunode demo`: the whole way on a simulated node, each step as a person would type it.
+"""`gpunode demo`: every step from driver to pod on a simulated node, each as a user would type it.
 
 The commands are the real ones, on a recorded machine in a temporary directory. Simulated are the GPUs (the
 vector-add is computed on the CPU), the daemons' restarts and the kubelet; the transcript says so.
@@ -26,7 +26,7 @@ from gpunode.host.recording import RECORDING
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import plain
 
-# A whole machine in one JSON object, and how it becomes a directory that ``--root`` reads.
+# A whole machine in one JSON object, and the function that writes it as a directory for ``--root``.
 #
 # ``{"files": {path: text}, "binary": {path: base64}, "links": {path: target}, "dirs": [path], "executables":
 # [path], "libraries": {soname: path}, "recording": {...}}``. `libraries` become /etc/ld.so.cache. In `files`
@@ -50,7 +50,7 @@ def build_machine(spec: Mapping[str, Any], root: Path) -> Path:
         _make(target.parent, made)
         target.write_bytes(b"#!/bin/sh\n")
         target.chmod(0o755)
-    # links last: nothing is ever written through one
+    # links last, so that no file is ever written through one
     links: set[Path] = set()
     for path, destination in spec.get("links", {}).items():
         link = _inside(root, path, links)
@@ -67,7 +67,7 @@ def _make(directory: Path, made: set[Path]) -> None:
 
 
 def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
-    """Every regular file of the machine, with what is made from the other sections."""
+    """Every regular file of the machine, including those made from the other sections."""
     import base64
     import json
 
@@ -83,7 +83,8 @@ def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
-    """Location of a path of the machine; one that leaves the root or leads through `links` is refused."""
+    """Location of a path of the machine; `ConfigError` for one that leaves the root or leads through
+    `links`."""
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts:
         raise ConfigError(f"{path!r} is no absolute path inside the machine")
@@ -110,7 +111,7 @@ _MAJORS = {"nvidia": 195, "nvidia-caps": 237, "nvidia-uvm": 236}
 
 
 def build_demo_node(root: Path) -> Host:
-    """Write the machine below `root`, a new directory, and return the host that sees it."""
+    """Write the machine below `root`, a new directory, and return a host for it."""
     build_machine(machine(), root)
     host = Host(root)
     Daemons(host).restart("docker")
@@ -119,7 +120,7 @@ def build_demo_node(root: Path) -> Host:
 
 
 def inventory() -> Inventory:
-    """What NVML would say on this node."""
+    """What NVML would report on this node."""
     gpus = (
         Gpu(
             index=index,
@@ -250,12 +251,12 @@ def _recording() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Daemons:
-    """Stands in for the two engines: reads the file as each would and records what it would answer then."""
+    """Simulates the two engines: reads the file as each would and records what it would answer then."""
 
     host: Host
 
     def restart(self, engine: str) -> None:
-        """What `systemctl restart` of the engine comes to on this node."""
+        """What `systemctl restart` of the engine does on this node."""
         answers = {
             "docker": (DOCKER_SOCKET, self._docker),
             "containerd": (CONTAINERD_SOCKET, self._containerd),
@@ -300,12 +301,12 @@ version = 2
 """
 
 
-_KUBELET_SECONDS = 60.0  # it takes a tenth of one; a busy machine may take many
+_KUBELET_SECONDS = 60.0  # it takes a tenth of a second; a busy machine may take many
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command line of the demo and what it came to."""
+    """One command line of the demo and its result."""
 
     command: str
     exit_code: int
@@ -313,7 +314,7 @@ class Step:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """`data` of the envelope; `allocatable` is what the kubelet's stand-in counts at the end."""
+    """`data` of the envelope; `allocatable` is the simulated kubelet's count at the end."""
 
     steps: tuple[Step, ...]
     allocatable: int
@@ -321,7 +322,7 @@ class DemoReport:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What has been typed and printed so far."""
+    """The commands typed and the output printed so far."""
 
     steps: list[Step] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
@@ -343,7 +344,7 @@ def _error_lines(info: ErrorInfo) -> list[str]:
 
 
 def run(host: Host, progress: Progress) -> Result:
-    """Play the whole way in a temporary directory; exit 1 if it doesn't come out as it must."""
+    """Run every step in a temporary directory; exit 1 if a result isn't the expected one."""
     with host.temporary_directory() as place:
         root = place / "node"
         node = build_demo_node(root)
@@ -400,7 +401,7 @@ def _verify(transcript: Transcript, node: Host, progress: Progress) -> Result:
 
 
 def _plugin(transcript: Transcript, node: Host) -> int:
-    """Serve to the kubelet's stand-in until it counts the GPUs; gives its allocatable count."""
+    """Serve to the simulated kubelet until it counts the GPUs; return its allocatable count."""
     from gpunode.plugin.compose import make_service
     from gpunode.plugin.config.settings import Settings
     from gpunode.plugin.logfmt import open_log
@@ -414,7 +415,7 @@ def _plugin(transcript: Transcript, node: Host) -> int:
     service.start()
     try:
         kubelet.wait_allocatable(settings.resource_name, len(inventory().gpus), _KUBELET_SECONDS)
-        # the plugin notices a moment later that it is watched; the transcript ends with its saying so
+        # the plugin detects a moment later that it is watched; the transcript ends with that log line
         node.wait_until(lambda: _says(transcript.blocks, "the kubelet watches"), _KUBELET_SECONDS)
         allocatable = kubelet.allocatable(settings.resource_name)
         capacity = kubelet.capacity(settings.resource_name)
@@ -440,7 +441,7 @@ def _says(blocks: list[Block], words: str) -> bool:
 
 
 class _LogLines(io.StringIO):
-    """A stream for the plugin's log that keeps whole lines as part of the transcript."""
+    """A stream that appends the plugin's log to the transcript in whole lines."""
 
     def __init__(self, blocks: list[Block]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`gpunode doctor`: what is wrong with this node, root cause first. Changes nothing."""
+"""`gpunode doctor`: what is wrong with this node, root cause first. It changes nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# What the doctor tries on --deep: things that are run on the node and leave nothing behind.
+# What the doctor runs on the node with --deep; these leave nothing behind.
 
 _SECONDS = 15.0  # for the GPU alone; the image and the container take a few more
 
@@ -81,7 +81,7 @@ NO_QUESTIONS = Questions()
 
 @dataclass(frozen=True)
 class Selected:
-    """What was asked for; empty for everything."""
+    """The options; empty ones select everything."""
 
     only: tuple[str, ...]
     skip: tuple[str, ...]
@@ -92,9 +92,9 @@ class Selected:
 class DoctorReport:
     """`data` of the envelope: the node, and one finding per check.
 
-    `first` is the id to fix first; `chains` has for each root cause the checks that wait for it, each with
-    the check that it stands behind. `gpus_not_examined` is why NVML wasn't queried for the GPUs, empty if it
-    was. `at` is in seconds since the epoch.
+    `first` is the id to fix first; `chains` maps each root cause to the checks that wait for it, each with
+    the check that directly blocks it. `gpus_not_examined` is why NVML wasn't queried for the GPUs, empty if
+    it was. `at` is in seconds since the epoch.
     """
 
     node: NodeSummary
@@ -120,8 +120,8 @@ def run(
     strict: bool = False,
     explain: bool = False,
 ) -> Result:
-    """Judge the node; exit 1 for an error, with `strict` for a warning too. `explain` shows what waits for
-    what."""
+    """Run the checks; exit 1 for an error, with `strict` for a warning too. `explain` shows which check waits
+    for which."""
     started = host.monotonic()
     node = node_of(host, questions, progress)
     findings = run_checks(node, selection)
@@ -154,8 +154,8 @@ def run(
 
 
 def node_of(host: Host, questions: Questions, progress: Progress) -> Node:
-    """The node, with what the checks need and what a deep one may run on it. `PreconditionError` for a
-    root directory that isn't a machine's."""
+    """The node, with what the checks need and what a deep check may run on it. `PreconditionError` for a root
+    directory that doesn't contain a machine's files."""
     missing = [name for name in _TOP if _lacks(host, name)]
     if missing and not host.live:
         raise PreconditionError(
@@ -174,7 +174,8 @@ def _lacks(host: Host, directory: str) -> bool:
 
 
 def _about(node: Node) -> NodeSummary:
-    """Of the node itself. Checks that weren't selected haven't read all of it, and any of it may hang."""
+    """Facts of the node itself. Checks that weren't selected haven't read all of them, and any read may
+    hang."""
     with Patience(node.host, _ABOUT_SECONDS) as patience:
         return describe(node, patience.call)
 
@@ -192,7 +193,7 @@ def _metrics(envelope: dict[str, Any]) -> str:
 
 
 def refuse_no_release(cuda: str) -> None:
-    """`UsageError` for what is no CUDA release."""
+    """`UsageError` for a value that isn't a CUDA release."""
     if cuda and release_of(cuda) is None:
         raise UsageError(f"--cuda {cuda}: no CUDA release", hint="two numbers, such as 12.8")
 
@@ -200,8 +201,8 @@ def refuse_no_release(cuda: str) -> None:
 def selected(
     only: Sequence[str] = (), skip: Sequence[str] = (), ignore: Sequence[str] = (), preflight: str = ""
 ) -> Selection:
-    """The checks by the words of a command line: each an id, or several with commas between, in `skip` and
-    `ignore` with ``:REASON`` behind it if there is one; `ignore` may be ``all``.
+    """The checks that the command line selects: each word is an id, or several with commas between; in `skip`
+    and `ignore` an id may be followed by ``:REASON``; `ignore` may be ``all``.
 
     `UsageError` names the nearest ids for an unknown one.
     """
@@ -231,7 +232,7 @@ def _reasons(given: Sequence[str], *, reasons: bool = True) -> dict[str, str]:
 
 
 def overall(findings: tuple[Finding, ...]) -> str:
-    """The worst there is: fail, error (a check broke), warn or ok."""
+    """The worst status: fail, error (a check broke), warn or ok."""
     statuses = {finding.status for finding in findings}
     for status in (FindingStatus.FAIL, FindingStatus.ERROR, FindingStatus.WARN):
         if status in statuses:
@@ -263,7 +264,7 @@ def run_fix(
     return doctor_fix.run(host, look, progress, strict=strict, apply=apply, allow=allow)
 
 
-# The verbs that only look: what is wrong with this node, and what a check is about.
+# The read-only commands: what is wrong with this node, and what a check is about.
 
 doctor_app = typer.Typer(rich_markup_mode=None)
 
@@ -419,12 +420,13 @@ def doctor(
 
 
 def _into(path: str, result: Result) -> Result:
-    """The result, to be written to a file if one is named."""
+    """The result, written to a file if one is named."""
     return replace(result, file=path) if path not in ("", "-") else result
 
 
 def _only_whole(session: Session, path: str, **verbs: bool) -> None:
-    """What is only for a whole report is refused beside the rest, and an impossible path at once."""
+    """Refuse options that only apply to a whole report when others are given, and an impossible path at
+    once."""
     output = session.chosen["output"] or Output.TABLE
     asked = [f"--{name}" for name, given in verbs.items() if given]
     if len(asked) > 1:
@@ -441,10 +443,10 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
 
 
 def _no_diagnosis(host: Host, **options: object) -> None:
-    """--compare looks at no node: an option for a diagnosis would do nothing. One that the environment sets
-    for every doctor is meant for the others."""
+    """--compare reads saved reports and no node, so an option for a diagnosis would have no effect. Options
+    that the environment sets for every doctor apply to the other runs."""
     for name, value in options.items():
-        # 0 == False, and --expect-gpus 0 was said
+        # 0 == False, and --expect-gpus 0 was given
         unset = value is None or value is False or value in ("", [])
         if not unset and not host.environ.get(f"GPUNODE_DOCTOR_{name.upper()}"):
             option = f"--{name.replace('_', '-')}"

@@ -27,7 +27,7 @@ _MOST_NAMES = 6  # on a line of the table; JSON has them all
 
 @dataclass(frozen=True)
 class Member:
-    """One node: its name (the file's beside it where two have the same), and what is compared of it."""
+    """One node: its name (with the file's name where two are the same), and what is compared."""
 
     name: str
     file: str
@@ -51,7 +51,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Fix:
-    """A command that fixes a fault, and the nodes for which it does."""
+    """A command that fixes a fault, and the nodes on which it does."""
 
     command: str
     nodes: tuple[str, ...]
@@ -59,7 +59,8 @@ class Fix:
 
 @dataclass(frozen=True)
 class Fault:
-    """Findings of one check with one status, on one node or more. The texts are those of most nodes."""
+    """Findings of one check with one status, on one node or more. The texts are those of most of the
+    nodes."""
 
     id: str
     title: str
@@ -80,7 +81,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that isn't the same everywhere. `what` is an aspect or a check's id."""
+    """An aspect or check that isn't the same on all nodes. `what` is the aspect or the check's id."""
 
     what: str
     groups: tuple[Group, ...]
@@ -117,7 +118,7 @@ class DoctorComparison:
 def run(paths: Sequence[str], *, strict: bool = False) -> Result:
     """Compare reports as JSON, JSON lines or YAML, or support bundles; with `strict` a difference is exit 1.
 
-    `UsageError` for fewer than two files, `ConfigError` names a file that is no report.
+    `UsageError` for fewer than two files, `ConfigError` names a file that isn't a report.
     """
     if len(paths) < 2 and not any(path.endswith(LINES) for path in paths):
         raise UsageError(
@@ -202,7 +203,7 @@ def _faults(members: Sequence[Member]) -> Iterator[Fault]:
 
 
 def _command(finding: Mapping[str, Any]) -> str:
-    """The first command of the fix as it is; empty for what is none."""
+    """The first command of the fix, unchanged; empty if the fix has no command."""
     fixes = finding.get("fix")
     first = fixes[0] if isinstance(fixes, list) and fixes else None
     command = first.get("command") if isinstance(first, dict) else None
@@ -222,7 +223,7 @@ def _models(reports: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> Member:
-    """The report is a stranger's: whatever is missing or of another type in it is a malformed file."""
+    """The report is untrusted input: a key that is missing or of another type means a malformed file."""
     try:
         data = report["data"]
         node = data["node"]
@@ -245,13 +246,14 @@ def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> M
 
 
 def _text(value: Any) -> str:
-    """One line, of a length that fits a table; empty for what is no text. A line break would forge a row."""
+    """One line, short enough for a table; empty for a value that isn't text. A line break would forge a
+    row."""
     line = " ".join(value.split()) if isinstance(value, str) else ""
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
 def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is compared, each as text; an empty one is shown as none."""
+    """The compared aspects, each as text; an empty one is shown as none."""
     yield "driver", _text(node.get("driver")) or "none"
     yield "toolkit", _text(node.get("toolkit")) or "none"
     engines: dict[str, list[str]] = {}
@@ -289,12 +291,12 @@ def _named(members: Sequence[Member]) -> list[Member]:
 
 
 def _filled(member: Member, bad: Sequence[str]) -> dict[str, str]:
-    """The checks in which some node has a fault; one that a report doesn't have wasn't judged there."""
+    """The checks in which some node has a fault; a check that is missing in a report wasn't run there."""
     return {name: member.findings.get(name, "skip") for name in bad}
 
 
 def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
-    """Aspects that haven't one value everywhere, in the order of the first node."""
+    """Aspects with more than one value, in the order of the first node."""
     for what in dict.fromkeys(name for one in values.values() for name in one):
         nodes: dict[str, list[str]] = {}
         for name, one in values.items():
@@ -356,7 +358,8 @@ def _blocks(
 
 
 def _domain(members: Sequence[Member]) -> str:
-    """What every name ends in, from a dot on; empty if they share none. Told once, not on every line."""
+    """The common suffix of all names, from a dot on; empty if they share none. Printed once, not on every
+    line."""
     if any(one.file in one.name for one in members):
         return ""
     domains = {one.name[one.name.find(".") :] if "." in one.name else "" for one in members}
@@ -392,7 +395,7 @@ _MAKE_ONE = "make one: gpunode doctor --output-file NODE.json"
 def saved_reports(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The reports in a file, each by its name: the file's, with the line's number in a file of lines.
 
-    `ConfigError` names what is no report.
+    `ConfigError` names the file or line that isn't a report.
     """
     text = _saved(path)
     if not path.endswith(LINES):
@@ -404,7 +407,7 @@ def saved_reports(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _saved(path: str) -> str:
-    """Text of a file of this machine, whatever --root is."""
+    """Text of a file of this machine, even with --root."""
     place = str(Path(path).absolute())
     try:
         if path.endswith((".tar.gz", ".tgz")):

@@ -1,4 +1,4 @@
-"""`gpunode doctor --fix`: the plan that fixes the findings, and with --apply its safe part."""
+"""`gpunode doctor --fix`: the plan that fixes the findings, and with --apply its safe fixes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpunode.output.result import (
 from gpunode.runtime.apply import engine_restart
 
 ALLOWANCES = ("restart", "drain", "reboot")
-_ROUNDS = 8  # mending a cause shows what waited for it; a chain is never that long
+_ROUNDS = 8  # fixing a cause shows the findings that waited for it; a chain is never that long
 _BAD = (FindingStatus.FAIL, FindingStatus.WARN, FindingStatus.ERROR)
 _WAYS = {
     "safe": "safe: --apply does it",
@@ -35,8 +35,8 @@ _WAYS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left:
-    then `message` says why.
+    """Result of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left: then
+    `message` says why.
 
     `journal` is the entry that undoes its files, empty if it wrote none.
     """
@@ -51,7 +51,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Fixes:
-    """`data` of kind DoctorFixes. `plan` is what was found before, `done` is empty without --apply."""
+    """`data` of kind DoctorFixes. `plan` has the fixes for the first findings, `done` is empty without
+    --apply."""
 
     plan: tuple[PlannedFix, ...]
     done: tuple[Outcome, ...]
@@ -67,8 +68,8 @@ def run(
     apply: bool,
     allow: Collection[str],
 ) -> Result:
-    """Plan fixes for what `look` returns; with `apply` carry out the safe ones, and what `allow` has of
-    `ALLOWANCES`. Exit 1 if an error is left. `PreconditionError` where nothing may be changed."""
+    """Plan fixes for the findings of `look`; with `apply` carry out the safe ones, and those of `ALLOWANCES`
+    that `allow` names. Exit 1 if an error is left. `PreconditionError` where changes aren't allowed."""
     if apply:
         _require(host)
     findings = look()
@@ -80,7 +81,8 @@ def run(
 
 
 def refuse(fix: bool, apply: bool, allow: Collection[str]) -> None:
-    """`UsageError` for an unknown allowance, and for --apply or --allow without what they go with."""
+    """`UsageError` for an unknown allowance, and for --apply or --allow without the options that they
+    need."""
     for allowance in allow:
         if allowance not in ALLOWANCES:
             raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
@@ -107,7 +109,8 @@ def _apply(
     allow: Collection[str],
     progress: Progress,
 ) -> tuple[tuple[Outcome, ...], tuple[Finding, ...]]:
-    """Carry out fixes and run the checks again until no new fix is left, each check once; what was done."""
+    """Carry out fixes and run the checks again until no new fix is left, each check once; return the
+    results."""
     done: dict[str, Outcome] = {}
     for _ in range(_ROUNDS):
         planned = _next(findings, allow, done)
@@ -126,7 +129,7 @@ def _apply(
 
 
 def _next(findings: tuple[Finding, ...], allow: Collection[str], done: Collection[str]) -> PlannedFix | None:
-    """The next fix that may be carried out. A reboot comes last, and nothing after it."""
+    """The next fix that may be carried out. A reboot comes last, with no fix after it."""
     found = [
         planned
         for planned in planned_fixes(findings)
@@ -146,7 +149,7 @@ def _carry_out(host: Host, planned: PlannedFix, steps: Sequence[Step], progress:
 
 
 def _judged(outcome: Outcome, findings: tuple[Finding, ...], rest: Sequence[Step]) -> Outcome:
-    """With what the same check says now, and what of the fix is still to come."""
+    """The result with the same check's current finding, and the part of the fix that remains."""
     now = next((finding for finding in findings if finding.id == outcome.id), None)
     if now is None or now.status not in _BAD:
         return replace(outcome, outcome="mended", message=now.summary if now else "")

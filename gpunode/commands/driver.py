@@ -131,7 +131,7 @@ def driver_install(
     )
 
 
-# `gpunode driver plan`: which driver these GPUs and this kernel need, why, and what would bring it.
+# `gpunode driver plan`: which driver these GPUs and this kernel need, why, and how to install it.
 
 PLAN = "DriverPlan"
 _NUMERALS = frozenset("0123456789.")
@@ -148,7 +148,7 @@ class FileLine:
 
 @dataclass(frozen=True)
 class PlanData:
-    """`data` of the envelope: the plan as programs read it, commands as a person would type them."""
+    """`data` of the envelope: the plan for programs, with commands as an administrator would type them."""
 
     id: str
     branch: int
@@ -170,7 +170,7 @@ class PlanData:
 def build_wish(
     host: Host, branch: int, version: str, flavour: str, repository: str, key: str, *, hold: bool
 ) -> Wish:
-    """What the command line's words mean; `key` is a file. `ConfigError` for what is no key."""
+    """The request that the command line makes; `key` is a file. `ConfigError` for a file that isn't a key."""
     data = b""
     if key:
         from gpunode.packages.openpgp import armored, fingerprints
@@ -179,13 +179,13 @@ def build_wish(
         if found is None:
             raise UsageError(f"there is no file {key}", hint="--key takes the mirror's public key")
         data = armored(found)
-        fingerprints(data)  # raises for what is no key
+        fingerprints(data)  # raises for data that isn't a key
     return Wish(branch, version, flavour, repository.rstrip("/"), hold, data)
 
 
 def show_plan(host: Host, wish: Wish, progress: Progress) -> Result:
-    """Plan and change nothing; kind DriverPlan. Obstacles are part of it, and no error."""
-    check(wish)  # before anything is said to be looked at
+    """Plan and change nothing; kind DriverPlan. Obstacles are part of the plan, not errors."""
+    check(wish)  # before the output says that the node is examined
     with progress.step("looking at the GPUs, the kernel and the packages"):
         plan = made(host, wish)[1]
     blocked = bool(plan.refusals) and not plan.up_to_date
@@ -194,9 +194,9 @@ def show_plan(host: Host, wish: Wish, progress: Progress) -> Result:
 
 
 def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situation, DriverPlan]:
-    """The node as it is now and its plan. `UsageError` for a wish that can't be meant.
+    """The node as it is now and its plan. `UsageError` for a request that contradicts itself.
 
-    With `before`, what our own files have changed since then counts as still to be done.
+    With `before`, changes of our own files since then count as still to be done.
     """
     from gpunode.packages.driver_model import read_situation
     from gpunode.packages.driver_plan import plan_driver
@@ -209,7 +209,7 @@ def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situa
 
 
 def check(wish: Wish) -> None:
-    """A branch, a version, a flavour and a repository, each on its own and together."""
+    """Check branch, version, flavour and repository, each on its own and together."""
     if wish.flavour not in ("", *FLAVOURS):
         raise UsageError(f"unknown --flavour {wish.flavour!r}", hint=f"known: {', '.join(FLAVOURS)}")
     numbers = wish.version.split(".")
@@ -308,15 +308,15 @@ def _work(plan: DriverPlan) -> Iterator[Block]:
 INSTALLATION = "DriverInstallation"
 OPERATION = "driver-install"
 _KEYRING = "cuda-keyring"
-_OURS = ("nvidia", "libcuda", "libnv", "nvlsm", "dkms")  # what a driver may bring along
+_OURS = ("nvidia", "libcuda", "libnv", "nvlsm", "dkms")  # packages that a driver may install along with it
 _DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
 class DriverInstallation:
-    """`data` of the envelope: the plan, and what was done of it. `pending` are finishing commands that
-    failed: the driver is installed, and they are left to do. `undo` are the commands that bring the packages
-    of before back, as far as the repositories still have them."""
+    """`data` of the envelope: the plan, and the steps that were carried out. `pending` are finishing commands
+    that failed: the driver is installed, and the user must run them. `undo` are the commands that restore the
+    previous packages, as far as the repositories still have them."""
 
     plan: PlanData
     changes: tuple[Change, ...]
@@ -340,8 +340,8 @@ def install(
 ) -> Result:
     """Install as planned; kind DriverInstallation. `PreconditionError` for what the plan refuses.
 
-    `dry_run` only shows the plan; without `yes` nothing is done either, and that is an error. With an
-    `identifier` of a plan, nothing but that plan is done.
+    `dry_run` only shows the plan; without `yes` nothing is changed either, and that is an error. With the
+    `identifier` of a plan, only that plan is carried out.
     """
     if not set(identifier) <= _DIGITS:
         raise UsageError(f"{identifier!r} is no plan's id", hint="gpunode driver plan shows it at its end")
@@ -365,7 +365,7 @@ def install(
 
 
 def _undisturbed(host: Host, situation: Situation, progress: Progress, lock_seconds: float) -> bool:
-    """Wait until no other package manager is at work; True if one was, as what it has changed counts."""
+    """Wait until no other package manager runs; True if one did, because the node must then be read again."""
     from gpunode.packages.driver_plan import manager_of
 
     manager = manager_of(host, situation.distribution.family)
@@ -376,7 +376,7 @@ def _undisturbed(host: Host, situation: Situation, progress: Progress, lock_seco
 
 
 def _refused(plan: DriverPlan, identifier: str, *, dry_run: bool) -> Result:
-    """The plan is shown all the same: who reads it knows what to change."""
+    """Show the plan with the refusal, so that the reader knows what to change."""
     errors = [ErrorInfo(one.code, one.message, one.hint) for one in plan.refusals]
     if not errors:
         hint = f"read the plan, then run this with --yes --plan {plan.id}"
@@ -434,21 +434,21 @@ def _install(
 
 
 def _came(host: Host, present: frozenset[str], plan: DriverPlan) -> tuple[str, ...]:
-    """The packages that this plan adds to `present`; a driver's, if the manager reports no more."""
+    """The packages that this plan adds to `present`; if the manager reports no more, those of a driver."""
     listed = {one.name for one in plan.changes}
     new = sorted(frozenset(read_packages(host).installed) - present)
     return tuple(one for one in new if one in listed or (not listed and any(word in one for word in _OURS)))
 
 
 def _way_back(job: Job, final: DriverPlan, first: DriverPlan, present: frozenset[str]) -> tuple[str, ...]:
-    """Commands to type; files stay as they are, and so does the journal that has what they were."""
+    """Undo commands; files stay as they are, and so does the journal, which has their earlier content."""
     names = tuple(dict.fromkeys((*job.watched, *_came(job.host, present, final))))
     commands = back(job.manager, job.manager.installed(names), job.before)
     return tuple(one.text for one in (*commands, *first.stream_back))
 
 
 def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) -> None:
-    """Make the repository known and plan again with what it has, then install and look at the outcome."""
+    """Add the repository and plan again with its packages, then install and check the result."""
     for command in plan.commands[: plan.preparing]:
         run(command)
     if plan.preparing:
@@ -461,11 +461,11 @@ def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) 
 
 
 def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[str], run: Run) -> None:
-    """Remove what `carry_out` doesn't know of: packages that came along, and the module stream."""
+    """Remove what `carry_out` doesn't know of: additional packages, and the module stream."""
     node = Node(job.host)
     for release in dict.fromkeys((node.kernel, node.next_kernel)):
         build = failed_build(job.host, release)
-        if build is not None:  # its log goes with the packages
+        if build is not None:  # its log is removed with the packages
             job.progress.note(f"kernel {release}: {build.text}")
     try:
         came = _came(job.host, present, plan)
@@ -482,7 +482,7 @@ def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[s
 
 
 def _require(plan: DriverPlan) -> None:
-    """What only shows once the repository has been read."""
+    """Refusals that are only known once the repository has been read."""
     if plan.refusals:
         first = plan.refusals[0]
         raise PreconditionError(first.message, hint=first.hint, code=first.code)
@@ -494,7 +494,7 @@ def _require(plan: DriverPlan) -> None:
 
 
 def _prove(host: Host, manager: Manager, plan: DriverPlan) -> None:
-    """That the packages are at their versions, and that a kernel of this node has a module."""
+    """Check that the packages are at their versions and that a kernel of this node has a module."""
     states = manager.look([one.name for one in plan.packages])
     wrong = [
         f"{one.name} {states[one.name].installed or 'not installed'}"
@@ -518,7 +518,7 @@ def _prove(host: Host, manager: Manager, plan: DriverPlan) -> None:
 def _finish(
     job: Job, commands: Sequence[Command]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Those that ran, those that are left to do, and why: what is installed stays installed."""
+    """The commands that ran, those that are pending, and why: installed packages stay installed."""
     ran: list[str] = []
     for number, command in enumerate(commands):
         try:

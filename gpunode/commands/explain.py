@@ -44,8 +44,8 @@ class CheckList:
 class CheckExplanation:
     """`data` of the envelope: one check.
 
-    It waits for the checks in `blocked_by`, and those in `blocks` wait for it. `node_classes` are where it
-    applies; `fixes` are by distribution family: debian, rhel, suse, other.
+    It waits for the checks in `blocked_by`, and those in `blocks` wait for it. `node_classes` are the classes
+    of nodes that it applies to; `fixes` are by distribution family: debian, rhel, suse, other.
     """
 
     id: str
@@ -73,7 +73,7 @@ def run(identifier: str = "") -> Result:
 
 
 def explanation(check: Check) -> CheckExplanation:
-    """Everything known of a check."""
+    """All data of a check."""
     return CheckExplanation(
         check.id,
         check.title,
@@ -115,7 +115,7 @@ def _blocks(check: Check) -> Iterator[Block]:
 
 
 def commands(check: Check) -> dict[str, list[str]]:
-    """Each fix command and the distributions that it is for."""
+    """Each fix command with its distributions."""
     found: dict[str, list[str]] = {}
     for family in FAMILIES:
         found.setdefault(check.remedy.for_family(family).command, []).append(_FAMILY_NAMES[family])

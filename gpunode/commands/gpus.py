@@ -40,7 +40,7 @@ def run(host: Host, progress: Progress) -> Result:
 
 
 def explain_failure(answer: NvmlProbe) -> GpunodeError:
-    """Why there is no inventory, and what finds the cause."""
+    """Why there is no inventory, and the command that finds the cause."""
     code = f" (NVML {answer.code})" if answer.code is not None else ""
     stable = "nvml-hang" if answer.timed_out else "nvml"
     message = f"the GPUs can't be listed: {answer.message}{code}"

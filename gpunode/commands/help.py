@@ -71,7 +71,7 @@ def _environment(context: Any, of: str) -> str:
 
 
 def _names(ctx: typer.Context) -> list[str]:
-    """Words that can follow, for Tab."""
+    """Completions for Tab."""
     parent: Any = ctx.find_root().command
     named = ctx.params.get("command") or ()
     for name in named:

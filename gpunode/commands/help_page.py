@@ -37,12 +37,13 @@ ONE_SHOT = (
 
 
 def whole(text: str) -> str:
-    """The text with hyphens at which a formatter breaks no line, so that paths and flags can be copied."""
+    """The text with non-breaking hyphens, so that a formatter doesn't break paths and flags, which users
+    copy."""
     return text.replace("-", _HYPHEN)
 
 
 def printed(page: str) -> str:
-    """The page with its own hyphens again."""
+    """The page with normal hyphens restored."""
     return page.replace(_HYPHEN, "-")
 
 
@@ -155,11 +156,11 @@ def _record(option: Any, ctx: Any) -> tuple[str, str] | None:
 
 
 class HelpCommand(HelpPage, typer.core.TyperCommand):
-    """A command with such a page."""
+    """A command with such a help page."""
 
 
 class HelpGroup(HelpPage, typer.core.TyperGroup):
-    """A group with such a page. `default` is the subcommand that runs where none is named."""
+    """A group with such a help page. `default` is the subcommand that runs if none is named."""
 
     default = ""
 

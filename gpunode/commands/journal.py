@@ -169,7 +169,7 @@ def line(journal: Journal, entry: Entry) -> EntryLine:
 
 
 def when(name: str) -> str:
-    """The time in an entry's name as ISO 8601; empty for a name that bears none."""
+    """The time in an entry's name as ISO 8601; empty for a name without one."""
     found = _NAME.match(name)
     return "{}-{}-{}T{}:{}:{}Z".format(*found.groups()) if found else ""
 
@@ -210,7 +210,7 @@ def _block(lines: tuple[EntryLine, ...], directory: str) -> Text | Table:
 
 # `gpunode journal show [ID]`: one change, file by file.
 
-# what a person wants to know of a manifest, and how it is called
+# the manifest's facts that the user needs, and their labels
 _FACTS = (
     ("config", "configuration"), ("runtimes", "runtimes"), ("runtime", "runtimes"), ("settings", "settings"),
     ("previousDefault", "default before"), ("verb", "engine action"), ("units", "systemd units"),
@@ -220,9 +220,9 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class JournalFile:
-    """One file of an entry. `now` is ours, before, changed or unreadable: what it holds at present.
+    """One file of an entry. `now` is ours, before, changed or unreadable: the file's present content.
 
-    `action` is created, updated or removed; `diff` is empty where either side isn't known any more, and
+    `action` is created, updated or removed; `diff` is empty where either side is no longer known, and
     `problem` then says why.
     """
 
@@ -243,7 +243,8 @@ class JournalEntry:
 
 
 def show_entry(host: Host, name: str = "") -> Result:
-    """Show one entry, the last without a `name`; kind JournalEntry. `UsageError` for one that isn't there."""
+    """Show one entry, the last without a `name`; kind JournalEntry. `UsageError` for an id that doesn't
+    exist."""
     journal, entries = load(host)
     entry = _chosen(journal, entries, name)
     files = tuple(_file(host, journal, entry, file, entries) for file in entry.files)
@@ -288,7 +289,7 @@ def _file(
 def _written(
     journal: Journal, entry: Entry, file: Mapping[str, Any], entries: Sequence[Entry]
 ) -> bytes | None:
-    """What this entry had written, from the copy that a later entry made of it; None if there is none."""
+    """What this entry wrote, from the backup that a later entry made of it; None if there is none."""
     for later in entries:
         for other in later.files if later.sequence > entry.sequence else ():
             if other["path"] == file["path"] and other["before"] == file["after"]:
@@ -332,8 +333,8 @@ def roll_back(
 ) -> Result:
     """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
 
-    Without a `name` it is the last entry. `ConfigError` if another program changed one since: nothing is
-    restored then.
+    Without a `name` it is the last entry. `ConfigError` if another program has changed one of the files
+    since; nothing is restored then.
     """
     if not dry_run and _killed(Journal.of(host), name):
         done = _finish(host, name, restart_command, progress)
@@ -378,13 +379,13 @@ def roll_back(
 
 
 def _killed(journal: Journal, name: str) -> tuple[Entry, ...]:
-    """The operations that began and did not end, if `name` is one of them or empty."""
+    """The unfinished operations, if `name` is one of them or empty."""
     found = journal.unfinished()
     return found if not name or name in {entry.id for entry in found} else ()
 
 
 def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> Result | None:
-    """Roll back killed runs; None if there is none, because the run has ended meanwhile."""
+    """Roll back killed runs; None if there are none, because the run has ended meanwhile."""
     journal = Journal.of(host)
     with host.lock(lock_path(host), LOCK_SECONDS):
         killed = _killed(journal, name)
@@ -412,7 +413,7 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
 
 
 def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) -> Result:
-    """Restore an entry of no engine: no daemon is queried or restarted."""
+    """Restore an entry that belongs to no engine: no daemon is queried or restarted."""
     journal = Journal.of(host)
     back = functools.cache(lambda: past(host, journal, entry))  # read once, under the lock
     did = change_files(
@@ -451,9 +452,9 @@ def _of_files(manifest: Mapping[str, Any], changes: tuple[Change, ...]) -> Runti
 
 
 def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:
-    """Whether the daemon has the runtime, and it as default, just as it did then.
+    """Whether the daemon has the runtime, and has it as default, just as before the change.
 
-    A daemon that had not read its files then may also match them by now. True if it couldn't be queried then.
+    A daemon that had not loaded its files then may match them by now. True if it couldn't be queried then.
     """
     before = manifest.get("activeBefore")
     if not isinstance(before, dict):
@@ -466,13 +467,13 @@ def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> boo
 
 
 def _also(back: Past) -> tuple[str, ...]:
-    """Says which later changes of the same files go as well."""
+    """Warning that names later changes of the same files, which are undone too."""
     later = [entry.id for entry in back.entries if entry is not back.entry]
     return (f"this rolls back later changes as well: {', '.join(later)}",) if later else ()
 
 
 def _bereft(back: Past, journal: Journal) -> tuple[str, ...]:
-    """Says which other engines use the CDI specification that goes."""
+    """Warning that names other engines that use the removed CDI specification."""
     own = find.name_of(back.entry.manifest)
     users = [name for name in cdi_users(journal) if name != own]
     gone = [edit.path for edit in back.edits if edit.generated and edit.after is None]

@@ -1,4 +1,4 @@
-"""`gpunode labels`: the node's labels, shown, or put where the cluster has them from; once, or kept."""
+"""`gpunode labels`: print the node's labels, or publish them to the cluster, once or continuously."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHARED = (
 
 
 def _rows() -> Iterator[Option]:
-    """The options of this command: its own, and those of the plugin's that describe the GPUs."""
+    """The options of this command: its own, and those plugin options that describe the GPUs."""
     by_field = {option.field: option for option in EVERY}
     sink = by_field["labels_to"]
     text = "Where to publish the labels; printed if not given."
@@ -61,7 +61,7 @@ def _rows() -> Iterator[Option]:
 
 @cache
 def options() -> tuple[Option, ...]:
-    """What the command line may say."""
+    """Options of the command line."""
     return tuple(_rows())
 
 
@@ -73,10 +73,10 @@ def run(
     *,
     dry_run: bool = False,
 ) -> Result:
-    """Label by what the command line says: `given`, by field of `gpunode.plugin.config.options`.
+    """Label the node as the command line says: `given`, by field of `gpunode.plugin.config.options`.
 
     Exit 1 or 2 with every problem of the configuration. `GpunodeError` if the GPUs can't be queried, or a
-    sink isn't available; what was written to others before stays, and the next run continues from there.
+    sink isn't available; labels already written to other sinks stay, and the next run continues from there.
     """
     origins = sources(host, given, "labels")
     resolved = origins.resolve()
@@ -150,14 +150,15 @@ def _blocks(settings: Settings, labels: Labels, done: list[Change], dry_run: boo
         yield Text(f"{change.path}: {word} ({len(labels.values)} labels)", style)
 
 
-# `gpunode labels --watch`: the labels are kept while this runs; NVML stays open in a child of its own.
+# `gpunode labels --watch`: labels are updated while this runs; NVML stays open in its own child process.
 
 _TURN_SECONDS = 1.0
 _END_SECONDS = 1.5
 
 
 def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
-    """Until SIGTERM, Ctrl-C or `stop`. The config file is followed, a missing driver is waited for."""
+    """Run until SIGTERM, Ctrl-C or `stop`. Changes of the config file take effect; a missing driver is waited
+    for."""
     from gpunode.plugin.config.watch import ConfigWatch, Hangup
     from gpunode.plugin.labels.watch import Labeller
     from gpunode.plugin.logfmt import open_log
@@ -196,9 +197,9 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
 
 
 class _Node:
-    """The GPUs as they are now, reported by the backend of `plugin serve`, and the settings.
+    """The present GPUs, as the backend of `plugin serve` reports them, and the settings.
 
-    A `Sink` for the backend; for the config file it is service, ledger and backend in one.
+    A `Sink` for the backend; for the config file it acts as service, ledger and backend.
     """
 
     def __init__(self, host: Host, log: Log, settings: Settings) -> None:
@@ -250,10 +251,10 @@ class _Node:
         self.on_change()
 
     def follow(self, directory: str) -> None:
-        """It is checked in every turn."""
+        """Do nothing: the config file is checked in every turn."""
 
     def again_within(self, seconds: float) -> None:
-        """The next turn is soon enough."""
+        """Do nothing: the next turn is soon enough."""
 
     def let_go(self) -> None:
         if self._backend is not None:
@@ -268,7 +269,7 @@ class _Node:
         return self.settings, self._inventory
 
     def _on_the_bus(self) -> Inventory:
-        """GPUs that no driver of ours knows, read again now and then."""
+        """GPUs without a driver that gpunode supports, read again from time to time."""
         from gpunode.plugin.labels.nvidia import vfio_inventory
 
         now = self._host.monotonic()
@@ -285,7 +286,7 @@ class _Node:
         self.on_change()
 
     def broken(self, reason: str, sure: bool) -> None:
-        """Existing labels stay, unless there is no GPU, or the settings require otherwise."""
+        """Keep existing labels, unless there is no GPU, or the settings require otherwise."""
         from gpunode.plugin.labels.make import none_there
         from gpunode.plugin.nvidia.platform import tegra_files
 
@@ -299,10 +300,10 @@ class _Node:
             self.on_change()
 
     def readings(self, readings: Sequence[Reading]) -> None:
-        """Not asked for."""
+        """Ignored."""
 
     def event(self, event: GpuEvent) -> None:
-        """Not asked for."""
+        """Ignored."""
 
 
 # `gpunode labels`.

@@ -1,4 +1,4 @@
-"""`gpunode manifests ...`: the Kubernetes objects that GPU nodes and their pods need, printed, no more."""
+"""`gpunode manifests ...`: print the Kubernetes objects that GPU nodes and their pods need."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     """A service account with exactly the rights of these uses of the API server.
 
     An empty `name` is the plugin's, if all uses are its own. An empty `namespace` is kube-system; but an
-    account that may create pods gets a namespace of its own, since a pod there could take any other account.
+    account that may create pods gets a namespace of its own, because its pods could use any other account
+    there.
     """
     unknown = [one for one in uses if one not in USES]
     if unknown:
@@ -89,7 +90,7 @@ def vector_add_pod(
 ) -> VectorAdd:
     """The vector-add pod; an empty `image` is NVIDIA's newest sample, an empty `node` any node.
 
-    `UsageError` for what the API server would refuse.
+    `UsageError` for values that the API server would refuse.
     """
     return VectorAdd(
         image=checked_image(image or vector_add_image()),
@@ -101,7 +102,7 @@ def vector_add_pod(
 
 
 def printed(objects: Objects, messages: tuple[str, ...] = ()) -> Result:
-    """Objects as a YAML stream for people, as they are for programs."""
+    """Objects as a YAML stream, the same for people and programs."""
     lines = tuple(Text(line, Style.DOCUMENT) for line in documents(objects).splitlines())
     return Result("Manifests", Manifests(objects), messages=messages, blocks=lines)
 
@@ -110,8 +111,7 @@ def printed(objects: Objects, messages: tuple[str, ...] = ()) -> Result:
 
 
 def handlers(name: str, also: str) -> tuple[str, ...]:
-    """The handler `name` and those of the variants `also`. `UsageError` for a name or variant that can't be
-    one."""
+    """The handler `name` and those of the variants `also`. `UsageError` for an invalid name or variant."""
     variants = tuple(filter(None, (part.strip() for part in also.split(","))))
     unknown = [one for one in variants if one not in VARIANTS]
     if unknown:
@@ -156,13 +156,13 @@ def checked_resource(name: str) -> str:
     return name
 
 
-# `gpunode manifests daemon-set` and `all`: the device plugin, and everything that goes with it.
+# `gpunode manifests daemon-set` and `all`: the device plugin, and every object that it needs.
 
-OWN_NAMESPACE = "kube-system"  # is there in every cluster, and lets pods mount the node's directories
+OWN_NAMESPACE = "kube-system"  # exists in every cluster, and lets pods mount the node's directories
 
 
 def run_plugin(desired: PluginSet) -> Result:
-    """The DaemonSet, behind the ConfigMap that it reads."""
+    """The DaemonSet, preceded by the ConfigMap that it reads."""
     messages = _messages(desired)
     if rights := uses(desired)[1:]:
         command = " ".join(("gpunode manifests rbac", *(f"--for {one}" for one in rights)))
@@ -171,7 +171,7 @@ def run_plugin(desired: PluginSet) -> Result:
 
 
 def everything(desired: PluginSet, node: str, taint: bool, image: str, resource: str) -> Result:
-    """All objects in an order in which a cluster takes them: a Node only where it is named."""
+    """All objects in an order that a cluster accepts: a Node only where it is named."""
     found: Objects = ()
     if taint and not node:
         raise UsageError("--taint needs a node", hint="--node NAME")
@@ -229,8 +229,8 @@ def plugin_set(
     pull_secret: str = "",
     labels: Sequence[str] = (),
 ) -> PluginSet:
-    """The plugin that is to run. `mps` is the number of replicas, 0 for none; `config_file` is read here, on
-    this machine; an empty `image` is one of our version that the nodes have already."""
+    """The plugin to deploy. `mps` is the number of replicas, 0 for none; `config_file` is read here, on this
+    machine; an empty `image` is our version's image, which the nodes must already have."""
     nvidia_only = {"--mig": mig, "--mps": mps, "--cdi": cdi, "--driver-root": driver_root}
     flag = next((name for name, value in nvidia_only.items() if value), "")
     if vendor == "amd" and flag:
@@ -273,8 +273,8 @@ def _refuse_mps_with(mps: int, config_file: str, mig: str) -> None:
 
 
 def _arguments(mig: str, cdi: bool, driver_root: str, mps: int, labels: Sequence[str]) -> tuple[str, ...]:
-    """Those of `plugin serve` on the command line; values of a config file stay only in the file, or an edit
-    of it would have no effect.
+    """Options of `plugin serve` for the command line; values of a config file stay only in the file, or an
+    edit of it would have no effect.
     """
     return (
         *((f"--mig-strategy={mig}",) if mig else ()),
@@ -303,7 +303,8 @@ def _checked_path(path: str, flag: str) -> str:
 
 
 def _with_file(host: Host, given: Mapping[str, Any], desired: PluginSet) -> PluginSet:
-    """With the file's text, and the rights that what it says takes. `InvalidConfig` for a wrong file."""
+    """The options with the file's text, and the rights that its settings need. `InvalidConfig` for a wrong
+    file."""
     from gpunode.commands.plugin_options import sources
 
     source = sources(replace(host, environ={}), given)

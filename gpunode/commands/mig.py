@@ -78,7 +78,7 @@ def mig_export(
 
 
 def _option(*names: str, env: str, text: str, **more: Any) -> Any:
-    """An option of mig-parted's, which its variable sets as well as ours does."""
+    """An option of mig-parted's, which its variable sets as well as ours."""
     return typer.Option(*names, envvar=[f"GPUNODE_MIG_{env}", f"MIG_PARTED_{env}"], help=text, **more)
 
 
@@ -207,7 +207,7 @@ def mig_assert(
     )
 
 
-# `gpunode mig list`: how every GPU is cut, slot by slot, and with --profiles what it could be cut into.
+# `gpunode mig list`: the MIG layout of every GPU, slot by slot, and with --profiles what it supports.
 
 _INSTANCES = ("  GI", "CI", "PROFILE", "SLOTS", "MEMORY", "UUID")
 _PROFILES = ("  PROFILE", "ID", "MEMORY", "SMS", "MAX", "FREE", "STARTS:SIZE", "PARTS")
@@ -216,7 +216,7 @@ _LINE = 80
 
 
 def list_layouts(host: Host, progress: Progress, *, profiles: bool = False) -> Result:
-    """List the layouts, with `profiles` what each GPU offers instead; kind MigLayout.
+    """List the layouts, with `profiles` what each GPU supports instead; kind MigLayout.
 
     `MigError` if NVML doesn't answer; exit 1 if a GPU can't be read, 3 if rights are missing to read its
     instances.
@@ -233,13 +233,13 @@ def list_layouts(host: Host, progress: Progress, *, profiles: bool = False) -> R
 
 
 def look(host: Host, progress: Progress) -> Layouts:
-    """The layouts as they are now."""
+    """The current layouts."""
     with progress.step("reading the layouts"):
         return read_layouts(host)
 
 
 def unreadable(layouts: Layouts, *, placements: bool) -> Iterator[ErrorInfo]:
-    """What is unknown about the GPUs; with `placements` also where their profiles could be placed."""
+    """Reasons why GPUs or instances are unknown; with `placements` also the possible placements."""
     broken = [gpu for gpu in layouts.gpus if gpu.error]
     if broken:
         reasons = "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in broken)
@@ -255,7 +255,7 @@ def unreadable(layouts: Layouts, *, placements: bool) -> Iterator[ErrorInfo]:
 
 
 def exit_code(errors: Sequence[ErrorInfo]) -> ExitCode:
-    """A precondition where nothing but rights is missing."""
+    """A `PreconditionError` where only rights are missing."""
     rights = all(one.code == "mig-permission" for one in errors)
     return ExitCode.PRECONDITION if rights else ExitCode.FAILED
 
@@ -297,7 +297,7 @@ def _data(layouts: Layouts) -> MigLayout:
     return from_plain(MigLayout, data)
 
 
-# --- what is ------------------------------------------------------------------------------------------------
+# --- current layout ----------------------------------------------------------------------------------------
 
 
 def _layouts(layouts: Layouts) -> Iterator[Block]:
@@ -342,7 +342,7 @@ def _instances(gpu: GpuLayout) -> Iterator[Block]:
 
 
 def drawing(slots: int, instances: Sequence[GpuInstance]) -> tuple[str, str]:
-    """The memory slots' numbers, and under them who has them: ``[3g.40gb      ][1g.10gb]   .``"""
+    """The numbers of the memory slots, and below them the instances: ``[3g.40gb      ][1g.10gb]   .``"""
     names = {gi.id: gi.name for gi in instances}
     width = _width(names, instances)
     if width * slots > _ROW:
@@ -358,7 +358,7 @@ def drawing(slots: int, instances: Sequence[GpuInstance]) -> tuple[str, str]:
 
 
 def _width(names: Mapping[int, str], instances: Sequence[GpuInstance]) -> int:
-    """Of one slot, so that each name fits its slots."""
+    """Width of one slot, so that each name fits its slots."""
     return max([4, *(-(-(len(names[gi.id]) + 2) // gi.placement.size) for gi in instances)])
 
 
@@ -379,11 +379,11 @@ def _gib(mib: int) -> str:
     return f"{mib / 1024:.1f} GiB" if mib else "-"
 
 
-# --- what could be ------------------------------------------------------------------------------------------
+# --- supported profiles -------------------------------------------------------------------------------------
 
 
 def _profiles(layouts: Layouts) -> Iterator[Block]:
-    """GPUs that offer the same, with the same free capacity, are shown together."""
+    """GPUs with the same profiles and the same free capacity are shown together."""
     groups: dict[tuple[object, ...], list[GpuLayout]] = {}
     for gpu in layouts.gpus:
         groups.setdefault((gpu.name, gpu.capable, gpu.current, gpu.error, gpu.profiles), []).append(gpu)
@@ -443,8 +443,8 @@ class Exported:
 def export_layouts(
     host: Host, progress: Progress, label: str = "current", format_name: str = "yaml"
 ) -> Result:
-    """Print the configuration; kind MigExport. `GpunodeError` if a GPU can't be read: half a configuration
-    would be worse than none."""
+    """Print the configuration; kind MigExport. `GpunodeError` if a GPU can't be read: an incomplete
+    configuration would be worse than none."""
     if format_name not in FORMATS:
         raise UsageError(f"unknown format {format_name!r}", hint=f"known: {', '.join(FORMATS)}")
     if _LABEL.fullmatch(label) is None:

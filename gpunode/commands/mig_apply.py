@@ -1,4 +1,4 @@
-"""`gpunode mig apply`: make the GPUs what a configuration says, or leave them as they were."""
+"""`gpunode mig apply`: change the GPUs to the layout of a configuration, or leave them as they were."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, 
 
 @dataclass(frozen=True)
 class MigApplication:
-    """`data`: the plan that was applied, and its result. `devices` are the MIG devices that these
-    GPUs have now, `new` those of them that weren't there before, `gone` UUIDs that no longer exist. `drained`
-    is what was stopped meanwhile, `cdi` what became of the specification, `changes` are the files of
-    --persist, and `journal` undoes them."""
+    """`data`: the plan that was applied, and its result. `devices` are the MIG devices that these GPUs have
+    now, `new` those of them that didn't exist before, `gone` UUIDs that no longer exist. `drained` are the
+    services and pods stopped meanwhile, `cdi` is what happened to the specification, `changes` are the files
+    of --persist, and `journal` undoes them."""
 
     plan: mig_plan.MigPlan
     applied: bool
@@ -50,7 +50,7 @@ class MigApplication:
 
 @dataclass(frozen=True)
 class Done:
-    """What a run came to: the plan, its GPUs before, all layouts afterwards."""
+    """Result of a run: the plan, its GPUs before, all layouts afterwards."""
 
     plan: mig_plan.MigPlan
     before: tuple[GpuLayout, ...]
@@ -64,8 +64,8 @@ class Done:
 
 @dataclass(frozen=True)
 class Settled:
-    """What became of the CDI specification (empty where there is none), and what went wrong: containers get
-    the devices of an old one wrong, so that is an error, though the layout holds."""
+    """What happened to the CDI specification (empty where there is none), and what failed: with an outdated
+    one containers get the wrong devices, so that is an error, although the layout was applied."""
 
     cdi: str = ""
     notes: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Settled:
 def settle(host: Host, progress: Progress) -> Settled:
     """Device files for new instances, and a new CDI specification if this node has one.
 
-    Never raises for a failure of these: the layout holds all the same.
+    Never raises for a failure of these, because the layout was applied.
     """
     notes = _make_nodes(host)
     try:
@@ -89,7 +89,8 @@ def settle(host: Host, progress: Progress) -> Settled:
 
 
 def _make_nodes(host: Host) -> tuple[str, ...]:
-    """nvidia-smi makes the files of instances on its way; the GPU operator has it do so as well."""
+    """nvidia-smi creates the device files of instances as a side effect; the GPU operator uses it for that
+    too."""
     numbers = mig_minors(host.read_text(MIG_MINORS) or "")
     desired = {
         f"/dev/nvidia-caps/nvidia-cap{number}"
@@ -129,7 +130,7 @@ def _describe(host: Host, progress: Progress) -> str:
 
 
 def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
-    """Install the unit if requested, and return the result of all this."""
+    """Install the unit if requested, and return the result of all these steps."""
     notes, errors = list(done.notes), list(done.errors)
     journal, shown = "", list(_changes(done))
     changes: tuple[Change, ...] = ()
@@ -203,11 +204,12 @@ _RESET_SECONDS = 300.0
 def run(
     host: Host, request: LayoutRequest, labels: MigLabels, progress: Progress, *, dry_run: bool = False
 ) -> Result:
-    """Apply; kind MigApplication, data `mig_after.MigApplication`. Nothing to change: nothing is touched.
+    """Apply; kind MigApplication, data `mig_after.MigApplication`. If nothing is to change, nothing is
+    touched.
 
-    `PreconditionError` (exit 3) before anything is changed: not root, in use, can't be had here.
-    `RolledBackError` (exit 4) if it failed and the previous layout was restored, `MigNotRestoredError`
-    (exit 1) if that failed as well.
+    `PreconditionError` (exit 3) before anything is changed: not root, GPU in use, not possible on this node.
+    `RolledBackError` (exit 4) if it failed and the previous layout was restored, `MigNotRestoredError` (exit
+    1) if that failed as well.
     """
     if request.persist and request.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
@@ -224,7 +226,7 @@ def once(
     progress: Progress,
     shielded: Callable[[], AbstractContextManager[None]] = uninterrupted,
 ) -> Result:
-    """Apply, and report it with these labels; see `run`. `shielded` lets signals wait."""
+    """Apply, and report the result with these labels; see `run`. `shielded` defers signals."""
     require(host)
     left = unfinished.load_unfinished(host)
     if left is not None and left.drained.again and not unfinished.lives(host, left):
@@ -250,7 +252,7 @@ def require(host: Host) -> None:
 
 
 def _again(request: LayoutRequest, labels: MigLabels, label: str) -> tuple[str, ...]:
-    """The words that go on with this run, should it be killed."""
+    """The arguments that continue this run if it is killed."""
     file = request.config_file if request.config_file == "-" else str(Path(request.config_file).absolute())
     flags = {
         "--mode-only": request.mode_only,
@@ -305,12 +307,11 @@ class _Run:
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, announce=progress.step
         )
         self._keeper = unfinished.Keeper(host, _again(request, labels, chosen.label))
-        self._rests = bool(self._keeper.drained.again)  # and is to be started again at the end
+        self._rests = bool(self._keeper.drained.again)  # and must be started again at the end
         self._still = Drained()
 
     def done(self) -> Done:
-        """Plan and carry out; what was stopped for it, or by a run that was killed, is brought back in any
-        case."""
+        """Plan and carry out; services stopped for it, or by a killed run, are started again in any case."""
         failed = True
         try:
             done = self._done()
@@ -384,7 +385,7 @@ class _Run:
             self._bring_back()
 
     def _bring_back(self) -> None:
-        """Once."""
+        """Called once."""
         if self._rests:
             self._rests = False
             with self._tools.uninterrupted():
@@ -437,11 +438,11 @@ class _Run:
             raise GpunodeError(f"{' '.join(argv)}: {reason}", hint=hint, code="mig-reset")
 
 
-# What `mig apply` reports to the cluster: the Node's labels, during the run and at the end.
+# The Node's labels, which `mig apply` reports to the cluster during the run and at the end.
 
 
 class BesideAnother(PreconditionError):
-    """A MIG manager runs on this node: the labels are its own."""
+    """A MIG manager runs on this node, and the labels are its own."""
 
     default_code = "mig-keeper"
 
@@ -453,7 +454,7 @@ def label_command(host: Host, label: str, node: str = "") -> str:
 
 
 def refuse_another(host: Host, label: str) -> None:
-    """`BesideAnother` where one runs."""
+    """`BesideAnother` where another MIG manager runs."""
     other = manager(Node(host))
     if other:
         raise BesideAnother(
@@ -464,8 +465,8 @@ def refuse_another(host: Host, label: str) -> None:
 
 class MigLabels:
     """The labels of one run: unless they are `asked_for`, or this is a pod, no API server is queried or
-    written. `labels` are those to use, if known already. `sent_state` is the state that was sent last,
-    even if the server refused it."""
+    written. `labels` are those to use, if known already. `sent_state` is the last state sent, even if the
+    server refused it."""
 
     def __init__(
         self,
@@ -486,7 +487,7 @@ class MigLabels:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The options by which another run finds the same Node."""
+        """The options with which another run finds the same Node."""
         access = self._access
         pairs = (
             ("--kubeconfig", access.kubeconfig),
@@ -504,8 +505,8 @@ class MigLabels:
         return self._label
 
     def begin(self, label: str) -> None:
-        """This one it is. `UsageError` if that is no label, `BesideAnother`; what
-        `access.connect` raises."""
+        """Select this configuration. `UsageError` if it isn't a label, `BesideAnother`; what `access.connect`
+        raises."""
         self._label = label
         if not self._on:
             return
@@ -515,8 +516,8 @@ class MigLabels:
 
     @contextmanager
     def refusals(self, label: str) -> Iterator[None]:
-        """A failure before the first report changes no label, for they are still true; but if the Node
-        requests this configuration its state becomes failed.
+        """A failure before the first report leaves the labels unchanged, because they are still correct; but
+        if the Node requests this configuration its state becomes failed.
         """
         self._label = label
         try:
@@ -536,7 +537,7 @@ class MigLabels:
         return bool(asked) and asked == (desired or asked)
 
     def tell(self, state: str, *, softly: bool = False) -> None:
-        """The labels. A server that fails stops the run only before it has changed anything."""
+        """Send the labels. A server that fails stops the run only if nothing was changed yet."""
         if not self._on:
             return
         self.sent_state = state

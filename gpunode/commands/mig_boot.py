@@ -77,8 +77,8 @@ def _word(label: str) -> str:
 
 
 def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
-    """Before anything is changed: `PreconditionError` where no unit can do it, or another does already;
-    `ConfigError` where gpunode didn't write the one with its name."""
+    """Checks before anything is changed: `PreconditionError` where a unit can't apply a layout, or another
+    unit does already; `ConfigError` for a unit of this name that gpunode didn't write."""
     edits(host, chosen)
     if not host.systemd_runs():
         raise PreconditionError(
@@ -123,7 +123,7 @@ def edits(host: Host, chosen: mig_plan.Chosen) -> tuple[FileEdit, ...]:
 
 
 def persist_preview(host: Host, chosen: mig_plan.Chosen) -> Iterator[Block]:
-    """What --persist would write, or why it would not. `ConfigError` for a stranger's unit."""
+    """What --persist would write, or why it would not. `ConfigError` for a unit that gpunode didn't write."""
     try:
         refuse_persist(host, chosen)
     except PreconditionError as error:
@@ -147,7 +147,8 @@ def install(host: Host, chosen: mig_plan.Chosen, progress: Progress) -> FilesCha
 
 
 def another_at_boot(host: Host, chosen: mig_plan.Chosen) -> Iterator[str]:
-    """A layout that holds until the next boot, where an earlier --persist brings its own back."""
+    """Warning: this layout lasts until the next boot, when the unit of an earlier --persist applies its
+    own."""
     unit = host.read_text(UNIT_FILE) or ""
     if not unit.startswith(MARKER):
         return

@@ -25,22 +25,22 @@ from gpunode.plugin.labels.watch import LogProgress
 from gpunode.plugin.logfmt import Log, OnChange, open_log
 from gpunode.plugin.service import Systemd
 
-# What the Node's label and the file request, what was done about it, and when to check again.
+# The requests of the Node's label and the file, the last action, and the time of the next check.
 #
 # The Node is read every ten seconds, which needs no other rights than `mig apply` has; a change runs `mig
-# apply`. What was refused or has failed isn't retried, unless its obstacle is gone.
+# apply`. A refused or failed request isn't retried until its obstacle is gone.
 
 ASK_SECONDS = 10.0  # one GET of one Node
-SETTLE_SECONDS = 0.2  # a half-written file isn't taken
-BUSY_SECONDS = 15.0  # each look opens NVML
-AGAIN_SECONDS, LONGEST_SECONDS = 5.0, 120.0  # after a failure that may pass, twice as long each time
+SETTLE_SECONDS = 0.2  # a half-written file isn't read
+BUSY_SECONDS = 15.0  # each check opens NVML
+AGAIN_SECONDS, LONGEST_SECONDS = 5.0, 120.0  # after a temporary failure, twice as long each time
 LOCKED = "locked"
 
 
 class Follower:
-    """What is requested, what was done about it, and when to check again.
+    """The request, the last action, and the time of the next check.
 
-    `interruptible` is a context in which a signal that ends us is raised (True) or waits (False).
+    `interruptible` is a context in which a terminating signal is raised (True) or deferred (False).
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Follower:
 
     @property
     def status(self) -> str:
-        """For the service manager."""
+        """Status text for the service manager."""
         if self._silent:
             return "the API server can't be queried"
         return f"{self.label or 'no label'}{': ' if self.said else ''}{self.said}"
 
     def turn(self, hurry: bool) -> float:
-        """Look, and do what is to be done; gives seconds until the next look. `hurry`: nothing waits."""
+        """Check, and act if needed; return seconds until the next check. `hurry`: don't wait."""
         now = self._host.monotonic()
         settled = self._read()
         asked = (hurry or now >= self._ask_at) and self._query_node()
@@ -98,7 +98,7 @@ class Follower:
         return max(0.0, min(due) - now)
 
     def _read(self) -> bool:
-        """Whether the file is what it was at the last look, and so not being written."""
+        """Whether the file is unchanged since the last check, and so isn't being written."""
         try:
             found: bytes | str | None = self._host.read_bytes(self.file)
         except GpunodeError as error:
@@ -143,7 +143,7 @@ class Follower:
         return bool(self._busy) and (hurry or now >= self._busy_at) and self._way_is_free()
 
     def _way_is_free(self) -> bool:
-        """Whether none of those blocks the change any more."""
+        """Whether the processes that blocked the change are gone."""
         self._busy_at = self._host.monotonic() + BUSY_SECONDS
         try:
             chosen = mig_plan.choose(self.file, self.label)
@@ -158,7 +158,7 @@ class Follower:
         return free
 
     def _pass(self) -> None:
-        """One `mig apply`."""
+        """Run `mig apply` once."""
         assert self._content is not None
         self.passes += 1
         self._done, self._busy = self._content, ()
@@ -225,7 +225,8 @@ def _backoff(failures: int) -> float:
 
 
 def _may_pass(error: GpunodeError) -> bool:
-    """A server that is away, a driver that isn't there yet, another gpunode at work: nothing was changed."""
+    """A temporary failure (API server down, driver not yet loaded, another gpunode running): nothing was
+    changed."""
     passing = (Unreachable, Unavailable, Conflict, Unauthorized, MigError)
     return isinstance(error, passing) or error.code == LOCKED
 
@@ -235,7 +236,7 @@ def _key(one: Obstacle) -> tuple[object, ...]:
 
 
 class _StepLog(LogProgress):
-    """The steps of a change are reported, too."""
+    """The steps of a change are reported as well."""
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
@@ -248,7 +249,7 @@ FILE_SECONDS = 2.0  # where the kernel doesn't report changes; each check reads 
 
 @dataclass(frozen=True)
 class MigWatch:
-    """`data` with --watch: how often a layout was applied or refused, and what held at the end."""
+    """`data` with --watch: how often a layout was applied or refused, and the last one applied."""
 
     passes: int
     label: str
@@ -256,7 +257,7 @@ class MigWatch:
 
 
 def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Result:
-    """Until SIGTERM or Ctrl-C, which end a change that is under way as they end `mig apply`: by its way back.
+    """Run until SIGTERM or Ctrl-C; like `mig apply` these roll back a change in progress.
 
     `UsageError` for options that make no sense with it; `PreconditionError` where MIG can't be changed, or
     another follows the label; what `access.connect` raises. A server that doesn't answer is waited for.

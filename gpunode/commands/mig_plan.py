@@ -47,8 +47,8 @@ class Chosen:
 class Planned:
     """The current state, what becomes of each GPU that the configuration names, and the notes.
 
-    `left` is what earlier runs left half-way: those GPUs count as what they were before, and get that back
-    where the configuration doesn't name them.
+    `left` is what earlier runs left incomplete: those GPUs count as what they were before, and are restored
+    to that where the configuration doesn't name them.
     """
 
     layouts: Layouts
@@ -58,25 +58,25 @@ class Planned:
 
     @property
     def changes(self) -> bool:
-        """Whether anything is to be done."""
+        """Whether there is anything to change."""
         return bool(self.steps)
 
     @property
     def steps(self) -> tuple[GpuPlan, ...]:
-        """The plans with something to do."""
+        """The plans with changes."""
         return tuple(one for one in self.plans if one.steps or one.target is None)
 
 
 def choose(path: str, label: str, asked: Callable[[], str] = str) -> Chosen:
-    """Read the file (``-``: standard input) of this machine and select a label; errors name what is wrong.
-    `asked` chooses one if none was given and there are several."""
+    """Read the file (``-``: standard input) of this machine and select a label; errors say what is wrong.
+    `asked` selects one if there are several and the user named none."""
     data, config = read(path)
     selected, entries = config.select(label or (asked() if len(config.labels) > 1 else ""))
     return Chosen(config.path, selected, entries, data)
 
 
 def read(path: str) -> tuple[bytes, MigConfig]:
-    """The file's bytes and all its configurations; errors as `choose` has them."""
+    """The file's bytes and all its configurations; errors as in `choose`."""
     if not path:
         raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
     data = _read(path)
@@ -98,7 +98,7 @@ def _read(path: str) -> bytes:
 
 
 def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
-    """The plan for these layouts. `CannotBe` for what can't be had here."""
+    """The plan for these layouts. `CannotBe` for layouts that this node can't have."""
     wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts)
     plans = plan(chosen.path, wanted.all, mode_only=mode_only)
     left = (
@@ -139,7 +139,7 @@ def _unfinished_lines(left: unfinished.UnfinishedGpus, back: Collection[int]) ->
 
 
 def holds(chosen: Chosen, layouts: Layouts) -> bool:
-    """Whether these layouts are all that the configuration says, and not only its modes."""
+    """Whether these layouts match the whole configuration, and not only its modes."""
     try:
         wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts).all
     except GpunodeError:
@@ -148,7 +148,7 @@ def holds(chosen: Chosen, layouts: Layouts) -> bool:
 
 
 def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:
-    """The layouts, and what NVML says runs on each GPU; a recorded machine has no processes."""
+    """The layouts, and the processes that NVML reports on each GPU; a recorded machine has no processes."""
     if not host.live:
         return read_layouts(host), {}
     with MigSession(host) as session:
@@ -160,7 +160,7 @@ def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:
 def in_the_way(
     host: Host, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]]
 ) -> tuple[Obstacle, ...]:
-    """Processes that must end first. Call it while no NVML of ours is open."""
+    """Processes that must end first. Call it while our NVML is closed."""
     node = Node(host)
     ours = {os.getpid(), os.getppid(), *clients(host, node.processes).all}
     return obstacles(node, plans, processes, frozenset(ours))
@@ -169,7 +169,7 @@ def in_the_way(
 def look_and_plan(
     host: Host, chosen: Chosen, progress: Progress, *, mode_only: bool = False
 ) -> tuple[Planned, tuple[Obstacle, ...]]:
-    """The plan for the current layouts, and which processes block it; none if nothing is to be done."""
+    """The plan for the current layouts, and the processes that block it; none if nothing is to change."""
     with progress.step("reading the layouts"):
         layouts, processes = look(host)
     found = planned(host, chosen, layouts, mode_only=mode_only)
@@ -177,7 +177,8 @@ def look_and_plan(
 
 
 def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
-    """What may cross a plan that changes something: who else cuts GPUs here, and a board with NVSwitches."""
+    """What may conflict with a plan that changes something: other MIG managers, and boards with
+    NVSwitches."""
     node = Node(host)
     found = []
     hooks = host.environ.get("MIG_PARTED_HOOKS_FILE")
@@ -200,7 +201,7 @@ def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
 
 
 def _beside(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
-    """Other plugins, and what can't be known of pods."""
+    """Warnings about other plugins, and about pods that can't be listed."""
     from gpunode.mig.node_labels import in_pod
 
     for one in node.plugin_processes:
@@ -214,7 +215,7 @@ def _beside(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
 
 
 def takes_reset(plans: Sequence[GpuPlan]) -> bool:
-    """Whether one of the modes that are switched may take a reset."""
+    """Whether a mode switch of this plan may need a reset."""
     return any(plan.changes_mode and plan.reset != "none" for plan in plans)
 
 
@@ -225,12 +226,12 @@ def _switched(node: Node) -> bool:
         return False  # only root may read it
 
 
-# How a MIG plan looks: current beside desired, slot by slot, the steps, and what blocks it.
+# Rendering of a MIG plan: current beside desired, slot by slot, the steps, and what blocks it.
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A GPU instance, there or wanted: profile, memory slots, MIG devices; `gi` if it is there."""
+    """A GPU instance, current or desired: profile, memory slots, MIG devices; `gi` if it exists."""
 
     profile: str
     placement: Placement
@@ -240,7 +241,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class PlannedGpu:
-    """One GPU in `data`. `mode` are on and off, today and as wanted; `reset` is none, needed or unknown.
+    """One GPU in `data`. `mode` is on or off, current and desired; `reset` is none, needed or unknown.
 
     `wanted` is null where the driver reports its profiles only once MIG is on.
     """
@@ -370,7 +371,7 @@ def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
 
 
 def lines(steps: Sequence[Step]) -> tuple[str, ...]:
-    """The steps for people: what an instance holds goes and comes with it."""
+    """The steps for people: the contents of an instance are removed and created with it."""
     gone = {step.gi for step in steps if step.action == "destroy-instance"}
     made = {step.at for step in steps if step.action == "create-instance"}
     found = []
@@ -386,7 +387,7 @@ def lines(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def _inside(step: Step, gone: Collection[int | None], made: Collection[Placement | None]) -> bool:
-    """Whether it is part of another step: of what goes or comes as a whole."""
+    """Whether it is part of another step, which removes or creates the whole."""
     if step.action == "destroy-compute":
         return step.gi in gone
     return step.action == "create-compute" and step.gi is None and step.at in made
@@ -431,11 +432,12 @@ def _word(now: Piece | None, then: Piece | None) -> Cell | str:
     return Cell("goes", Style.WARN) if now is not None else ""
 
 
-# What a run of `mig apply` that was killed has left, in one line.
+# The remains of a killed `mig apply`, on one line.
 
 
 def unfinished_notes(host: Host, layouts: Layouts) -> tuple[str, ...]:
-    """Since when, what it had stopped, which GPUs it left between two layouts, and the command to continue.
+    """When it started, what it had stopped, which GPUs it left between two layouts, and the command to
+    continue.
 
     Nothing while that run is active, or if nothing of it remains. Only root may read it.
     """
@@ -458,7 +460,7 @@ def unfinished_notes(host: Host, layouts: Layouts) -> tuple[str, ...]:
 
 
 def begun(run: unfinished.Run) -> str:
-    """A run, by when it began."""
+    """A run, by its start time."""
     return (
         f"a run of mig apply that started at {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(run.since))}"
     )
@@ -479,7 +481,7 @@ def run(
 
     `config_file` is in mig-parted's form, ``-`` for standard input; `label` may be empty if it has one.
 
-    `InvalidMigConfig` for the file, `CannotBe` if this node can't have it, `MigError` if NVML fails.
+    `InvalidMigConfig` for the file, `CannotBe` if this node can't have the layout, `MigError` if NVML fails.
     """
     chosen = choose(config_file, label)
     found, busy = look_and_plan(host, chosen, progress, mode_only=mode_only)
@@ -518,10 +520,10 @@ def assert_layout(
     mode_only: bool = False,
     valid_config: bool = False,
 ) -> Result:
-    """Compare; kind MigAssertion, exit 5 where it differs. Errors as `mig plan` has them.
+    """Compare; kind MigAssertion, exit 5 where it differs. Errors as in `mig plan`.
 
-    `mode_only` compares nothing but whether MIG is on; `valid_config` only reads the file. GPUs that no entry
-    names are ignored.
+    `mode_only` compares only whether MIG is on; `valid_config` only reads the file. GPUs that no entry names
+    are ignored.
     """
     if mode_only and valid_config:
         raise UsageError("--mode-only and --valid-config exclude each other", hint="give one of them")
@@ -551,7 +553,7 @@ def assert_layout(
 
 
 def _whole_file(config_file: str) -> Result:
-    """Without a label the file is judged, and a file with several is as good as one that has one."""
+    """Without a label only the file is checked, so a file with several configurations is valid."""
     _, config = read(config_file)
     text = Text(f"{config.path} is valid: {', '.join(config.labels)}", Style.GOOD)
     return Result("MigAssertion", MigAssertion(config.path, "", "file", holds=True), blocks=(text,))

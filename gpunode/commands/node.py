@@ -95,7 +95,7 @@ _MAX = 63  # of a label's name and value; of its prefix 253
 
 @dataclass(frozen=True)
 class Target:
-    """Which node of which cluster; an empty `node` is found, see `access.node_name`."""
+    """Node and cluster; an empty `node` is looked up, see `access.node_name`."""
 
     access: Access = Access()
     node: str = ""
@@ -104,7 +104,7 @@ class Target:
 
 @dataclass(frozen=True)
 class KeyChange:
-    """One label or resource; None where there is none."""
+    """One label or resource; None where it doesn't exist."""
 
     key: str
     before: str | None
@@ -114,7 +114,7 @@ class KeyChange:
 @dataclass(frozen=True)
 class NodeChange:
     """`data` of the envelope. `request` and `patch` are what was sent, or would be; an empty patch means that
-    nothing was to do. `undo` is a command line, empty if there is nothing to undo."""
+    there was nothing to change. `undo` is a command line, empty if there is nothing to undo."""
 
     node: str
     server: str
@@ -130,7 +130,7 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class Place:
-    """A node that was found by `place`, by `source`; `own` if it is this machine."""
+    """The node found from `place`, by `source`; `own` if it is this machine."""
 
     cluster: Cluster
     node: str
@@ -144,13 +144,13 @@ class Place:
 
 
 def place(host: Host, target: Target) -> Place:
-    """Errors as `access.connect` and `access.node_name` have them."""
-    node_name(host, target.node)  # what can't be a name needs nobody's answer
+    """Errors as in `access.connect` and `access.node_name`."""
+    node_name(host, target.node)  # an invalid name is refused before any query
     return place_in(connect(host, target.access), host, target.node, target.dry_run)
 
 
 def place_in(cluster: Cluster, host: Host, node: str, dry_run: bool) -> Place:
-    """The same in a cluster that is known; an empty `node` is found."""
+    """The same in a known cluster; an empty `node` is looked up."""
     name, source = node_name(host, node, cluster.node)
     own, _ = node_name(host, "", cluster.node)
     return Place(cluster, name, source, name == own, dry_run)
@@ -180,7 +180,7 @@ def carry_out(
 def node_change(
     at: Place, done: Changed, changes: Sequence[KeyChange], undo: str, *, status: bool = False
 ) -> NodeChange:
-    """`changes` and `undo` count only if there was something to patch."""
+    """`changes` and `undo` only count if a patch was needed."""
     path = f"/api/v1/nodes/{at.node}{'/status' if status else ''}"
     return NodeChange(
         node=at.node,
@@ -195,7 +195,7 @@ def node_change(
 
 
 def blocks(data: NodeChange) -> tuple[Block, ...]:
-    """For people: what became of each key; the patch itself for a dry run."""
+    """For people: the result for each key; the patch itself for a dry run."""
     if not data.patch:
         return (Text(f"node {data.node} unchanged"),)
     made: list[Block] = [Text(f"node {data.node} {'(dry run)' if data.dry_run else 'changed'}", Style.GOOD)]
@@ -222,7 +222,8 @@ def _line(one: KeyChange) -> str:
 
 
 def checked_key(key: str, what: str) -> str:
-    """A qualified name, ``prefix/name`` (Kubernetes, Labels and Selectors). `UsageError` if it is none."""
+    """A qualified name, ``prefix/name`` (Kubernetes, Labels and Selectors). `UsageError` if it isn't
+    valid."""
     prefix, slash, name = key.rpartition("/")
     sound = _NAME.fullmatch(name) is not None and len(name) <= _MAX
     if slash:
@@ -237,8 +238,8 @@ def checked_key(key: str, what: str) -> str:
 
 # `gpunode node advertise`: an extended resource on a node that no device plugin serves.
 #
-# Facts: Kubernetes, Advertise Extended Resources for a Node. The kubelet keeps an entry of capacity that it
-# doesn't know and copies it to allocatable when it next looks; a registered device plugin overwrites it.
+# Facts: Kubernetes, Advertise Extended Resources for a Node. The kubelet keeps a capacity entry that it
+# doesn't know and copies it to allocatable at its next sync; a registered device plugin overwrites it.
 
 AUTO = "auto"
 _NO_DEVICE = (
@@ -262,8 +263,8 @@ def advertise(
 ) -> Result:
     """Change the node's capacity and see that it becomes allocatable; kind NodeChange.
 
-    `count` is a number, or auto: this machine's GPUs. `remove` takes the resource away. `force`: although
-    another plugin serves it. `wait`: seconds for the kubelet to make it allocatable.
+    `count` is a number, or auto: this machine's GPUs. `remove` removes the resource. `force`: even if another
+    plugin serves it. `wait`: seconds for the kubelet to make it allocatable.
 
     `UsageError`, `PreconditionError` where a device plugin serves the resource, `ClusterError`. Exit 1 if it
     isn't allocatable in time.
@@ -299,7 +300,7 @@ def advertise(
 
 
 def _unseen(data: NodeChange, error: ClusterError) -> Result:
-    """It was written, and then the API server failed: what there is to undo must not be lost with it."""
+    """The patch was written, and then the API server failed: the undo command must not be lost."""
     said = "the capacity was written" if data.patch else "nothing was to do"
     info = ErrorInfo(error.code, f"{said}, but it couldn't be read back: {error.message}", error.hint)
     return Result(KIND, data, "fail", ExitCode.FAILED, errors=(info,), blocks=blocks(data))
@@ -308,7 +309,7 @@ def _unseen(data: NodeChange, error: ClusterError) -> Result:
 def _take_back(
     host: Host, progress: Progress, at: Place, resource: str, before: str | None, data: NodeChange
 ) -> None:
-    """Ctrl-C during the wait for the kubelet: the node is restored, unless it was changed since."""
+    """Ctrl-C during the wait for the kubelet: the node is restored, unless a client has changed it since."""
     if not data.patch:
         return
     written = data.patch[-1].get("value")
@@ -361,7 +362,7 @@ def _count(host: Host, count: str, resource: str, at: Place, progress: Progress)
 
 
 def _nvidia(host: Host, progress: Progress) -> int:
-    """GPUs that aren't cut into MIG devices and that NVML can describe."""
+    """GPUs without MIG devices that NVML can describe."""
     from gpunode.commands.gpus import explain_failure
     from gpunode.gpu.probe import probe
 
@@ -379,7 +380,8 @@ def _some(count: int) -> int:
 
 
 def served(host: Host, resource: str) -> str:
-    """Who says that a device plugin of this node serves it: the kubelet, or its checkpoint; else empty."""
+    """The source that says that a device plugin of this node serves it: the kubelet, or its checkpoint; else
+    empty."""
     from gpunode.facts.node import Node
 
     try:
@@ -390,7 +392,7 @@ def served(host: Host, resource: str) -> str:
 
 
 def _refuse_served(node: Json, resource: str, by: str) -> None:
-    """`PreconditionError` where the value is a device plugin's, or may be: gpunode didn't write it."""
+    """`PreconditionError` where the value is, or may be, a device plugin's and not gpunode's."""
     hint = "see: gpunode plugin status; to overwrite what isn't ours: add --force"
     if by:
         raise PreconditionError(
@@ -410,7 +412,7 @@ def _refuse_served(node: Json, resource: str, by: str) -> None:
 
 
 def _seen(node: Json, resource: str) -> tuple[str | None, str | None]:
-    """Capacity and allocatable, as numbers where they are some: 1k is 1000."""
+    """Capacity and allocatable; quantities become numbers where possible: 1k is 1000."""
     capacity, allocatable = (strings(node, ("status", part)) for part in ("capacity", "allocatable"))
     return _number(capacity.get(resource)), _number(allocatable.get(resource))
 
@@ -423,7 +425,7 @@ def _number(amount: str | None) -> str | None:
 def _await(
     host: Host, progress: Progress, at: Place, resource: str, desired: str | None, seconds: float
 ) -> Json:
-    """The node, read back until both values are as wanted, or time is up."""
+    """The node, read repeatedly until both values are as desired, or the time is up."""
     end = host.monotonic() + seconds
     while True:
         node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))

@@ -13,9 +13,9 @@ Strings = list[str] | None
 
 
 def duration_option(*flags: str, least: float, default: float | None, help: str) -> Any:
-    """An option of a time, in seconds: 500ms, 60s, 2m or 1h, and a number without a unit for seconds.
+    """An option for a duration in seconds: 500ms, 60s, 2m or 1h; a number without a unit is in seconds.
 
-    `default` is for the help; None if the help says it.
+    `default` is shown in the help; None if the help text has it.
     """
 
     def parse(value: str | float) -> float:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Foreign(StrEnum):
-    """Device plugins with a configuration that can be translated."""
+    """Device plugins that have a configuration which gpunode can translate."""
 
     GKE = "gke"
 
@@ -126,14 +126,14 @@ def plugin_inject(
 # `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM, Ctrl-C or `stop`.
 
 _POLL_SECONDS = 0.25
-_LOOK_SECONDS = 30.0  # signals and the end of the service wake us
+_LOOK_SECONDS = 30.0  # signals and the end of the service wake this wait
 
 
 def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Result:
     """Serve until a signal or `stop`. `given` are options by field. Logs go to stderr, one line each.
 
-    Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if it can't
-    serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
+    Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if the plugin
+    can't serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
     waited for.
     """
     host.restrict_umask()
@@ -156,13 +156,13 @@ def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Re
 
         service = make_service(host, resolved.settings, log, [watch])
         _serve(service, asked, stop)
-    if asked:  # who sends a signal to a whole process group may send it twice
+    if asked:  # a client that signals a whole process group may send the signal twice
         log.info("stopped", signal=asked[0])
     return _result(resolved.settings, service)
 
 
 def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
-    """What isn't the default; `check-config` prints all, and where it comes from."""
+    """Options that differ from their defaults; `check-config` prints all, and their sources."""
     settings = resolved.settings
     for option in OPTIONS:
         if option.field in resolved.origins and (settings.labels.to or not option.part):
@@ -175,7 +175,7 @@ def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 
 def refused(kind: str, problems: tuple[Problem, ...], data: PluginConfig | None = None) -> Result:
-    """Every problem at once; usage (2) if all of them stand on the command line or in the environment."""
+    """Every problem at once; usage (2) if all are on the command line or in the environment."""
     usage = all(problem.usage for problem in problems)
     code = ExitCode.USAGE if usage else ExitCode.FAILED
     errors = tuple(problem.info() for problem in problems)
@@ -197,7 +197,7 @@ def _serve(service: PluginService, asked: ReceivedSignals, stop: Event | None) -
 
 @dataclass(frozen=True)
 class ServedDevice:
-    """A device as the kubelet last had it; `problem` is why it is unhealthy."""
+    """A device as last reported to the kubelet; `problem` is why it is unhealthy."""
 
     id: str
     index: str
@@ -263,7 +263,8 @@ class InjectedFault:
 
 
 def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progress, *, timed: bool) -> Result:
-    """Back when all of it has happened. `PreconditionError` where no simulated plugin listens."""
+    """Inject the events, and return when all have happened. `PreconditionError` where no simulated plugin
+    listens."""
     client = Client(host, state_dir)
     started = host.monotonic()
     try:
@@ -279,7 +280,7 @@ def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progre
 
 
 def _words(fault: Fault) -> str:
-    """xid 79, GPU 3, GPU instance 1"""
+    """A description such as: xid 79, GPU 3, GPU instance 1"""
     parts = [f"{fault.name} {fault.value}".strip()]
     parts += ["all GPUs" if fault.gpu == ALL else f"GPU {fault.gpu}"] if fault.gpu else []
     parts += [f"GPU instance {fault.gi}"] if fault.gi is not None else []
@@ -370,7 +371,7 @@ def _look(host: Host, settings: Settings) -> _Seen:
         return _Seen(problem=error)
 
 
-# --- telling it -----------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -514,12 +515,13 @@ def _devices(plan: Plan) -> Iterator[tuple[Cell | str, ...]]:
 
 KIND = "PluginConfigTranslation"
 _FORM = "it is gpu_config.json of a GKE node, or the ConfigMap of GKE's device plugin"
-_STDIN_BYTES = MAX_STREAM_BYTES + 1  # more is refused by the reader, and not cut off
+_STDIN_BYTES = MAX_STREAM_BYTES + 1  # the reader refuses more, and truncates nothing
 
 
 @dataclass(frozen=True)
 class PluginConfigTranslation:
-    """`data` of the envelope: our config file as a tree and as text, and what has no place in it."""
+    """`data` of the envelope: our config file as a tree and as text, and the settings that it can't
+    express."""
 
     source: str
     file: str
@@ -529,7 +531,7 @@ class PluginConfigTranslation:
 
 
 def translate(host: Host, source: str, file: str) -> Result:
-    """Exit 1 where the file can't be meant, or what it says is wrong in any plugin."""
+    """Exit 1 where the file can't be understood, or has a setting that is wrong in any plugin."""
     if not file:
         raise UsageError("--from needs a file", hint=f"gpunode plugin check-config --from {source} FILE")
     shown = "standard input" if file == "-" else file
@@ -564,7 +566,7 @@ def _read(host: Host, file: str) -> bytes:
     return data
 
 
-# One look at the node's GPUs, as `plugin serve` would see them, without serving.
+# One read of the node's GPUs, as `plugin serve` would see them, without serving.
 
 
 def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | None, str]:
@@ -573,7 +575,7 @@ def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | 
         from gpunode.gpu.probe import probe
         from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
-        if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to ask
+        if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
             return Inventory(""), ""
         seen = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
         return seen.inventory, seen.message
@@ -588,7 +590,7 @@ def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | 
 
 
 class _First:
-    """A `Sink` that wants the first news only."""
+    """A `Sink` that only uses the first report."""
 
     def __init__(self) -> None:
         self.stop = Event()
@@ -601,10 +603,10 @@ class _First:
         self.stop.set()
 
     def readings(self, readings: Sequence[Reading]) -> None:
-        """Not asked for."""
+        """Ignored."""
 
     def event(self, event: GpuEvent) -> None:
-        """Not asked for."""
+        """Ignored."""
 
     def broken(self, reason: str, sure: bool) -> None:
         self.reason = reason

@@ -1,4 +1,4 @@
-"""The options of `plugin serve`, as the command line and the commands that take them see them."""
+"""The options of `plugin serve`, for the command line and for the commands that use them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SERVING = tuple(option for option in OPTIONS if not option.part)
 
 
 def default_text(option: Option) -> str:
-    """The default as a person would write it, empty for none."""
+    """The default as a user would write it, empty for none."""
     from gpunode.plugin.config.settings import Settings
 
     return value_text(option, Settings())
 
 
 def value_text(option: Option, settings: Settings) -> str:
-    """An effective value as a person would write it."""
+    """An effective value as a user would write it."""
     from gpunode.plugin.config.resolve import option_value
 
     value = option_value(settings, option)
@@ -53,7 +53,7 @@ def value_text(option: Option, settings: Settings) -> str:
 
 
 def sources(host: Host, given: Mapping[str, Any], part: str = "") -> Sources:
-    """What the command line said, by field; what it didn't say is left out."""
+    """Options of the command line, by field; those that it doesn't set are left out."""
     from gpunode.plugin.config.resolve import Sources
 
     flags = {
@@ -89,13 +89,14 @@ def with_go_words(arguments: Sequence[str], options: Sequence[Option] = SERVING)
     return made
 
 
-# Commands that take the options of `plugin serve`, which are one table; see plugin/config/options.py.
+# Commands that have the options of `plugin serve`, which are one table; see plugin/config/options.py.
 #
 # The table is read when such a command runs or shows its help, not at every start.
 
 
 class SettingOption(typer.core.TyperOption):
-    """One row of the table. Neither default nor variable are resolved here: their provenance is shown."""
+    """One option of the table. Default and variable aren't resolved here, because their provenance is
+    shown."""
 
     def __init__(self, row: Any, metavar: str, default: str) -> None:
         offered = one_of(*_values(row), comma=row.takes_many)
@@ -112,7 +113,7 @@ class SettingOption(typer.core.TyperOption):
         self.envvar = [row.variable, *row.variables]
 
     def resolve_envvar_value(self, ctx: Any) -> None:
-        """Left to the command."""
+        """Left to the command: see the class."""
 
 
 def _values(row: Option) -> tuple[str, ...]:
@@ -121,12 +122,12 @@ def _values(row: Option) -> tuple[str, ...]:
 
 
 class SettingsCommand(HelpCommand):
-    """Has every option of the table, behind its own and before those that all commands have."""
+    """A command with every option of the table, after its own options and before the global ones."""
 
     _settings: list[SettingOption] | None = None
 
     def rows(self) -> Any:
-        """Its part of the table."""
+        """The option's part of the table."""
         return SERVING
 
     def get_params(self, ctx: Any) -> list[Any]:

@@ -1,8 +1,9 @@
-"""`gpunode plugin status`: what is registered, which pod holds what, who is unhealthy and why.
+"""`gpunode plugin status`: which resources are registered, which pod has which device, and which is
+unhealthy.
 
-Asked are the kubelet's own sockets and files, whichever plugin is serving. Another plugin's socket is only
-connected to: a second ListAndWatch stream would take health updates away from the kubelet's (NVIDIA's plugin
-gives each update to one stream).
+It queries the kubelet's own sockets and files, whichever plugin is serving. It only connects to another
+plugin's socket: a second ListAndWatch stream would take health updates away from the kubelet's (NVIDIA's
+plugin sends each update to one stream).
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from gpunode.plugin.observe.status_report import (
 )
 
 TIMEOUT_SECONDS = 5.0
-_NEWS_SECONDS = 1.2  # the plugin writes once a second at most
+_NEWS_SECONDS = 1.2  # the plugin writes its status once a second at most
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
 class Query:
-    """Empty sockets are found: what our plugin serves, else the kubelet's defaults. `timeout` is for each
-    question."""
+    """Sockets; an empty one is found: that of our running plugin, else the kubelet's default. `timeout` is
+    for each query."""
 
     kubelet_socket: str = ""
     pod_resources_socket: str = ""
@@ -69,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True)
 class OwnPlugin:
-    """Our plugin as it reports itself; see `OwnStatus`. Times are such as 2026-05-01T12:00:00Z, or empty."""
+    """Our plugin's own report; see `OwnStatus`. Times are such as 2026-05-01T12:00:00Z, or empty."""
 
     state: str
     version: str
@@ -84,7 +85,7 @@ class OwnPlugin:
 
 @dataclass(frozen=True)
 class PluginStatus:
-    """`data` of the envelope. `plugin` is None if none of ours has served here."""
+    """`data` of the envelope. `plugin` is None if no plugin of gpunode's has served on this node."""
 
     kubelet_socket: str
     kubelet: str
@@ -100,7 +101,7 @@ def run(host: Host, query: Query, progress: Progress) -> Result:
     """Kind PluginStatus; status warn if a device, a socket or a source isn't as it should be. Exit 0 either
     way: it is information.
 
-    `PreconditionError` if nothing at all may be read.
+    `PreconditionError` if no source may be read.
     """
     data = _gather(host, query, progress)
     if host.live and _between_news(data):
@@ -110,11 +111,11 @@ def run(host: Host, query: Query, progress: Progress) -> Result:
 
 
 def _between_news(data: PluginStatus) -> bool:
-    """Whether the kubelet already knows of something that our plugin hasn't written down yet, or the other
-    way round: seen together they would make a GPU fail for no reason."""
+    """Whether the kubelet knows of a change that our plugin hasn't written yet, or the other way round:
+    compared with each other, the two would show a fault where there is none."""
     if data.plugin is None or data.plugin.state != "serving":
         return False
-    ours = {one.name for one in data.resources if one.plugin}  # an old list of ours looks like another's
+    ours = {one.name for one in data.resources if one.plugin}  # our old list looks like another plugin's
     return any(
         unit.resource in ours
         and (unit.health == "not-allocatable" or (unit.health == "unhealthy" and unit.allocatable))
@@ -194,7 +195,7 @@ def _sockets_of(query: Query, own: OwnStatus | None) -> tuple[str, str]:
 def _kubelets_word(
     host: Host, asked: _Sources, query: Query, socket: str, directory: str
 ) -> tuple[Mapping[str, Sequence[str]] | None, tuple[Holding, ...]]:
-    """What could be handed out and who holds what: by PodResources, or else as the kubelet last wrote it."""
+    """Allocatable devices and their pods: from PodResources, or else from the kubelet's last checkpoint."""
     holdings = asked.query("pods", socket, lambda: list_pods(host, socket, query.timeout))
     free: Mapping[str, Sequence[str]] | None = None
     if holdings is not None:
@@ -250,7 +251,7 @@ def _own(own: OwnStatus) -> OwnPlugin:
 
 
 def _of_gpus(socket: PluginSocket) -> bool:
-    """Other plugins' sockets are irrelevant here; those of GPU plugins are named after the vendor."""
+    """Sockets of other kinds of plugins are irrelevant; those of GPU plugins are named after the vendor."""
     name = PurePosixPath(socket.path).name
     return name.startswith(("nvidia", "amd", "gpu")) or "gpu" in name
 
@@ -260,7 +261,8 @@ def _unless_recorded(host: Host, state: str) -> str:
 
 
 def _refuse_blind(sources: Sequence[Source]) -> None:
-    """Nothing was read and something may not be: better said as an error than as an empty table."""
+    """`PreconditionError` if nothing was read and a source was denied, because an empty table would
+    mislead."""
     if any(source.state == "read" and source.name not in ("kubelet", "nvml") for source in sources):
         return
     denied = next((one for one in sources if one.hint.startswith("run as root")), None)
@@ -345,7 +347,7 @@ def _count(number: int | None) -> str:
 
 
 def _server(data: PluginStatus, one: ResourceStatus) -> Cell:
-    """Who listens on the resource's socket."""
+    """The process that listens on the resource's socket."""
     own = data.plugin.pid if data.plugin is not None else 0
     socket = next((item for item in data.sockets if item.resource == one.name and item.pid != own), None)
     if one.registered is False:
@@ -360,7 +362,7 @@ def _server(data: PluginStatus, one: ResourceStatus) -> Cell:
 
 
 def _units(units: tuple[UnitStatus, ...]) -> Iterator[Block]:
-    """What is the same of every GPU is said once: eighty columns have no room for it in each row."""
+    """What all GPUs share is printed once, because rows of eighty columns have no room for it."""
     models = {unit.model or "?" for unit in units}
     resources = {unit.resource or "-" for unit in units}
     gone = {
@@ -375,7 +377,7 @@ def _units(units: tuple[UnitStatus, ...]) -> Iterator[Block]:
 
 
 def _rows(units: tuple[UnitStatus, ...]) -> Iterator[tuple[Cell | str, ...]]:
-    """MIG devices under their GPU, which has a row of its own even if it isn't offered itself."""
+    """MIG devices below their GPU, which has a row even if it isn't offered itself."""
     whole = {unit.index for unit in units}
     for unit in units:
         parent, part, _ = unit.index.partition(":")
@@ -438,7 +440,7 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
 
 
 def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[Trouble, str], list[UnitStatus]]:
-    """What is wrong, and with which GPUs: a cause that all of them share is reported once."""
+    """Faults with the GPUs that have them: a cause that all of them share is reported once."""
     found: dict[tuple[Trouble, str], list[UnitStatus]] = {}
     named = set()
     for unit in units:
@@ -475,7 +477,7 @@ def plugin_status(
     ] = True,
     every: Annotated[
         bool,
-        # its parameter can't be called `all`, and the variable would be named after that
+        # its parameter can't be called `all`, because the variable would be named after that
         typer.Option(
             "--all", envvar="GPUNODE_PLUGIN_STATUS_ALL", help="Also show resources that aren't GPUs."
         ),

@@ -1,4 +1,5 @@
-"""`gpunode report`: one file for a support request: facts and findings of the doctor, and logs of daemons."""
+"""`gpunode report`: one file for a support request: facts and findings of the doctor, and logs of the
+daemons."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
 
 @dataclass(frozen=True)
 class DoctorSummary:
-    """What the doctor found: `first` is the id to fix first, `counts` the findings by status."""
+    """The doctor's result: `first` is the id to fix first, `counts` the findings by status."""
 
     status: str
     first: str | None
@@ -52,10 +53,11 @@ class SupportBundle:
 
 
 def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = ()) -> Result:
-    """Look, pack, write to `path`; exit 0 whatever the doctor found. `UsageError` before any work.
+    """Run the doctor, pack its data, write the bundle to `path`; exit 0 whatever the findings are.
+    `UsageError` before any work.
 
-    An empty `path` is a name of its own in this directory. `redact` are words of `KINDS`; secrets never need
-    one.
+    An empty `path` means a generated name in the current directory. `redact` are words of `KINDS`; secrets
+    are always removed.
     """
     unknown = [word for word in redact if word not in (*KINDS, "all")]
     if unknown:
@@ -86,7 +88,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
         for unit, text in logs.items()
     }
     archive = packed(name, inside, recorder.kept, beside, now)
-    # nothing of what was there is kept: a link in its place, a mode that lets others read
+    # nothing of an existing file is kept: neither a symlink in its place nor a mode that lets others read it
     Host(Path("/")).write_atomic(path, archive, mode=0o600, keep=False)
     bundle = SupportBundle(
         path,
@@ -101,12 +103,12 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
 
 
 def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
-    """How the GPUs are cut, where any can be: the doctor doesn't ask for the places of instances."""
+    """The MIG layouts, where there can be any: the doctor doesn't query the placements of instances."""
     from gpunode.gpu.probe import probe
     from gpunode.mig.session import MigError, read_layouts
 
     heard = recorder.kept.recording.get("nvml", {})
-    if not heard:  # it had no reason to ask for the GPUs at all
+    if not heard:  # the doctor had no reason to query the GPUs at all
         seen = probe(recorder).inventory
         capable = seen is not None and any(gpu.mig_capable for gpu in seen.gpus)
     else:
@@ -126,7 +128,7 @@ def _redaction(recorder: RecordingHost, hidden: tuple[str, ...]) -> Redaction:
 
 
 def _name(envelope: dict[str, Any], host: Host) -> str:
-    """Of letters, digits, dots and hyphens only: a host's name comes from a file."""
+    """Letters, digits, dots and hyphens only, because the host's name comes from a file."""
     from datetime import datetime, timezone
 
     node = re.sub(r"[^A-Za-z0-9.-]", "-", str(envelope["data"]["node"]["name"] or "node"))[:63].strip(".-")
@@ -135,7 +137,7 @@ def _name(envelope: dict[str, Any], host: Host) -> str:
 
 
 def _refuse_unwritable(host: Host, path: str) -> None:
-    """Refuse a place that can't take the bundle; `path` is empty for the current directory."""
+    """`UsageError` if the bundle can't be written there; an empty `path` is the current directory."""
     if path:
         host.refuse_output(path)
     elif not os.access(Path.cwd(), os.W_OK):

@@ -1,8 +1,8 @@
 """`gpunode reset`: undo everything that gpunode changed on this node.
 
 Each step is one of gpunode's own removals, so it is rolled back if it fails or is interrupted. A failed step
-stops only the steps that need it. What the journal doesn't know and no mark of gpunode's identifies is not
-removed, but listed.
+stops only the steps that need it. Files that neither the journal nor a mark of gpunode's identifies are
+listed and not removed.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
 
 
 def _foresee(steps: Iterator[Step]) -> tuple[StepReport, ...]:
-    """Which steps there are to take, and why. A step that can't look at the node is to be taken, too."""
+    """The steps to run, with reasons. A step that can't read the node's state is run too."""
     reports = []
     for step in steps:
         try:
@@ -176,7 +176,7 @@ def _plan(foreseen: Sequence[StepReport], killed: Sequence[str]) -> Iterator[Blo
 
 
 def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[Step]:
-    """In the order in which they are taken: what uses the GPUs before what it needs."""
+    """Steps in order: users of the GPUs are undone before what they need."""
     journal = Journal.of(host)
     runtimes = tuple(_runtime_step(host, request, progress, *one) for one in configured(journal).items())
     needs = tuple(step.name for step in runtimes)
@@ -215,8 +215,8 @@ class Part:
 
 @dataclass(frozen=True)
 class FilesReset:
-    """`data` of a step that restores or removes files; `commands` ran, or would. `left` has the files that
-    another program changed since, with the journal's entry."""
+    """`data` of a step that restores or removes files; `commands` ran, or would run. `left` has the files
+    that another program has changed since, with the journal's entry."""
 
     changes: tuple[Change, ...]
     commands: tuple[str, ...]
@@ -241,7 +241,7 @@ class Planned:
 
     @property
     def removed_units(self) -> tuple[str, ...]:
-        """The units of which the files are removed; these are stopped and disabled with that."""
+        """The units with files to remove; removal stops and disables them."""
         return tuple(edit.path.rpartition("/")[2] for edit in self.changed if _is_unit_file(edit))
 
     @property
@@ -319,7 +319,7 @@ def _files_step(host: Host, progress: Progress, part: Part) -> Step:
 
     entries = _entries(journal, part)
     command = part.command or (f"gpunode rollback {entries[-1].id}" if entries else "")
-    with suppress(GpunodeError):  # the step itself reports it
+    with suppress(GpunodeError):  # the step itself reports the error
         plan = planned()
         if plan.foreign and not plan.changed and not plan.stop:
             command = " && ".join(map(_show, dict.fromkeys(plan.foreign.values())))
@@ -342,7 +342,7 @@ def _state_of(plan: Planned) -> State:
 
 
 def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[], Planned]) -> Result:
-    plan = planned()  # the units as they are now; the files are read again under the lock
+    plan = planned()  # the present state of the units; the files are read again under the lock
     rest = tuple(unit for unit in plan.stop if unit not in plan.removed_units)
 
     def activate() -> None:
@@ -392,7 +392,7 @@ def _removal(host: Host, path: str, ours: Callable[[bytes], bool]) -> Iterator[F
 
 
 def _plugin_files(host: Host) -> Sequence[FileEdit]:
-    """Our unit, and the drop-in for MPS if it is still the packaged one."""
+    """Our unit, and the drop-in for MPS if it still has the packaged content."""
     unit = find_unit(host)
     packaged = host.read_bytes(PACKAGED_MPS_DROP_IN)
     return (
@@ -499,7 +499,7 @@ def _finish(host: Host, key: tuple[str, str]) -> None:
 def _of_missing_engine(
     host: Host, progress: Progress, name: str, entries: Sequence[Entry], *, dry_run: bool
 ) -> Result:
-    """Restore the files of an engine that isn't installed any more: there is no daemon to restart."""
+    """Restore the files of an engine that is no longer installed: there is no daemon to restart."""
     journal = Journal.of(host)
 
     def planned() -> Planned:
@@ -514,7 +514,8 @@ def _of_missing_engine(
 
 
 def _cluster_steps(host: Host, progress: Progress, request: ResetRequest) -> Iterator[Step]:
-    """Two requests, so two steps; both need the plugin stopped, which may set labels itself."""
+    """Two requests, so two steps; the plugin must be stopped before both, because it may set labels
+    itself."""
 
     @functools.cache
     def place() -> node_object.Place | State:
@@ -554,7 +555,7 @@ def _access_command(host: Host) -> str:
 
 
 def _place(host: Host, progress: Progress, request: ResetRequest) -> node_object.Place | State:
-    """The Node in its cluster, or why it isn't looked at."""
+    """The Node in its cluster, or why it wasn't queried."""
     named = request.access != Access() or bool(request.node)
     if not named and not _joined(host):
         return State("this machine is no node of a cluster", right=True)
@@ -631,7 +632,7 @@ def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> Ste
 
 
 def _driver_steps(host: Host) -> Iterator[Step]:
-    """A driver that gpunode installed stays: its removal takes a reboot, and the GPUs with it."""
+    """A driver that gpunode installed stays: its removal needs a reboot and makes the GPUs unusable."""
     for entry in Journal.of(host).entries():
         packages = entry.manifest.get("packages")
         installed = entry.manifest.get("operation") == "driver-install" and entry.state == "committed"

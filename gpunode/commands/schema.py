@@ -107,7 +107,7 @@ def schema_of(kinds: Iterable[str]) -> dict[str, Any]:
 
 
 def data_type(kind: str) -> Any:
-    """The type of a kind's `data`, a union where there are several; None where it is always empty."""
+    """The type of a kind's `data`, a union of several types; None where it is always empty."""
     types = []
     for place in KINDS[kind][1].split():
         module, _, name = place.partition(":")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpunode.output.result import Block, ExitCode, Result
     from gpunode.plugin.config.watch import Hangup
 
-# `gpunode --version` needs nothing else: the machine, errors and results come with the first command
+# `gpunode --version` needs no more; the first command loads the machine, errors and results
 
 Command = Callable[..., "Result"]
 DOCUMENTED = ("DoctorReport",)
@@ -47,7 +47,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 @dataclass(frozen=True)
 class Session:
-    """What the global options amount to for one command: `chosen` are they, `kind` is the result's."""
+    """The global options as one command sees them: `chosen` are the options, `kind` is the result's."""
 
     host: Host
     progress: StderrProgress
@@ -55,7 +55,8 @@ class Session:
     chosen: dict[str, Any] = field(default_factory=dict)
 
     def confirm(self, question: str) -> bool:
-        """Whether the user agrees on a terminal; False at once without one, and at the end of the input."""
+        """Whether the user confirms on a terminal; False at once without a terminal, and at the end of the
+        input."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return False
         sys.stderr.write(f"{question} [y/N] ")
@@ -71,7 +72,7 @@ class Session:
             render(Result(self.kind, blocks=blocks), Output.TABLE, self.chosen["color"] or Color.AUTO)
 
 
-# The global options, and how a function becomes a command.
+# The global options, and the decorator that makes a function a command.
 
 
 def _option(*names: str, env: str, text: str, **more: Any) -> Any:
@@ -100,7 +101,7 @@ def _global_options(
     ] = False,
     debug: Annotated[bool, _option("--debug", env="DEBUG", text="Print tracebacks of errors.")] = False,
 ) -> None:
-    """Only its signature is used: the options that every command takes."""
+    """The options of every command; only the signature is used."""
 
 
 def _with_output(annotation: Any) -> list[inspect.Parameter]:
@@ -115,7 +116,7 @@ _PLAIN = Annotated[
 
 
 def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For the root callback: the same options before the command's name, as defaults for it."""
+    """For the root callback: the same options before the command's name become the command's defaults."""
 
     @functools.wraps(function)
     def call(context: typer.Context, **given: Any) -> Any:
@@ -147,7 +148,7 @@ def verb(
     globals_ = documented if kind in DOCUMENTED else _with_output(_SHORT if own_output else _PLAIN)
 
     def register(function: Command) -> Command:
-        function.__annotations__.pop("return", None)  # a name that only type checkers have
+        function.__annotations__.pop("return", None)  # a name that is only defined for type checkers
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         own = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
@@ -171,7 +172,7 @@ def verb(
 
 
 def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:
-    """By variable that sets an option of this command: the option's flags and the value."""
+    """Options that a variable sets, by variable: the option's flags and the value."""
     options = [one for one in context.command.params if one.name]
     named = {variable: one for one in options if (variable := _variable(context, one))}
     return {name: (*one.opts, os.environ[name]) for name, one in named.items()}
@@ -194,12 +195,12 @@ def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> 
     del call.__wrapped__  # type: ignore[attr-defined]
 
 
-# From a command to its outcome.
+# Running a command and rendering its result.
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the outcome is printed."""
+    """Output settings."""
 
     kind: str
     output: Output
@@ -212,10 +213,10 @@ class Form:
 def run_command(
     kind: str, chosen: dict[str, Any], command: Callable[[Session], Result], service: bool = False
 ) -> int:
-    """Run one command; whatever happens ends as a rendered result and an exit code.
+    """Run one command; every outcome becomes a rendered result and an exit code.
 
-    SIGTERM and SIGHUP interrupt a command as Ctrl-C does. A `service` gets each signal that comes while it
-    starts once it has its handlers (`until_signal`), and none can spoil its outcome after that.
+    SIGTERM and SIGHUP interrupt a command as Ctrl-C does. For a `service`, signals that arrive while it
+    starts are delivered once its handlers exist (`until_signal`), and later ones can't change its outcome.
     """
     if not service:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -224,10 +225,10 @@ def run_command(
         return _run(kind, chosen, command)
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDING, *HELD))
     for number in (*_ENDING, *HELD):
-        signal.signal(number, lambda *_: None)  # SIG_IGN would drop those that are pending
+        signal.signal(number, lambda *_: None)  # SIG_IGN would drop pending signals
     code = _run(kind, chosen, command)
     for number in (*_ENDING, *HELD):
-        signal.signal(number, signal.SIG_IGN)  # as it ends Python restores the default of its own handlers
+        signal.signal(number, signal.SIG_IGN)  # at exit Python restores the default of its own handlers
     return code
 
 
@@ -285,7 +286,7 @@ def _directory_deleted() -> bool:
 
 
 def _refuse(kind: str, output: Output) -> None:
-    """Checked before anything is done: a changed node without a result must not happen."""
+    """Check the output file before anything is done, so that no node is changed without a result."""
     from gpunode.errors import UsageError
 
     if output not in (Output.TABLE, *ENVELOPES) and kind not in DOCUMENTED:
@@ -293,7 +294,7 @@ def _refuse(kind: str, output: Output) -> None:
 
 
 def _write(result: Result, form: Form) -> None:
-    """Into the requested file, on this machine whatever --root is."""
+    """Write to the requested file, on this machine whatever --root is."""
     from gpunode.host import Host
     from gpunode.output.render import document, output_for, say
 
@@ -322,7 +323,7 @@ def _session(kind: str, chosen: dict[str, Any]) -> Iterator[Session]:
 
 @contextmanager
 def _root(kind: str, root: Path) -> Iterator[Path]:
-    """The directory to act on; a support bundle is unpacked, for as long as the command looks at it."""
+    """The directory to act on; a support bundle is unpacked for the duration of the command."""
     from gpunode.errors import UsageError
 
     try:
@@ -351,7 +352,7 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that what was applied is rolled back."""
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that its changes are rolled back."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
@@ -363,7 +364,7 @@ def _report(form: Form, error: GpunodeError) -> ExitCode:
         import sys
         import traceback
 
-        sys.stderr.write(printable(traceback.format_exc()))  # it shows foreign words as well
+        sys.stderr.write(printable(traceback.format_exc()))  # it can contain untrusted text as well
     if error.exit_code == ExitCode.USAGE:
         error.message += _set_by(form.variables, error.message)
     render_error(error)
@@ -374,14 +375,15 @@ def _report(form: Form, error: GpunodeError) -> ExitCode:
 
 
 def _set_by(variables: Mapping[str, tuple[str, ...]], message: str) -> str:
-    """Which variables set the options and values that a message names: the user may not know of them."""
+    """Notes that name the variables which set the options and values of a message, because the user may not
+    know of them."""
     words = set(re.findall(r"[^\s'\",;:()]+", message))
     names = [name for name, texts in variables.items() if words.intersection(texts)]
     return f" (set by {', '.join(names)})" if names else ""
 
 
 def _shown(result: Result, form: Form) -> bool:
-    """On stdout; where that takes no more, stderr says so."""
+    """Print to stdout; if that fails, report it on stderr."""
     from gpunode.errors import GpunodeError
     from gpunode.output.render import render, render_error
 
@@ -393,11 +395,11 @@ def _shown(result: Result, form: Form) -> bool:
     return True
 
 
-# From a command line to a command.
+# Parsing of a command line.
 
 
 def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
-    """Parse and run; usage errors speak the same words, and the envelope if one was asked for."""
+    """Parse and run; usage errors have the same form as others, and the envelope if it was requested."""
     if "_GPUNODE_COMPLETE" in os.environ:
         return _complete(app)
     code = 0
@@ -415,7 +417,7 @@ def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
 
 
 def _complete(app: typer.Typer) -> int:
-    """Answer a shell in which Tab was pressed (commands/completion.py). Nothing is written to the terminal.
+    """Answer a shell's completion request (commands/completion.py). Nothing is written to the terminal.
 
     An invalid line or an unreadable file offers nothing; the command itself reports the reason.
     """
@@ -428,7 +430,7 @@ def _complete(app: typer.Typer) -> int:
         sys.stdout.flush()
     except SystemExit as stop:
         return int(stop.code or 0)
-    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - no error fits into a line that is being typed
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - an error has no place in a line that is being typed
         return 1
     return 0
 
@@ -442,7 +444,7 @@ def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        # Typer's own exceptions live in a private module; this method is what they all have
+        # Typer's own exceptions are in a private module; all of them have this method
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
@@ -458,7 +460,7 @@ _PLAINER = (
 
 
 def _path(app: typer.Typer, argv: Sequence[str]) -> str:
-    """The command that a line names, for an error that doesn't have it."""
+    """The command that a line names, for an error that lacks it."""
     command: Any = typer.main.get_command(app)
     path = ["gpunode"]
     for word in argv:
@@ -496,7 +498,7 @@ def _usage(error: Any, argv: Sequence[str], path: str) -> int:
 
 
 def _asked_output(argv: Sequence[str]) -> Output:
-    """The output form, as far as a command line that didn't parse shows it."""
+    """The requested output form, as far as an invalid command line shows it."""
     words = [os.environ.get("GPUNODE_OUTPUT", "")]
     for position, word in enumerate(argv):
         if word in ("-o", "--output"):
@@ -519,7 +521,7 @@ class ReceivedSignals(list[str]):
 
 @contextmanager
 def until_signal(hangup: Hangup) -> Iterator[ReceivedSignals]:
-    """Collect the signals that end the process, and SIGHUP, instead of dying; only in the main thread."""
+    """Collect SIGHUP and the signals that end the process instead of ending; only in the main thread."""
     asked = ReceivedSignals()
     if current_thread() is not main_thread():
         yield asked
@@ -540,7 +542,7 @@ def until_signal(hangup: Hangup) -> Iterator[ReceivedSignals]:
     before = {number: signal.signal(number, end) for number in ends}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # those that came before are delivered now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # deliver the signals that arrived before
     try:
         yield asked
     finally:

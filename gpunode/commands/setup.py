@@ -1,6 +1,6 @@
 """`gpunode setup`: every step from the driver to a proof, in a container or, with --kubernetes, in a pod.
 
-Each step is one of gpunode's own commands; setup_steps.py says what a step is and how the steps are taken.
+Each step is one of gpunode's own commands; setup_steps.py defines steps and runs them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ setup_app = typer.Typer(rich_markup_mode=None)
 
 
 class PluginWay(StrEnum):
-    """How `--kubernetes` brings the device plugin."""
+    """How `--kubernetes` runs the device plugin."""
 
     SYSTEMD = "systemd"
     DAEMONSET = "daemonset"
@@ -180,23 +180,24 @@ def setup(
 
 
 def _refuse_without_kubernetes(given: Mapping[str, str]) -> None:
-    """`UsageError` for an option, by its name, that only means something with --kubernetes."""
+    """`UsageError` for an option, by its name, that requires --kubernetes."""
     meant = [f"--{name}" for name, value in given.items() if value]
     if meant:
         raise UsageError(f"{meant[0]} goes with --kubernetes", hint="add --kubernetes, or leave it out")
 
 
-# What the doctor's findings mean for a set-up.
+# What the doctor's findings mean for setup.
 
-# What comes after the containers in a node's life: setup reports it, but a node without Kubernetes is fine.
+# Layers that a node gets after its containers: setup reports them, but a node without Kubernetes is fine.
 _LATER_LAYERS = frozenset({"kubelet"})
-# by CDI, containers get their GPUs without NVIDIA's toolkit
+# with CDI, containers get their GPUs without NVIDIA's toolkit
 _WITHOUT_CDI = frozenset({"toolkit"})
 _MENDED_HERE = "gpunode configure-runtime"
 _DESCRIBED_HERE = "gpunode cdi refresh"
-# configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit came
+# configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit was
+# installed
 _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted", "k3s-nvidia-not-detected"})
-# both are also for files that CRI-O can't read, which no restart fixes
+# both also cover files that CRI-O can't read, which no restart fixes
 _CRIO_RESTARTED_HERE = ("crio-not-running", "crio-runtime-missing")
 _RESTART = "systemctl restart "
 _ENGINES = {"docker", "containerd", "crio", "podman"}
@@ -209,7 +210,7 @@ _MENDED_BY_STEP = {
 
 
 def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progress) -> Result:
-    """The doctor's findings, where those don't stop the set-up for which `excuse` has a word."""
+    """The doctor's findings, in which those that `excuse` has a reason for don't stop setup."""
     result = doctor.run(host, progress)
     failed = [finding for finding in result.data.findings if finding.status is FindingStatus.FAIL]
     excuses = {finding.id: excuse(finding) for finding in failed}
@@ -235,7 +236,7 @@ def mended_by_configuring(finding: Finding, cdi: bool) -> str:
 
 
 def excuse_for_containers(finding: Finding, engine: str, cdi: bool) -> str:
-    """Why a failed check doesn't stop the set-up of `engine` for containers; empty if it does."""
+    """Why a failed check doesn't stop setting up `engine` for containers; empty if it does."""
     mended = mended_by_configuring(finding, cdi)
     if mended:
         return mended
@@ -247,13 +248,13 @@ def excuse_for_containers(finding: Finding, engine: str, cdi: bool) -> str:
 
 
 def _is_another(engine: str, layer: str) -> bool:
-    """Whether the engine that is set up surely isn't that of this layer."""
+    """Whether the engine to set up is certainly not that of this layer."""
     brought = layer == "containerd" and engine in DISTRIBUTIONS
     return engine not in ("", "auto", layer) and not brought
 
 
 def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
-    """Why a failed check doesn't stop the set-up for pods; empty if it does."""
+    """Why a failed check doesn't stop setup for pods; empty if it does."""
     mended = mended_by_configuring(finding, cdi) or _MENDED_BY_STEP.get(finding.id, "")
     if mended:
         return mended
@@ -266,7 +267,7 @@ def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
 
 
 def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
-    """The doctor's result with the faults that stopped it as one error."""
+    """The doctor's result with the faults that stopped setup as one error."""
     if result.exit_code is ExitCode.OK:
         return result
     findings: tuple[Finding, ...] = result.data.findings
@@ -278,7 +279,7 @@ def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
     return replace(result, errors=(error,))
 
 
-# Steps that both kinds of set-up have.
+# Steps that both kinds of setup have.
 
 
 def configure(
@@ -290,7 +291,7 @@ def configure(
 
 
 def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
-    """A step that is never done already."""
+    """A step that always runs, whatever the node's state."""
 
     def planned() -> Result:
         return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
@@ -299,7 +300,7 @@ def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
 
 
 def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> tuple[Step, ...]:
-    """Without a cluster: the host and, on a live node, a container of the engine."""
+    """Without a cluster: verify on the host and, on a live node, in a container of the engine."""
     (engine,) = request.runtimes
     first = proof("verify-host", "gpunode verify", lambda: verify.run(host, progress))
     if not host.live:
@@ -315,7 +316,7 @@ def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the set-up as programs read it; `result` is that command's own data."""
+    """One step of setup for programs; `result` is that command's own data."""
 
     name: str
     command: str
@@ -341,7 +342,7 @@ def set_up_containers(
     default: bool = False,
     cdi: bool = False,
 ) -> Result:
-    """Take the steps and show each when it is done; kind SetupReport. The exit code is that of the step that
+    """Run the steps and show each when it is done; kind SetupReport. The exit code is that of the step that
     stopped it, 0 if none did."""
     (engine,) = request.runtimes
 
@@ -362,7 +363,7 @@ def set_up_containers(
             "configure-runtime", f"gpunode configure-runtime --runtime {engine}{words}", configured
         )
         if not request.dry_run:
-            # which engine auto means is known by now
+            # auto is resolved by now
             yield from node_proofs(host, replace(request, runtimes=(engine,)), progress, cdi)
 
     walked = walk(host, steps(), show, dry_run=False, problems=False)
@@ -386,7 +387,7 @@ def set_up_containers(
 
 
 def each_time(name: str, command: str, run: Callable[[], Result]) -> Step:
-    """A step that is taken whatever the node is like."""
+    """A step that runs whatever the node's state."""
     return Step(name, command, lambda: State(""), run, run)
 
 
@@ -402,12 +403,13 @@ def _stopped(data: SetupReport, failure: Result, command: str) -> Result:
     )
 
 
-# `gpunode setup --kubernetes`: from the driver to a pod that computes.
+# `gpunode setup --kubernetes`: every step from the driver to a pod that runs CUDA.
 
 
 @dataclass(frozen=True)
 class KubernetesSetup:
-    """`data` of the envelope. `go_on` is the command line that takes the rest up, if there is any."""
+    """`data` of the envelope. `go_on` is the command line that continues with the remaining steps, empty if
+    none remain."""
 
     engine: str
     plugin: str
@@ -435,7 +437,7 @@ class ClusterNode:
 
     @property
     def handler(self) -> str:
-        """The runtime handler of pods; empty where the GPUs come by CDI and the engine gets none."""
+        """The runtime handler of pods; empty where the GPUs come by CDI and the engine has no handler."""
         installed = self.host.which("nvidia-container-runtime") is not None
         return "nvidia" if installed or not self.cdi else ""
 
@@ -461,11 +463,11 @@ def set_up_kubernetes(
     node: str = "",
     wait: float = WAIT_SECONDS,
 ) -> Result:
-    """Take the steps and show each when it is done; kind KubernetesSetup. The exit code is that of the step
-    that stopped it, 0 if none did. Errors as `prepare` has them.
+    """Run the steps and show each when it is done; kind KubernetesSetup. The exit code is that of the step
+    that stopped it, 0 if none did. Errors as in `prepare`.
 
-    `image` is the DaemonSet's, `test_image` that of the pod which proves it; `wait`: seconds for the kubelet
-    to take the GPUs.
+    `image` is the DaemonSet's, `test_image` that of the verification pod; `wait`: seconds for the kubelet to
+    register the GPUs.
     """
     at = prepare(host, request, access, progress, node, cdi)
     try:
@@ -498,7 +500,7 @@ def set_up_kubernetes(
 
 
 def _command_line(**words: str | bool) -> str:
-    """The command line that means the same, and would go on from here; what is empty or False isn't said."""
+    """The equivalent command line, which would continue from here; empty and False options are left out."""
     line = ["gpunode", "setup", "--kubernetes"]
     for name, value in words.items():
         if value:
@@ -597,7 +599,7 @@ def _unexplained(stopped: StepReport | None) -> ErrorInfo:
 
 
 def _doctor(at: ClusterNode) -> Step:
-    """Nothing is set up on a node with GPUs that can't work; what a later step fixes doesn't count."""
+    """Checks of the node: setup stops where GPUs can't work; findings that a later step fixes don't count."""
 
     def excuse(finding: Finding) -> str:
         return excuse_for_pods(finding, at.engine, at.cdi)
@@ -639,7 +641,7 @@ def _runtime(at: ClusterNode, default: bool) -> Step:
 
     def plan() -> Result:
         result = configured(dry_run=True)
-        if all(error.code == "toolkit-missing" for error in result.errors):  # the step before installs it
+        if all(error.code == "toolkit-missing" for error in result.errors):  # the previous step installs it
             return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
         return result
 
@@ -667,7 +669,7 @@ def _runtime_class(at: ClusterNode) -> Step:
         return State("RuntimeClass nvidia isn't in the cluster")
 
     def make(dry_run: bool) -> Result:
-        assert at.cluster is not None  # `look` has left it
+        assert at.cluster is not None  # `look` has skipped the step
         return make_objects(at.host, at.cluster, desired, at.progress, dry_run=dry_run)
 
     return Step(
@@ -680,7 +682,7 @@ def _runtime_class(at: ClusterNode) -> Step:
 
 
 def _gpu_label(at: ClusterNode) -> Step:
-    """The DaemonSet comes to nodes that are known to have GPUs: by NFD's labels, or by this one."""
+    """Label of the nodes with GPUs, where the DaemonSet runs: by NFD, or this one."""
     key = present("nvidia")
     if at.cluster is not None:
         name, _ = node_name(at.host, at.name, at.cluster.node)
@@ -700,7 +702,7 @@ def _gpu_label(at: ClusterNode) -> Step:
         )
 
     def label(dry_run: bool) -> Result:
-        assert at.cluster is not None  # `look` has left it
+        assert at.cluster is not None  # `look` has skipped the step
         place = node_object.place_in(at.cluster, at.host, at.name, dry_run)
         return set_label(at.host, place, key, "true", at.progress)
 
@@ -708,7 +710,7 @@ def _gpu_label(at: ClusterNode) -> Step:
 
 
 def gpu_labels(node: Json) -> tuple[str, ...]:
-    """The labels of a Node by which the plugin's DaemonSet comes to it."""
+    """The labels of a Node that the plugin's DaemonSet selects."""
     pod = daemon_set(PluginSet("any"))["spec"]["template"]["spec"]
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     keys = [one["matchExpressions"][0]["key"] for one in terms["nodeSelectorTerms"]]
@@ -746,7 +748,8 @@ def _plugin(at: ClusterNode, plugin: PluginWay, image: str, wait: float) -> tupl
 
 
 def _verify(at: ClusterNode, test_image: str, access: Access) -> tuple[Step, ...]:
-    """The proof: a pod where there is a way to the API server, else the host and the kubelet's engine."""
+    """The verification: in a pod if the API server is reachable, else on the host and the kubelet's
+    engine."""
     if at.cluster is None:
         return node_proofs(at.host, at.request, at.progress, at.cdi)
 
@@ -766,6 +769,6 @@ def _verify(at: ClusterNode, test_image: str, access: Access) -> tuple[Step, ...
 
 
 def _resource(host: Host) -> str:
-    """What the kubelet counts whole GPUs by, else the first of NVIDIA's resources that it can hand out."""
+    """The resource by which the kubelet counts whole GPUs, else the first of NVIDIA's that is allocatable."""
     offered = [name for name, count in serving(host).counts if count]
     return "nvidia.com/gpu" if "nvidia.com/gpu" in offered or not offered else offered[0]

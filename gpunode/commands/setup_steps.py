@@ -1,9 +1,9 @@
-"""The steps of a set-up: what a step is, how steps are taken, and those that bring the device plugin.
+"""The steps of setup: what a step is, how steps run, and those that install the device plugin.
 
-A step is data: what it is called, which command does the same by itself, and three functions. `look` only
-reads. `plan` is the command's own dry run, `run` the command itself; each undoes itself when it fails or is
-interrupted, so that between steps the node is always whole. A step is skipped where it is right already, and
-one that needs a failed step is not taken.
+A step is data: its name, the command that does the same by itself, and three functions. `look` only reads.
+`plan` is the command's own dry run, `run` the command itself; each undoes its changes when it fails or is
+interrupted, so that between steps the node is always consistent. A step is skipped where there is nothing to
+do, and one that needs a failed step doesn't run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _STYLES = {
     "interrupted": Style.BAD,
     "waiting": Style.DIM,
 }
-# what the table says for a state of the JSON contract
+# the table's word for a state of the JSON contract
 _WORDS = {"right": "ok", "left": "manual", "waiting": "pending"}
 
 
@@ -75,9 +75,9 @@ Show = Callable[..., None]
 
 @dataclass(frozen=True)
 class State:
-    """How a step finds the node, and why it says so.
+    """State of the node before a step, and the reason.
 
-    `right`: nothing is to be done. `left`: something is, and not by us; `why` says what.
+    `right`: there is nothing to do. `left`: there is, but not for gpunode; `why` has the details.
     """
 
     why: str
@@ -89,7 +89,7 @@ class State:
 class Step:
     """One step; see the module. The functions raise `GpunodeError`.
 
-    `needs` names the steps without which it isn't taken: every earlier one if None.
+    `needs` names the steps without which it doesn't run: every earlier one if None.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What became of a step, for programs; `result` is that command's own data, null if it wasn't run.
+    """Result of a step, for programs; `result` is that command's own data, null if it didn't run.
 
     `state`: right (skipped), done, planned (a dry run), left (to the user), failed, interrupted, or
     waiting (for an earlier one).
@@ -143,7 +143,7 @@ def not_shown(*blocks: Block) -> None:
 
 
 def journal_ids(host: Host) -> frozenset[str]:
-    """What the journal holds now; nothing where this user may not read it."""
+    """The journal's present entries; none where this user may not read it."""
     with suppress(GpunodeError):
         return frozenset(entry.id for entry in Journal.of(host).entries())
     return frozenset()
@@ -152,7 +152,7 @@ def journal_ids(host: Host) -> frozenset[str]:
 def interruption(
     host: Host, command: str, before: frozenset[str], reports: Sequence[StepReport] = ()
 ) -> ErrorInfo:
-    """What stays changed after Ctrl-C during `command`, and the commands that undo it: files, of which the
+    """Changes that remain after Ctrl-C during `command`, and the commands that undo them: files, of which the
     journal held `before` at the start, and objects in the cluster. The command itself was rolled back."""
     changed: list[str] = []
     undo: list[str] = []
@@ -192,8 +192,9 @@ def walk(
     problems: bool = True,
     name: str = "set-up",
 ) -> Walked:
-    """Take the steps and show each when it is done; with `problems` what stopped it as well. A dry run shows
-    every step's plan, also behind one that would fail. `name` is for the error of an interruption."""
+    """Run the steps and show each when it is done; with `problems` also the error that stopped it. A dry run
+    shows every step's plan, including those after one that would fail. `name` is for the error of an
+    interruption."""
     before = journal_ids(host)
     reports: list[StepReport] = []
     messages: dict[str, None] = {}
@@ -229,7 +230,8 @@ def _take(
     before: frozenset[str],
     reports: Sequence[StepReport],
 ) -> tuple[StepReport, Result | None]:
-    """One step. An expected failure becomes its result, so that the report still has what went before."""
+    """Run one step. An expected failure becomes its result, so that the report still has the earlier
+    steps."""
     started, heading = host.monotonic(), [Text(f"$ {step.command}", Style.COMMAND)]
     try:
         state = step.look()
@@ -247,14 +249,14 @@ def _take(
         left = interruption(host, step.command, before, reports)
         result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(left,))
         became, why = "interrupted", "interrupted; this step was rolled back"
-    if heading:  # it couldn't look
+    if heading:  # it couldn't read the node's state
         show(*heading)
     seconds = round(host.monotonic() - started, 2)
     return StepReport(step.name, step.command, became, why, seconds, result.data), result
 
 
 def _is_right(step: Step) -> bool:
-    """Whether there is nothing to do; False if the step can't look."""
+    """Whether there is nothing to do; False if the step can't read the node's state."""
     with suppress(GpunodeError):
         return step.look().right
     return False
@@ -265,7 +267,7 @@ def _reason(result: Result) -> str:
 
 
 def _blocker(step: Step, reports: Sequence[StepReport]) -> str:
-    """The first earlier step without which this one isn't taken; empty if there is none."""
+    """The first earlier step that failed and that this one needs; empty if there is none."""
     for one in reports:
         needed = step.needs is None or one.name in step.needs
         if one.state == "interrupted" or (needed and one.state in ("failed", "waiting")):
@@ -281,7 +283,7 @@ def overview(steps: Sequence[StepReport]) -> Table:
     return Table(("STEP", "STATE", "REASON"), rows)
 
 
-# Objects made in the cluster as a step of `setup --kubernetes`: a RuntimeClass, the plugin's DaemonSet.
+# Objects that a step of `setup --kubernetes` creates in the cluster: a RuntimeClass, the plugin's DaemonSet.
 
 
 @dataclass(frozen=True)
@@ -349,7 +351,7 @@ def make_objects(
 
 def _delete_again(cluster: Cluster, created: Sequence[Json], error: BaseException) -> None:
     if not created:
-        return  # `create` has deleted its own
+        return  # `create` has deleted the objects that it created
     left = delete(cluster, created)
     if left:
         commands = [_undo(one) for one in reversed(created) if named(one) in left]
@@ -381,7 +383,7 @@ def _blocks(data: ClusterObjects, missing: Sequence[Json]) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-# The device plugin as a service of this node: its unit through the journal, and the wait for the kubelet.
+# The device plugin as a service of this node: its unit, through the journal, and the wait for the kubelet.
 
 OPERATION = "device-plugin"
 _LOOK = f"journalctl -u {UNIT} -n 20, and gpunode plugin status"
@@ -389,7 +391,7 @@ _LOOK = f"journalctl -u {UNIT} -n 20, and gpunode plugin status"
 
 @dataclass(frozen=True)
 class PluginService:
-    """`data` of the envelope. `status` is the plugin's own word, empty if it wasn't started."""
+    """`data` of the envelope. `status` is the plugin's own report, empty if it wasn't started."""
 
     unit: str
     changes: tuple[Change, ...]
@@ -400,13 +402,13 @@ class PluginService:
 
 
 def state(host: Host) -> UnitState | None:
-    """What systemd says of the unit; None if it says nothing."""
+    """The unit's state in systemd; None if systemd doesn't report it."""
     return read_unit_states(host).get(UNIT)
 
 
 def unit_edit(host: Host, arguments: Sequence[str]) -> FileEdit:
-    """The unit's file as it should be, with these options of `plugin serve`. One that gpunode didn't write
-    stays unchanged.
+    """The desired unit file, with these options of `plugin serve`. One that gpunode didn't write stays
+    unchanged.
     """
     found = find_unit(host)
     own = found.content is None or found.ours
@@ -416,7 +418,7 @@ def unit_edit(host: Host, arguments: Sequence[str]) -> FileEdit:
 
 
 def own_status(host: Host) -> OwnStatus | None:
-    """What our plugin reports of itself; None if it can't be read or none has served."""
+    """Our plugin's own status report; None if it can't be read or no plugin has served."""
     with suppress(GpunodeError):
         return read_own_status(host, Settings.state_dir)
     return None
@@ -425,11 +427,12 @@ def own_status(host: Host) -> OwnStatus | None:
 def bring_service(
     host: Host, arguments: Sequence[str], wait: float, progress: Progress, *, dry_run: bool
 ) -> Result:
-    """Write the unit, enable and start it, and wait until the kubelet has taken the GPUs; kind PluginService.
+    """Write the unit, enable and start it, and wait until the kubelet has registered the GPUs; kind
+    PluginService.
 
-    `arguments` are options of `plugin serve`; `wait`: seconds for the kubelet to take the GPUs.
-    `PreconditionError` where it couldn't run; `RolledBackError` if the kubelet doesn't take them: then the
-    unit is as it was.
+    `arguments` are options of `plugin serve`; `wait`: seconds for the kubelet to register the GPUs.
+    `PreconditionError` where it can't run; `RolledBackError` if the kubelet doesn't register them: the unit
+    is then restored.
     """
     _refuse(host)
     commands = _commands(host, unit_edit(host, arguments))
@@ -443,7 +446,7 @@ def bring_service(
         )
         return _result(host, done, commands, "", dry_run=dry_run)
     done = _change(host, arguments, wait, progress)
-    if not done.journal:  # the file was right already: only the unit has to come
+    if not done.journal:  # the file needed no change: only the unit must be started
         _enable(host, wait, progress)
     status = own_status(host)
     return _result(host, done, commands, status.status if status else "", dry_run=False)
@@ -471,7 +474,7 @@ def _runs(host: Host) -> bool:
 
 
 def _commands(host: Host, edit: FileEdit) -> tuple[str, ...]:
-    """What is run beside writing the file; a running plugin is restarted if its unit changes."""
+    """Commands that run together with writing the file; a running plugin is restarted if its unit changes."""
     if edit.action == "unchanged":
         return (f"systemctl enable --now {UNIT}",)
     again = (f"systemctl restart {UNIT}",) if _runs(host) else ()
@@ -479,12 +482,12 @@ def _commands(host: Host, edit: FileEdit) -> tuple[str, ...]:
 
 
 def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progress) -> FilesChanged:
-    """Write and start; what fails takes both back, and a plugin that ran before runs again as it did."""
+    """Write and start; a failure undoes both, and a plugin that ran before runs again with its old unit."""
     ran = _runs(host)
     restarted: list[str] = []
 
     def activate() -> None:
-        if ran:  # enabling it has not restarted it
+        if ran:  # `enable --now` has not restarted it
             restarted.append(UNIT)
             systemctl(host, "restart", UNIT)
         _wait(host, wait, progress)
@@ -645,7 +648,7 @@ def _foreign(host: Host, found: Serving, patience: float, progress: Progress) ->
 
 
 def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_run: bool) -> Step:
-    """The packaged unit, enabled and started. Nothing is waited for where nothing has been done."""
+    """The packaged unit, enabled and started. Without a change there is nothing to wait for."""
     patience = 0.0 if dry_run else min(wait, _PATIENCE)
 
     def bring(*, dry_run: bool) -> Result:
@@ -692,7 +695,7 @@ def daemon_set_step(
     *,
     dry_run: bool,
 ) -> Step:
-    """The plugin's account and its DaemonSet, in every node's interest: it comes to all that have GPUs."""
+    """The plugin's service account and its DaemonSet, which runs on every node with GPUs."""
     patience = 0.0 if dry_run else min(wait, _PATIENCE)
     command = f"gpunode manifests daemon-set --namespace {manifests.OWN_NAMESPACE}"
     command += f" --image {image}" if image else ""
@@ -720,7 +723,7 @@ def daemon_set_step(
         return daemon_set_objects(plugin())
 
     def make(dry_run: bool) -> Result:
-        assert cluster is not None  # `look` has refused
+        assert cluster is not None  # `look` has skipped the step
         return make_objects(
             host,
             cluster,
@@ -752,7 +755,7 @@ def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, pro
 
 
 def _why(cluster: Cluster, namespace: str) -> str:
-    """What the plugin's pods wait for, in Kubernetes' own words."""
+    """What the plugin's pods wait for, in the words of Kubernetes."""
     try:
         pods = cluster.list("Pod", namespace, labels=labels("device-plugin"))
     except GpunodeError as error:

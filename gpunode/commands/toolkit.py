@@ -139,7 +139,7 @@ _UNREAD = "the versions are the repository's newest; which that is shows when it
 
 @dataclass(frozen=True)
 class PackageLine:
-    """One package before and after, empty where it isn't installed; `after` also if it is unknown yet."""
+    """One package before and after; empty where it isn't installed, `after` also while it is unknown."""
 
     name: str
     before: str
@@ -148,8 +148,8 @@ class PackageLine:
 
 @dataclass(frozen=True)
 class ToolkitInstallation:
-    """`data` of the envelope. `version` is what all four are at, empty if that isn't known yet; `commands`
-    those that ran, or would. `repositories` are the entries that were found, each with its state."""
+    """`data` of the envelope. `version` is that of all four, empty if it isn't known yet; `commands` are
+    those that ran, or would run. `repositories` are the existing entries, each with its state."""
 
     manager: str
     version: str
@@ -164,9 +164,9 @@ class ToolkitInstallation:
 
 @dataclass(frozen=True)
 class Intent:
-    """What was found and what is to be done about it; `steps` are planned again once the indexes are read.
+    """The present state and the steps to take; `steps` are planned again once the indexes are read.
 
-    `killed` says that an earlier run was, and has left its journal open.
+    `killed` says that an earlier run was killed and left an open journal entry.
     """
 
     manager: Manager
@@ -194,8 +194,8 @@ def install(
     dry_run: bool = False,
     lock_seconds: float = WAIT_SECONDS,
 ) -> Result:
-    """Install, or say what would be done; kind ToolkitInstallation. `key` is a file, `directory` one that
-    holds the packages."""
+    """Install, or report what would be done; kind ToolkitInstallation. `key` is a file, `directory` one with
+    the packages."""
     desired = _check(host, goal.version, repository, key, directory)
     manager = find_manager(host)
     if not dry_run:
@@ -249,7 +249,7 @@ def _intend(host: Host, manager: Manager, goal: Goal, directory: str, desired: D
     if directory:
         return _from_directory(host, manager, directory, goal, states, killed=killed)
     steps = toolkit.plan(manager, states, goal, killed=killed)
-    if steps.install is None and not desired.asked and not repository.judged:  # it came by another way
+    if steps.install is None and not desired.asked and not repository.judged:  # installed in another way
         return Intent(manager, states, goal, (), None, None, steps, killed)
     only = repository.file if manager.name == "apt" else repository.id
     refresh = manager.refresh(only) if steps.install or repository.files else None
@@ -273,7 +273,7 @@ def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping
             return recorded_states(host, PACKAGES)
         if error.code != Trouble.CONFLICTING_SOURCES or not repository.files:
             raise
-        return manager.installed(PACKAGES)  # apt answers nothing until the files are right
+        return manager.installed(PACKAGES)  # apt reports nothing until its files are valid
 
 
 def _from_directory(
@@ -303,7 +303,7 @@ def _refreshing(intent: Intent) -> tuple[Command, ...]:
 
 
 def _act(intent: Intent, run: Run) -> None:
-    """Read the indexes, plan with what they say, install, and see that the four are at one version."""
+    """Read the indexes, plan with them, install, and check that the four have one version."""
     manager, steps = intent.manager, intent.steps
     for command in _refreshing(intent):
         run(command)
@@ -332,7 +332,8 @@ def _act(intent: Intent, run: Run) -> None:
 
 
 def _require_nothing_lost(manager: Manager, install: Command) -> None:
-    """What the toolkit itself replaces may go (nvidia-container-runtime before 3.6); nothing else."""
+    """Packages that the toolkit itself replaces may be removed (nvidia-container-runtime before 3.6), no
+    others."""
     gone = [
         one.name for one in manager.preview(install) if not one.after and not one.name.startswith(_FAMILY)
     ]
@@ -385,7 +386,7 @@ def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list
     return blocks
 
 
-# `gpunode toolkit remove`: take out what `toolkit install` brought, once no engine needs it.
+# `gpunode toolkit remove`: remove what `toolkit install` installed, once no engine needs it.
 
 REMOVAL_KIND = "ToolkitRemoval"
 REMOVAL = "toolkit-remove"
@@ -399,8 +400,8 @@ LEFTOVERS = (
 
 @dataclass(frozen=True)
 class ToolkitRemoval:
-    """`data` of the envelope. `packages` go or went; `kept` are those that gpunode didn't bring, `left` files
-    that stay and what they are, `by_hand` the command for what is kept."""
+    """`data` of the envelope. `packages` are removed, or would be; `kept` are those that gpunode didn't
+    install, `left` files that stay and why, `by_hand` the command that removes what is kept."""
 
     manager: str
     packages: tuple[str, ...]
@@ -414,9 +415,9 @@ class ToolkitRemoval:
 
 @dataclass(frozen=True)
 class Brought:
-    """What the journal says that gpunode brought: packages that were not there, whether it held them, and
-    files that were not there and are as it wrote them; `changed` are those edited since,
-    `aside` the new names of files that were switched off."""
+    """What gpunode installed, according to the journal: packages that were not installed before, whether it
+    held them, and files that did not exist before and still have the content that it wrote; `changed` are
+    those edited since, `aside` the new names of files that were disabled."""
 
     packages: tuple[str, ...]
     held: bool
@@ -433,8 +434,8 @@ def remove(
     lock_seconds: float = WAIT_SECONDS,
     in_use: bool = False,
 ) -> Result:
-    """Remove, or say what would be; kind ToolkitRemoval. `PreconditionError` while an engine uses it, unless
-    `in_use` allows that for a dry run."""
+    """Remove, or report what would be removed; kind ToolkitRemoval. `PreconditionError` while an engine uses
+    it, unless `in_use` allows that for a dry run."""
     manager = find_manager(host)
     if not dry_run:
         require_live(host)
@@ -474,9 +475,9 @@ def _carry_out(
     progress: Progress,
     lock_seconds: float,
 ) -> None:
-    """Packages first: while the repository is there, they can be restored."""
+    """Packages first: while the repository is configured, they can be reinstalled."""
     before = {name: states[name].installed for name in PACKAGES}
-    # killed between the two, the next run must still know of the files
+    # after a kill between the two, the next run must still know of the files
     context = {"filesLeft": [one.path for one in files]}
     job = Job(host, manager, REMOVAL, progress, PACKAGES, before, context, lock_seconds, stays=False)
 
@@ -492,14 +493,14 @@ def _carry_out(
 
 
 def brought_by(host: Host, entries: Sequence[Entry]) -> Brought:
-    """Since the last removal: what went then isn't ours any more."""
+    """Entries since the last removal: packages removed then are no longer gpunode's."""
     installs: list[Entry] = []
     for entry in entries:
         operation = entry.manifest.get("operation")
         if entry.state == "committed" and operation == REMOVAL and not entry.manifest.get("filesLeft"):
             installs = []
         elif entry.state in (*OPEN_STATES, "committed") and operation == OPERATION:
-            installs.append(entry)  # one that was killed has brought what is there
+            installs.append(entry)  # a killed run has installed packages as well
     first: dict[str, str] = {}
     for entry in installs:
         packages = entry.manifest.get("packages")
@@ -535,7 +536,7 @@ def _commands(
 
 def _require_alone(manager: Manager, commands: Sequence[Command], going: Sequence[str]) -> None:
     if not commands or len(commands) > 1:
-        return  # apt says nothing of held packages before they are released
+        return  # apt doesn't report held packages before they are released
     others = [one.name for one in manager.preview(commands[-1]) if not one.after and one.name not in going]
     if others:
         raise PreconditionError(
@@ -546,7 +547,7 @@ def _require_alone(manager: Manager, commands: Sequence[Command], going: Sequenc
 
 
 def _require_unused(host: Host) -> None:
-    """An engine whose default runtime is gone starts no container at all."""
+    """An engine whose default runtime is missing can't start any container."""
     try:
         data = status.run(host).data
     except PreconditionError:
@@ -591,7 +592,7 @@ def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterat
         yield Text(f"to remove them: {data.by_hand}", Style.COMMAND)
 
 
-# `gpunode toolkit status`: the four packages, where they come from, and what disagrees.
+# `gpunode toolkit status`: the four packages, their sources, and inconsistencies.
 
 STATUS = "ToolkitStatus"
 _INSTALL = "gpunode toolkit install"
@@ -605,8 +606,8 @@ _SAID = {
 
 @dataclass(frozen=True)
 class ToolkitPackage:
-    """One of the four; empty where it isn't installed or offered. `origins` are those of what is installed,
-    `pinned` is by a hold, a preference or a lock."""
+    """One of the four; empty where it isn't installed or offered. `origins` are those of the installed
+    version, `pinned` is by a hold, a preference or a lock."""
 
     name: str
     installed: str
@@ -618,7 +619,7 @@ class ToolkitPackage:
 
 @dataclass(frozen=True)
 class ToolkitStatus:
-    """`data` of the envelope. `version` is what all four are at, empty if they aren't; `next` a command."""
+    """`data` of the envelope. `version` is that of all four, empty if they differ; `next` a command."""
 
     manager: str
     version: str
@@ -629,7 +630,7 @@ class ToolkitStatus:
 
 
 def show_status(host: Host, progress: Progress) -> Result:
-    """Look, change nothing; kind ToolkitStatus. Exit 1 if something is to be put right."""
+    """Read and change nothing; kind ToolkitStatus. Exit 1 if something needs a fix."""
     manager = find_manager(host)
     shelf = shelf_of(host, manager)
     desired = desired_repository()
@@ -655,7 +656,7 @@ def show_status(host: Host, progress: Progress) -> Result:
 
 
 def _installed_states(host: Host, manager: Manager) -> tuple[Mapping[str, PackageState], tuple[str, ...]]:
-    """All that is known, and why it isn't more."""
+    """All known facts, and why others are unknown."""
     try:
         return manager.look(PACKAGES), ()
     except PackagesError as error:

@@ -1,4 +1,4 @@
-"""`gpunode toolkit config get`: how the NVIDIA Container Toolkit is set, and where each value comes from."""
+"""`gpunode toolkit config get`: the NVIDIA Container Toolkit's settings, and the source of each value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KIND = "ToolkitConfig"
 
 @dataclass(frozen=True)
 class Setting:
-    """One effective key. `value` is None for what is absent; `source` is file, default or unknown.
+    """One effective key. `value` is None for an absent key; `source` is file, default or unknown.
 
     An unknown key is one that the toolkit doesn't have. `problem` says what is wrong, empty if nothing is.
     """
@@ -67,10 +67,10 @@ class ToolkitConfig:
 
 
 def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
-    """Show these settings, or all, with where they come from; kind ToolkitConfig. A key may be a table: all
-    below it then.
+    """Show these settings, or all, with their sources; kind ToolkitConfig. A key may be a table: then
+    everything below it is shown.
 
-    Exit 1 if the file holds something that the toolkit doesn't know or take.
+    Exit 1 if the file has a key or value that the toolkit doesn't accept.
     """
     path, source = facts.locate(host, config)
     text = host.read_text(path)
@@ -118,7 +118,7 @@ def _selected(settings: tuple[Setting, ...], names: Sequence[str]) -> tuple[Sett
     for name in names:
         below = [one for one in settings if one.key == name or one.key.startswith(f"{name}.")]
         if not below:
-            facts.find_key(facts.KEYS, name)  # says which one is near
+            facts.find_key(facts.KEYS, name)  # names the nearest key
         found += below
     return tuple({one.key: one for one in found}.values())
 
@@ -130,7 +130,7 @@ def _mend(setting: Setting) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as `set` takes it."""
+    """A value in the form that `set` accepts."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -178,7 +178,7 @@ def run_set(
 ) -> Result:
     """Change settings, KEY=VALUE each; `create` makes a missing file; kind ToolkitConfig.
 
-    `UsageError` for a key or value that the toolkit doesn't take.
+    `UsageError` for a key or value that the toolkit doesn't accept.
     """
     given = _parsed(facts.keys_for(host), settings)
 
@@ -198,7 +198,7 @@ def run_set(
 def unset(
     host: Host, progress: Progress, keys: Sequence[str], config: str = "", *, dry_run: bool = False
 ) -> Result:
-    """Take keys out, so that the toolkit's own defaults hold again; kind ToolkitConfig."""
+    """Remove keys, so that the toolkit's own defaults apply; kind ToolkitConfig."""
 
     def edited(text: str, path: str) -> str:
         there = facts.names_in(parse_toml(text, path))
@@ -237,7 +237,7 @@ def _change(
     create: bool,
     dry_run: bool,
 ) -> Result:
-    """Write what `edited` makes of the file's text and path; `settings` is what the journal keeps of it."""
+    """Write what `edited` makes of the file's text and path; `settings` is recorded in the journal."""
     path, source = facts.locate(host, config)
     if not path.startswith("/"):
         raise UsageError(f"the configuration's path must be absolute, not {path!r}", hint="--config /PATH")

@@ -1,4 +1,4 @@
-"""`gpunode unconfigure-runtime`: take the nvidia runtime out and restore the previous default."""
+"""`gpunode unconfigure-runtime`: remove the nvidia runtime and restore the previous default."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def unconfigure(
 ) -> Result:
     """Unconfigure the engines; kind RuntimeConfiguration, RuntimeConfigurations for several.
 
-    Files that hold exactly what gpunode wrote become what they were, byte for byte; in others only the
-    runtimes are removed, whichever tool wrote them: with ``nvidia`` go the variants that NVIDIA's own tools
-    add. With `cdi` the CDI switch goes as well, whichever tool set it, and the specification and units that
+    Files that hold exactly what gpunode wrote are restored byte for byte; from others only the runtimes are
+    removed, whichever tool wrote them: ``nvidia`` includes the variants that NVIDIA's own tools add. With
+    `cdi` the CDI switch is removed as well, whichever tool set it, and the specification and units that
     gpunode made.
     """
     check_name(name)
@@ -86,7 +86,7 @@ def unconfigure(
 
 @dataclass(frozen=True)
 class Shared:
-    """What becomes of the specification and its units, which all engines share."""
+    """The change of the specification and its units, which all engines share."""
 
     edits: tuple[FileEdit, ...] = ()
     notes: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ def _cdi_paths(host: Host) -> tuple[str, ...]:
 
 
 def cdi_files(host: Host) -> tuple[FileEdit, ...]:
-    """What gpunode itself made for CDI and is still there, to be removed."""
+    """Files that gpunode itself made for CDI and that still exist, to be removed."""
     ours: list[FileEdit] = []
     for path in _cdi_paths(host):
         content = host.read_bytes(path)

@@ -53,8 +53,8 @@ _HINTS = {
 
 
 def run(host: Host, progress: Progress, timeout: float = SECONDS) -> Result:
-    """Prove that CUDA computes on the host, with `timeout` seconds for each device. Exit 1 if a device fails
-    or there is none; errors name cause and cure."""
+    """Run CUDA on the host, with `timeout` seconds for each device. Exit 1 if a device fails or there is
+    none; errors name the cause and the fix."""
     known, desired = _known(host, progress)
     if not host.live:
         return _simulated(known, desired, progress)
@@ -66,8 +66,8 @@ def run(host: Host, progress: Progress, timeout: float = SECONDS) -> Result:
 
 
 def run_in_container(host: Host, request: ContainerRequest, progress: Progress) -> Result:
-    """The same in a container of an engine, or the vectoradd of `request.image`; `request.timeout` is for
-    each device."""
+    """The same in a container of an engine, or with the vectoradd of `request.image`; `request.timeout` is
+    for each device."""
     if request.image:
         return _own_image(host, request, progress)
     known, desired = _known(host, progress)
@@ -90,7 +90,7 @@ def _proof(on: str, known: NvmlProbe, desired: Plan, answer: Answer, via: str = 
 
 
 def _simulated(known: NvmlProbe, desired: Plan, progress: Progress) -> Result:
-    """A recorded machine: its GPUs' sums are computed here, and every result says so."""
+    """A recorded machine: the sums of its GPUs are computed on this CPU, and every result says so."""
     if known.inventory is None:
         raise explain_failure(known)
     with progress.step("vector-add, simulated"):
@@ -111,9 +111,10 @@ def _on_host(host: Host, timeout: float, desired: Plan) -> Answer:
 def in_container(
     host: Host, request: ContainerRequest, uuids: Sequence[str], progress: Progress
 ) -> tuple[Answer, str]:
-    """The answer for these GPUs, all that CUDA sees for none, and how the container got its GPUs.
+    """The result for these GPUs (all that CUDA reports if none are named), and how the container got its
+    GPUs.
 
-    `GpunodeError` if the driver isn't in it.
+    `GpunodeError` if the container lacks the driver.
     """
     whole = replace(
         request,
@@ -128,7 +129,7 @@ def in_container(
 
 
 def _without_driver(answer: Answer) -> bool:
-    """Whether all that failed is that there is no libcuda."""
+    """Whether every failure is a missing libcuda."""
     messages = [device.message for device in answer.devices] + [answer.error] * bool(answer.error)
     return bool(messages) and all("libcuda.so.1 can't be loaded" in message for message in messages)
 
@@ -202,7 +203,7 @@ def _failed(device: DeviceResult) -> bool:
 
 
 def _hint(failed: Sequence[DeviceResult]) -> str:
-    """The cure of an error that all failed devices share, else the doctor."""
+    """The fix for an error that all failed devices share, else a hint to run the doctor."""
     for code, hint in _HINTS.items():
         if all(f"({code})" in device.message for device in failed):
             return hint
@@ -241,7 +242,7 @@ verify_app = typer.Typer(rich_markup_mode=None)
 
 
 class Place(StrEnum):
-    """Where `verify` runs its kernel."""
+    """Where `verify` runs its CUDA kernel."""
 
     HOST = "host"
     DOCKER = "docker"
@@ -357,7 +358,7 @@ def verify(
 
 
 def _refuse_contradictions(on: Place, image: str, socket: str, config: str, *, cdi: bool, pod: str) -> None:
-    """`UsageError` for options of another place; `pod` is the first option for a pod, empty for none."""
+    """`UsageError` for options of another target; `pod` is the first option for a pod, empty for none."""
     if on is Place.KUBERNETES:
         given = "--cdi" if cdi else "--socket" if socket else "--config" if config else ""
         if given:

@@ -38,16 +38,16 @@ from gpunode.runtime.verify.container import PodRun, Verification
 if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster
 
-# Follows the vector-add pod until it has ended, or waiting longer makes no sense.
+# Waits until the vector-add pod has ended, or further waiting is pointless.
 
 _PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds between checks; the last one repeats
-_SILENCE = 30.0  # for so long the API server may be away
+_SILENCE = 30.0  # how long the API server may be unreachable
 _LINES = 200  # of the log
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`reason` None: it passed. `via` says how the GPU came; `seconds` from the pod's creation on."""
+    """`reason` None: it passed. `via` says how the pod got the GPU; `seconds` from the pod's creation on."""
 
     name: str
     phase: str
@@ -65,17 +65,17 @@ class Follower:
         self._since: dict[str, float] = {}
         self._reason: Reason | None = None
         self._silent: float | None = None
-        self._blind = False  # events may not be read
+        self._blind = False  # events may not be listed
 
     def follow(self, namespace: str, created: Json, timeout: float) -> Outcome:
-        """`ClusterError` where the API server says no, or stays away. At most `timeout` seconds."""
+        """`ClusterError` if the API server refuses or stays unreachable. At most `timeout` seconds."""
         began = self._host.monotonic()
         name, pod, found, looks = str(created["metadata"]["name"]), created, State(Phase.PENDING), 0
         while True:
             pod = self._look(namespace, name, pod, began + timeout)
             found = pods.state(pod, self._events(namespace, pod), self._aim)
             waited = self._host.monotonic() - began
-            known = found.ended or self._silent is not None  # of a silent server nothing new: its own limit
+            known = found.ended or self._silent is not None  # an unreachable server has its own limit
             given_up = None if known else self._out_of_patience(found, waited, timeout)
             if found.ended or given_up is not None:
                 break
@@ -86,7 +86,8 @@ class Follower:
         return Outcome(name, found.phase, reason, log, pods.allocation(pod), waited)
 
     def _look(self, namespace: str, name: str, before: Json, until: float) -> Json:
-        """The pod as it is now; as it was while the server is away, for a while, and not past `until`."""
+        """The pod as it is now; its last state while the server is briefly unreachable, and not past
+        `until`."""
         try:
             pod = self._cluster.get("Pod", name, namespace)
         except NotFound:
@@ -104,7 +105,7 @@ class Follower:
         return pod
 
     def _events(self, namespace: str, pod: Json) -> tuple[Json, ...]:
-        """Warnings say more than a pod's status; but it goes without them."""
+        """Warning events say more than a pod's status, but aren't required."""
         phase = (pod.get("status") or {}).get("phase", "Pending")
         uid = pod["metadata"].get("uid")
         if self._blind or phase != "Pending" or not uid or self._silent is not None:
@@ -120,7 +121,7 @@ class Follower:
         return ()
 
     def _out_of_patience(self, found: State, waited: float, timeout: float) -> Reason | None:
-        """The reason that has lasted too long, or the end of all patience."""
+        """The reason that has lasted too long, or the timeout."""
         reason, now = found.reason, self._host.monotonic()
         if reason is None:
             self._since.clear()
@@ -143,7 +144,7 @@ class Follower:
         )
 
     def _log(self, namespace: str, name: str) -> str:
-        """What the program said, as far as it can be had: for a proof it must be there."""
+        """The program's output, as far as it can be read: a pass requires it."""
         try:
             return self._cluster.log(namespace, name, container=CONTAINER, lines=_LINES)
         except ClusterError as error:
@@ -157,18 +158,19 @@ _MAKER = "gpunode/maker"
 
 
 def made_by(host: Host) -> dict[str, str]:
-    """The annotation by which a later run on this machine knows whether the maker of a pod still runs."""
+    """The annotation by which a later run on this machine knows whether the run that made a pod is still
+    active."""
     return {_MAKER: f"{_machine(host)}.{container.maker(host)}"}
 
 
 def sweep(host: Host, cluster: Cluster, namespace: str, hostname: str) -> None:
-    """Remove pods of ours that are for the node of that name, and of a run that surely is no more."""
+    """Remove test pods on this node that belong to a run which has certainly ended."""
     try:
         for pod in cluster.list("Pod", namespace, labels=ours()):
             if _is_for(pod, hostname) and (_maker_is_dead(host, pod) or _is_old(host, pod)):
                 cluster.delete("Pod", str(pod["metadata"]["name"]), namespace)
     except ClusterError:
-        return  # it was a courtesy; what really is amiss shows at the next request
+        return  # the cleanup is optional; a real fault shows at the next request
 
 
 def _machine(host: Host) -> str:
@@ -187,7 +189,7 @@ def _maker_is_dead(host: Host, pod: Json) -> bool:
 
 
 def _is_old(host: Host, pod: Json) -> bool:
-    """Long past its own deadline, whatever the two clocks say."""
+    """Long past its own deadline, with a margin for different clocks."""
     try:
         created = str(pod["metadata"].get("creationTimestamp"))
         made = datetime.strptime(created, "%Y-%m-%dT%H:%M:%S%z").timestamp()
@@ -200,12 +202,12 @@ def _is_old(host: Host, pod: Json) -> bool:
 AUTO = "auto"
 _STATE_DIR = Settings.state_dir
 SECONDS = 300.0  # the sample's image is some hundred megabytes
-_GRACE = 30  # time beyond our timeout that the pod may live if no process is left to remove it
+_GRACE = 30  # time after our timeout that the pod may live if no process is left to remove it
 
 
 @dataclass(frozen=True)
 class _Case:
-    """All that is known before the pod is made."""
+    """All that is known before the pod is created."""
 
     cluster: Cluster
     namespace: str
@@ -227,11 +229,11 @@ def run(
     timeout: float = SECONDS,
     access: Access = Access(),  # noqa: B008 - frozen
 ) -> Result:
-    """Exit 1 with the reason where the pod doesn't start or pass; `ClusterError` where the API server fails.
-    Whatever happens, Ctrl-C included, the pod is removed; where it can't be, the command for it is printed.
+    """Exit 1 with the reason if the pod doesn't start or pass; `ClusterError` if the API server fails. The
+    pod is always removed, also after Ctrl-C; if that fails, the command for it is printed.
 
-    `timeout`: seconds for the whole, an image's pull included. `runtime_class` is its name, empty for none,
-    or auto: `runtime_name` where the cluster has a RuntimeClass of that name.
+    `timeout`: seconds in total, including the image's pull. `runtime_class` is its name, empty for none, or
+    auto: `runtime_name` where the cluster has a RuntimeClass of that name.
     """
     node_name(host, node)
     pod = vector_add_pod(image, resource, namespace)  # invalid values are refused before anything is queried
@@ -256,7 +258,7 @@ def run(
 def _case(
     host: Host, cluster: Cluster, pod: VectorAdd, node: str, timeout: float, progress: Progress
 ) -> _Case:
-    """`pod` with what only the cluster knows: the node and its labels, the namespace."""
+    """`pod` with the cluster's data: the node and its labels, the namespace."""
     name, source = node_name(host, node, cluster.node)
     try:
         found = patiently(host, progress, lambda: cluster.get("Node", name))
@@ -295,7 +297,7 @@ def _untolerated(node: Json, resource: str) -> Iterator[str]:
 
 
 def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
-    """Which devices gpunode's own plugin on this machine calls unhealthy, and why."""
+    """Devices that gpunode's own plugin on this machine reports as unhealthy, and why."""
     try:
         own = read_own_status(host, _STATE_DIR)
     except GpunodeError:  # the file belongs to root
@@ -345,8 +347,8 @@ def _create(host: Host, case: _Case) -> Json:
 
 @contextmanager
 def _removed_after(host: Host, case: _Case, progress: Progress, traces: list[str]) -> Iterator[list[str]]:
-    """Collects the pod's name; whatever ends the body, the pod is removed. What stays goes into `traces`, and
-    is reported at once, as a raised error says something else.
+    """Collects the pod's name; the pod is removed however the body ends. What can't be removed is added to
+    `traces`, and reported at once, because a raised error reports something else.
     """
     names: list[str] = []
     try:
@@ -354,7 +356,7 @@ def _removed_after(host: Host, case: _Case, progress: Progress, traces: list[str
     except ClusterError as error:
         if names or isinstance(error, Unavailable) or (isinstance(error, Unreachable) and error.sent):
             _remove(host, case, progress, names, traces)
-        raise  # else it never was
+        raise  # else it was never created
     except BaseException:
         _remove(host, case, progress, names, traces)
         raise
@@ -362,7 +364,7 @@ def _removed_after(host: Host, case: _Case, progress: Progress, traces: list[str
 
 
 def _remove(host: Host, case: _Case, progress: Progress, names: list[str], traces: list[str]) -> None:
-    """By its name; by its run's label where the answer to its creation never came."""
+    """By its name; by its run's label if the response to its creation never arrived."""
     try:
         for name in names or _of_this_run(host, case, progress):
             _delete(host, case, progress, name)
@@ -389,7 +391,7 @@ def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
     patiently(host, progress, delete)
 
 
-# --- telling it -----------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------
 
 
 def _report(case: _Case, outcome: Outcome, traces: tuple[str, ...]) -> Result:
