@@ -27,7 +27,8 @@ _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"):
 
 @dataclass(frozen=True)
 class UserFiles:
-    """Files beside daemon.json; `restart` is why dockerd must restart for them, empty if it needn't."""
+    """Files in addition to daemon.json; `restart` is why dockerd must restart for them, empty if it
+    needn't."""
 
     edits: tuple[FileEdit, ...] = ()
     restart: str = ""

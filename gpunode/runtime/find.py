@@ -185,12 +185,12 @@ def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
 
 
 def name_of(manifest: Mapping[str, object]) -> str:
-    """The name by which ``--runtime`` means the engine of a journal entry."""
+    """The name by which ``--runtime`` selects the engine of a journal entry."""
     return _name(str(manifest.get("manager") or ""), str(manifest.get("engine", "")))
 
 
 def name_of_daemon(daemon: Daemon) -> str:
-    """The name by which ``--runtime`` means this daemon's engine."""
+    """The name by which ``--runtime`` selects this daemon's engine."""
     return _name(daemon.manager, daemon.name)
 
 
@@ -228,7 +228,7 @@ def _auto(host: Host, config: str) -> str:
 
 
 def _is_meant(name: str, daemon: Daemon | None) -> bool:
-    """Whether a name means this daemon: a distribution's containerd has a name of its own."""
+    """Whether a name selects this daemon: a distribution's containerd has a name of its own."""
     return daemon is not None and not (daemon.name == name == "containerd" and daemon.manager)
 
 

@@ -43,9 +43,9 @@ SEARCHED = tuple(_PROGRAMS)
 def programs_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> dict[str, str]:
     """Programs that a start would find, by the name of their handler.
 
-    The variants that releases look for differ, so only those count that the rendered file has too. `nvidia`
-    is looked for by all, though before October 2024 not in all of PATH: if the last start could have found a
-    program and didn't render it, the next one doesn't either.
+    The variants that releases look for differ, so only those count that the rendered file has too. All look
+    for `nvidia`, though before October 2024 not in all of PATH: if the last start could have found a program
+    and didn't render it, the next one doesn't either.
     """
     places = (*_FIRST, *filter(None, _path(host, daemon).split(":")))
     found = {

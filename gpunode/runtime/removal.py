@@ -23,7 +23,7 @@ class Original:
     entries: tuple[Entry, ...] = ()
 
     def plan(self, engine: Engine, names: tuple[str, ...], active: Active | None) -> Plan:
-        """The engine's plan around the edits of its own files, with the others beside them."""
+        """The engine's plan around the edits of its own files, plus the other files."""
         own = tuple(edit for edit in self.edits if not edit.beside)
         others = tuple(edit for edit in self.edits if edit.beside)
         return engine.restoring(own, names, active).with_beside(others, self.units)

@@ -79,7 +79,8 @@ class Restarter:
             )
 
     def perform(self, verb: str) -> float:
-        """Do it; return its duration in seconds. `DaemonError` with the command's output if it fails."""
+        """Restart or reload; return its duration in seconds. `DaemonError` with the command's output if it
+        fails."""
         started = self.host.monotonic()
         argv = self._argv(verb)
         if not argv:
