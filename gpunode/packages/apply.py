@@ -269,7 +269,7 @@ def _packages_back(job: Job, run: Run) -> GpunodeError | None:
 
 
 def _others_left(job: Job, before: frozenset[tuple[str, str]]) -> GpunodeError | None:
-    """An error with the packages that came along or changed, and the commands that undo it.
+    """An error with the packages that were added or changed, and the commands that undo it.
 
     gpunode doesn't run those: another program may need a compiler or a library by now.
     """

@@ -43,7 +43,7 @@ class _Need:
 
 
 def choose(situation: Situation, wish: Wish) -> Choice:
-    """Choose both. Refusals are only for a wish that the GPUs don't support."""
+    """Choose both. Refusals are only for a request that the GPUs don't support."""
     need = _need(situation)
     branch, why = _branch(situation, wish, need)
     flavour, also = _flavour(situation, wish, need, branch)
