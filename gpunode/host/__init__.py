@@ -67,8 +67,8 @@ class Host(ReadingHost):
         A child that can't be killed (stuck in the driver, state D) is left behind after a second: waiting for
         it would hang us as well. On a recorded machine the recorded output is returned.
 
-        With `watch`, which is told its last line now and then, it goes on if we are killed, and `timeout` is
-        from the last that it has said; `stdin` is none.
+        With `watch`, which is called with the last line of output from time to time, the child goes on if we
+        are killed, and `timeout` counts from its last output; it has no stdin.
         """
         if self.trace is not None:
             self.trace(" ".join(argv))
@@ -127,8 +127,9 @@ class Host(ReadingHost):
     def signal(self, pid: int, name: str, expected: Callable[[], bool] = lambda: True) -> None:
         """Send SIGHUP, SIGTERM, ... (`name` without SIG) to a process of this node.
 
-        `expected` says whether `pid` is still the process that is meant: it is called once the process is
-        held, so that its number can't be given to another one in between. `ProcessLookupError` if it isn't.
+        `expected` says whether `pid` is still the intended process: it is called once a descriptor of the
+        process is open, so that its number can't be given to another one in between. `ProcessLookupError` if
+        it isn't.
         """
         import signal
 
@@ -145,7 +146,7 @@ class Host(ReadingHost):
     # --- daemons and time ------------------------------------------------------------------------------
 
     def connect_unix(self, path: str, timeout: float = 5.0) -> socket.socket:
-        """A connected stream socket. `DaemonError` says why not: absent, refused, denied."""
+        """A connected stream socket. `DaemonError` says why there is none: absent, refused, denied."""
         from gpunode.host.sockets import connect_unix
 
         with self.socket_path(path) as real:
@@ -172,8 +173,8 @@ class Host(ReadingHost):
             yield real
 
     def socket_state(self, path: str) -> str:
-        """listening, refused (nobody behind it), absent, denied (no permission), not-a-socket, or other-type
-        (somebody is behind it, and it is no stream socket)."""
+        """listening, refused (no process listens), absent, denied (no permission), not-a-socket, or
+        other-type (a process listens, but it is not a stream socket)."""
         return self.listener(path)[0]
 
     def listener(self, path: str) -> tuple[str, int]:
@@ -185,7 +186,7 @@ class Host(ReadingHost):
         return listener(path, self.stat(path), self.connect_unix)
 
     def is_dead_socket(self, path: str) -> bool:
-        """Whether a unix socket of this machine, whatever the root, is left over: nothing listens behind it.
+        """Whether a unix socket of this machine, whatever the root, is a leftover: no process listens on it.
 
         False with a full backlog, without permission, and if there is no socket.
         """
@@ -194,7 +195,8 @@ class Host(ReadingHost):
         return refuses(self.path(path, follow=False))
 
     def listen_tcp(self, address: str, port: int) -> socket.socket:
-        """A listening socket of this machine, whatever the root; `PreconditionError` if it can't be."""
+        """A listening socket of this machine, whatever the root; `PreconditionError` if there can't be
+        one."""
         from gpunode.host.sockets import listen_tcp
 
         return listen_tcp(address, port)
@@ -263,12 +265,12 @@ class Host(ReadingHost):
 
         Mode, owner and extended attributes (SELinux label, ACL) of an existing file are kept; a symlink is
         written through. With `expect` the write is refused if the file no longer holds those bytes. Without
-        `keep` nothing of what was there is kept, a symlink included: for files that are ours alone, where
-        whatever else lies in their place was planted. `above` is for directories of which a program reads
-        every file (CRI-O: hidden ones too): the temporary file is in the directory above, where that can be.
-        In a directory of another user, or in which others may make files, nothing is kept either, but a file
-        that fewer may read stays so. With `owner` (uid, gid) the file gets this owner and `mode`, whatever
-        was there; in such a directory without setuid and setgid bits.
+        `keep` nothing of an existing entry is kept, a symlink included: for files that only gpunode writes,
+        where any other entry was planted. `above` is for directories of which a program reads every file
+        (CRI-O: hidden ones too): the temporary file is in the directory above, where that is possible. In a
+        directory of another user, or in which others may make files, nothing is kept either, but a file that
+        fewer users may read keeps that mode. With `owner` (uid, gid) the file gets this owner and `mode`,
+        regardless of the existing file; in such a directory without setuid and setgid bits.
         `PreconditionError` for a path through another user's symlink, and with `expect` for a symlink in such
         a directory.
         """
@@ -285,7 +287,7 @@ class Host(ReadingHost):
     def _mode_in_shared(
         self, path: str, place: Place, mode: int, expect: bytes | None, restored: bool
     ) -> int:
-        """The mode of a file that is written to a directory in which others may exchange it."""
+        """The mode of a file that is written to a directory in which other users may replace it."""
         before = None if place.descriptor is None else os.fstat(place.descriptor).st_mode
         if expect and before is not None and stat.S_ISLNK(before):
             raise PreconditionError(
@@ -297,7 +299,7 @@ class Host(ReadingHost):
         return mode & 0o777 & (before if narrow and before is not None else 0o777)
 
     def remove_leftovers(self, path: str) -> tuple[str, ...]:
-        """Remove the temporary files of a killed `write_atomic` of `path`; gives their node paths.
+        """Remove the temporary files of a killed `write_atomic` of `path`; return their node paths.
 
         The caller holds the lock that keeps others from writing the file now.
         """
@@ -336,7 +338,7 @@ class Host(ReadingHost):
             )
 
     def _kept_from_us(self, place: Place) -> bool:
-        """Whether the directory's sticky bit keeps this user from replacing the entry."""
+        """Whether the directory's sticky bit prevents this user from replacing the entry."""
         directory = os.fstat(place.directory)
         if place.descriptor is None or self.is_root or not directory.st_mode & stat.S_ISVTX:
             return False
@@ -344,7 +346,7 @@ class Host(ReadingHost):
 
     @contextmanager
     def _held(self, path: str, *, follow: bool = False, make: int = 0) -> Iterator[Place]:
-        """Where `path` is to be changed; see `trust.held`."""
+        """The place where `path` is changed; see `trust.held`."""
         whole = str(Path(path).absolute()) if self.live else path
         with trust.held(str(self.root), whole, follow=follow, live=self.live, make=make) as place:
             yield place
@@ -352,7 +354,7 @@ class Host(ReadingHost):
     def make_dirs(self, path: str, mode: int = 0o755) -> None:
         """Make `path` with this mode, its missing parents with 0755; existing ones stay as they are.
 
-        Whatever the umask: 077 would hide a CDI specification from other users' engines, 000 would open the
+        The umask is ignored: 077 would hide a CDI specification from other users' engines, 000 would open the
         journal.
         """
         try:
@@ -368,7 +370,7 @@ class Host(ReadingHost):
             os.symlink(target, place.name, dir_fd=place.directory)
 
     def remove(self, path: str) -> None:
-        """Remove one file; nothing happens if it doesn't exist."""
+        """Remove one file; a missing file is not an error."""
         try:
             with self._held(path) as place:
                 os.unlink(place.name, dir_fd=place.directory)
@@ -387,8 +389,8 @@ class Host(ReadingHost):
         return True
 
     def set_owner(self, path: str, uid: int, gid: int, mode: int) -> None:
-        """Owner and permission bits of an existing file; nothing in a directory in which others may exchange
-        it."""
+        """Set owner and permission bits of an existing file; does nothing in a directory in which other users
+        may replace it."""
         try:
             with self._held(path, follow=True) as place:
                 if not (self.live and trust.is_shared(os.fstat(place.directory))):
@@ -409,7 +411,8 @@ class Host(ReadingHost):
             raise explain_os_error(error, path, "change the mode of") from error
 
     def restrict_umask(self) -> None:
-        """Keep group and others from writing what this process makes; once, before it has threads."""
+        """Deny group and others write access to files that this process makes; call it once, before it has
+        threads."""
         restrict_umask()
 
     def rename(self, old: str, new: str) -> None:
@@ -431,7 +434,7 @@ class Host(ReadingHost):
     def temporary_directory(self) -> Iterator[Path]:
         """A private directory (0700) of this machine, whatever the root; removed on the way out.
 
-        A long TMPDIR is passed over: a unix socket's path holds 107 bytes (unix(7)), and one is made inside.
+        A long TMPDIR is not used: a unix socket's path holds 107 bytes (unix(7)), and one is made inside.
         """
         import tempfile
 
@@ -441,10 +444,10 @@ class Host(ReadingHost):
 
     @contextmanager
     def lock(self, path: str, timeout: float) -> Iterator[None]:
-        """Hold an exclusive lock, waiting at most `timeout` seconds; the kernel frees it if we die.
+        """Hold an exclusive lock, waiting at most `timeout` seconds; the kernel releases it if we die.
 
-        Its directory is created with mode 0700 and must be one that no other user can write: whoever can
-        open the file can hold the lock for ever. `PreconditionError`.
+        Its directory is created with mode 0700 and must be one that no other user can write, because a user
+        who can open the file can hold the lock forever. `PreconditionError`.
         """
         from gpunode.host.files import exclusive_lock, open_lock
 

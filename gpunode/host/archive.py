@@ -35,7 +35,7 @@ _KINDS = {
 
 
 class Refused(Exception):
-    """Why an archive is not read."""
+    """The reason why an archive is refused."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Stream:
         self._pax = False  # the next bytes are a PAX header
 
     def check(self, member: tarfile.TarInfo) -> None:
-        """`Refused` for a header of which tarfile must not read what belongs to it."""
+        """`Refused` for a header of which tarfile must not read the content."""
         self._pax = member.type == tarfile.XHDTYPE
         if member.size < 0:
             raise Refused("its headers contain a negative number")

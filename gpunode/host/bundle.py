@@ -28,7 +28,7 @@ MOST_BYTES = 256 << 20
 MOST_FILE = 32 << 20
 MOST_ENTRIES = 50_000
 MOST_DIRECTORIES = 10_000
-MOST_SECONDS = 30.0  # to unpack one; the largest takes a few
+MOST_SECONDS = 30.0  # to unpack one; the largest takes a few seconds
 _MOST_DEPTH = 64
 _MOST_NAME = 2048
 _LATEST = 1 << 33  # the year 2242; some file systems refuse a later time
@@ -110,7 +110,7 @@ def _inside(name: str) -> tuple[str, ...]:
 
 class _Place:
     """The directory that a bundle is unpacked into: never through a link, and with at most `MOST_DIRECTORIES`
-    directories, which cost a bundle nothing."""
+    directories, which take no space in a bundle."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -228,7 +228,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _cleaned(path: str, data: bytes, redaction: Redaction) -> bytes:
-    """Binary files, such as the loader's cache, are tables without private text."""
+    """Binary files, such as the loader's cache, are tables that contain no private text."""
     found = _PROC.fullmatch(path)
     if found is not None:
         data = _arguments(data) if found[2] == "cmdline" else _variables(data)

@@ -1,8 +1,9 @@
 """Bounded reader for YAML, and so for JSON, that another user or program wrote; and Python's TOML parser.
 
-YAML 1.1. `read` returns a tree in which everything knows its line: nothing is constructed from tags, and
-scalars stay text, as only the schema knows what they mean. What NVIDIA's plugin ignores (a second document,
-all but the last of several values of a key) is ignored here as well, but noted. `load` returns plain data.
+YAML 1.1. `read` returns a tree in which every node has its line: nothing is constructed from tags, and
+scalars stay text, because only the schema knows their meaning. What NVIDIA's plugin ignores (a second
+document, all but the last of several values of a key) is ignored here as well, but noted. `load` returns
+plain data.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import yaml
 
-MAX_BYTES = 256 * 1024  # a ConfigMap holds at most 1 MiB, of several files
+MAX_BYTES = 256 * 1024  # a ConfigMap holds at most 1 MiB in several files
 MAX_STREAM_BYTES = 4 << 20  # a few such objects
 _MAX_ITEMS = 50_000
 _MAX_DEPTH = 32
@@ -94,7 +95,7 @@ def load(text: str, *, max_bytes: int = MAX_DATA_BYTES, secret: bool = False) ->
     except ConstructorError as error:
         raise DocumentError(*_marked(error, text, secret)) from (None if secret else error)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # PyYAML's constructors trust a tag
+        # PyYAML's constructors trust tags
         message = "a value doesn't have the type that its tag or form requires"
         raise DocumentError(0, message) from (None if secret else error)
 
@@ -214,7 +215,7 @@ def _is_null(node: Any) -> bool:
 
 
 class _Tree:
-    """Walks the composed nodes; aliases count each time, so that a bomb ends early."""
+    """Walks the composed nodes; aliases count each time, so that an alias bomb is refused early."""
 
     def __init__(self, notes: Notes) -> None:
         self._left = _MAX_ITEMS

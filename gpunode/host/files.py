@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable
 
 _MAX_STEPS = 400  # ten times the kernel's limit of 40 links (include/linux/namei.h), parts included
-_NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # what readlink(2) says then
+_NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # the errors of readlink(2) for them
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LEFTOVER = ".gpunode"  # ends the name of a temporary file
@@ -28,8 +28,8 @@ SMALL_BYTES = 64 << 10  # of files for parsers whose time grows with the square 
 
 
 def read_regular(path: Path, limit: int = READ_BYTES) -> bytes:
-    """The bytes of a regular file (those of /proc and /sys are). OSError for anything else, without waiting,
-    and for one with more than `limit` bytes, of which no more than that is read.
+    """The bytes of a regular file (those of /proc and /sys are regular). OSError for anything else, without
+    waiting, and for one with more than `limit` bytes, of which no more than that is read.
 
     O_NONBLOCK lets open(2) of a FIFO without a writer return at once; on regular files it changes nothing.
     """
@@ -45,7 +45,7 @@ def _read_all(descriptor: int, path: str, limit: int) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         data, size = bytearray(), found.st_size  # which is 0 in /proc
-        # in pieces: for files of /proc/sys the kernel allocates as much as is asked for
+        # in pieces: for files of /proc/sys the kernel allocates as much as is requested
         while size <= limit and (piece := stream.read(_PIECE)):
             data += piece
             size = max(size, len(data))
@@ -67,11 +67,11 @@ def read_end(path: Path, limit: int) -> bytes:
 
 
 class DanglingLink(FileNotFoundError):
-    """A symlink, the `filename`, without a target."""
+    """A symlink at `filename` without a target."""
 
 
 class Place(NamedTuple):
-    """An entry of a directory, held open, so that what was checked is what is changed (`trust.walk`).
+    """An entry of a directory, held open, so that the checked entry is the changed one (`trust.walk`).
 
     All descriptors are O_PATH. `above` is the directory in which `directory` is, None for the root.
     `descriptor` is None if there is no such entry. `path` names it on this machine, without symlinks.
@@ -91,7 +91,8 @@ class Place(NamedTuple):
 
 
 def named(descriptor: int) -> str:
-    """A path to what an O_PATH descriptor holds, for calls that take no such descriptor (proc_pid_fd(5))."""
+    """A path to the object of an O_PATH descriptor, for calls that accept no such descriptor
+    (proc_pid_fd(5))."""
     if not os.path.exists("/proc/self/fd"):  # noqa: PTH110
         raise OSError(errno.ENOSYS, "/proc is not mounted")
     return f"/proc/self/fd/{descriptor}"
@@ -107,10 +108,10 @@ def write_atomic(
     above: bool,
     owner: tuple[int, int] | None = None,
 ) -> None:
-    """Write `data` through a temporary file. Raises OSError, what was there untouched.
+    """Write `data` through a temporary file. OSError leaves the existing file unchanged.
 
     With `keep` attributes stay as they are, also mode and owner unless `owner` is given. With `above` the
-    temporary file is in the directory above, if that can be.
+    temporary file is in the directory above, if that is possible.
     """
     before = None if place.descriptor is None else os.fstat(place.descriptor)
     if before is not None and stat.S_ISDIR(before.st_mode):
@@ -122,7 +123,7 @@ def write_atomic(
         try:
             _replace(place, place.above, data, mode, owner, expect, kept)
         except OSError as error:
-            # read-only around a mounted directory, or a mount point between the two
+            # the directory above is read-only, or a mount point is between the two
             if error.errno not in (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM):
                 raise
         else:
@@ -131,7 +132,7 @@ def write_atomic(
 
 
 def _can_stage(above: int, directory: int) -> bool:
-    """Whether a file can be moved here from the directory above, where no other user can exchange it."""
+    """Whether a file can be moved here from the directory above, where no other user can replace it."""
     outer, inner = os.fstat(above), os.fstat(directory)
     return outer.st_dev == inner.st_dev and not outer.st_mode & OTHERS_MAY_WRITE
 
@@ -175,7 +176,7 @@ def _replace(
 
 
 def _content(place: Place) -> bytes | None:
-    """The current contents; nothing if there is no file, or a symlink. None if it isn't the file that was
+    """The current contents; empty if there is no file, or a symlink. None if it isn't the file that was
     checked."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -192,7 +193,7 @@ def _content(place: Place) -> bytes | None:
 
 @contextmanager
 def listable(directory: int) -> Iterator[int]:
-    """The same directory by a descriptor that can be listed and synced."""
+    """The same directory as a descriptor that can be listed and synced."""
     descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         yield descriptor
@@ -241,14 +242,14 @@ def restrict_umask() -> None:
     """Add 022 to the umask, if it is missing. It is read from /proc: os.umask can't read without changing."""
     lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
     masks = [int(line.removeprefix("Umask:"), 8) for line in lines if line.startswith("Umask:")]
-    mask = masks[0] if masks else 0  # the line is there since Linux 4.7
+    mask = masks[0] if masks else 0  # the line exists since Linux 4.7
     if mask & OTHERS_MAY_WRITE != OTHERS_MAY_WRITE:
         os.umask(mask | OTHERS_MAY_WRITE)
 
 
 def open_lock(directory: int, name: str, path: str) -> int:
-    """A descriptor for `exclusive_lock`. `PreconditionError` unless `directory` is one, not a symlink, that
-    belongs to this user and that no other can write."""
+    """A descriptor for `exclusive_lock`. `PreconditionError` unless `directory` is a directory, not a
+    symlink, that belongs to this user and that no other user can write."""
     found = os.fstat(directory)
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -276,7 +277,7 @@ def exclusive_lock(descriptor: int, path: Path, timeout: float) -> Iterator[None
                     alive = holder.isdecimal() and Path("/proc", holder).exists()
                     raise TimeoutError(f"{f'pid {holder}, ' if alive else ''}lock {path}") from None
                 time.sleep(0.05)
-        with suppress(OSError):  # on a full disk the next process waits for a pid that it can't name
+        with suppress(OSError):  # on a full disk the next process can't name the pid that it waits for
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -287,7 +288,8 @@ def exclusive_lock(descriptor: int, path: Path, timeout: float) -> Iterator[None
 def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
     """Walk `path` inside `root`; an absolute symlink starts again at the root, ``..`` never leaves it.
 
-    On strings: the doctor asks for hundreds of paths, and a `Path` a step was a quarter of its time.
+    It works on strings: the doctor requests hundreds of paths, and making a `Path` per step took a quarter of
+    its time.
     """
     ground = str(root)
     current = ground

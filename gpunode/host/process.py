@@ -1,4 +1,4 @@
-"""Child processes: each in its own session, killed as a whole, never waited for without a limit.
+"""Child processes: each in its own session, killed as a whole, never waited for without a timeout.
 
 `LineChild` is a child that stays and exchanges lines.
 """
@@ -22,10 +22,10 @@ from typing import BinaryIO
 
 
 def unnamed_file() -> int:
-    """The descriptor of an empty one, in memory, which no full disk stops; a child by exec doesn't get it.
+    """The descriptor of an empty file in memory, which a full disk doesn't affect; not inherited across exec.
 
-    On a disk where memfd_create(2) isn't to be had: Pythons that are built for old C libraries lack it, such
-    as those of uv, and seccomp may forbid it.
+    On disk where memfd_create(2) isn't available: Pythons built for old C libraries lack it, such as those of
+    uv, and seccomp may forbid it.
     """
     if hasattr(os, "memfd_create"):
         with suppress(OSError):
@@ -115,10 +115,10 @@ def _text(data: bytes | None) -> str:
 
 
 class Daemon:
-    """A program that may outlive gpunode: in a session of its own, its output appended to a file."""
+    """A program that may outlive gpunode: in its own session, its output appended to a file."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        """Use `start_daemon`."""
+        """Use `start_daemon` instead."""
         self._child = child
         self.pid = child.pid
 
@@ -161,10 +161,10 @@ def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) ->
 
 
 class LineChild:
-    """A running child that tells lines on stdout; one thread reads, any may write or `wake`.
+    """A running child that writes lines to stdout; one thread reads, any thread may write or `wake`.
 
-    `OSError` if it can't be started. `last_words` is the end of what it wrote to stderr. With `noting` the
-    child gets one more argument, the descriptor of a file without a name of which `note` is the content.
+    `OSError` if it can't be started. `last_words` is the end of its stderr. With `noting` the child gets one
+    more argument, the descriptor of an unnamed file with the content `note`.
     """
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
@@ -190,7 +190,7 @@ class LineChild:
         self._woken, self._wake = os.pipe()
         assert self._child.stdin and self._child.stdout and self._child.stderr
         self._out, self._err = self._child.stdout.fileno(), self._child.stderr.fileno()
-        self._poll = select.poll()  # not select(): a server with many clients has numbers beyond its 1024
+        self._poll = select.poll()  # not select(): a server with many clients exceeds its limit of 1024
         for pipe in (self._out, self._err, self._woken):
             self._poll.register(pipe, select.POLLIN)
         self._ended = False
@@ -202,7 +202,8 @@ class LineChild:
         return (_text(self._stderr).strip().splitlines() or [""])[-1]
 
     def read_line(self, timeout: float) -> str | None:
-        """The next line; "" at the end of its output, None if nothing came in time or `wake` was called."""
+        """The next line; "" at the end of its output, None if nothing arrived in time or `wake` was
+        called."""
         deadline = time.monotonic() + timeout
         searched = 0
         while True:
@@ -237,11 +238,11 @@ class LineChild:
         return data
 
     def note(self) -> bytes:
-        """Contents that the child has written to its note; nothing after `end`."""
+        """Contents that the child has written to its note file; nothing after `end`."""
         return os.pread(self._note, _LAST_WORDS, 0) if self._note >= 0 else b""
 
     def tell(self, line: str) -> None:
-        """Write a line to its stdin; dropped if it doesn't read, or has gone."""
+        """Write a line to its stdin; dropped if it doesn't read, or has ended."""
         with contextlib.suppress(OSError, ValueError):
             assert self._child.stdin
             os.write(self._child.stdin.fileno(), line.encode() + b"\n")
@@ -275,7 +276,7 @@ class LineChild:
         return self._child.returncode
 
 
-# Child processes that must not end half-way because their reader has gone.
+# Child processes that must not be killed half-way because the process that reads their output has ended.
 
 _LOOK_SECONDS = 0.25
 _WATCHED_GRACE_SECONDS = 10.0
@@ -287,9 +288,9 @@ def run_watched(
 ) -> Completed:
     """As `run_process`, but the child writes to memory and not to a pipe: if we are killed it goes on.
 
-    A broken pipe would end a package manager, or the script of a package, by SIGPIPE. `watch` is told what
-    was printed last, several times a second. It has `timeout` seconds from the last that it printed: one that
-    still says something isn't stuck. Then it is asked to end before it is killed.
+    A broken pipe would end a package manager, or the script of a package, by SIGPIPE. `watch` is called with
+    the last output, several times a second. `timeout` counts seconds from the last output: a child that still
+    prints isn't stuck. After that it gets SIGTERM, and SIGKILL later.
     """
     with _memory() as out, _memory() as err:
         try:
@@ -324,7 +325,7 @@ def run_watched(
 
 
 def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int]) -> bool:
-    """Whether it ends before it has been silent for that long; `look` counts the bytes of its output."""
+    """Whether it ends before it has printed nothing for that long; `look` counts the bytes of its output."""
     deadline, said = time.monotonic() + timeout, 0
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -30,7 +30,7 @@ from gpunode.host.recording import KERNEL_LOG, RECORDING, parse_recording
 _INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)", re.DOTALL)
 _SYSTEM_PATH = (
     *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
-    "/run/current-system/sw/bin",  # NixOS, which has nothing but sh and env in the others
+    "/run/current-system/sw/bin",  # NixOS, where the others contain only sh and env
 )
 
 
@@ -50,7 +50,8 @@ class DeviceNode:
 
 @dataclass(frozen=True)
 class FileSystem:
-    """Sizes in bytes, `left` for ordinary users; `inodes` is 0 for a file system that has no fixed number."""
+    """Sizes in bytes, `left` is available to ordinary users; `inodes` is 0 for a file system that has no
+    fixed number."""
 
     size: int
     left: int
@@ -79,7 +80,7 @@ def _tail_for(word: tuple[int, str, str], limit: int) -> bytes:
 
 
 def _stat_for(word: tuple[int, str, str], *, follow: bool = True) -> os.stat_result:
-    """Of the opened file: a resolved path may be exchanged for a link before it is used."""
+    """Identity of the opened file: a resolved path may be replaced by a link before it is used."""
     from gpunode.host.trust import opened_as
 
     with opened_as(*word, follow=follow) as (descriptor, _):
@@ -107,7 +108,7 @@ class ReadingHost:
     """See `Host`.
 
     `behalf` is the user for whom paths are read; None for ours. `asked` is the last request of each thread,
-    by its identifier: the doctor names it if no answer comes.
+    by its identifier: the doctor names it if no response arrives.
     """
 
     root: Path = Path("/")
@@ -143,11 +144,11 @@ class ReadingHost:
         return resolve_in_root(self.root, path, follow)
 
     def _word(self, path: str) -> tuple[int, str, str] | None:
-        """For whom a path of the live node is read: the user, the root directory, and the path below it. None
-        for ours."""
+        """On whose behalf a path of the live node is read: the user, the root directory, and the path below
+        it. None for our own."""
         word: tuple[int, str, str] | None = None
         if self.behalf is not None:
-            word = self.behalf, "/", path  # also if it leads through the root directory of a process
+            word = self.behalf, "/", path  # also if the path leads through a process's root directory
         elif path.startswith("/proc/") and (inside := _INSIDE.fullmatch(path)):
             word = self.owner(int(inside[2])), inside[1], inside[3]
         self.note(f"reading {path}")
@@ -250,7 +251,7 @@ class ReadingHost:
         return None if data is None else data.decode("utf-8", "surrogateescape")
 
     def read_tail(self, path: str, limit: int) -> str:
-        """The last `limit` bytes of a file, however large, decoded like `read_text`; empty if it doesn't
+        """The last `limit` bytes of a file of any size, decoded like `read_text`; empty if it doesn't
         exist."""
         try:
             if self.live and (word := self._word(path)):
@@ -280,8 +281,8 @@ class ReadingHost:
     def _mode(self, path: str, *, follow: bool = True) -> int:
         """`st_mode` of the path's target, 0 if there is none.
 
-        `Unreadable` if this user has no permission. A loop of symlinks has no target, nor has a name that is
-        too long for its file system.
+        `Unreadable` if this user has no permission. A loop of symlinks has no target; neither has a name that
+        is too long for its file system.
         """
         try:
             if self.live and (word := self._word(path)):
@@ -329,14 +330,14 @@ class ReadingHost:
         try:
             if self.live and (word := self._word(path)):
                 return _stat_for(word)
-            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - some ask all day
+            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - called all day by some callers
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
             raise explain_os_error(error, path, "look at") from error
 
     def executable(self, path: str) -> bool:
-        """A file of more than zero bytes that may be executed; a truncated install counts as missing."""
+        """Whether it is an executable file of more than zero bytes; a truncated install counts as missing."""
         found = self.stat(path)
         return (
             found is not None
@@ -363,13 +364,13 @@ class ReadingHost:
     def _places(self, name: str) -> Iterator[str]:
         own = self.environ.get("PATH", "").split(":") if self.live else []
         for directory in dict.fromkeys([*filter(None, own), *_SYSTEM_PATH]):
-            with suppress(Unreadable):  # one that this user can't read; a shell skips it too
+            with suppress(Unreadable):  # a program that this user can't read; a shell skips it too
                 if self.executable(f"{directory}/{name}"):
                     yield f"{directory}/{name}"
 
     def refusal(self, path: str) -> str:
-        """Why nothing of this file may be executed, a program or a library: other users can have written it,
-        or can replace it. Empty if only root and this user can; see `trust.refusal`."""
+        """Why this file, a program or a library, must not be executed: other users may have written it, or
+        can replace it. Empty if only root and this user can; see `trust.refusal`."""
         from gpunode.host.trust import refusal
 
         return refusal(path) if self.live else ""
@@ -389,8 +390,8 @@ class ReadingHost:
         return DeviceNode(path, major, minor, stat.S_IMODE(found.st_mode), found.st_gid)
 
     def file_system(self, path: str) -> FileSystem | None:
-        """Free space of the file system of `path` (statvfs(3)); None if the path doesn't exist. Waits for a
-        stuck one."""
+        """Free space of the file system of `path` (statvfs(3)); None if the path doesn't exist. Blocks on a
+        file system that hangs."""
         if not self.live:
             return _recorded_file_system(self.recorded("filesystems", path))
         try:

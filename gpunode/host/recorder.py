@@ -1,4 +1,4 @@
-"""A host that stores what is read from it, for support bundles, and so records a machine.
+"""A host that stores everything that is read from it, for support bundles and recorded machines.
 
 A recording contains exactly what the doctor requested from such a host. Nothing else is read.
 """
@@ -30,9 +30,10 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Kept:
-    """What was seen, by path on the node: `files` with their bytes (empty for what was only looked for),
-    `links`, `directories`, `programs` that may be executed, `times` of change in seconds since the epoch, and
-    the `recording` (docs/recorded-machines.md). `left_out` says why something isn't kept."""
+    """What was read, by path on the node: `files` with their bytes (empty for those only tested for
+    existence), `links`, `directories`, `programs` that may be executed, `times` of change in seconds since
+    the epoch, and the `recording` (docs/recorded-machines.md). `left_out` has the reason for paths that
+    aren't kept."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -164,7 +165,7 @@ class RecordingHost(Host):
         import sys
 
         done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env, watch=watch)
-        # gpunode's own children query what has a section of its own; a missing program needs no entry
+        # queries of gpunode's own children have sections of their own; a missing program needs no entry
         if argv[0] != sys.executable and done.code != 127:
             answer: dict[str, Any] = {"code": done.code}
             for name, text in (("stdout", done.stdout), ("stderr", done.stderr)):
@@ -187,7 +188,7 @@ class RecordingHost(Host):
     # --- keeping ---------------------------------------------------------------------------------------
 
     def _noting_unreadable(self, path: str, read: Callable[[], _Answer]) -> _Answer:
-        """Missing permission is stored as such; the file would otherwise look missing."""
+        """Missing permission is stored as such, because the file would otherwise look missing."""
         try:
             return read()
         except Unreadable as error:
@@ -199,7 +200,7 @@ class RecordingHost(Host):
         if found:
             self._place(self._trail(path))
         else:
-            self._trail(path)  # a link without a target exists, too
+            self._trail(path)  # a link without a target exists as well
         return found
 
     def _keep(self, real: str, data: bytes) -> None:
@@ -249,7 +250,7 @@ class RecordingHost(Host):
 
     def _link(self, step: str) -> str | None:
         try:
-            return os.readlink(self._here(step))  # noqa: PTH115 - asked for every part of every path
+            return os.readlink(self._here(step))  # noqa: PTH115 - called for every part of every path
         except (OSError, ValueError):
             return None
 

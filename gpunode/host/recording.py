@@ -13,8 +13,8 @@ SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems", 
 _DEVICE_NUMBERS = (("major", None), ("minor", None), ("gid", 0))
 _OCTAL = re.compile(r"[0-7]{1,4}")
 
-# The types of what a daemon or NVML was recorded to answer: a type, [type] for a list, a mapping for an
-# object ("*": every key; "!": required), a tuple for alternatives, object for anything.
+# The types of recorded answers of a daemon or NVML: a type, [type] for a list, a mapping for an object ("*":
+# every key; "!": required), a tuple for alternatives, object for anything.
 _COUNT, _TEXT, _FLAG = (int, None), (str, None), (bool, None)
 _TEXTS, _NUMBERS = [str], {"*": int}
 _PLACE = {"start!": int, "size!": int}
@@ -185,7 +185,7 @@ def _mismatch(value: Any, shape: Any, where: str) -> str:
 
 
 def _problem(section: str, value: Any) -> str:
-    """What is wrong with one entry, empty if nothing."""
+    """Why one entry is invalid, empty if it is valid."""
     if section == "sockets":
         return "" if isinstance(value, str) else "the state is not a string"
     if section == "unreadable":

@@ -1,10 +1,10 @@
-"""Removal of what others must not read: secrets always, host names and UUIDs on request.
+"""Removal of private data: secrets always, host names and UUIDs on request.
 
 Of arguments and environments only what is known to be harmless is kept: flags and variables of programs that
-a diagnosis needs, and values that can't be a secret, such as paths, numbers and addresses. Texts have no
-such form, so there the secrets are searched: by the name before them, by their section, by their own shape.
-A secret becomes one fixed word. A name or a UUID becomes another one, the same each time, so that what
-belongs together still does.
+a diagnosis needs, and values that can't be a secret, such as paths, numbers and addresses. Text has no such
+structure, so secrets in it are found by the name before them, by their section, or by their own form. A
+secret is replaced by one fixed word. A name or a UUID is replaced by another one, the same each time, so that
+related entries still match.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HINT = (
     r"pass|secret|token|credential|creds?|auth|key|pwd|[_.\-]?pw|psk|otp|dsn|sas|jwt|cookie|://|bearer|basic"
     r"|sig|x-|connection|identified|-[uUpaw]|exec|command|cmd|environ|license|(?:args|opts|options|flags)="
 )
-# a key that only says where a secret is stored, or how it is used, is no secret
+# a key that only says where a secret is stored, or how it is used, isn't a secret
 _HARMLESS_KEY = (
     r"(?:file|path|dir|directory|url|mode|ttl|timeout|plugin|webhook|enabled|name|id|days|type|count|max|min"
     r"|policy|provider|endpoint|interval|period|version|format|strategy)s?$"
@@ -160,7 +160,7 @@ def _in_lines() -> tuple[_Rule, ...]:
         ((), rf"\b({said})[\"']?[^\s\"',;]+", flags, kept),
         ((), rf"(^[ \t]*{alone}[ \t]+)(?![=:])\S+", flags, kept),
         (("login",), r"(\blogin[ \t]+\S{1,80}[ \t]+password[ \t]+)\S+", flags, kept),
-        # cifs' and nfs' mount options; in an address, what clouds sign it with
+        # mount options of cifs and nfs; parameters with which clouds sign addresses
         (("pass=", "pwd="), r"((?<![\w.\-])(?:pass|pwd)=)[^\s,;&\"'\0]+", flags, kept),
         (("=",), r"([?&](?:sig|code|key|[\w-]{0,30}signature)=)[^\s&\"'\0]+", flags, kept),
     )
@@ -262,7 +262,7 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
             elif re.fullmatch(r"--[A-Za-z][\w.-]{0,80}|-[A-Za-z]", name) or _kept(name.lstrip("-")):
                 shown.append(word)
                 flag = name.lstrip("-")
-            else:  # a value right behind a short flag, such as a password
+            else:  # a value directly after a short flag, such as a password
                 plain = _plain(word[2:]) or re.fullmatch("-[rfvh]{2,3}", word)
                 shown.append(word if plain else f"{word[:2]}{HIDDEN}")
         elif flag:
@@ -277,7 +277,8 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def runs_known_program(argv: Sequence[str]) -> bool:
-    """Whether the doctor reads these arguments. A shell's or an interpreter's first ones name the program."""
+    """Whether the doctor reads these arguments. The first ones of a shell or an interpreter name the
+    program."""
     names = (one.partition(" ")[0].rpartition("/")[2] for one in argv[:4])
     return any(re.match(KNOWN_PROGRAM, name) for name in names)
 
@@ -310,7 +311,7 @@ def _plain(value: str) -> bool:
 
 
 def _value(flag: str, value: str) -> str:
-    """What is behind a flag, or an argument of its own if `flag` is empty."""
+    """The value of a flag, or a separate argument if `flag` is empty."""
     if value.lower() in _HARMLESS:
         return value
     if flag in ("e", "env"):
@@ -327,7 +328,7 @@ def _value(flag: str, value: str) -> str:
 
 
 def _kept_part(part: str) -> str:
-    """A value, or one pair of a list, behind a flag that is kept."""
+    """The value, or one pair of a list, of a flag that is kept."""
     name, equals, value = part.partition("=")
     if equals and secret_key(name) and not _plain(value):
         return f"{name}={HIDDEN}"
@@ -411,7 +412,7 @@ def _items(found: re.Match[str]) -> str:
 
 
 def _listed(found: re.Match[str]) -> str:
-    """A list in TOML or JSON, on one line or more; what isn't in quotes is no text."""
+    """A list in TOML or JSON, on one line or more; unquoted parts aren't text."""
     if not secret_key(found["key"]):
         return found[0]
     return found["open"] + re.sub(r"""(["'])[^"'\n]*\1""", rf"\1{HIDDEN}\1", found["listed"])
@@ -466,11 +467,11 @@ class Redaction:
     known: dict[str, str] = field(default_factory=dict)
 
     def text(self, text: str) -> str:
-        """A whole text, or a part of one."""
+        """Redact a whole text, or a part of one."""
         return self.path(without_secrets(text))
 
     def path(self, path: str) -> str:
-        """Names and UUIDs only: a path holds no secret."""
+        """Replace names and UUIDs only: a path contains no secret."""
         for position, name in enumerate(self.names):
             path = _name_pattern(name).sub(f"host-{position + 1}", path)
         if self.uuids:
@@ -479,7 +480,8 @@ class Redaction:
         return path
 
     def value(self, value: Any, key: str = "") -> Any:
-        """A tree of JSON values; a text, or a list of texts, behind the name of a secret is one."""
+        """Redact a tree of JSON values; the text, or list of texts, of a key that names a secret is a
+        secret."""
         if isinstance(value, str):
             secret = key and secret_key(key) and value.lower() not in _HARMLESS
             return HIDDEN if secret else self.text(value)
@@ -507,7 +509,7 @@ class Redaction:
         return self._digits(found[0])
 
     def _digits(self, digits: str) -> str:
-        """32 digits for 32 digits; zeros, which stand for none, stay."""
+        """Replace 32 digits by 32 digits; all zeros, which mean none, stay."""
         if not digits.strip("0"):
             return digits
         return self.known.setdefault(digits, f"{len(self.known) + 1:032x}")
@@ -521,7 +523,7 @@ def _name_pattern(name: str) -> re.Pattern[str]:
 
 
 def own_names(texts: Iterable[str]) -> tuple[str, ...]:
-    """A node's names from what it calls itself: the first label and the domain of each, longest first."""
+    """A node's names from its own host names: the first label and the domain of each, longest first."""
     found = set()
     for text in texts:
         label, _, domain = text.strip().partition(".")

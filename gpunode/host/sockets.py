@@ -17,7 +17,7 @@ _BACKLOG = 128
 
 
 def connect_unix(path: str, timeout: float) -> socket.socket:
-    """A connected stream socket. `DaemonError` says why not: absent, refused, denied."""
+    """A connected stream socket. `DaemonError` says why there is none: absent, refused, denied."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
     try:
@@ -48,7 +48,7 @@ def listener(
 
 
 def refuses(path: Path) -> bool:
-    """Whether nothing listens behind a socket file; never waits (unix(7): a full backlog is EAGAIN)."""
+    """Whether no process listens on a socket file; never waits (unix(7): a full backlog is EAGAIN)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.setblocking(False)
         try:
@@ -68,9 +68,9 @@ def _peer(connection: socket.socket) -> int:
 
 
 def listen_tcp(address: str, port: int) -> socket.socket:
-    """A listening socket; an empty `address` is every one of this node.
+    """A listening socket; an empty `address` means all of this node's addresses.
 
-    `PreconditionError` says why there can't be one, and what to do.
+    `PreconditionError` says why there can't be one, and how to fix it.
     """
     shown = f"{address or '*'}:{port}"
     try:

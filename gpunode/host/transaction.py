@@ -25,7 +25,7 @@ from gpunode.host.journal import OPEN_STATES, Entry, FileEdit, Journal, lock_pat
 
 LOCK_SECONDS = 30.0
 _SYSTEMCTL_SECONDS = 60.0
-# needs the lock that the command which installs it holds, and has nothing to do before the next boot
+# must be called under the lock that the installing command holds, and has nothing to do before the next boot
 _NOT_NOW = frozenset({"gpunode-mig.service"})
 
 _Outcome = TypeVar("_Outcome")
@@ -135,7 +135,8 @@ class UnitChanges:
         )
 
     def before_files(self, host: Host) -> None:
-        """A unit can be stopped and disabled only while its file is there; one that isn't enabled is fine."""
+        """systemctl can stop and disable a unit only while its file exists; a unit that isn't enabled is
+        fine."""
         if self.disable and _acts(host):
             host.run(("systemctl", "disable", "--now", *self.disable), timeout=_SYSTEMCTL_SECONDS)
 
@@ -474,7 +475,7 @@ def _next_step(journal: Journal, entry: Entry) -> str:
 
 
 def _packages_stay(entry: Entry) -> str:
-    """What happens to packages of a run that was killed."""
+    """The note about packages of a killed run."""
     verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
     return f"what it installed stays, and gpunode {verb} goes on from there"
 
@@ -483,7 +484,7 @@ def _paths(entry: Entry) -> str:
     return ", ".join(str(file["path"]) for file in entry.files)
 
 
-# A complete change of files that no daemon has to read.
+# A complete change of files that no daemon reads.
 
 
 @dataclass(frozen=True)

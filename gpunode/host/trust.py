@@ -1,4 +1,5 @@
-"""Trust: which programs are run, which processes are the node's own, what is read and written for others.
+"""Trust: which programs gpunode runs, which processes are the node's own, and what it reads and writes for
+other users.
 
 One rule, docs/security.md. "We" are the user who runs gpunode.
 
@@ -63,16 +64,16 @@ def find_program(name: str, path: str) -> tuple[str, str]:
 
 
 def safe_path(path: str) -> str:
-    """PATH without the directories in which another user can put a program (including sticky ones), and
-    without missing ones: our children search it, too."""
+    """PATH without the directories in which another user can create a program (including sticky ones), and
+    without missing ones, because our children search it too."""
     return ":".join(
         entry for entry in path.split(":") if entry.startswith("/") and not refusal(entry, directory=True)
     )
 
 
 def refusal(path: str, *, directory: bool = False) -> str:
-    """Why the program `path` must not be executed, or nothing in the directory `path`; empty if only root and
-    this user can have written it."""
+    """Why the program `path`, or anything in the directory `path`, must not be executed; empty if only root
+    and this user can have written it."""
     try:
         with walk("/", path, _only_ours) as place:
             found = os.fstat(place.existing())
@@ -155,8 +156,8 @@ def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> It
 
 
 def is_shared(directory: os.stat_result) -> bool:
-    """Whether other users may make, rename and remove files in a directory: it is another user's, or may be
-    written by others. The sticky bit keeps them from files that are there, not from new names."""
+    """Whether other users may make, rename and remove files in a directory: it belongs to another user, or
+    others can write it. The sticky bit protects existing files, but not new names."""
     return not _trusted(directory) or _others_may_write(directory)
 
 
@@ -170,7 +171,7 @@ def _trusted(found: os.stat_result) -> bool:
 
 
 def _machine_root() -> int:
-    """The number that the machine's root has here: in a user namespace without root the overflow user's
+    """The uid of the machine's root here: in a user namespace without root, the overflow user's
     (user_namespaces(7)). /proc always belongs to root."""
     try:
         return os.lstat("/proc").st_uid
@@ -179,7 +180,7 @@ def _machine_root() -> int:
 
 
 def _others_may_write(found: os.stat_result) -> bool:
-    """A group with its user's number has one member, as most distributions make them."""
+    """Whether a group has its user's number, and so one member, as most distributions create them."""
     if stat.S_ISLNK(found.st_mode):
         return False
     private = found.st_uid != 0 and found.st_uid == found.st_gid
@@ -196,17 +197,17 @@ def _kept_apart(directory: os.stat_result, entry: os.stat_result) -> bool:
 def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
     """The end of `path` below `root`, reached by opening one directory at a time.
 
-    `check` gets the directory, the path and the stat of each step (None: nothing is there), and whether it is
+    `check` gets the directory, the path and the stat of each step (None: it doesn't exist), and whether it is
     the last one; it raises, or returns whether a symlink is followed. No link leads out of `root`; those of
     /proc count by their text. The end may be missing. With `make` every missing step becomes a directory: the
-    end with this mode, those before with 0755, whatever the umask. Where a link leads nothing is made: the
-    file system that holds its target may not be mounted.
+    end with this mode, those before with 0755, regardless of the umask. Nothing is made behind a link,
+    because the file system that holds its target may not be mounted.
     """
     stack = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
         names: list[str] = []
         todo = _parts(path)
-        link, target, after = "", "", 0  # links that are being followed, and how many steps come after each
+        link, target, after = "", "", 0  # links that are being followed, and how many steps follow each
         for _ in range(_MAX_STEPS):
             if not todo:
                 end = "/".join((root.rstrip("/"), *names)) or "/"
@@ -254,7 +255,8 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
 
 
 def _made_step(directory: int, name: str, inside: bool, mode: int) -> tuple[int | None, bool]:
-    """`_open_step`; with a `mode` a missing entry becomes a directory. Also whether it was made here."""
+    """`_open_step`; with a `mode` a missing entry becomes a directory. Also returns whether it was made
+    here."""
     descriptor, made = _open_step(directory, name, inside), False
     if descriptor is None and mode:
         with suppress(FileExistsError):
@@ -265,9 +267,9 @@ def _made_step(directory: int, name: str, inside: bool, mode: int) -> tuple[int 
 
 
 def _set_mode(descriptor: int, around: os.stat_result, found: os.stat_result, mode: int) -> None:
-    """Give a directory that was just made this mode, whatever the umask took from it.
+    """Give a directory that was just made this mode, regardless of the umask.
 
-    Another user may have put something else of ours there since; an empty directory reveals nothing.
+    Another user may have put another entry of ours there since; an empty directory reveals nothing.
     """
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
         with listable(descriptor) as directory:
@@ -277,7 +279,7 @@ def _set_mode(descriptor: int, around: os.stat_result, found: os.stat_result, mo
 
 def _open_step(directory: int, name: str, inside: bool) -> int | None:
     """A descriptor (O_PATH) of an entry, None if there is none; with `inside` an automount point is mounted,
-    for which open(2) wants O_DIRECTORY."""
+    which requires O_DIRECTORY in open(2)."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         if inside:
@@ -297,7 +299,7 @@ def _parts(path: str) -> list[str]:
 
 
 def owner_in(status: str, unknown: int) -> int:
-    """The user for whom a process acts, from its /proc/PID/status; `unknown` if that doesn't say.
+    """The user for whom a process acts, from its /proc/PID/status; `unknown` if that isn't readable.
 
     A setuid program's ids include that of the user who chose its arguments.
     """
@@ -328,7 +330,7 @@ def root_directory(pid: str) -> tuple[int, int] | None:
 def in_system_service(cgroup: str) -> bool:
     """Whether /proc/PID/cgroup says that systemd started the process as a service of the system's.
 
-    Such a one may have a mount namespace (PrivateTmp=) and a root directory (a snap) of its own.
+    Such a service may have its own mount namespace (PrivateTmp=) and root directory (a snap).
     """
     groups = [line.split(":", 2)[2] for line in cgroup.splitlines() if line.count(":") >= 2]
     return any(map(_SERVICE.fullmatch, groups)) and not in_container(cgroup)
@@ -344,7 +346,7 @@ def in_container(cgroup: str) -> bool:
 
 @contextmanager
 def opened_as(uid: int, root: str, path: str, *, follow: bool = True) -> Iterator[tuple[int, str]]:
-    """A descriptor (O_PATH) of what `path` is below `root`, and its path there without symlinks.
+    """A descriptor (O_PATH) of the object at `path` below `root`, and its path there without symlinks.
 
     See `walk`. PermissionError where the user `uid` may not enter. Membership in groups doesn't count: a
     directory that only a group may enter is refused.
@@ -363,7 +365,7 @@ def opened_as(uid: int, root: str, path: str, *, follow: bool = True) -> Iterato
 def readable_as(uid: int, root: str, path: str) -> Iterator[tuple[Path, int]]:
     """A path of ours to the regular file or directory that `path` is, if `uid` may read it, and its size.
 
-    No more than that size is to be read: the files of /proc have none, and show more to root than to `uid`.
+    Read no more than that size: the files of /proc have none, and show more to root than to `uid`.
     """
     with opened_as(uid, root, path) as (descriptor, _):
         found = os.fstat(descriptor)

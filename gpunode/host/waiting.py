@@ -25,7 +25,8 @@ _CHANGES = _NAMES | _IN_ATTRIB | _IN_CLOSE_WRITE
 
 
 class Waiter:
-    """`wait` belongs to one thread; `wake` may come from any, and from a signal handler."""
+    """A wait that can be ended early. `wait` belongs to one thread; any thread or signal handler may call
+    `wake`."""
 
     def __init__(self) -> None:
         ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -37,27 +38,28 @@ class Waiter:
         self._hears_signals = False
 
     def hear_signals(self) -> None:
-        """A signal that has a Python handler ends the wait as well, and its handler has run after it.
+        """Let a signal that has a Python handler end the wait as well, after its handler has run.
 
-        In the main thread; elsewhere nothing. Without it a handler may run late or, where other threads run,
-        not until something else happens: Python (3.11's ceval.c) keeps what is pending in a flag that is
-        written without a lock, by whichever thread the kernel has interrupted. A byte in a pipe isn't lost.
+        Does nothing outside the main thread. Without it a handler may run late or, where other threads run,
+        not until another event: Python (3.11's ceval.c) keeps pending signals in a flag that is written
+        without a lock, by whichever thread the kernel has interrupted. A byte in a pipe isn't lost.
         """
         if not self._hears_signals and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._input.fileno(), warn_on_full_buffer=False)
             self._hears_signals = True
 
     def wake(self) -> None:
-        """End this wait, or the next one. Nothing once it is closed."""
+        """End this wait, or the next one. Does nothing once it is closed."""
         with suppress(ValueError):
             self._input.write(b"\0")
 
     def watch(self, directories: Iterable[Path]) -> bool:
-        """Wake when a name in one of them comes or goes, or it itself, or a file in it has been written.
+        """Wake when an entry of one of them is created or removed, when it is itself, or when a file in it is
+        written.
 
-        False if that can't be had of all of them.
+        False if not all of them can be watched.
 
-        To be called again before each wait: what lies at the path may be another directory by then.
+        Call it again before each wait, because the path may be another directory by then.
         """
         if self._inotify is None:
             return False
@@ -69,8 +71,8 @@ class Waiter:
         return min(made, default=0) >= 0
 
     def wait(self, seconds: float) -> None:
-        """Wait until a wake-up, a signal or a change, at most `seconds`; consumes all of them."""
-        self._run_handlers()  # of signals that came before `hear_signals`
+        """Wait for a wake-up, a signal or a change, at most `seconds`; all of them are consumed."""
+        self._run_handlers()  # for signals that arrived before `hear_signals`
         for descriptor, _ in self._poll.poll(max(0.0, seconds) * 1000):
             with suppress(BlockingIOError):
                 while os.read(descriptor, 65536):
@@ -79,7 +81,7 @@ class Waiter:
 
     def _run_handlers(self) -> None:
         if self._hears_signals:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # which checks by itself whether one is due
+            signal.pthread_sigmask(signal.SIG_BLOCK, ())  # it checks by itself whether a signal is pending
 
     def close(self) -> None:
         if self._hears_signals:
@@ -89,7 +91,7 @@ class Waiter:
             os.close(self._inotify[1])
         self._opened = False
         self._output.close()
-        self._input.close()  # `wake` does nothing from now on
+        self._input.close()  # `wake` does nothing after this
 
     @cached_property
     def _inotify(self) -> tuple[Any, int] | None:
