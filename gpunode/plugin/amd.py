@@ -1,4 +1,4 @@
-"""The AMD backend: sysfs says which GPUs there are; a container gets device nodes and nothing else."""
+"""The AMD backend: sysfs lists the GPUs; a container gets device nodes and nothing else."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from gpunode.plugin.sharing import share
 
 # What AMD GPUs are advertised as: partitions, selection, naming strategy, sharing. Pure.
 #
-# As with NVIDIA's, one GPU never costs the others: what can't be advertised is left out with its reason.
+# As with NVIDIA's, a GPU that can't be advertised is left out with its reason; the others stay.
 
 DOMAIN = "amd.com"
 KFD_NODE = "/dev/kfd"
-_OTHERS_NAME = "nvidia.com/gpu"  # what the settings hold where no resource name is configured
+_OTHERS_NAME = "nvidia.com/gpu"  # the default in the settings where no resource name is configured
 
 
 def plan(settings: Settings, inventory: Inventory) -> Plan:
     """Resources and devices for this inventory. `ConfigError` if two entries of a sharing section name the
-    same device, or a name can't be one."""
+    same device, or a name isn't valid."""
     known, left_out = _known(inventory)
     units = [unit for gpu in known for unit in _units(gpu)]
     reasons, warnings = deselected(settings, units)
@@ -66,7 +66,7 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
 
 
 def _known(inventory: Inventory) -> tuple[list[AmdGpu], list[LeftOut]]:
-    """GPUs that have, or once had, device nodes; of one that never had there is nothing to hand out."""
+    """GPUs that have, or once had, device nodes; a GPU that never had any can't be allocated."""
     known, left_out = [], []
     for gpu in inventory.gpus:
         if isinstance(gpu, AmdGpu) and gpu.paths and gpu.compute_capability:
@@ -77,7 +77,7 @@ def _known(inventory: Inventory) -> tuple[list[AmdGpu], list[LeftOut]]:
 
 
 def _units(gpu: AmdGpu) -> Iterator[Unit]:
-    """The GPU, or its partitions. The first partition goes by the GPU's address, as in AMD's plugin."""
+    """The GPU, or its partitions. The first partition has the GPU's address as its id, as in AMD's plugin."""
     parts = [part for part in gpu.mig if isinstance(part, AmdPartition)]
     if not parts:
         yield _unit(gpu, gpu.uuid, str(gpu.index), gpu.memory_bytes, gpu.paths)
@@ -120,7 +120,7 @@ def base_name(settings: Settings) -> str:
 def _named(
     settings: Settings, units: Sequence[Unit], types: Mapping[str, str], left_out: list[LeftOut]
 ) -> dict[str, list[Device]]:
-    """Devices by resource name. Under `single` only what can stand in for each other has one name."""
+    """Devices by resource name. Under `single` only interchangeable devices share one name."""
     named: dict[str, list[Device]] = {}
     standard: list[Unit] = []
     for unit in units:
@@ -146,16 +146,16 @@ def _kind(unit: Unit) -> str:
 
 
 def _naming_key(unit: Unit) -> str:
-    """What naming rules go by."""
+    """The text that naming rules match."""
     return unit.profile or unit.name
 
 
 def _alike(
     units: Sequence[Unit], types: Mapping[str, str], name: str, left_out: list[LeftOut]
 ) -> Sequence[Unit]:
-    """The units of one partition type: of that which most GPUs have, the first GPU's among equals.
+    """The units of one partition type: the type of most GPUs, on a tie the first GPU's.
 
-    GPUs that can't be divided are of no type, and go with any.
+    GPUs that can't be divided have no type, and go with any.
     """
     votes: dict[str, set[str]] = {}
     for unit in units:
@@ -180,13 +180,13 @@ def _refusal(settings: Settings) -> str:
     return "MPS is NVIDIA's: share AMD GPUs with timeSlicing" if mps else ""
 
 
-# Looks at the AMD GPUs in sysfs, again and again: what is there, and in which condition.
+# Polls the AMD GPUs in sysfs: which exist, and their health.
 
 _TURN_SECONDS = 2.0
 
 
 class Watch:
-    """Tells the sink what sysfs says. `waiting` is empty once GPUs were seen."""
+    """Reports the content of sysfs to the sink. `waiting` is empty once GPUs were seen."""
 
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self._host = host
@@ -200,11 +200,11 @@ class Watch:
         self.waiting = "waiting for the amdgpu driver"
 
     def run(self, sink: Sink, stop: Event) -> None:
-        """Traces are compared now and then; everything is read when they differ, and where something could
-        not be read."""
+        """Traces are compared from time to time; everything is read again when they differ, or if something
+        could not be read."""
         turn = min(_TURN_SECONDS, self._settings.rediscover_seconds)
         while True:
-            self._soon.clear()  # before the look at `stop`, so that no hurry is missed
+            self._soon.clear()  # before `stop` is tested, so that no request for a check is missed
             if stop.is_set():
                 return
             self._turn(sink)
@@ -239,8 +239,7 @@ class Watch:
     def _look(self, sink: Sink, now: float) -> float:
         """Seconds until the next check, if nothing changes meanwhile: each change is checked twice.
 
-        Errors are counted from what there was before the GPUs are advertised: none that a container meets is
-        passed over.
+        Errors are counted from before the GPUs are advertised, so that none that a container meets is missed.
         """
         before, nodes = self._inventory, read_nodes(self._host)
         seen = self._inventory = read_inventory(self._host, nodes)
@@ -278,16 +277,17 @@ class AmdBackend:
         self._watch.hurry()
 
     def let_go(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no handle is kept open."""
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         return plan(settings, inventory)
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
-        """Nothing: device nodes are all that a container needs."""
+        """Does nothing: a container needs only device nodes."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
-        """/dev/kfd once, and each unit's /dev/dri nodes. `AllocationError` for what can't be met."""
+        """/dev/kfd once, and each unit's /dev/dri nodes. `AllocationError` for a request that can't be
+        met."""
         devices = requested(snapshot, ids, _MENDS)
         own = (path for device in devices for path in device.unit.paths)
         paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))

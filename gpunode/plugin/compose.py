@@ -1,4 +1,5 @@
-"""From settings to a service: which backend, which judge, which parts. The one place that knows them all."""
+"""From settings to a service: selects the backend, the judge and the parts. The only module that imports all
+of them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from gpunode.plugin.serve import PartMaker, PluginService
 
 
 def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartMaker] = ()) -> PluginService:
-    """A service that is ready to be started, with these parts besides its own."""
+    """A service that is ready to be started, with these parts in addition to its own."""
     memory = HealthMemory(host, settings.state_dir, log)
     judge = HealthJudge(settings.health, log, memory.load())
     memory.source = lambda: judge.kept
@@ -32,7 +33,7 @@ def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartM
 
 
 def make_cdi(service: PluginService) -> Part:
-    """NVIDIA's backend itself, which keeps the CDI specifications true and knows what they lack."""
+    """NVIDIA's backend itself, which keeps the CDI specifications up to date and knows what they lack."""
     from gpunode.plugin.nvidia.backend import NvidiaBackend
 
     assert isinstance(service.backend, NvidiaBackend)
@@ -56,7 +57,7 @@ def make_mps(service: PluginService) -> Part:
 
 
 def make_labels(service: PluginService) -> Part:
-    """The node's labels, of the GPUs that the service sees anyway."""
+    """The node's labels, for the GPUs that the service sees."""
     from gpunode.plugin.labels.watch import Labeller
 
     ledger = service.ledger
@@ -68,14 +69,14 @@ def make_labels(service: PluginService) -> Part:
 
 
 def make_status_file(service: PluginService) -> Part:
-    """What `plugin status` reads."""
+    """The status file that `plugin status` reads."""
     from gpunode.plugin.observe.status_file import StatusFile
 
     return StatusFile(service)
 
 
 def make_endpoints(service: PluginService) -> Part:
-    """/metrics, /healthz and /readyz. `PreconditionError` if the port can't be had."""
+    """/metrics, /healthz and /readyz. `PreconditionError` if the port isn't available."""
     from gpunode.plugin.observe.http import Endpoints
 
     return Endpoints(service)

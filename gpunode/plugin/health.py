@@ -1,6 +1,6 @@
 """Health of each unit, judged from events and readings of the GPUs. docs/health.md has the rules for people.
 
-Beside marks (see `Mark`) two things make a GPU unhealthy: it is *lost* when it can't be queried, and the
+Besides marks (see `Mark`) two things make a GPU unhealthy: it is *lost* when it can't be queried, and the
 *driver* is broken when no GPU can. Both end after two consecutive error-free readings, or after some seconds
 without an error, so that an intermittent GPU doesn't flap; each further loss within an hour lasts longer.
 """
@@ -24,7 +24,7 @@ from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
 from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.model import Problem, Unit
 
-# What a GPU's reading says against it. Pure.
+# Problems in a GPU's reading. Pure.
 
 FABRIC = "fabric"
 _ACTIONS = {
@@ -66,17 +66,17 @@ def conditions(reading: Reading) -> Iterator[Condition]:
         yield Condition(FABRIC, f"NVLink fabric: {reading.fabric_error}", "reset")
 
 
-# Marks: why a GPU, or some MIG instances of it, must not be handed out, and what must happen before they may
-# again. Pure.
+# Marks: why a GPU, or some MIG instances of it, must not be allocated, and what must happen before they may
+# be again. Pure.
 #
 # A mark heals when its cause is gone, what its class requires has been observed, and the hold-down time is
 # over:
 #
-# - restart-app: nothing more; the program that was hit has ended
+# - restart-app: nothing more; the affected program has ended
 # - by-driver: the driver's recovery action reads none, or a reset was seen
 # - reset, reboot: a reset was seen (see `evidence`)
 # - hardware: the node was booted
-# - standing: a reading that shows the trouble; it is over when the reading no longer does
+# - standing: a problem in a reading; it ends when the reading no longer shows it
 
 STANDING = "standing"
 _MEND = {
@@ -92,9 +92,9 @@ class Mark:
     """One reason against a GPU; with `gi`, and `ci`, against these MIG instances only.
 
     `kind` is an XID's class or `STANDING`. `since` and `last` are when its cause was first and last seen,
-    `mended` when its class was satisfied (0: not yet). `generation` and `ecc` are the driver's and the count
-    of uncorrectable errors at that time, to be compared with later readings; `asked` is whether the driver
-    has requested a reset meanwhile.
+    `mended` when the requirement of its class was met (0: not yet). `generation` and `ecc` are the driver's
+    and the count of uncorrectable errors at that time, to be compared with later readings; `asked` is whether
+    the driver has requested a reset meanwhile.
     """
 
     gpu: str
@@ -120,7 +120,7 @@ class Mark:
         return Problem(self.code, self.reason, self.since, self.mend or _MEND.get(self.kind, ""))
 
     def concerns(self, unit: Unit) -> bool:
-        """Whether this unit is, or holds, what failed."""
+        """Whether this unit is, or contains, the failed one."""
         if unit.gpu != self.gpu:
             return False
         if not unit.partition or self.gi is None:
@@ -129,7 +129,7 @@ class Mark:
 
 
 def worst(marks: Iterable[Mark]) -> Mark | None:
-    """The problem to report: the one that is hardest to fix, of those the oldest."""
+    """The problem to report: the one that is hardest to fix, the oldest on a tie."""
     return max(marks, key=lambda mark: (_SEVERITY.get(mark.problem.mend, 0), -mark.since), default=None)
 
 
@@ -139,7 +139,7 @@ def needs_reset(reading: Reading) -> bool:
 
 
 def with_reading(mark: Mark, reading: Reading, now: float) -> Mark:
-    """The mark after its GPU was read."""
+    """The mark after a reading of its GPU."""
     if mark.kind == STANDING:
         return mark
     ecc, seen = mark.ecc, reading.ecc_volatile
@@ -147,7 +147,7 @@ def with_reading(mark: Mark, reading: Reading, now: float) -> Mark:
         return replace(mark, mended=mark.mended or now, ecc=seen, generation=reading.generation, asked=False)
     if seen is not None and (ecc is None or seen > ecc):
         mark = replace(mark, ecc=seen)
-    if reading.recovery_action not in (None, "none"):  # not over, whatever has been seen before
+    if reading.recovery_action not in (None, "none"):  # not over, whatever was observed before
         return replace(mark, mended=0.0, last=now, asked=mark.asked or needs_reset(reading))
     return replace(mark, generation=mark.generation or reading.generation)
 
@@ -164,7 +164,7 @@ def evidence(mark: Mark, reading: Reading) -> bool:
 
 
 def healed(mark: Mark, reading: Reading | None, now: float, hold: float) -> bool:
-    """Whether the device may be handed out again; `reading` is the GPU's present one."""
+    """Whether the device may be allocated again; `reading` is the GPU's present one."""
     if mark.kind in (RESTART_APP, APPLICATION, IGNORE):
         return now - mark.last >= hold
     action = reading.recovery_action if reading is not None else None
@@ -191,10 +191,10 @@ def readings_count(settings: HealthSettings) -> bool:
     return ALL_XIDS not in settings.disabled or ALL_XIDS in settings.enabled
 
 
-# State of one GPU besides its marks: whether it was seen without an error, and how often it failed.
+# State of one GPU in addition to its marks: whether it was seen without an error, and how often it failed.
 
 SIGHTINGS_TO_HEAL = 2
-SETTLED_SECONDS = 10.0  # healthy for so long counts as a second observation if no other follows
+SETTLED_SECONDS = 10.0  # healthy for this long counts as a second observation if no other follows
 _HOUR = 3600.0
 _VANISHED = ("lost:", "(NVML 15)")  # model.NOT_LISTED and NVML_ERROR_GPU_IS_LOST: not transient
 
@@ -213,10 +213,10 @@ class GpuState:
         self._episodes: list[float] = []
         self._losses: list[float] = []
         self._vanished = False
-        self._listed = False  # the inventory had nothing against it
+        self._listed = False  # the inventory reported no error for it
 
     def lose(self, reason: str, now: float) -> None:
-        """It can't be queried."""
+        """The GPU can't be queried."""
         self._vanished = self._vanished or any(sign in reason for sign in _VANISHED)
         if self.problem is None or self.problem.code != "lost":
             self._losses = [*(when for when in self._losses if now - when < _HOUR), now]
@@ -233,7 +233,8 @@ class GpuState:
         self._listed = listed
 
     def readable(self, now: float) -> None:
-        """It can be read again: the first error-free sighting, unless the inventory reports an error."""
+        """The GPU can be read again: the first error-free observation, unless the inventory reports an
+        error."""
         if self._listed:
             self._sightings, self._whole_since = 1, now
 
@@ -244,7 +245,7 @@ class GpuState:
         self._sightings = 0
 
     def error_free(self, now: float) -> None:
-        """It was seen without an error."""
+        """The GPU was seen without an error."""
         if self._sightings == 0:
             self._whole_since = now
         self._sightings += 1
@@ -265,7 +266,7 @@ class GpuState:
         return vanished
 
     def episode(self, now: float) -> None:
-        """It got a mark and had none."""
+        """The GPU got its first mark."""
         self._episodes = [*self._episodes[-31:], now]
 
     def recent(self, now: float) -> int:
@@ -277,11 +278,11 @@ class GpuState:
         return max(hold, min(hold * 2.0 ** min(times, 16), _HOUR))
 
 
-_MOST_MARKS = 64  # of one GPU; a storm of different XIDs must not grow without end
+_MOST_MARKS = 64  # of one GPU; a storm of different XIDs must not grow without limit
 
 
 class HealthJudge:
-    """See `gpunode.plugin.ledger.Judge`. `kept` is what health memory writes, replaced as a whole."""
+    """See `gpunode.plugin.ledger.Judge`. `kept` is the content for health memory, replaced as a whole."""
 
     def __init__(
         self, settings: HealthSettings, log: Log | None = None, remembered: Iterable[Mark] = ()
@@ -300,7 +301,8 @@ class HealthJudge:
     # --- news ------------------------------------------------------------------------------------------
 
     def configure(self, settings: HealthSettings) -> None:
-        """Marks that count no longer go; what was ignored before is not held against a GPU now."""
+        """Marks that no longer count are removed; events that were ignored before don't count against a GPU
+        now."""
         self._settings = settings
         self._lift()
         for state in self._gpus.values():
@@ -394,7 +396,7 @@ class HealthJudge:
         return Mark(event.uuid, f"xid-{event.xid}", found.text, found.kind, now, now, gi=gi, ci=ci)
 
     def _add(self, mark: Mark, now: float) -> None:
-        """Take a mark; of the same one that is there only what is newer."""
+        """Add a mark; of an existing equal mark update only newer values."""
         state = self._gpus[mark.gpu]
         marks = self._marks.get(mark.gpu, ())
         same = next((old for old in marks if old.key == mark.key), None)
@@ -413,7 +415,7 @@ class HealthJudge:
             self._put(mark.gpu, [*marks, mark])
 
     def _stand(self, state: GpuState, reading: Reading, now: float) -> None:
-        """Marks for what the reading shows, and the end of those that it doesn't show any more."""
+        """Add marks for problems in the reading, and end those that it no longer shows."""
         found = {item.code: item for item in conditions(reading)} if readings_count(self._settings) else {}
         marks = self._marks.get(state.uuid, ())
         self._put(
@@ -447,7 +449,7 @@ class HealthJudge:
         self.kept = tuple(mark for found in self._marks.values() for mark in found)
 
     def _lift(self) -> None:
-        """The end of marks that don't count by the settings of now, a restart's as well."""
+        """End marks that don't count under the present settings, including those from before a restart."""
         for gpu, marks in list(self._marks.items()):
             for mark in marks:
                 if not self._still_counts(mark) and self._log is not None:
@@ -463,7 +465,7 @@ class HealthJudge:
         return healed(mark, state.reading, now, self._hold(state, mark, now))
 
     def _hold(self, state: GpuState, mark: Mark, now: float) -> float:
-        """Seconds; joining the fabric for the first time is a beginning, no failure."""
+        """Seconds; joining the fabric for the first time is a start, not a failure."""
         times = state.recent(now)
         if mark.code == FABRIC and not mark.mend and times <= 1:
             return 0.0
@@ -478,7 +480,8 @@ class HealthJudge:
             ]
             self._put(state.uuid, fresh)
 
-    # --- saying it -------------------------------------------------------------------------------------
+    # --- reporting
+    # -------------------------------------------------------------------------------------------
 
     def _ignored(self, event: GpuEvent) -> None:
         times = self._rarely.times((event.kind, event.uuid, event.xid))
@@ -491,21 +494,22 @@ class HealthJudge:
             self._log.error(message, **fields)
 
 
-# Health memory: the marks in ``STATE_DIR/health.json``, so that a restarted plugin still knows a bad GPU.
+# Health memory: the marks in ``STATE_DIR/health.json``, so that a restarted plugin still knows an unhealthy
+# GPU.
 #
 # It is forgotten with a reboot, which resets every GPU; only what requires other hardware is kept. A file
 # that can't be understood is renamed to ``health.json.broken``, with a warning.
 
 VERSION = 1
 _FILE = "health.json"
-_PAUSE_SECONDS = 2.0  # a storm of events must not become one of writes
+_PAUSE_SECONDS = 2.0  # a storm of events must not cause a storm of writes
 _RETRY_SECONDS = 30.0  # a disk that was full may have room again
 _MOST_BYTES = 1 << 20
 _MOST_REMEMBERED = 4096
 
 
 class HealthMemory:
-    """Reads once, and as a part of the service writes what has changed. See `gpunode.plugin.model.Part`."""
+    """Read once; as a part of the service write what has changed. See `gpunode.plugin.model.Part`."""
 
     def __init__(self, host: Host, state_dir: str, log: Log) -> None:
         self._host = host
@@ -517,7 +521,7 @@ class HealthMemory:
         self.source: Callable[[], tuple[Mark, ...]] = lambda: self._written
 
     def load(self) -> tuple[Mark, ...]:
-        """The marks that still hold. Never raises: without memory the plugin serves as well."""
+        """The marks that still count. Never raises: the plugin serves without memory as well."""
         try:
             data = self._host.read_bytes(self._path)
         except (GpunodeError, OSError) as error:
@@ -534,20 +538,20 @@ class HealthMemory:
         now = boot_id(self._host)
         if boot and now and boot != now:
             marks = tuple(mark for mark in marks if mark.kind == HARDWARE)
-        present = self._host.now()  # a clock that was ahead must not hold a GPU back until it is there again
+        present = self._host.now()  # a clock that was ahead must not prolong a hold time
         marks = tuple(_not_after(mark, present) for mark in marks)
         if marks:
             self._log.info("health memory read", path=self._path, marks=len(marks))
         return marks
 
     def tick(self, now: float) -> None:
-        """Write if something has changed, but not all the time."""
+        """Write changes, at limited intervals."""
         if now >= self._next and self.source() != self._written:
             self._write(self.source())
             self._next = now + (_PAUSE_SECONDS if self.source() == self._written else _RETRY_SECONDS)
 
     def close(self) -> None:
-        """Write what is not yet written."""
+        """Write all unwritten changes."""
         if self.source() != self._written:
             self._write(self.source())
 

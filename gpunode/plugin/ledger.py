@@ -1,10 +1,11 @@
-"""The ledger: what is known of the node's GPUs, and per resource what is sent to the kubelet. All news comes
-here.
+"""The ledger: the state of the node's GPUs, and per resource the list that is sent to the kubelet. It
+receives all events.
 
 `backend -> seen/readings/event/broken -> (plan, health) -> one Feed per resource -> ListAndWatch`. A plan is
 made again when the inventory or the settings change, and what containers will need is prepared before it is
-shown; health only changes the problems of its devices. A feed, once there, stays: a resource that has no
-devices any more is shown empty, as ending its stream would make the kubelet doubt everything.
+published; health only changes the problems of its devices. A feed is never removed: a resource that has no
+devices any more is published as empty, because ending its stream would make the kubelet mark all devices
+unhealthy.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ Problems = Mapping[tuple[str, str], Problem]
 
 
 class Judge(Protocol):
-    """Health: takes the same news and returns each unit's problem. `now` is seconds since the epoch.
+    """Health: receives the same events and returns each unit's problem. `now` is seconds since the epoch.
 
-    The ledger calls it under its own lock, one call at a time. Methods return nothing; what changed is seen
-    by asking `problem` again, which is cheap.
+    The ledger calls it under its own lock, one call at a time. Methods return nothing; the caller sees
+    changes by calling `problem` again, which is cheap.
     """
 
     def configure(self, settings: HealthSettings) -> None: ...
@@ -77,18 +78,19 @@ class Feed:
         return self._snapshot  # one reference, replaced as a whole
 
     def wait_newer(self, version: int, desired: Callable[[], bool]) -> Snapshot | None:
-        """Block until there is something newer than `version`; None once `desired` says no (see `wake`)."""
+        """Block until there is something newer than `version`; None once `desired` returns False (see
+        `wake`)."""
         with self._changed:
             self._changed.wait_for(lambda: self._snapshot.version > version or not desired())
             return self._snapshot if desired() else None
 
     def wake(self) -> None:
-        """Let every waiter ask its `desired` again."""
+        """Make every waiter call its `desired` again."""
         with self._changed:
             self._changed.notify_all()
 
     def publish(self, resource: Resource) -> None:
-        """Show this from now on; the same snapshot again wakes no stream."""
+        """Publish this from now on; an equal snapshot wakes no stream."""
         with self._changed:
             before = self._snapshot
             if resource == before.resource:
@@ -100,11 +102,11 @@ class Feed:
 
 
 class Ledger:
-    """Thread-safe. `changed` are called, outside the locks, after anything that a reader might want to know.
+    """Thread-safe. `changed` are called, outside the locks, after every change that a reader might need.
 
-    Two locks: `_planning` is held while a plan is made and prepared, which may take its time; `_lock` for
-    what is known and shown, never for long, so that bad news about a GPU waits for nothing. What is public
-    here is replaced as a whole and may be read at any time.
+    Two locks: `_planning` is held while a plan is made and prepared, which may be slow; `_lock` protects the
+    state and the feeds, always briefly, so that a GPU's failure is published without delay. Public attributes
+    are replaced as a whole and may be read at any time.
     """
 
     def __init__(
@@ -126,15 +128,15 @@ class Ledger:
         self.inventory: Inventory | None = None
         self.topology = Topology()
         self.plan = Plan()
-        self.trouble = ""  # why the GPUs seen last can't be advertised as the settings ask
-        self.config_trouble = ""  # why the config file as it is now isn't what we serve; see config/watch.py
+        self.trouble = ""  # why the present GPUs can't be advertised with these settings
+        self.config_trouble = ""  # why the present config file isn't the active one; see config/watch.py
         self.readings_now: dict[str, Reading] = {}
         self.feeds: dict[str, Feed] = {}
         self.vetoes: list[Veto] = []
         self.changed: list[Callable[[], None]] = []
         self.witnesses: list[Callable[[GpuEvent], None]] = []  # of every event, from the backend's thread
 
-    # --- news ------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
         with self._planning:
@@ -143,12 +145,12 @@ class Ledger:
                 self.inventory = known
                 self.topology = topology
                 self._judge.seen(known, self._clock())
-                self._publish()  # a lost GPU is shown as such before anything else is done
+                self._publish()  # a lost GPU is published as lost before anything else is done
             self._replan_or_say(known)
         self._tell()
 
     def again(self) -> None:
-        """Plan again for the known GPUs: something else that a plan is made of has changed."""
+        """Plan again for the known GPUs: another input of the plan has changed."""
         with self._planning:
             if self.inventory is not None:
                 self._replan_or_say(self.inventory)
@@ -184,7 +186,8 @@ class Ledger:
             self._tell()
 
     def configure(self, settings: Settings) -> None:
-        """Take other settings. `GpunodeError` if they can't hold for this node; then nothing has changed."""
+        """Apply other settings. `GpunodeError` if they aren't valid for this node; then nothing has
+        changed."""
         with self._planning:
             if self.inventory is not None:
                 self._replan(settings, self.inventory)
@@ -194,12 +197,12 @@ class Ledger:
                 self._publish()
         self._tell()
 
-    # --- what follows from it --------------------------------------------------------------------------
+    # --- planning and publishing ---------------------------------------------------------------------------
 
     def _replan_or_say(self, inventory: Inventory) -> None:
         try:
             self._replan(self.settings, inventory)
-        except GpunodeError as error:  # what is advertised stays as it is
+        except GpunodeError as error:  # the advertised resources stay as they are
             self.trouble = error.message
             self._say.warning("the GPUs can't be advertised", reason=error.message, hint=error.hint)
 
@@ -218,7 +221,7 @@ class Ledger:
             self._publish()
 
     def _publish(self) -> bool:
-        """Show what is known now; whether that is anything new."""
+        """Publish the present state; return whether it has changed."""
         problems = {
             (resource.name, unit.id): problem
             for resource, units in self._units
@@ -251,10 +254,10 @@ class Ledger:
                 return problem
         return None
 
-    # --- saying it -------------------------------------------------------------------------------------
+    # --- reporting -----------------------------------------------------------------------------------------
 
     def _report_health(self, resources: Iterable[Resource]) -> None:
-        """One line for each unit that failed or healed, however many shares it has."""
+        """Log one line for each unit that failed or recovered, however many shares it has."""
         devices = {device.unit.id: device for resource in resources for device in resource.devices}
         reported, self._reported = self._reported, {}
         for unit_id, device in devices.items():
@@ -297,7 +300,7 @@ class Ledger:
 
 
 def _judged(resource: Resource, problems: Problems) -> Resource:
-    """The planned resource with today's problems; a device that has none is taken over as it is."""
+    """The planned resource with the present problems; a device without a problem is used unchanged."""
     found = {unit_id: problem for (name, unit_id), problem in problems.items() if name == resource.name}
     if not found:
         return resource

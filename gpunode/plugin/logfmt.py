@@ -47,13 +47,13 @@ def open_log(stream: TextIO, environ: Mapping[str, str], log_format: str = "text
 
 
 def silent_log() -> Log:
-    """A log that discards what a backend reports, for commands that only look."""
+    """A log that discards what a backend reports, for commands that read the GPUs once."""
     return Log(logging.NullHandler())
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # generic only from Python 3.11 on
     def handleError(self, record: logging.LogRecord) -> None:
-        """Raise what is a defect of ours; a full disk or a closed stream must not stop the service."""
+        """Raise errors that are bugs of ours; a full disk or a closed stream must not stop the service."""
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, (OSError, ValueError)):
             raise error
@@ -79,7 +79,7 @@ class LineFormatter(logging.Formatter):
 
 
 def json_line(fields: Mapping[str, object]) -> str:
-    """One JSON object in ASCII; numbers that JSON has and booleans stay, everything else is a string."""
+    """One JSON object in ASCII; numbers that JSON supports and booleans stay, everything else is a string."""
     return json.dumps({key: value if _is_json(value) else str(value) for key, value in fields.items()})
 
 
@@ -109,7 +109,7 @@ def _is_journal(stream: TextIO, journal_stream: str) -> bool:
 
 
 class OnChange:
-    """Reports a state once, and again only after another one; other fields make it another."""
+    """Reports a state once, and again only after another one; different fields count as another state."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -122,14 +122,14 @@ class OnChange:
             self._log.warning(message, **fields)
 
     def reset(self) -> None:
-        """Report whatever comes next: all is well now."""
+        """Report the next state in any case: the error is over."""
         self._last = None
 
 
 class Rarely:
-    """Reports the same thing once in `seconds`: a faulty GPU reports thousands of equal events.
+    """Reports equal messages once in `seconds`: a faulty GPU reports thousands of equal events.
 
-    At most `_KINDS` things are remembered; the oldest is forgotten first.
+    At most `_KINDS` messages are remembered; the oldest is forgotten first.
     """
 
     _KINDS = 256
@@ -141,7 +141,7 @@ class Rarely:
         self._lock = Lock()
 
     def times(self, what: object) -> int:
-        """0 if `what` is not to be reported now, else how often it came since the last report."""
+        """0 if `what` is not to be reported now, else how often it occurred since the last report."""
         with self._lock:
             return self._times(what, self._clock())
 

@@ -1,4 +1,4 @@
-"""The plugin's nouns: a unit, a device, a resource, what is advertised of it now, and what a container gets.
+"""The plugin's types: a unit, a device, a resource, the advertised state, and what a container gets.
 
 A *unit* is something that a container can be given as a whole: a GPU or a partition of one. A *device* is
 what the kubelet counts: a unit, or one of several shares of it. A *resource* is a name with its devices.
@@ -31,10 +31,10 @@ SHARE_MARK = "::"
 class Unit:
     """A GPU or a partition (MIG device, AMD partition) of one.
 
-    `id` is what the kubelet sees of an unshared one: the UUID, for AMD the PCI address or ``amdgpu_xcp_3``.
-    `gpu` is the id of the physical GPU, its own for a whole one. `index` is ``0``, or ``0:1`` for the second
-    MIG device of the first GPU. `pci` is the physical GPU's address as sysfs spells it. `paths` are the
-    device nodes on the node that this unit needs beside the vendor's common ones. `memory_bytes` is the
+    `id` is the kubelet's id of an unshared one: the UUID, for AMD the PCI address or ``amdgpu_xcp_3``. `gpu`
+    is the id of the physical GPU, its own for a whole one. `index` is ``0``, or ``0:1`` for the second MIG
+    device of the first GPU. `pci` is the physical GPU's address as sysfs spells it. `paths` are the device
+    nodes on the node that this unit needs in addition to the vendor's common ones. `memory_bytes` is the
     unit's own.
     """
 
@@ -59,13 +59,13 @@ class Unit:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Sorts units as people count them: 0, 1, 2:0, 2:1, 10."""
+        """Sort key for the usual order: 0, 1, 2:0, 2:1, 10."""
         return tuple(int(part) if part.isdecimal() else 1 << 30 for part in self.index.split(":"))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a device must not be handed out.
+    """Why a device must not be allocated.
 
     `code` is short and stable, for metrics and JSON: ``xid-79``, ``ecc``, ``row-remap``, ``lost``,
     ``fabric``, ``recovery-action``, ``driver``, ``mig-mode``, ``mps``... `reason` is for people. `since` is
@@ -97,10 +97,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Common:
-    """What a container gets beside its units, looked up when the plan was made: Allocate looks at no file.
+    """What a container gets in addition to its units, read when the plan was made: Allocate reads no file.
 
-    `nodes` are device nodes such as ``/dev/nvidiactl``, `channels` IMEX channels, `cdi` the classes beside
-    ``gpu`` that have a specification (``gdrcopy``).
+    `nodes` are device nodes such as ``/dev/nvidiactl``, `channels` IMEX channels, `cdi` the classes other
+    than ``gpu`` that have a specification (``gdrcopy``).
     """
 
     nodes: tuple[str, ...] = ()
@@ -114,8 +114,8 @@ class Resource:
     share.
 
     `shares` is the largest number of shares that any unit of it has (1 unshared). With `single_share` a
-    container may ask for one share only (NVIDIA's failRequestsGreaterThanOne). Some units may be unshared:
-    their devices bear the unit's own id.
+    container may request one share only (NVIDIA's failRequestsGreaterThanOne). Some units may be unshared:
+    their devices have the unit's own id.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Resource:
 
     @cached_property
     def share_counts(self) -> Mapping[str, int]:
-        """How many shares each shared unit is cut into, by its id; unshared units aren't in it."""
+        """The number of shares of each shared unit, by its id; unshared units aren't in it."""
         return Counter(device.unit.id for device in self.devices if device.id != device.unit.id)
 
 
@@ -148,7 +148,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Plan:
-    """What this node advertises: pure outcome of inventory and settings. `problems` lie in the devices."""
+    """What this node advertises: the pure result of inventory and settings. `problems` are in the devices."""
 
     resources: tuple[Resource, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -157,7 +157,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One resource at one moment. `version` grows with every change that the kubelet is to see."""
+    """One resource at one moment. `version` grows with every change that the kubelet must see."""
 
     version: int
     resource: Resource
@@ -172,7 +172,7 @@ class Snapshot:
 
     @cached_property
     def healthy(self) -> int:
-        """How many devices can be handed out."""
+        """How many devices can be allocated."""
         return sum(device.healthy for device in self.resource.devices)
 
     def find(self, device_id: str) -> Device | None:
@@ -209,32 +209,34 @@ class Answer:
 
 
 class AllocationError(GpunodeError):
-    """A request that can't be met, in words for the pod's events. `code`: not-found, invalid, unhealthy."""
+    """A request that can't be met; the message is for the pod's events. `code`: not-found, invalid,
+    unhealthy."""
 
     default_code = "invalid"
 
 
 # The backend of a vendor, and the sink that receives its events: the ledger is between the two.
 #
-# `Backend` is NVIDIA (nvidia/), AMD (amd/) or a simulated node (simulate/). Its `run` loop, in a thread of
-# its own, reports to a `Sink` (the ledger) what it sees; the other methods are called by the ledger and the
-# RPC handlers, with values only, and must stay quick.
+# `Backend` is NVIDIA (nvidia/), AMD (amd/) or a simulated node (simulate/). Its `run` loop, in its own
+# thread, reports to a `Sink` (the ledger) what it sees; the other methods are called by the ledger and the
+# RPC handlers, with values only, and must return quickly.
 
 
 class Sink(Protocol):
-    """Takes news from a backend, from any thread."""
+    """Receives a backend's reports, from any thread."""
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
-        """The node's GPUs now: every one that is there, readable or not."""
+        """The node's GPUs now: every existing one, readable or not."""
 
     def readings(self, readings: Sequence[Reading]) -> None:
-        """What the GPUs say of their own condition."""
+        """The GPUs' readings of their own health."""
 
     def event(self, event: GpuEvent) -> None:
         """A critical event."""
 
     def broken(self, reason: str, sure: bool) -> None:
-        """The driver as a whole doesn't answer. Unless `sure` it may have been this node's bad moment."""
+        """The driver as a whole doesn't respond. Unless `sure` it may be a temporary overload of this
+        node."""
 
 
 class Backend(Protocol):
@@ -242,25 +244,25 @@ class Backend(Protocol):
 
     @property
     def waiting(self) -> str:
-        """What is waited for, empty when GPUs are seen."""
+        """What the backend waits for, empty when GPUs are seen."""
 
     def run(self, sink: Sink, stop: Event) -> None:
-        """Tell `sink` what is there and what happens to it, until `stop`."""
+        """Report the GPUs and their events to `sink`, until `stop`."""
 
     def hurry(self) -> None:
-        """Look again now."""
+        """Read the GPUs again now."""
 
     def let_go(self) -> None:
         """Close the driver for a while, so that it can be unloaded; safe in a signal handler."""
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
-        """What these GPUs are advertised as. `ConfigError` if the settings can't hold for this node."""
+        """The resources of these GPUs. `ConfigError` if the settings aren't valid for this node."""
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
         """Make what containers will need (CDI specifications) before the plan is advertised."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
-        """What a container gets for these devices. `AllocationError` says why not."""
+        """What a container gets for these devices. `AllocationError` has the reason for a refusal."""
 
     def prefer(
         self,
@@ -278,7 +280,7 @@ class Backend(Protocol):
 
 
 def glob_matches(pattern: str, text: str) -> bool:
-    """Whether all of `text` is what `pattern` says: only ``*`` is special, case counts."""
+    """Whether `pattern` matches all of `text`: only ``*`` is special, case counts."""
     first, *rest = pattern.split("*")
     if not rest:
         return text == pattern
@@ -300,7 +302,8 @@ def ruled_name(rules: Iterable[NameRule], kind: str, text: str) -> str:
 
 
 def idle_rules(rules: Iterable[NameRule], kind: str, texts: Sequence[str]) -> Iterator[str]:
-    """What to say of the rules of this kind that fit none of these: the commonest mistake is half a name."""
+    """A warning about the rules of this kind that match none of these: the most common mistake is half a
+    name."""
     idle = [
         rule.pattern
         for rule in rules
@@ -312,13 +315,13 @@ def idle_rules(rules: Iterable[NameRule], kind: str, texts: Sequence[str]) -> It
         yield f"resources.{section}: {', '.join(idle)}: no {what} here is called so; there is {there}"
 
 
-# A GPU that was seen once stays known: lost or unreadable it is still listed, with the reason. Pure.
+# A GPU that was seen once stays known: if lost or unreadable it is still listed, with the reason. Pure.
 
 NOT_LISTED = "lost: the driver does not list it any more"
 
 
 def remembered(now: Inventory, before: Inventory | None) -> Inventory:
-    """`now`, with what `before` knows of GPUs that can't be read or aren't listed, ordered by index.
+    """`now`, completed from `before` for GPUs that can't be read or aren't listed, ordered by index.
 
     A GPU off the bus may be listed without its UUID; its PCI address, or else its index if nothing else has
     that UUID now, still identifies it. Such a GPU keeps its old description, MIG devices included, and
@@ -343,7 +346,8 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
 
 
 def _filled(old: Gpu, now: Gpu) -> Gpu:
-    """The old description of a GPU that can't be read whole now; what it didn't have is taken from `now`."""
+    """The old description of a GPU that can't be fully read now; fields that were missing are taken from
+    `now`."""
     return replace(
         old,
         index=now.index,
@@ -371,8 +375,8 @@ _SHOWN_CHARACTERS = 80
 
 
 def requested(snapshot: Snapshot, ids: Sequence[str], mends: Mapping[str, str]) -> list[Device]:
-    """The devices with these ids. `AllocationError` names one that isn't there, with some that are, or one
-    that is unhealthy, with the reason; `mends` has for each `Problem.mend` what to say, ``{0}`` is the GPU's
+    """The devices with these ids. `AllocationError` names one that doesn't exist, with some that do, or one
+    that is unhealthy, with the reason; `mends` has the text for each `Problem.mend`, ``{0}`` is the GPU's
     index."""
     if not ids:
         raise AllocationError("the request names no device")
@@ -419,7 +423,7 @@ def _too_many_shares(resource: Resource, count: int) -> AllocationError:
     )
 
 
-# Selectors: how a person names GPUs and partitions in `include`, `exclude` and `devices`.
+# Selectors: texts by which users select GPUs and partitions in `include`, `exclude` and `devices`.
 
 Matcher = Callable[[Unit], bool]
 _INDEX = re.compile(r"\d{1,6}(:\d{1,6})?", re.ASCII)
@@ -427,7 +431,7 @@ _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7])
 
 
 def matcher(selector: str) -> Matcher:
-    """What a selector means. One that names a GPU means all its partitions, too.
+    """What a selector matches. One that matches a GPU matches all its partitions, too.
 
     An index (``0``, ``0:1`` for a MIG device), a UUID in any case, a PCI address in any spelling
     (``0000:3b:00.0``, ``00000000:3B:00.0``, ``3b:00.0``; ``10:00`` alone is a MIG device), or else a glob of
@@ -453,7 +457,7 @@ def matcher(selector: str) -> Matcher:
 
 
 def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
-    """Domain, bus, device and function of a PCI address; None for what is none."""
+    """Domain, bus, device and function of a PCI address; None for another text."""
     found = _PCI.fullmatch(address)
     if found is None:
         return None
@@ -462,13 +466,13 @@ def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
 
 
 def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...]:
-    """Those selectors that name nothing: a typing error, or a GPU that isn't there now."""
+    """The selectors that match nothing: a typing error, or a GPU that doesn't exist now."""
     return tuple(one for one in selectors if not any(map(matcher(one), units)))
 
 
 def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str], list[str]]:
-    """Why a unit is not advertised, by its id, for those that `include` and `exclude` take away; and which
-    selectors name nothing."""
+    """Why a unit is not advertised, by its id, for units that `include` and `exclude` remove; and which
+    selectors match nothing."""
     warnings = [
         f"{option}: this node has no GPU {selector}"
         for option, selectors in (("include", settings.include), ("exclude", settings.exclude))
@@ -485,7 +489,7 @@ def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str
     return reasons, warnings
 
 
-# What to do about a problem's `mend`, for people: the same text in the log and in `plugin status`.
+# The action for a problem's `mend`, for users: the same text in the log and in `plugin status`.
 
 _WORDS = {
     "restart-app": "restart the application that failed",
@@ -505,14 +509,14 @@ def how_to_mend(mend: str, index: str, pid: int = 0) -> str:
     return f"drain the node, {closing}then nvidia-smi --gpu-reset -i {index.partition(':')[0]}"
 
 
-# What runs beside the ledger and the kubelet links: each part is given its turn a few times a second.
+# Parts of the service beside the ledger and the kubelet links: each gets a turn a few times a second.
 
 
 class Part(Protocol):
     """MPS daemons, the config file's watch, the status file, the metrics server."""
 
     def tick(self, now: float) -> None:
-        """Do what is due; `now` is monotonic seconds. Must not wait."""
+        """Do what is due; `now` is monotonic seconds. Must not block."""
 
     def close(self) -> None:
         """Release all resources at the end."""

@@ -57,7 +57,7 @@ def prefer(
     return required + tuple(device.id for device in chosen)
 
 
-# --- how near two GPUs are ------------------------------------------------------------------------------
+# --- distance of two GPUs -------------------------------------------------------------------------------
 
 PER_LINK = 100
 SAME_GPU = 10_000
@@ -66,7 +66,7 @@ _WITHIN_NODE, _ACROSS = 40, 50
 
 
 class Links:
-    """How near two units are, as a score that can be added up. Higher is nearer.
+    """Proximity of two units as a score that can be added up. Higher is nearer.
 
     NVLink counts most, through an NVSwitch as much as direct; then the common ancestor on the PCIe side.
     NVIDIA's plugin has the same scale, but doesn't count links to switches. NVML's level already says if two
@@ -140,17 +140,17 @@ def _worth(matrix: Matrix, group: Iterable[int]) -> int:
 
 
 def _lost(matrix: Matrix, group: Collection[int], rest: Iterable[int]) -> int:
-    """What the rest loses with this group: the scores of all pairs between the two."""
+    """The score that the rest loses with this group: the sum over all pairs between the two."""
     return sum(matrix[a][b] for b in rest for a in group)
 
 
 def _best_of_all(matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], size: int) -> tuple[int, ...]:
-    """Tries every division: the best one, of it the nearest group, then the one that the rest misses least,
-    then the one with the lowest positions."""
+    """Tries every division: the best one, in it the nearest group, on a tie the one with the lowest loss for
+    the rest, then the one with the lowest positions."""
 
     @cache
     def best(left: tuple[int, ...]) -> int:
-        """What the best division of these positions is worth."""
+        """The score of the best division of these positions."""
         if len(left) <= size:
             return _worth(matrix, left)
         first, *others = left
@@ -201,7 +201,8 @@ def _best_by_exchange(
 def _starts(
     matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], size: int
 ) -> Iterator[list[list[int]]]:
-    """Endless divisions to improve: the greedy ones, then shuffled ones, the same in each call."""
+    """An endless sequence of divisions to improve: the greedy ones, then shuffled ones, the same in each
+    call."""
     rest = (len(fixed) + len(free)) % size
     yield _greedy(matrix, fixed, free, size, 0)
     if rest:
@@ -262,7 +263,7 @@ def _exchanged(
 
 # --- shares and partitions: spread over the physical GPUs, or packed onto them --------------------------
 #
-# The kubelet doesn't say what other pods hold: it is what a unit has, less what is available of it.
+# The kubelet doesn't report what other pods hold: it is what a unit has, less what is available of it.
 
 
 class _Counts:
@@ -281,7 +282,7 @@ class _Counts:
 
 
 class _Shares:
-    """One request: what is free of each unit, by physical GPU, and what is picked so far."""
+    """One request: the free devices of each unit, by physical GPU, and those picked so far."""
 
     def __init__(self, resource: Resource, free: Sequence[Device], fixed: Sequence[Device]) -> None:
         requested = (resource.devices, free, fixed)
@@ -296,7 +297,7 @@ class _Shares:
         self._nodes = {device.unit.numa for device in fixed}
 
     def pick(self, count: int, packed: bool) -> list[Device]:
-        """At most `count` devices, one after the other; of equals the first GPU and unit."""
+        """At most `count` devices, one after the other; on a tie the first GPU and unit."""
         gpu_key = self._packed_gpu if packed else self._distributed_gpu
         unit_key = self._packed_unit if packed else self._distributed_unit
         picked: list[Device] = []
@@ -313,12 +314,13 @@ class _Shares:
         return picked
 
     def _distributed_gpu(self, gpu: str) -> tuple[object, ...]:
-        """A GPU that this container has nothing of, the least used, a near one."""
+        """A GPU without a device for this container; of those the least used, then the nearest."""
         counts = self._gpus
         return (counts.picked[gpu] > 0, counts.held[gpu], counts.picked[gpu], self._far(gpu))
 
     def _packed_gpu(self, gpu: str) -> tuple[object, ...]:
-        """The most used GPU; of equals one that this container has, a near one, one with the least free."""
+        """The most used GPU; on a tie one with a device for this container, then the nearest, then the one
+        with the least free."""
         counts = self._gpus
         return (-counts.held[gpu], -counts.picked[gpu], self._far(gpu), counts.free[gpu])
 

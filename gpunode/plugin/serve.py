@@ -1,9 +1,9 @@
 """`plugin serve`, end to end: a backend reports to the ledger, each resource's link sends its feed to the
 kubelet.
 
-Two threads beside gRPC's own: `link` (the kubelet, our sockets, the parts, systemd) and `backend` (the GPUs).
-Only `link` must stay quick; the other may hang with a sick GPU and nothing else notices. gRPC is imported by
-the first of them, while the other starts the child that queries the driver.
+Two threads in addition to gRPC's own: `link` (the kubelet, our sockets, the parts, systemd) and `backend`
+(the GPUs). Only `link` must respond quickly; the other may hang with a failing GPU without affecting it. gRPC
+is imported by the first of them, while the other starts the child that queries the driver.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 
 TICK_SECONDS = 0.25
-_CALM_SECONDS = 3.0  # the end of a stream wakes us, and so does a socket that comes or goes
+_CALM_SECONDS = 3.0  # the end of a stream wakes the thread, and so does a socket that is created or removed
 _UNWATCHED_SECONDS = 0.5  # where the kernel doesn't report changes of sockets
-_EAGER_SECONDS = 0.05  # a kubelet has just gone, and is likely to be back in a moment
+_EAGER_SECONDS = 0.05  # a kubelet has just stopped, and is likely to return in a moment
 _EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
-_STOP_SECONDS = 1.5  # a thread inside a hanging driver is left to the end of the process
+_STOP_SECONDS = 1.5  # a thread inside a hanging driver is abandoned at the end of the process
 
 PartMaker = Callable[["PluginService"], Part]
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch by the clock of now, which go on evenly whatever that is set to: a hold time
-    must neither end early nor last for years."""
+    """Seconds since the epoch by the present clock, which advance evenly whatever the clock is set to later:
+    a hold time must neither end early nor last for years."""
     ahead = time.time() - time.monotonic()
     return lambda: ahead + time.monotonic()
 
 
 class PluginService:
-    """Start it, let it run, stop it. It can be embedded: no signal handler and nothing global is set.
+    """Start it, let it run, stop it. It can be embedded: it sets no signal handler and no global state.
 
     `parts` are made with the service when it is; each gets its turn between the links'. `observers` are
     called for every RPC that was answered, from any thread.
@@ -101,7 +101,7 @@ class PluginService:
 
     @property
     def snapshots(self) -> Mapping[str, Snapshot]:
-        """What is advertised now, by resource name."""
+        """The present snapshots, by resource name."""
         return {name: feed.snapshot() for name, feed in self.ledger.feeds.items()}
 
     @property
@@ -120,7 +120,7 @@ class PluginService:
         return bool(links) and not self.backend.waiting and all(link.watched for link in links.values())
 
     def start(self) -> None:
-        """Serve from now on. `PreconditionError` if we never could: not root."""
+        """Serve from now on. `PreconditionError` if serving is impossible: not root."""
         check_directory(self.host, self.settings.directory)
         self._waiter = self.host.waiter()
         for thread in self._threads:
@@ -128,20 +128,21 @@ class PluginService:
         self._systemd.tell("READY=1")
 
     def wake(self) -> None:
-        """There is news: the next turn comes at once. Signal handlers may call it."""
+        """An event: the next turn comes at once. Signal handlers may call it."""
         if self._waiter is not None:
             self._waiter.wake()
 
     def follow(self, directory: str) -> None:
-        """For parts: a turn comes when a name in this directory does, or a file in it is written."""
+        """For parts: request a turn when an entry of this directory is created or removed, or a file in it is
+        written."""
         self._followed = (*self._followed, directory)
 
     def again_within(self, seconds: float) -> None:
-        """For a part in its turn: the next one comes so soon. To be said each time."""
+        """For a part in its turn: the next turn must come within this time. Call it in each turn."""
         self._soon = min(self._soon, seconds)
 
     def stop(self) -> None:
-        """Ask everything to end; returns at once."""
+        """Request the end of everything; returns at once."""
         self._stop.set()
         self.wake()
         self.at_end()
@@ -150,7 +151,7 @@ class PluginService:
             feed.wake()
 
     def join(self) -> None:
-        """Wait for the end, at most two seconds. A bug that ended a thread is raised here."""
+        """Wait for the end, at most two seconds. An exception that ended a thread is raised here."""
         deadline = self.host.monotonic() + _STOP_SECONDS
         for thread in reversed(self._threads):
             thread.join(max(0.05, deadline - self.host.monotonic()))
@@ -159,7 +160,7 @@ class PluginService:
 
     @property
     def status(self) -> str:
-        """One line for people: how many devices of what, and how the kubelet takes them."""
+        """One line for people: how many devices of each resource, and its registration with the kubelet."""
         if self.backend.waiting or self.ledger.trouble:
             return self.backend.waiting or self.ledger.trouble
         links, states = self.links, []
@@ -195,7 +196,8 @@ class PluginService:
             self._waiter.close()
 
     def _patience(self, notified: bool) -> float:
-        """Seconds until the next turn without news; `notified` whether sockets that come or go are news."""
+        """Seconds until the next turn without events; `notified` whether changes of sockets wake the
+        thread."""
         now = self.host.monotonic()
         if self.ready:
             self._eager_until = now + _EAGER_FOR
@@ -217,7 +219,7 @@ class PluginService:
         self._systemd.report(self.status)
 
     def _close(self, links: Links) -> None:
-        """The sockets first: a part that hangs must not leave sockets that don't answer the kubelet."""
+        """The sockets first: a part that hangs must not leave sockets that don't respond to the kubelet."""
         links.close()
         for part in self._parts:
             try:
@@ -225,7 +227,8 @@ class PluginService:
             except Exception as error:  # noqa: BLE001 - the others have resources to release, too
                 self._failure = self._failure or error
 
-    # --- what the handlers ask -------------------------------------------------------------------------
+    # --- policy of the handlers
+    # ------------------------------------------------------------------------------
 
     def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         return self.backend.answer(self.settings, snapshot, ids)
@@ -240,12 +243,12 @@ class PluginService:
         for observe in self.observers:
             try:
                 observe(call)
-            except Exception as error:  # noqa: BLE001 - who counts calls must not make them fail
+            except Exception as error:  # noqa: BLE001 - an observer must not make calls fail
                 if times := self._rarely.times(repr(error)):
                     self.log.error("counting a call failed", reason=repr(error), times=times)
 
 
-# One link per resource: those that are new get theirs, and all get their turn.
+# One link per resource: new ones are created, and all get their turn.
 
 
 class Link(Protocol):
@@ -263,13 +266,13 @@ class Link(Protocol):
         """Whether the kubelet follows our list of devices, and allocates from it."""
 
     def due_in(self, now: float) -> float:
-        """Seconds after which `tick` has something to do even without news."""
+        """Seconds after which `tick` has something to do even without events."""
 
     def claim(self) -> None:
-        """Start serving if the kubelet's directory is there. `PreconditionError` if we may not."""
+        """Start serving if the kubelet's directory exists. `PreconditionError` without permission."""
 
     def tick(self) -> None:
-        """Bring things one step closer to: serving, registered, watched."""
+        """Do the next step towards serving, registered and watched."""
 
     def close(self) -> None:
         """Stop serving."""
@@ -290,10 +293,10 @@ class Links:
         return [name for name, feed in feeds.items() if name not in self.by_name and feed.snapshot().devices]
 
     def tick(self, feeds: Mapping[str, Feed]) -> None:
-        """Each link's turn, after links were made for resources that have devices for the first time.
+        """Make links for resources that have devices for the first time, then give each link its turn.
 
-        `PreconditionError` if the first resources of all can't be served. One that comes later waits instead,
-        and says so: those that are served already must not end for it.
+        `PreconditionError` if the first resources can't be served. Later ones wait instead, and report it:
+        they must not end those that are already served.
         """
         first = not self.by_name
         new = {name: self._make(name, feeds[name]) for name in self.new(feeds)}
@@ -322,4 +325,4 @@ class Links:
             link.claim()
         except GpunodeError:
             if first:
-                raise  # later the link's own turns retry, and report what prevents it
+                raise  # later the link's own turns retry, and report the cause

@@ -1,4 +1,4 @@
-"""READY, STATUS and the watchdog, as sd_notify(3) and sd_watchdog_enabled(3) have them."""
+"""READY, STATUS and the watchdog, as in sd_notify(3) and sd_watchdog_enabled(3)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Systemd:
             self._say.warning("systemd can't be notified", reason=error.strerror or str(error))
 
 
-# The plugin's systemd unit as it is written on a node: the packaged one, with that node's program in it.
+# The plugin's systemd unit as written to a node: the packaged one with that node's program.
 
 UNIT = "gpunode-device-plugin.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
@@ -69,7 +69,7 @@ def find_unit(host: Host) -> Found:
 
 
 def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:
-    """The whole unit; `arguments` are options of `plugin serve`, words that systemd takes as they are."""
+    """The whole unit; `arguments` are options of `plugin serve`, words that systemd reads unchanged."""
     _, _, body = _PACKAGED.read_text().partition("\n\n")  # the comment before it explains copying
     words = " ".join((program(host), "plugin", "serve", *arguments))
     before, found, after = body.partition(_START)
@@ -78,7 +78,7 @@ def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:
 
 
 def hidden_program(host: Host) -> str:
-    """Directory of this gpunode if the service couldn't see it there; else empty."""
+    """This gpunode's directory if the service couldn't see it; else empty."""
     if not host.live:
         return ""
     import sys

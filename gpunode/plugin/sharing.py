@@ -23,10 +23,10 @@ class Shared:
 
 
 def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusal: Refusal) -> Shared:
-    """Give each device that an entry of `sharing` names its shares, under the name that it says.
+    """Give each device that an entry of `sharing` names its shares, under the name in the entry.
 
-    What no entry names stays as it is. `ConfigError` if two entries name the same unit, or a rename makes no
-    resource's name.
+    Devices without an entry stay unchanged. `ConfigError` if two entries name the same unit, or a rename
+    isn't a valid resource name.
     """
     if sharing is None:
         return Shared(tuple(Resource(name, tuple(devices)) for name, devices in named.items()))
@@ -52,7 +52,7 @@ def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusa
 
 
 def target_name(sharing: Sharing, entry: SharedResource) -> str:
-    """Under which name the shares of this entry are advertised. `ConfigError` if it can't be one."""
+    """The name under which the shares of this entry are advertised. `ConfigError` if it isn't valid."""
     if not entry.rename and not sharing.rename_by_default:
         return entry.name
     name = entry.rename or f"{entry.name}.shared"
@@ -69,7 +69,7 @@ def _section(sharing: Sharing) -> str:
     return "mps" if sharing.strategy == "mps" else "timeSlicing"
 
 
-# --- who is shared --------------------------------------------------------------------------------------
+# --- shared devices ------------------------------------------------------------------------------------
 
 
 def _assigned(
@@ -94,13 +94,13 @@ def _generality(entry: SharedResource) -> int:
 
 
 def _merged(entries: Iterable[SharedResource], warnings: list[str]) -> list[SharedResource]:
-    """Entries that differ in nothing are one; of several for all devices of a name the largest number counts,
-    as with NVIDIA's plugin."""
+    """Equal entries count once; of several for all devices of a name the largest number counts, as in
+    NVIDIA's plugin."""
     merged: dict[object, SharedResource] = {}
     for number, entry in enumerate(entries):
         key: object = (entry.name, entry.rename)
         if isinstance(entry.devices, int):
-            key = number  # each of these takes devices of its own
+            key = number  # each of these takes its own devices
         elif entry.devices is not None:
             key = entry
         other = merged.get(key)

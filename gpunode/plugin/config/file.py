@@ -1,4 +1,4 @@
-"""The config file, version v1: NVIDIA's format, with `health`, `flags.gpunode` and selectors besides."""
+"""The config file, version v1: NVIDIA's format, plus `health`, `flags.gpunode` and selectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.plugin.config.values import Problem, nearest, parse, selector
 
 # Walks a config file's tree: looks keys up, names what is unknown, collects every problem with its line.
 
-# YAML 1.1's further words for true and false, all of which NVIDIA's plugin takes in a file
+# other words for true and false in YAML 1.1, all of which NVIDIA's plugin accepts in a file
 _YAML_WORDS = {
     **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "on", "On", "ON"), "true"),
     **dict.fromkeys(("n", "N", "no", "No", "NO", "off", "Off", "OFF"), "false"),
@@ -48,7 +48,7 @@ class Reader:
     ) -> Iterator[tuple[str, int, Item]]:
         """The known keys of a mapping, in the spelling of `known`, with their line and value.
 
-        NVIDIA's plugin ignores case, but not in what it decodes itself (`exact`). Nulls count as not given.
+        NVIDIA's plugin ignores case, but not in what it decodes itself (`exact`). Nulls count as missing.
         """
         if item.kind == "null":
             return
@@ -97,7 +97,7 @@ class Reader:
     # --- values ----------------------------------------------------------------------------------------
 
     def option(self, option: Option, item: Item, path: str) -> Any:
-        """The value of an option, None if it isn't one (said) or null."""
+        """The value of an option, None if it is invalid (reported) or null."""
         texts = self._texts(option, item, path)
         if texts is None:
             return None
@@ -132,7 +132,7 @@ class Reader:
         return kept
 
     def take(self, item: Item, path: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives, None for a ValueError, which becomes a problem of this item."""
+        """The result of `make`, None for a ValueError, which becomes a problem of this item."""
         try:
             return make()
         except ValueError as error:
@@ -152,7 +152,7 @@ def joined(path: str, key: str) -> str:
 
 
 def expected(option: Option) -> str:
-    """For messages: what an option wants."""
+    """For messages: the values that an option accepts."""
     if option.allowed:
         return ("one or more of " if option.takes_many else "one of ") + ", ".join(option.allowed)
     kinds: Mapping[str, str] = {
@@ -168,7 +168,7 @@ def _names(known: Iterable[str]) -> str:
     return ", ".join(known)
 
 
-# The sections of a config file that are more than options: `sharing`, and the rules in `resources`.
+# The sections of a config file that aren't single options: `sharing`, and the rules in `resources`.
 
 SECTIONS = {"timeSlicing": "time-slicing", "mps": "mps"}
 SECTION_KEYS = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
@@ -182,7 +182,8 @@ _LEAST_REPLICAS = {"timeSlicing": 2, "mps": 1}
 
 
 def read_sharing(reader: Reader, item: Item, vendor: str) -> Sharing | None:
-    """None without a section; an empty section is none. Of two MPS counts, as with NVIDIA's plugin."""
+    """None without a section or with an empty one. Of two MPS counts the same one is used as by NVIDIA's
+    plugin."""
     found: dict[str, tuple[int, Sharing | None]] = {}
     for name, line, section in reader.fields(item, "sharing", SECTIONS):
         if section.kind != "null" and (section.kind != "map" or section.pairs):
@@ -322,7 +323,8 @@ TOP = ("version", "flags", "resources", "sharing", "imex", "health")
 
 @dataclass(frozen=True)
 class FileConfig:
-    """What a file says. `values` has (value, line) by the option's field; `lines` where sections stand."""
+    """Contents of a file. `values` has (value, line) by the option's field; `lines` the lines of the
+    sections."""
 
     values: dict[str, tuple[Any, int]] = field(default_factory=dict)
     rules: tuple[NameRule, ...] = ()
@@ -351,7 +353,7 @@ def known_keys() -> tuple[str, ...]:
 
 
 def read_file(data: bytes, name: str, *, vendor: str = "", lenient: bool = False) -> FileConfig:
-    """Everything in the file, with every problem. `vendor` is what flag or variable say, if they do."""
+    """Everything in the file, with every problem. `vendor` is the value of flag or variable, if set."""
     reader = Reader(name, known_keys(), lenient)
     notes: Notes = []
     try:
@@ -368,7 +370,7 @@ def read_file(data: bytes, name: str, *, vendor: str = "", lenient: bool = False
 
 
 def _other_kind(tree: Item) -> tuple[str, str] | None:
-    """A mistake that many make: the whole ConfigMap, its data, or the Helm chart's values, in the file."""
+    """A common mistake: the whole ConfigMap, its data, or the Helm chart's values, in the file."""
     keys = {key: value for key, _, value in tree.pairs}
     hint = "write what belongs into the file itself, beginning with: version: v1"
     if {"apiVersion", "kind"} <= keys.keys():

@@ -17,7 +17,7 @@ TOP = ("version", "flags", "resources", "sharing", "imex", "health")
 
 @dataclass(frozen=True)
 class Left:
-    """What has no counterpart in our file, or not quite. `key`: as the other file has it."""
+    """A setting without an exact counterpart in our file. `key`: as in the other file."""
 
     key: str
     why: str
@@ -30,7 +30,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Translation:
-    """`config` is our file as a tree. With `problems` there is none: what is wrong with the other file."""
+    """`config` is our file as a tree; with `problems`, the errors in the other file, there is none."""
 
     config: dict[str, Any] = field(default_factory=dict)
     left: tuple[Left, ...] = ()
@@ -38,7 +38,7 @@ class Translation:
 
 
 class WrongInput(Exception):
-    """The other file can't be meant; the message says what is wrong, `hint` what to do."""
+    """The other file is invalid; the message says why, `hint` how to fix it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class WrongInput(Exception):
 
 
 def documents(data: bytes) -> tuple[Item, ...]:
-    """The file's documents. `WrongInput` for what is no YAML or JSON."""
+    """The file's documents. `WrongInput` for text that isn't YAML or JSON."""
     notes: Notes = []
     try:
         found = read_all(data, notes)
@@ -58,7 +58,7 @@ def documents(data: bytes) -> tuple[Item, ...]:
 
 
 def get(item: Item, *path: str, fold: bool = False) -> Item:
-    """The value below these keys, `EMPTY` where there is none; with `fold` in any case, as Go has it."""
+    """The value below these keys, `EMPTY` if it is missing; with `fold` keys match in any case, as in Go."""
     for key in path:
         exact = [value for name, _, value in item.pairs if name == key]
         folded = [value for name, _, value in item.pairs if fold and name.lower() == key.lower()]
@@ -71,7 +71,7 @@ def keys(item: Item) -> tuple[str, ...]:
 
 
 def plain(item: Item) -> Any:
-    """Plain values. Quoted and unquoted text are not distinguished: a number is a number in either form."""
+    """Plain values. Quoted and unquoted text isn't distinguished: a number is a number in either form."""
     if item.kind == "map":
         return {name: plain(value) for name, _, value in item.pairs}
     if item.kind == "list":
@@ -84,7 +84,7 @@ def plain(item: Item) -> Any:
 
 
 def ordered(config: dict[str, Any]) -> dict[str, Any]:
-    """With a version first, and the sections as people write them."""
+    """The tree with the version first, and the sections in the usual order."""
     whole = {"version": "v1", **config}
     known = {name: whole[name] for name in TOP if name in whole}
     return known | {name: value for name, value in whole.items() if name not in known}
@@ -93,11 +93,10 @@ def ordered(config: dict[str, Any]) -> dict[str, Any]:
 # GKE's gpu_config.json as our config file.
 #
 # Its format is that of GKE's device plugin (container-engine-accelerators, pkg/gpu/nvidia/manager.go): JSON
-# with keys that Go reads in any case. A file that is invalid there is ignored as a whole, with a line in a
-# log. There may also be the ConfigMap xid-config, which the plugin gets as a variable and which beats the
-# file.
+# with keys that Go reads in any case. GKE's plugin ignores an invalid file as a whole and logs a line. The
+# ConfigMap xid-config may exist as well; the plugin gets it as a variable, which overrides the file.
 
-RESOURCE = "nvidia.com/gpu"  # GKE's plugin knows no other name
+RESOURCE = "nvidia.com/gpu"  # GKE's plugin supports no other name
 ALWAYS_CRITICAL = 48
 _KEYS = (
     *("GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "HealthCriticalXid"),
@@ -109,7 +108,7 @@ _PASSED_OVER = "GKE's plugin passes over the whole file then"
 
 
 def translate(found: Sequence[Item]) -> Translation:
-    """`WrongInput` for what GKE's plugin couldn't mean either."""
+    """`WrongInput` for a configuration that GKE's plugin would refuse too."""
     tree, from_map = _parts(found)
     left = [
         *_unknown(tree, _KEYS, ""),

@@ -31,8 +31,8 @@ class Option:
     """`kind` is one of those in values.py; `key` is the dotted path in the config file, empty for none.
 
     `variables` are those of NVIDIA's plugin, tried in order after our own. An option that is not `live` needs
-    a restart. `part` is the command that alone has a flag for the option; `plugin serve` takes the file and
-    the environment. `known` are the words that mean something where any word is accepted. `setting` is the
+    a restart. `part` is the only command with a flag for the option; `plugin serve` accepts it in the file
+    and the environment. `known` are the words with a meaning where any word is accepted. `setting` is the
     dotted path in `Settings`, where it isn't `field`.
     """
 
@@ -56,7 +56,7 @@ class Option:
 
     @property
     def path(self) -> str:
-        """Where the value goes: a dotted path in `Settings`."""
+        """The option's dotted path in `Settings`."""
         return self.setting or self.field
 
     @property
@@ -394,7 +394,7 @@ OPTIONS = (
         "Report unknown keys and invalid XIDs as warnings.",
         kind="boolean",
     ),
-    # --- labels: GPU feature discovery's, and where the labels go; flags of `gpunode labels` ---
+    # --- labels: GPU feature discovery's, and the destinations of labels; flags of `gpunode labels` ---
     Option(
         "labels_to",
         ("--labels",),

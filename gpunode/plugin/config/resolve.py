@@ -15,7 +15,7 @@ from gpunode.plugin.config.options import BY_FIELD, LABELS_PREFIX, OPTIONS, Opti
 from gpunode.plugin.config.settings import HealthSettings, LabelSettings, Settings
 from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split
 
-# What single values can't show: options that contradict each other. Pure.
+# Checks of several values together: options that contradict each other. Pure.
 
 _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 
@@ -23,8 +23,8 @@ _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 def check(
     settings: Settings, origins: Mapping[str, str], part: str = ""
 ) -> tuple[list[Problem], list[Problem]]:
-    """(problems, warnings). What depends on the node's GPUs is found when they are seen. `part` is labels for
-    that command, and empty for those that serve."""
+    """(problems, warnings). Problems that depend on the node's GPUs are found when the GPUs are seen. `part`
+    is labels for that command, and empty for those that serve."""
 
     def at(field: str) -> str:
         return origins.get(field, BY_FIELD[field].flags[0] if field in BY_FIELD else "")
@@ -82,9 +82,9 @@ Flags = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Resolved:
-    """`origins` says for each option, and for `rules` and `sharing`, where its value comes from.
+    """`origins` has the source of the value for each option, and for `rules` and `sharing`.
 
-    `settings` holds as good a value as there is where `problems` has entries, and must not be used then.
+    If `problems` has entries, `settings` is incomplete and must not be used.
     """
 
     settings: Settings
@@ -95,12 +95,12 @@ class Resolved:
     """What the file held."""
 
     def refused(self, error: GpunodeError) -> Problem:
-        """What this node's GPUs can't have, with the place of the section that it names."""
+        """Settings that this node's GPUs don't support, with the location of the section that sets them."""
         section = error.message.partition(".")[0]
         return Problem(self.origins.get(section, ""), "", error.message, error.hint)
 
     def valid_settings(self) -> Settings:
-        """The settings. `InvalidConfig` with every problem there is."""
+        """The settings. `InvalidConfig` lists every problem."""
         if self.problems:
             raise InvalidConfig(self.problems)
         return self.settings
@@ -108,7 +108,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Sources:
-    """What can't change while the plugin runs; the file they name is read each time."""
+    """Options that can't change while the plugin runs; the file that they name is read each time."""
 
     host: Host
     flags: Flags
@@ -116,11 +116,11 @@ class Sources:
     """The command: labels has GPU feature discovery's own variables before those that both have."""
 
     def resolve(self, data: bytes | None = None) -> Resolved:
-        """Everything merged and checked; never raises. `data` is what the file holds, if it was read."""
+        """Everything merged and checked; never raises. `data` is the content of the file, if it was read."""
         return _Merge(self).resolve(data)
 
     def given(self, option: Option) -> tuple[str, Sequence[str]] | None:
-        """(origin, texts) from the command line or the environment. An empty variable is none."""
+        """(origin, texts) from the command line or the environment. An empty variable counts as unset."""
         to = self.part == "labels" and option.field == "labels_to"  # --to of labels, --labels of the plugin
         if option.field in self.flags:
             return "--to" if to else option.flags[0], self.flags[option.field]
@@ -147,11 +147,11 @@ class Sources:
         return self.host if self._named.startswith("/") else Host(Path("/"), self.host.environ)
 
     def read(self) -> bytes:
-        """The file's bytes. `GpunodeError` if there are none to be had."""
+        """The file's bytes. `GpunodeError` if they can't be read."""
         path = self.file
         if (
             self.reader.realpath(path) == "/dev/null"
-        ):  # NVIDIA's config-manager says so that there is no config
+        ):  # NVIDIA's config-manager uses this to say that there is no config
             return b""
         from gpunode.errors import ConfigError
 
@@ -278,7 +278,7 @@ def _of_labels(problem: Problem) -> bool:
 
 
 def option_value(settings: Settings, option: Option) -> Any:
-    """An option's effective value, as plain JSON; None for what settings don't hold."""
+    """An option's effective value, as plain JSON; None for options that aren't in the settings."""
     value: Any = settings
     for name in option.path.split("."):
         value = getattr(value, name, None)
@@ -289,13 +289,13 @@ def option_value(settings: Settings, option: Option) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# A translated configuration as a file's text, held against our own reader before anybody gets it.
+# A translated configuration as a file's text, checked with our own reader before it is returned.
 
-_NOWHERE = "/translated"  # is never opened: the bytes are given
+_NOWHERE = "/translated"  # is never opened: the bytes are passed
 
 
 def settled(found: Translation) -> tuple[Translation, str]:
-    """The translation and its text; `problems` if that is no config file."""
+    """The translation and its text; `problems` if our reader refuses it."""
     text = _text(found.config)
     resolved = _resolved(text)
     problems = tuple(map(_problem_text, resolved.problems))

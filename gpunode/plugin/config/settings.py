@@ -14,7 +14,7 @@ from gpunode.facts.device_plugins import PLUGIN_STATE
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_MAX_DOMAIN = 244  # 253, less what the quota's "requests." takes
+_MAX_DOMAIN = 244  # 253, less the "requests." of quotas
 _VENDORS = ("nvidia.com", "amd.com")
 _MAX_SOCKET = 107 - len("/var/lib/kubelet/plugins_registry/@01234567")  # unix(7)
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
@@ -39,7 +39,7 @@ class SharedResource:
     """One entry of a sharing section: which units of a resource are shared, how often, under which name.
 
     `devices` None is all of them; a number is that many, the first ones by index; else selectors, see
-    `selects`. `rename` is empty for the name itself (or ``.shared`` behind it with rename_by_default).
+    `selects`. `rename` is empty for the resource's own name (with rename_by_default plus ``.shared``).
     """
 
     name: str
@@ -62,8 +62,8 @@ class Sharing:
 class HealthSettings:
     """Which events count. Numbers are XIDs; `ALL_XIDS` in a set means all of them.
 
-    An XID in `enabled` counts whatever else is said; one in `disabled` doesn't; the others go by their class
-    in facts/kernel_log.py. `hold_seconds` is how long the cause must be gone before a device returns.
+    An XID in `enabled` always counts; one in `disabled` doesn't; the others follow their class in
+    facts/kernel_log.py. `hold_seconds` is how long the cause must be gone before a device returns.
     """
 
     disabled: frozenset[int] = frozenset()
@@ -76,7 +76,8 @@ class HealthSettings:
 class LabelSettings:
     """The node's labels; see labels/. Names are those of GPU feature discovery's flags.
 
-    `to` are sinks: stdout, file, node-feature, node; empty: by the others. `sleep_seconds` may be infinite.
+    `to` are sinks: stdout, file, node-feature, node; if empty, other options decide. `sleep_seconds` may be
+    infinite.
     """
 
     to: tuple[str, ...] = ()
@@ -149,14 +150,14 @@ class Settings:
 
     @property
     def directory(self) -> str:
-        """Where the plugin's sockets lie: the kubelet's device plugin directory."""
+        """The directory of the plugin's sockets: the kubelet's device plugin directory."""
         return str(PurePosixPath(self.kubelet_socket or KUBELET_SOCKET).parent)
 
     def endpoint(self, resource: str) -> str:
-        """The base name of a resource's socket: nvidia-gpu.sock for nvidia.com/gpu, as others have it.
+        """The base name of a resource's socket: nvidia-gpu.sock for nvidia.com/gpu, as in other plugins.
 
-        Other domains stand there whole, before a sign that no name has: a config file may well have both
-        example.com/gpu and example.org/gpu. What a path can't hold is shortened.
+        Other domains are written in full, before a character that no name contains: a config file may have
+        both example.com/gpu and example.org/gpu. A name that is too long for a path is shortened.
         """
         domain, _, name = resource.partition("/")
         first = domain.partition(".")[0]
@@ -172,7 +173,7 @@ class Settings:
 
 
 def resource_name_problem(name: str) -> str:
-    """Why Kubernetes would not take this as an extended resource's name; empty if it would."""
+    """Why Kubernetes would refuse this as an extended resource's name; empty if it wouldn't."""
     domain, slash, part = name.partition("/")
     if not slash:
         return "an extended resource is called DOMAIN/NAME"
@@ -186,7 +187,8 @@ def resource_name_problem(name: str) -> str:
 
 
 def pod_resources_socket(kubelet_socket: str, given: str) -> str:
-    """Where to ask: as given, or for a kubelet in another place than usual beside its other sockets."""
+    """The path of the PodResources socket: as configured, or, for a kubelet in another directory, beside its
+    other sockets."""
     if given != Settings.pod_resources_socket or kubelet_socket in ("", KUBELET_SOCKET):
         return given
     return str(PurePosixPath(kubelet_socket).parent.parent / "pod-resources/kubelet.sock")

@@ -35,7 +35,7 @@ MAX_LIST = 4096
 
 
 def parse(option: Option, texts: Sequence[str]) -> Any:
-    """The value of an option given once, or several times: of a list all count, else the last.
+    """The value of an option given once, or several times: for a list all count, else the last.
 
     Lists are split at commas and trimmed; empty items don't count.
     """
@@ -57,7 +57,7 @@ def split(texts: Sequence[str]) -> list[str]:
 
 
 def one(option: Option, text: str) -> Any:
-    """A value that is no list."""
+    """A value that isn't a list."""
     if option.kind == "choice":
         return _choice(option, text.strip())
     return _KINDS[option.kind](text if option.kind == "text" else text.strip())
@@ -129,7 +129,7 @@ def _interval(text: str) -> float:
 def duration(text: str, least: float, *, bare: bool = False) -> float:
     """Seconds from a Go duration such as 1h30m, 60s or 500ms; `bare`: a number without a unit is seconds.
 
-    ValueError if it is none, shorter than `least` seconds or longer than a day.
+    ValueError if it is invalid, shorter than `least` seconds or longer than a day.
     """
     seconds = float(text) if bare and _NUMBER.fullmatch(text) else _go_duration(text)
     if not least <= seconds <= 86400:
@@ -173,7 +173,7 @@ def xid(word: str) -> int:
 def selector(word: str) -> str:
     """An index (``0``, or ``0:1`` for a MIG device), a UUID, a PCI address, or a glob of the model.
 
-    A single word without ``*`` is taken for a mistake: models have names of several words, or want a ``*``.
+    A single word without ``*`` counts as a mistake: models have names of several words, or need a ``*``.
     """
     if _INDEX.fullmatch(word):
         return ":".join(str(int(part)) for part in word.split(":"))
@@ -202,7 +202,7 @@ _ITEMS: dict[str, Callable[[str], Any]] = {
 
 
 def value_problem(field: str, *texts: str) -> str:
-    """Why these texts can't be the value of that option; empty if they can."""
+    """Why these texts aren't a valid value of that option; empty if they are."""
     try:
         parse(BY_FIELD[field], texts)
     except ValueError as error:
@@ -254,7 +254,7 @@ class InvalidConfig(ConfigError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The word that was meant, empty if none is near."""
+    """The most similar word, empty if none is similar."""
     from difflib import get_close_matches
 
     by_lower = {one.lower(): one for one in known}

@@ -1,9 +1,10 @@
-"""The config file while we serve: edits and SIGHUP take effect, and a bad edit changes nothing.
+"""Watcher of the config file while the plugin serves: edits and SIGHUP take effect, and an invalid edit
+changes nothing.
 
-A look is one stat, when something changes in the file's directory and every few seconds besides, so symlinks
-that are swapped (a ConfigMap's ``..data``, config-manager's link) count as edits. A file is taken once two
-looks have read the same: a half-written one is not complained about. Taking it is not done in the part's
-turn, as it may mean writing CDI specifications first.
+A check is one stat, when something changes in the file's directory and every few seconds, so symlinks that
+are replaced (a ConfigMap's ``..data``, config-manager's link) count as edits. A file is loaded once two
+checks have read the same: a half-written one causes no error. Loading is not done in the part's turn, because
+CDI specifications may have to be written first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ AGAIN_SECONDS = 0.2
 
 
 class Hangup:
-    """Whether SIGHUP came. A handler may set it: nothing is locked."""
+    """Whether SIGHUP arrived. Signal handlers may set it: it takes no lock."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -34,12 +35,12 @@ class Hangup:
     def take(self) -> bool:
         if not self.asked:
             return False
-        self.asked = False  # one that comes now is seen to by what follows
+        self.asked = False  # a signal that arrives now is handled below
         return True
 
 
 class Configured(Protocol):
-    """What has the settings: the plugin's ledger, or that of the labels."""
+    """The owner of the settings: the plugin's ledger, or that of the labels."""
 
     @property
     def settings(self) -> Settings: ...
@@ -51,11 +52,11 @@ class Configured(Protocol):
 
 class Hurried(Protocol):
     def hurry(self) -> None:
-        """Look at the GPUs now."""
+        """Read the GPUs now."""
 
 
 class Service(Protocol):
-    """Whose config file it is: `PluginService`, or `gpunode labels --watch`."""
+    """The service with the config file: `PluginService`, or `gpunode labels --watch`."""
 
     @property
     def log(self) -> Log: ...
@@ -74,7 +75,7 @@ class Service(Protocol):
 class ConfigWatch:
     """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: it rereads the GPUs.
 
-    `last_error` says why the file as it is now isn't what we serve; empty if it is.
+    `last_error` says why the present file isn't the active one; empty if it is.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class ConfigWatch:
         self.last_error = ""
 
     def tick(self, now: float) -> None:
-        if self._task.busy:  # what is requested meanwhile comes next
+        if self._task.busy:  # requests that arrive meanwhile are handled next
             return
         hung_up = self._hangup.take()
         if hung_up:
@@ -112,7 +113,7 @@ class ConfigWatch:
             self._service.again_within(max(0.0, self._next - now))
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Does nothing: no resource was acquired."""
 
     def _look(self, hung_up: bool) -> None:
         signature = self._sign()
@@ -181,7 +182,7 @@ class ConfigWatch:
 
 
 def _without_restart(desired: Settings, before: Settings) -> tuple[Settings, list[str]]:
-    """What can be had at once, and the flags of what can't."""
+    """The settings that can change now, and the flags of those that can't."""
     known = {one.name for one in fields(Settings)}
     fixed = [option for option in OPTIONS if not option.live and option.field in known]
     changed = [one for one in fixed if getattr(desired, one.field) != getattr(before, one.field)]

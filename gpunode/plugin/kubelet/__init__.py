@@ -1,1 +1,1 @@
-"""The kubelet's side: one server and one registration per resource, and noticing when either is lost."""
+"""The kubelet's side: one server and one registration per resource, and detection of their loss."""

@@ -40,7 +40,7 @@ from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
-_REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and gives that 10 s
+_REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and allows 10 s for that
 _FIRST_DELAY = 0.1  # the kubelet's cleanup after a stream that ended is usually over by then
 _LONGEST_DELAY = 15.0
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
@@ -58,15 +58,15 @@ class AllocatableCheck:
     the checkpoint: it could be another kubelet's socket. Another plugin that uses our device ids is not
     detected.
 
-    Another plugin's devices instead of ours are proof at the first look, which comes as soon as the kubelet
+    Another plugin's devices instead of ours are proof at the first check, which comes as soon as the kubelet
     has written its checkpoint: a later list of ours replaces them, and after that plugin's exit it hides the
-    loss for as long as the kubelet waits for an endpoint to come back (5 minutes). No devices at all, or
-    those that we advertised before, are proof at the second look, as our own list may be on its way.
+    loss for as long as the kubelet waits for an endpoint to return (5 minutes). No devices at all, or those
+    that we advertised before, are proof at the second check, because our own list may be on its way.
     """
 
-    settle = 0.5  # seconds until the first look: our own list may still be on its way
-    again = 1.0  # seconds until the second look
-    every = 30.0  # seconds between looks without news
+    settle = 0.5  # seconds until the first check: our own list may still be on its way
+    again = 1.0  # seconds until the second check
+    every = 30.0  # seconds between checks without events
     alert = 2.0  # the same for some time after a loss: the kubelet gives no sign when the other plugin exits
     alert_for = 600.0
 
@@ -94,15 +94,15 @@ class AllocatableCheck:
 
     @property
     def lost(self) -> bool:
-        """Whether the kubelet listed another plugin's devices, or twice in a row none, instead of ours."""
+        """Whether the kubelet listed another plugin's devices instead of ours, or none twice in a row."""
         return self._misses > 1
 
     def due_in(self, now: float) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next check."""
         return max(0.0, self._next - now)
 
     def registering(self) -> None:
-        """What the checkpoint says from before this moment doesn't count."""
+        """Ignore checkpoints from before this moment."""
         self._before = self._written = self._checkpoint()
 
     def start(self, now: float) -> None:
@@ -111,14 +111,14 @@ class AllocatableCheck:
         self._next = self._settled = now + self.settle
 
     def stop(self) -> None:
-        """Forget the previous looks, and drop the one under way."""
+        """Forget the previous checks, and drop the one in progress."""
         self._misses = 0
         if self._call is not None:
             self._call.cancel()
         self._close()
 
     def look(self, now: float) -> None:
-        """Ask the kubelet if it is time to, and evaluate its answer if there is one."""
+        """Query the kubelet if it is due, and evaluate its answer if there is one."""
         snapshot = self._feed.snapshot()
         if snapshot.version != self._version:
             self._version = snapshot.version
@@ -219,14 +219,14 @@ class KubeletLink:
         self.status = "starting"
 
     def claim(self) -> None:
-        """Start serving if the kubelet's directory is there. `PreconditionError` if we never could."""
+        """Start serving if the kubelet's directory exists. `PreconditionError` if serving is impossible."""
         self._make_directory()
         self._serving.claim(registry_sockets(self._host, self._settings, self._resource))
 
     def tick(self) -> None:
-        """Bring things one step closer to: serving, registered, watched.
+        """Do the next step towards serving, registered and watched.
 
-        `PreconditionError` as `Serving.keep` has it.
+        `PreconditionError` as in `Serving.keep`.
         """
         now = self._host.monotonic()
         try:
@@ -265,7 +265,7 @@ class KubeletLink:
         return self._serving.socket
 
     def due_in(self, now: float) -> float:
-        """Seconds after which `tick` has something to do even without news."""
+        """Seconds after which `tick` has something to do even without events."""
         return math.inf if self._streaming_since is None else self._allocatable.due_in(now)
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class KubeletLink:
         self._serving.close()
 
     def _make_directory(self) -> None:
-        """The kubelet creates its directory; without a kubelet we do."""
+        """Wait for the kubelet to create its directory; without a kubelet create it."""
         if not self._settings.kubelet_socket and not is_directory(self._host, self._settings.directory):
             self._host.make_dirs(self._settings.directory, 0o750)
 
@@ -369,7 +369,7 @@ class KubeletLink:
         self._failures = min(self._failures + 1, 10)
 
     def _forget(self) -> None:
-        """Another kubelet, or another socket of ours: what was agreed is void, and so is the waiting."""
+        """Another kubelet, or a new socket of ours: the registration is void, and the delay is reset."""
         self._drop_call()
         self._unregister()
         self._failures = 0

@@ -1,4 +1,4 @@
-"""The plugin's gRPC server: one resource on a socket of its own that only root can connect to."""
+"""The plugin's gRPC server: each resource has its own socket that only root can connect to."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_STREAMS = 8
 class Streams:
     """In the order in which they were opened. `news` is called when one was opened or has ended.
 
-    Numbers go on after `last`: those of an earlier server are never given again.
+    Numbering continues after `last`: numbers of an earlier server are never reused.
     """
 
     def __init__(self, feed: Feed, news: Callable[[], None], last: int = 0) -> None:
@@ -63,17 +63,17 @@ class Streams:
         return number
 
     def _crowd(self) -> list[int]:
-        """What is to end. The first stream after a registration is taken for the kubelet's."""
+        """The streams to end. The first stream after a registration is taken for the kubelet's."""
         oldest = sorted(self._open)
         mine = next((n for n in oldest if self._mark is not None and n > self._mark), None)
         return [n for n in oldest if n != mine][: max(0, len(oldest) - MAX_STREAMS)]
 
     def registering(self) -> int:
-        """The kubelet's stream is about to come: the number that it will be above."""
+        """The kubelet's stream is about to open: return the number that it will exceed."""
         return self.registered(self.last)
 
     def registered(self, mark: int) -> int:
-        """The kubelet's stream is the first above `mark`, whether it has come already or not."""
+        """The kubelet's stream is the first above `mark`, whether it is open already or not."""
         with self._lock:
             self._mark = mark
             return mark
@@ -96,7 +96,8 @@ class Streams:
             self._news()
 
     def close_all(self) -> None:
-        """End every stream, also one that a client opens from now on: its thread would outlive the server."""
+        """End every stream, also those that a client opens from now on: their threads would outlive the
+        server."""
         with self._lock:
             self._ended = True
             self._open.clear()
@@ -105,10 +106,10 @@ class Streams:
 
 # gRPC over unix sockets: the services' methods, channels that share no state, the path limit.
 #
-# Requests are parsed here and not by grpc, which would print a traceback for bytes that are no message and
+# Requests are parsed here and not by grpc, which would print a traceback for bytes that aren't a message and
 # send the client no reason.
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a client's malformed frame is no news for the log
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a client's malformed frame isn't worth a log line
 
 
 VERSION = "v1beta1"
@@ -117,7 +118,7 @@ DEVICE_PLUGIN = f"{VERSION}.DevicePlugin"
 POD_RESOURCES = "v1.PodResourcesLister"
 MAX_SOCKET_PATH = 107  # sun_path of unix(7) holds 108 bytes, the last one is NUL
 MAX_REQUEST_BYTES = 4 << 20  # ten thousand device ids are half a MiB
-_MAX_DETAILS = 1024  # grpc-message travels in a header, and a client takes 8 KiB of those
+_MAX_DETAILS = 1024  # grpc-message is sent in a header, and a client accepts 8 KiB of those
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 Methods = Mapping[str, tuple[type[Message], type[Message]]]
@@ -164,7 +165,7 @@ def target(path: Path) -> str:
 
 
 def channel(path: Path) -> grpc.Channel:
-    """A channel of its own: no connection, and no memory of failed ones, is shared with another channel."""
+    """A separate channel: no connection, and no record of failed ones, is shared with another channel."""
     return grpc.insecure_channel(target(path), options=[("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -182,7 +183,7 @@ def method(opened: grpc.Channel, service: str, name: str) -> Any:
 def handlers(service: str, functions: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
     """A service's methods as a server takes them; `functions` are by method name.
 
-    A function answers with a message (an iterator of them for a stream), or raises `Refused`.
+    A function returns a message (an iterator of them for a stream), or raises `Refused`.
     """
     table: dict[str, Any] = {}
     for name, (request, response) in METHODS[service].items():
@@ -221,7 +222,8 @@ def _parsed(kind: type[Message], data: bytes) -> Message:
 
 
 def abort(context: grpc.ServicerContext, refused: Refused) -> NoReturn:
-    """End the call with the error. Long words are cut: a header that is too long would hide them all."""
+    """End the call with the error. Long messages are cut, because a header that is too long would hide all of
+    them."""
     words = refused.message
     if len(words.encode("utf-8", "replace")) > _MAX_DETAILS:
         words = words.encode("utf-8", "replace")[: _MAX_DETAILS - 4].decode("utf-8", "ignore") + " ..."
@@ -229,7 +231,7 @@ def abort(context: grpc.ServicerContext, refused: Refused) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-# The five RPCs of a device plugin: thin, with all policy behind `Policy`, and no bug gets out of them.
+# The five RPCs of a device plugin: thin, with all policy in `Policy`; every bug becomes an RPC error.
 
 _STATUS = {"not-found": "NOT_FOUND", "invalid": "INVALID_ARGUMENT", "unhealthy": "FAILED_PRECONDITION"}
 _REASON = 500  # characters of a reason in the log
@@ -237,8 +239,8 @@ _LISTED = 16  # devices of an allocation in the log
 
 
 class Policy(Protocol):
-    """What the handlers ask: which devices to prefer, and what a container gets. `AllocationError` says why
-    not."""
+    """Policy for the handlers: which devices to prefer, and what a container gets. `AllocationError` has the
+    reason for a refusal."""
 
     def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer: ...
 
@@ -266,12 +268,12 @@ Observer = Callable[[Call], None]
 
 
 def plugin_options() -> pb.DevicePluginOptions:
-    """What the kubelet may ask of this plugin."""
+    """The options that this plugin reports to the kubelet."""
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
 def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
-    """The whole list as the kubelet wants it: exactly one NUMA node, or no topology at all."""
+    """The whole list in the kubelet's form: exactly one NUMA node, or no topology at all."""
     response = pb.ListAndWatchResponse()
     for device in snapshot.devices:
         item = response.devices.add(ID=device.id, health="Healthy" if device.healthy else "Unhealthy")
@@ -281,7 +283,7 @@ def device_list(snapshot: Snapshot) -> pb.ListAndWatchResponse:
 
 
 def container_response(answer: Answer) -> pb.ContainerAllocateResponse:
-    """The answer as the kubelet takes it."""
+    """The response in the kubelet's form."""
     return pb.ContainerAllocateResponse(
         envs=answer.envs,
         mounts=[
@@ -310,7 +312,7 @@ class DevicePlugin:
 
     @property
     def functions(self) -> dict[str, Handler]:
-        """By method name, each one watched over."""
+        """By method name, each with error handling."""
         return {
             "GetDevicePluginOptions": self._guarded("GetDevicePluginOptions", lambda _: plugin_options()),
             "ListAndWatch": self.list_and_watch,
@@ -326,7 +328,7 @@ class DevicePlugin:
         started = time.perf_counter()
         number = self._streams.open()
         if not context.add_callback(lambda: self._streams.close(number)):
-            self._streams.close(number)  # the client has gone already
+            self._streams.close(number)  # the client has disconnected already
         version = -1
         try:
             while snapshot := self._feed.wait_newer(version, lambda: self._streams.is_open(number)):
@@ -339,7 +341,7 @@ class DevicePlugin:
     def get_preferred(
         self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> pb.PreferredAllocationResponse:
-        """Never an error: the kubelet would refuse the pod for it."""
+        """Never an error, because the kubelet would refuse the pod for it."""
         started, failed = time.perf_counter(), False
         snapshot = self._feed.snapshot()
         response = pb.PreferredAllocationResponse()
@@ -348,7 +350,7 @@ class DevicePlugin:
             try:
                 ids = self._policy.prefer(snapshot, available, must, asked.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
-            except Exception as error:  # noqa: BLE001 - any devices are better than a pod that is refused
+            except Exception as error:  # noqa: BLE001 - any devices are better than a refused pod
                 failed = True
                 self._bug("choosing preferred devices failed: using the first ones", error)
                 ids = first_available(available, must, asked.allocation_size)
@@ -370,7 +372,7 @@ class DevicePlugin:
             raise Refused(_STATUS.get(error.code, "INVALID_ARGUMENT"), error.message) from error
         return response
 
-    # --- watching over them ----------------------------------------------------------------------------
+    # --- error handling ---------------------------------------------------------------------------------
 
     def _guarded(self, name: str, function: Callable[[Any], Any]) -> Handler:
         """A unary RPC: timed, and a bug becomes an error that names its cause."""
@@ -419,13 +421,13 @@ def first_available(available: Sequence[str], must_include: Sequence[str], size:
 
 
 def _shortened(ids: Sequence[str]) -> str:
-    """The ids for a log line; the kubelet doesn't tell a plugin which pod they are for."""
+    """The ids for a log line; the kubelet doesn't report to a plugin which pod they are for."""
     more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
     return ",".join(ids[:_LISTED]) + more
 
 
 def _requested_devices(request: Any) -> int:
-    """How many devices a request is about, where it is about any."""
+    """The number of devices in a request, where it has any."""
     if isinstance(request, pb.AllocateRequest):
         return sum(len(one.devices_ids) for one in request.container_requests)
     if isinstance(request, pb.PreferredAllocationRequest):
@@ -466,7 +468,8 @@ class PluginServer:
         )
 
     def start(self) -> None:
-        """Serve. `PreconditionError` if the path is too long, not ours to use or already served."""
+        """Serve. `PreconditionError` if the path is too long, belongs to another program or is already
+        served."""
         path = self._host.path(self._socket, follow=False)
         address = target(path)
         clear_stale(self._host, self._socket)
@@ -482,7 +485,7 @@ class PluginServer:
         return "ours" if seen == self._identity else "foreign"
 
     def stop(self) -> None:
-        """End every stream and remove the socket; at most a second.
+        """End every stream and remove the socket, within a second.
 
         gRPC unlinks by path when it closes. If another process has replaced the socket meanwhile, the
         listener stays open until the process ends.
@@ -490,7 +493,7 @@ class PluginServer:
         self.streams.close_all()
         if self._identity is not None and self.socket_is() == "foreign":
             return
-        self._server.stop(0.0).wait(1.0)  # with a grace, as without one it would wait for ever
+        self._server.stop(0.0).wait(1.0)  # with a grace period, because without one it would wait forever
 
     def _seen(self) -> tuple[int, int] | None:
         found = self._host.stat(self._socket)
@@ -498,11 +501,11 @@ class PluginServer:
 
 
 def listen_privately(host: Host, socket: str, bind: Callable[[], object]) -> None:
-    """Have a socket that only its owner can connect to.
+    """Create a socket that only its owner can connect to.
 
-    Connecting needs write permission, which `Host.restrict_umask` withholds from others at the bind already.
-    The umask isn't changed for the bind itself: it is the whole process's, so what another thread makes at
-    that moment would get it too, and two binds at once would leave it for good.
+    Connecting needs write permission, which `Host.restrict_umask` already denies others at the bind. The
+    umask isn't changed for the bind itself, because it applies to the whole process: files that another
+    thread makes at that moment would get it too, and two concurrent binds would leave it changed permanently.
     """
     try:
         bind()
@@ -514,7 +517,8 @@ def listen_privately(host: Host, socket: str, bind: Callable[[], object]) -> Non
 
 
 def clear_stale(host: Host, socket: str) -> None:
-    """Remove what an earlier plugin left at `socket`: only a socket, and only if no process listens on it."""
+    """Remove the socket of an earlier plugin at `socket`: only a socket, and only if no process listens on
+    it."""
     path = host.path(socket, follow=False)
     if host.is_symlink(socket) or (path.exists() and not path.is_socket()):
         raise PreconditionError(
@@ -562,7 +566,7 @@ def identity(host: Host, path: str) -> tuple[int, int, int] | None:
 
 
 def registry(settings: Settings) -> str:
-    """Where the kubelet's plugin watcher looks: beside its device plugin directory."""
+    """The directory of the kubelet's plugin watcher: beside its device plugin directory."""
     return str(PurePosixPath(settings.directory).parent / "plugins_registry")
 
 
@@ -587,13 +591,13 @@ def registry_sockets(host: Host, settings: Settings, resource: str) -> Iterator[
 
 
 def socket_directories(settings: Settings) -> tuple[str, ...]:
-    """Where the kubelet's socket and ours lie."""
+    """The directory of the kubelet's socket and ours."""
     kubelet = str(PurePosixPath(settings.kubelet_socket).parent) if settings.kubelet_socket else ""
     ours = registry(settings) if settings.registration == "watcher" else settings.directory
     return tuple(dict.fromkeys(path for path in (kubelet, ours) if path))
 
 
-# Our own socket: created where the kubelet looks for it, and again whenever it was removed or replaced.
+# Our own socket: created where the kubelet expects it, and again whenever it was removed or replaced.
 
 READ_ONLY = "directory-not-writable"
 _BIND_DELAY = 1.0
@@ -603,7 +607,8 @@ _PROBE_SECONDS = 2.0  # between two attempts to connect to another plugin's sock
 
 @dataclass(frozen=True)
 class LinkContext:
-    """What all links of a plugin share. `observe` gets every RPC, `news` requests the next turn at once."""
+    """Shared by all links of a plugin. `observe` is called for every RPC, `news` requests the next turn at
+    once."""
 
     host: Host
     settings: Settings
@@ -616,8 +621,8 @@ class LinkContext:
 class Serving:
     """One resource's server for as long as the plugin lives. All methods belong to one thread.
 
-    `generation` grows whenever there is another server. `streams` are the present one's. `extra` are further
-    services on the same socket.
+    `generation` grows with each new server. `streams` are the present one's. `extra` are further services on
+    the same socket.
     """
 
     def __init__(
@@ -643,7 +648,8 @@ class Serving:
         self.generation = 0
 
     def claim(self, others: Iterable[str]) -> None:
-        """Start serving if the directory exists. `PreconditionError` if we may not, or another plugin does.
+        """Start serving if the directory exists. `PreconditionError` without permission, or if another plugin
+        serves.
 
         `others` are further sockets that this resource may have had. Stale ones are removed now: the kubelet
         deregisters the resource when they are removed later.
@@ -702,13 +708,13 @@ class Serving:
         return f"another device plugin has put its socket at {self.socket}"
 
     def move(self, socket: str) -> None:
-        """Serve at another path instead, which the kubelet's plugin watcher takes for a new plugin."""
+        """Serve at another path instead, which the kubelet's plugin watcher treats as a new plugin."""
         self.close()
         self.socket = socket
         self._serve()
 
     def close(self) -> None:
-        """Stop serving; our socket goes away, which is how the kubelet learns of it."""
+        """Stop serving; removing our socket notifies the kubelet."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()

@@ -1,8 +1,8 @@
 """Registration by the kubelet's plugin watcher, which finds our socket in plugins_registry.
 
 One socket serves both: pluginregistration.Registration, which names the resource, and the device plugin. A
-restarted kubelet finds the socket and registers it again by itself, so there is little to do here: report a
-refusal, and use a new socket when the kubelet runs and yet doesn't register us.
+restarted kubelet finds the socket and registers it again by itself, so little is done here: report a refusal,
+and use a new socket when the kubelet runs and yet doesn't register us.
 
 The kubelet waits 1 s for GetInfo, 10 s for a connection, 5 s for NotifyRegistrationStatus, and doubles the
 delay between its attempts on one path up to two minutes. It has made failed attempts on ours if it started
@@ -31,7 +31,7 @@ from gpunode.plugin.proto import pluginregistration_pb2 as pb
 
 PLUGIN_REGISTRATION = "pluginregistration.Registration"
 DEVICE_PLUGIN_TYPE = "DevicePlugin"
-_SOON = 1.0  # after a refusal, or a stream that this very kubelet has ended: it won't come again by itself
+_SOON = 1.0  # after a refusal, or a stream that this same kubelet has ended: it won't reconnect by itself
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
 _LONGEST = 60.0
 
@@ -42,7 +42,7 @@ server.METHODS[PLUGIN_REGISTRATION] = {
 
 
 class WatcherLink:
-    """Owns one resource's server. Methods belong to one thread; the two RPCs come in gRPC's."""
+    """Owns one resource's server. Methods belong to one thread; the two RPCs run in gRPC's threads."""
 
     def __init__(self, context: LinkContext, resource: str, feed: Feed) -> None:
         self._host = context.host
@@ -56,14 +56,14 @@ class WatcherLink:
         )
         socket = registry_socket(context.host, context.settings, resource)
         self._serving = Serving(context, socket, feed, [extra])
-        self._asked = 0  # streams up to this number are older than the kubelet's last question
-        self._mark = 0  # and up to this one older than its last registration
+        self._asked = 0  # streams up to this number are older than the kubelet's last GetInfo
+        self._mark = 0  # streams up to this number are older than its last registration
         self._answer: pb.RegistrationStatus | None = None
         self._situation: tuple[object, int, bool] = (None, 0, False)
         self._since = 0.0
         self._usual = (
             2 * context.settings.stream_wait_seconds
-        )  # it looks once a second, and dials with a limit of ten
+        )  # it polls once a second, and dials with a timeout of ten seconds
         self._patience = self._usual
         self._renewals = 0
         self._watched = False
@@ -71,7 +71,7 @@ class WatcherLink:
         self.status = "starting"
 
     def claim(self) -> None:
-        """Start serving if plugins_registry is there. `PreconditionError` if we never could."""
+        """Start serving if plugins_registry exists. `PreconditionError` if serving is impossible."""
         earlier = registry_sockets(self._host, self._settings, self._resource)
         self._serving.claim(chain([self._settings.socket(self._resource)], earlier))
 
@@ -98,16 +98,16 @@ class WatcherLink:
         return self._serving.socket
 
     def due_in(self, now: float) -> float:
-        """The kubelet itself refuses a second plugin of one name here."""
+        """Does nothing: the kubelet itself refuses a second plugin of one name here."""
         return math.inf
 
     def close(self) -> None:
         self._serving.close()
 
-    # --- what the kubelet asks -------------------------------------------------------------------------
+    # --- the kubelet's RPCs ------------------------------------------------------------------------------
 
     def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
-        """The kubelet may call it at any time; only `_notified` makes it a registration."""
+        """The kubelet may call it at any time; only `_notified` counts as a registration."""
         self._asked = self._serving.streams.last
         return pb.PluginInfo(
             type=DEVICE_PLUGIN_TYPE,
@@ -123,7 +123,7 @@ class WatcherLink:
         self._news()
         return pb.RegistrationStatusResponse()
 
-    # --- what follows from it --------------------------------------------------------------------------
+    # --- reaction ------------------------------------------------------------------------------------------
 
     def _follow(self, now: float) -> None:
         self._take(self._answer)
@@ -152,8 +152,8 @@ class WatcherLink:
     def _be_patient(self, now: float, watched: bool) -> None:
         """Recreate the socket if this kubelet has ignored it for too long.
 
-        After a refusal, too: a kubelet that couldn't connect to it counts the socket as handled, and retries
-        only with a new one (kubelet, pluginmanager/operationexecutor, AddPlugin).
+        This applies after a refusal, too: a kubelet that couldn't connect to the socket counts it as handled,
+        and retries only with a new one (kubelet, pluginmanager/operationexecutor, AddPlugin).
         """
         kubelet = identity(self._host, self._settings.kubelet_socket)
         before, situation = self._situation, (kubelet, self._serving.generation, watched)

@@ -1,7 +1,7 @@
 """The labels of a node with AMD GPUs, as AMD's node labeller sets them. Pure.
 
 One value for all GPUs is ``amd.com/gpu.KIND=VALUE``, several are ``amd.com/gpu.KIND.VALUE=COUNT``; both forms
-are under beta.amd.com as well, except for what the driver reports. Firmware is only there.
+are under beta.amd.com as well, except for the driver's own values. Firmware is only under beta.amd.com.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Driver:
-    """Of the first GPU that reports it: the driver's version and that of its source, empty for the kernel's
-    own, and whether the GPU's compute side and its memory can be divided."""
+    """Values of the first GPU that reports them: the driver's version and that of its source, empty for the
+    kernel's own, and whether the GPU's compute units and its memory can be divided."""
 
     version: str = ""
     source: str = ""
@@ -74,7 +74,7 @@ def amd_labels(cards: Sequence[Card], driver: Driver, firmware: bool) -> Labels:
 
 
 def _kinds(cards: Sequence[Card], driver: Driver) -> Iterator[tuple[str, list[str]]]:
-    """By kind of label what each GPU says."""
+    """Each GPU's value, by kind of label."""
     yield "family", [family(card.gfx) for card in cards]
     yield "driver-version", [driver.version] * len(cards)
     yield "driver-src-version", [driver.source] * len(cards)
@@ -100,7 +100,7 @@ def _bool(true: bool) -> str:
 
 
 def _word(text: str) -> str:
-    """As the node labeller writes a name: blanks are underlines, brackets go."""
+    """The name in the node labeller's form: blanks become underscores, brackets are removed."""
     return label_value(re.sub(r"[()\[\]]", "", text).strip().replace(" ", "_"))
 
 
@@ -142,14 +142,14 @@ def family(gfx: str) -> str:
     return _FAMILIES.get(exact) or _FAMILIES.get(major, "")
 
 
-# Reads what of AMD's GPUs goes into labels: sysfs, KFD, and debugfs for the firmware.
+# Reads the data of AMD's GPUs for labels: sysfs, KFD, and debugfs for the firmware.
 
 _DEBUG = "/sys/kernel/debug/dri"
 _FIRMWARE = re.compile(r"(\S+) feature version: (\d+), firmware version: 0x([0-9a-fA-F]+)\s*$", re.MULTILINE)
 
 
 def read_cards(host: Host, firmware: bool) -> tuple[tuple[Card, ...], Driver, str]:
-    """Every GPU that can be read, the driver, and why there is none; empty if there is."""
+    """Every readable GPU, the driver, and why there is no driver; empty if there is one."""
     if reason := missing(host):
         return (), Driver(), reason
     nodes = read_nodes(host)
@@ -192,7 +192,7 @@ def _driver(host: Host, gpus: list[AmdGpu]) -> Driver:
 
 
 def _amd_cards_firmware(host: Host, gpu: AmdGpu) -> dict[str, tuple[int, int]]:
-    """By debugfs' amdgpu_firmware_info, which root may read; nothing else reports feature versions."""
+    """From debugfs' amdgpu_firmware_info, which only root may read; nothing else reports feature versions."""
     minors = [path.removeprefix("/dev/dri/card") for path in gpu.paths if path.startswith("/dev/dri/card")]
     for minor in minors:
         found = _FIRMWARE.findall(text_of(host, f"{_DEBUG}/{minor}/amdgpu_firmware_info"))

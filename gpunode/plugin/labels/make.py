@@ -13,12 +13,12 @@ from gpunode.plugin.labels.nvidia import is_tegra, tegra_inventory
 from gpunode.plugin.model import Device, Plan, Resource, Unit
 
 VFIO = "vfio"
-_PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one where nothing keeps them awake
+_PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one if nothing keeps them awake
 
 
 @dataclass(frozen=True)
 class Seen:
-    """NVIDIA's GPUs, and what they are advertised as. No inventory: there is no GPU."""
+    """NVIDIA's GPUs, and the resources that they are advertised as. No inventory: there is no GPU."""
 
     settings: Settings
     inventory: Inventory | None = None
@@ -34,7 +34,7 @@ def label(host: Host, settings: Settings) -> Labels:
 
 
 def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
-    """The labels of GPUs that were seen already; only files of the machine are read, if it isn't known."""
+    """The labels of known GPUs; if the machine's data isn't known, only its files are read."""
     from gpunode.plugin.labels.nvidia import find_vgpus, nvidia_labels, read_machine
 
     if machine is None:
@@ -53,7 +53,7 @@ def label_amd(host: Host, settings: Settings) -> Labels:
 
 
 def see(host: Host, settings: Settings) -> Seen:
-    """Look once. `GpunodeError` as `label` has it."""
+    """Read the node once. `GpunodeError` as in `label`."""
     inventory, why = _look(host, settings)
     if inventory is None:
         tegra = settings.device_discovery_strategy == "tegra"  # its GPU is on no bus
@@ -64,7 +64,7 @@ def see(host: Host, settings: Settings) -> Seen:
 
 
 def cant_label(why: str, for_vms: bool = False) -> GpunodeError:
-    """`for_vms`: every GPU is kept for virtual machines, where no driver knows it."""
+    """`for_vms`: every GPU is reserved for virtual machines, where the driver doesn't see it."""
     hint = "find out why: gpunode doctor"
     if for_vms:
         hint = "its GPUs are kept for virtual machines: --device-discovery-strategy vfio labels them"
@@ -72,7 +72,7 @@ def cant_label(why: str, for_vms: bool = False) -> GpunodeError:
 
 
 def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Seen:
-    """What the inventory is advertised as. `ConfigError` where the settings can't hold for it."""
+    """The resources of the inventory. `ConfigError` where the settings aren't valid for it."""
     if inventory is None:
         return Seen(settings)
     from gpunode.plugin.nvidia.resources import plan
@@ -81,7 +81,7 @@ def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Se
         units = (Unit(gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in inventory.gpus)
         devices = tuple(Device(unit.id, unit) for unit in units)
         return Seen(settings, inventory, Plan((Resource(settings.resource_name, devices),)))
-    # what containers get is irrelevant here, and would be read from files
+    # a container's content is irrelevant here, and would be read from files
     bare = replace(settings, device_list_strategy=("envvar",), pass_device_specs=False, imex_channel_ids=())
     return Seen(settings, inventory, plan(host, bare, inventory))
 
@@ -110,7 +110,7 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
 
 
 def query_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> tuple[Inventory | None, str]:
-    """CUDA's answer; what NVML reported (`inventory`) where CUDA gives none, else None and why."""
+    """CUDA's report; NVML's (`inventory`) where CUDA gives none, else None and why."""
     found, why = tegra_inventory(host, _patience(settings))
     if found is None and inventory is not None and inventory.gpus:
         return inventory, ""
@@ -122,7 +122,7 @@ def _patience(settings: Settings) -> float:
 
 
 def kept_for_vms(host: Host) -> bool:
-    """Whether vfio-pci or the like holds every NVIDIA GPU."""
+    """Whether vfio-pci or a similar driver holds every NVIDIA GPU."""
     from gpunode.facts.pci import DEVICES, read_gpus
 
     gpus = read_gpus(host) if host.is_dir(DEVICES) else ()
@@ -130,7 +130,7 @@ def kept_for_vms(host: Host) -> bool:
 
 
 def none_there(host: Host) -> bool:
-    """Whether there is no NVIDIA GPU at all, rather than one that doesn't answer."""
+    """Whether there is no NVIDIA GPU at all, rather than one that doesn't respond."""
     from gpunode.facts.devices import driver_gpus
     from gpunode.facts.pci import DEVICES, read_gpus
     from gpunode.plugin.nvidia.platform import tegra_files

@@ -1,4 +1,4 @@
-"""What labels are made of and what they come to. Pure."""
+"""Input and output of labelling. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EDGES = "-_."
 
 @dataclass(frozen=True)
 class Machine:
-    """What of the machine goes into labels beside its GPUs.
+    """Facts of the machine, other than its GPUs, that become labels.
 
     `product` is the first content of the machine type file, "" if it can't be read. `classes` are PCI classes
     by address. `vgpu` is whether GPUs of this machine are virtual, None if that is unknown; `host_driver` has
@@ -33,19 +33,20 @@ class Machine:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a node, sorted, and what has to be said of them."""
+    """The labels of a node, sorted, and warnings."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
 def sanitised(text: str) -> str:
-    """GPU feature discovery's: what isn't a letter, digit, ``-_.`` or blank goes, blanks become ``-``."""
+    """As GPU feature discovery: characters other than letters, digits, ``-_.`` and blanks are removed, blanks
+    become ``-``."""
     return "-".join(_STRANGE.sub("", " ".join(text.split())).split())
 
 
 def label_value(text: str) -> str:
-    """The nearest that Kubernetes takes as a label's value: 63 characters, a letter or digit at both ends."""
+    """The nearest valid label value: at most 63 characters, a letter or digit at both ends."""
     return sanitised(text).strip(_EDGES)[:_LONGEST].strip(_EDGES)
 
 
@@ -62,7 +63,7 @@ def made(values: Mapping[str, str], warnings: Iterable[str] = ()) -> Labels:
 
 
 def key_problem(key: str) -> str:
-    """Why Kubernetes would not take this as a label's key; empty if it would."""
+    """Why Kubernetes would refuse this as a label's key; empty if it wouldn't."""
     domain, slash, name = key.rpartition("/")
     if slash and (len(domain) > 253 or not _DOMAIN.fullmatch(domain)):
         return f"{domain!r} is no domain"
@@ -72,6 +73,6 @@ def key_problem(key: str) -> str:
 
 
 def settled(now: Mapping[str, str], before: Mapping[str, str]) -> Mapping[str, str]:
-    """`before` if `now` says nothing but another time: the timestamp is that of the last change."""
+    """`before` if `now` differs only in the timestamp, which is that of the last change."""
     alike = now.keys() == before.keys() and all(before[key] == now[key] for key in now if key != TIMESTAMP)
     return before if alike else now

@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Share:
-    """How units are shared: into how many devices each, which way, and whether under another name."""
+    """How units are shared: number of devices of each, strategy, and whether under another name."""
 
     replicas: int
     strategy: str = "none"
@@ -52,7 +52,7 @@ class Share:
 
 
 def counted(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that labels are about: no display card, and none that `include` or `exclude` removes."""
+    """The GPUs to label: no display card, and none that `include` or `exclude` removes."""
     found = []
     for gpu in gpus:
         units = _units(settings, gpu)
@@ -64,7 +64,7 @@ def counted(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 
 
 def unknown_words(settings: Settings, gpus: Iterable[Gpu]) -> list[str]:
-    """Warnings for what `include` and `exclude` name and this node hasn't."""
+    """Warnings for selectors of `include` and `exclude` that match nothing on this node."""
     return deselected(settings, [unit for gpu in gpus for unit in _units(settings, gpu)])[1]
 
 
@@ -75,7 +75,7 @@ def _units(settings: Settings, gpu: Gpu) -> list[Unit]:
 def resource_labels(
     settings: Settings, plan: Plan, gpus: Sequence[Gpu], warnings: list[str]
 ) -> dict[str, str]:
-    """Of every resource that these GPUs are, or hold. A GPU that can't be read counts nowhere."""
+    """Labels of every resource of these GPUs. A GPU that can't be read isn't counted."""
     sound = [gpu for gpu in gpus if not gpu.error and gpu.name]
     values: dict[str, str] = {}
     if not sound:
@@ -108,7 +108,7 @@ def _by_rule(settings: Settings, kind: str, units: Iterable[tuple[str, _Unit]]) 
 def _whole(
     settings: Settings, plan: Plan, name: str, gpus: Sequence[Gpu], warnings: list[str]
 ) -> dict[str, str]:
-    """Whole GPUs. Those in MIG mode count as well, but no container gets them whole: no replicas."""
+    """Whole GPUs. Those in MIG mode count as well, but a container can't get them whole: no replicas."""
     model = _commonest([gpu.name for gpu in gpus], name, warnings)
     same = [gpu for gpu in gpus if gpu.name == model]
     share = _share(settings, plan, name, [gpu.uuid for gpu in same if not gpu.mig_enabled])
@@ -139,7 +139,7 @@ def family(major: int, minor: int) -> str:
 def _single(
     settings: Settings, plan: Plan, gpus: Sequence[Gpu], parts: Sequence[Part], warnings: list[str]
 ) -> dict[str, str]:
-    """MIG devices in the place of GPUs, if they all are alike; else nothing that a pod could ask for."""
+    """MIG devices in the place of GPUs, if all are alike; else no resource that a pod could request."""
     cut_gpus = [gpu for gpu in gpus if gpu.mig_enabled]
     if not cut_gpus:
         return {}
@@ -213,7 +213,7 @@ def _count(plan: Plan, name: str, ids: Sequence[str], warnings: list[str]) -> in
 
 
 def _share(settings: Settings, plan: Plan, name: str, ids: Sequence[str]) -> Share:
-    """How these units are advertised; units that aren't have no replicas."""
+    """How these units are advertised; units that aren't advertised have no replicas."""
     own = settings.resource_name if name == BASE else name
     desired = set(ids)
     found = Share(0)
@@ -230,9 +230,9 @@ def _share(settings: Settings, plan: Plan, name: str, ids: Sequence[str]) -> Sha
 
 
 def _commonest(models: Sequence[str], name: str, warnings: list[str]) -> str:
-    """The model of most of them, of several such the first one's. One name has one product."""
+    """The model of most units, on a tie the first one's. One name has one product."""
     counts = Counter(models)
-    found = max(counts, key=lambda model: counts[model])  # the first of several that are equal
+    found = max(counts, key=lambda model: counts[model])  # on a tie the first
     if len(counts) > 1:
         others = ", ".join(f"{count} {model}" for model, count in counts.items())
         how = "resources.gpus in a config file gives each model a name of its own"
@@ -306,9 +306,9 @@ def _word(true: bool) -> str:
 
 
 def _mode(inventory: Inventory, gpus: Sequence[Gpu], machine: Machine) -> str:
-    """What the GPUs are made for, by their PCI class: `graphics` can drive a screen."""
+    """The mode of the GPUs, by their PCI class: `graphics` can drive a screen."""
     gpus = [gpu for gpu in gpus if not gpu.error] or gpus
-    if inventory.simulated:  # they are on no bus; cards for a screen go by this name
+    if inventory.simulated:  # they are on no bus; display cards are known by name
         kinds = {_GRAPHICS if "GeForce" in gpu.name else _COMPUTE for gpu in gpus}
     else:
         kinds = {machine.classes.get(gpu.pci, 0) for gpu in gpus}
@@ -331,8 +331,8 @@ def _vgpu(machine: Machine) -> dict[str, str]:
     return found
 
 
-# The GPUs of a Tegra (Jetson and the like), as CUDA's driver reports them: NVML knows little of them, or is
-# not there at all.
+# The GPUs of a Tegra (Jetson and the like), as CUDA's driver reports them: NVML reports little about them, or
+# doesn't exist.
 
 
 def is_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> bool:
@@ -363,7 +363,7 @@ def tegra_inventory(host: Host, seconds: float) -> tuple[Inventory | None, str]:
         return None, unusable(repr(error), "CUDA")
 
 
-# GPUs that are kept for virtual machines: no driver of NVIDIA's knows them, the PCI bus does.
+# GPUs that are reserved for virtual machines: NVIDIA's driver doesn't see them, the PCI bus does.
 
 _VENDOR = "10de"
 _IDS = tuple(f"/usr/{place}/pci.ids" for place in ("share/hwdata", "share/misc", "local/share", "share"))
@@ -392,7 +392,8 @@ def _gpu(host: Host, index: int, gpu: PciGpu, names: dict[str, str]) -> Gpu:
 
 
 def _addressable(text: str) -> int:
-    """Bytes behind the device's windows in memory: lines of ``first last flags``, hexadecimal (sysfs-pci)."""
+    """Size in bytes of the device's memory windows: lines of ``first last flags``, hexadecimal
+    (sysfs-pci)."""
     total = 0
     for line in text.splitlines()[:_BARS]:
         try:
@@ -428,13 +429,13 @@ def _text(host: Host, path: str) -> str:
         return ""
 
 
-# Reads what of the machine goes into NVIDIA's labels.
+# Reads the machine's facts for NVIDIA's labels.
 
 
 def read_machine(
     host: Host, settings: LabelSettings, gpus: Iterable[Gpu], vgpus: tuple[VirtualGpu, ...] | None
 ) -> Machine:
-    """What can't be read is left open; nothing here is an error. `vgpus` is what `find_vgpus` gave."""
+    """Unreadable values stay unknown; nothing here is an error. `vgpus` is the result of `find_vgpus`."""
     last = vgpus[-1] if vgpus else None
     return Machine(
         product=_machine_file_text(host, settings.machine_type_file),

@@ -1,4 +1,4 @@
-"""Where labels go: a feature file, a NodeFeature object, the Node itself. None writes what is so already."""
+"""Sinks of labels: a feature file, a NodeFeature object, the Node itself. None writes unchanged labels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """One place. `GpunodeError` says why it can't be had."""
+    """One destination. `GpunodeError` says why it isn't available."""
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """Make these the labels there, or return what that would change."""
+        """Write these labels there, or return what that would change."""
 
 
 def chosen(settings: LabelSettings) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink
 
 
 def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
-    """Connects once, when it is first needed: a token that ages is read again for each request."""
+    """Connects once, at its first use; a token file is read again for each request, because tokens expire."""
     found: list[Cluster] = []
 
     def connect() -> Cluster:
@@ -61,12 +61,12 @@ def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
 
 
 def lines(labels: Mapping[str, str]) -> str:
-    """``key=value``, a line each, sorted: what NFD reads, and people."""
+    """``key=value`` lines, sorted: for NFD and for people."""
     return "".join(f"{key}={value}\n" for key, value in sorted(labels.items()))
 
 
 def change(where: str, before: Mapping[str, str] | None, after: Mapping[str, str]) -> Change:
-    """What becomes of the labels there; None: there is nothing yet, and without labels nothing is made."""
+    """The change of the labels there; None: nothing exists yet, and without labels nothing is created."""
     if dict(before or {}) == dict(after):
         return Change(where, "unchanged")
     from difflib import unified_diff
@@ -82,19 +82,19 @@ _ATTEMPTS = 5
 
 
 class FeatureFile:
-    """See `Sink`. It outlives us: labels that come and go with a restart would move pods."""
+    """See `Sink`. The file outlives us: labels that disappear during a restart would move pods."""
 
     def __init__(self, host: Host, path: str) -> None:
         self._host = host
         self._path = path
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """`ConfigError` if there is something else than labels, or a symlink; `GpunodeError` if it can't be
+        """`ConfigError` if the file isn't one of labels, or is a symlink; `GpunodeError` if it can't be
         written.
 
-        Concurrent writes by others are respected: what is right by then is left unchanged.
+        Concurrent writes by others are respected: labels that are already right are left unchanged.
         """
-        if self._host.is_symlink(self._path):  # a user who may write here could have any file overwritten
+        if self._host.is_symlink(self._path):  # its target could be any file
             raise ConfigError(
                 f"{self._path} is a symlink to {self._host.readlink(self._path)}; it was left alone",
                 hint="name the file that it leads to, or remove the link",
@@ -104,7 +104,7 @@ class FeatureFile:
             try:
                 return self._put(data, labels, dry_run)
             except ConfigError:
-                if self._host.read_bytes(self._path) == data:  # no other write: it failed
+                if self._host.read_bytes(self._path) == data:  # unchanged: the write failed
                     raise
         return self._put(self._host.read_bytes(self._path), labels, dry_run)
 
@@ -119,7 +119,7 @@ class FeatureFile:
 
 
 def _labels(path: str, data: bytes) -> dict[str, str]:
-    """What an earlier run, or GPU feature discovery, wrote there."""
+    """The labels that an earlier run, or GPU feature discovery, wrote there."""
     found = {}
     for line in data.decode("utf-8", "replace").splitlines():
         key, equals, value = line.strip().partition("=")
@@ -134,7 +134,7 @@ def _labels(path: str, data: bytes) -> dict[str, str]:
     return found
 
 
-# Labels straight onto the Node. Only keys that we set are ever changed or removed.
+# Labels set directly on the Node. Only keys that we set are ever changed or removed.
 #
 # An annotation of the Node lists them, ``gpunode/nvidia-labels``, as NFD keeps its own.
 
@@ -173,7 +173,8 @@ class NodeLabels(_InCluster):
     """See `Sink`."""
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """One patch: all labels or none. `PreconditionError` if NFD keeps the same labels; `ClusterError`."""
+        """One patch: all labels or none. `PreconditionError` if NFD manages the same labels;
+        `ClusterError`."""
         from gpunode.kubernetes.changes import change as carry_out
         from gpunode.kubernetes.changes import patiently
 
@@ -200,7 +201,7 @@ class NodeLabels(_InCluster):
 
 
 class _Plan:
-    """What becomes of one Node. `PreconditionError` if NFD keeps the same labels there."""
+    """The change of one Node. `PreconditionError` if NFD manages the same labels there."""
 
     def __init__(self, node: dict[str, Any], labels: Mapping[str, str], annotation: str) -> None:
         from gpunode.kubernetes.changes import strings
@@ -223,11 +224,12 @@ class _Plan:
             )
 
     def change(self, where: str) -> Change:
-        """Includes what others set under these keys: it is replaced, and the plan has to show it."""
+        """Includes values that others set under these keys: they are replaced, and the plan must show
+        that."""
         found = change(where, self._there, self._wanted)
         if found.action != "unchanged":
             return found
-        # labels that are so already become ours
+        # labels that have the right value already become ours
         return change(where, {self._annotation: self._noted}, {self._annotation: self._note()})
 
     def patch(self) -> list[dict[str, Any]]:
@@ -271,7 +273,7 @@ def removal_patch(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 # A NodeFeature object (nfd.k8s-sigs.io/v1alpha1), from which NFD's master sets the labels.
 #
-# Name, label and owners are those of GPU feature discovery, so that one takes the other's place.
+# Name, label and owners are those of GPU feature discovery, so that one replaces the other.
 
 _NODE = "nfd.node.kubernetes.io/node-name"
 
@@ -282,7 +284,7 @@ class NodeFeature(_InCluster):
     _owned: list[dict[str, Any]] | None = None
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
-        """`ClusterError`, also where the cluster has no such kind: NFD isn't installed."""
+        """`ClusterError`, also where the cluster lacks this kind because NFD isn't installed."""
         from gpunode.kubernetes.api import Conflict, Unavailable, Unreachable
 
         cluster, node = self._reach()
@@ -294,7 +296,8 @@ class NodeFeature(_InCluster):
             try:
                 return self._put(cluster, space, name, node, labels, dry_run)
             except (Conflict, Unavailable, Unreachable) as error:
-                # whether it succeeded: the next read shows it, and what is right by then is left unchanged
+                # after an unclear result the next read shows whether it succeeded; right labels are left
+                # unchanged
                 if attempt + 1 == _ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
                     raise
                 self._host.sleep(0.2 * 2**attempt)
@@ -350,7 +353,7 @@ class NodeFeature(_InCluster):
             ) from error
 
     def _owners(self, cluster: Cluster, space: str) -> list[dict[str, Any]] | None:
-        """The DaemonSet of our pod and the pod: with the first the object goes when it is uninstalled.
+        """The DaemonSet of our pod and the pod: with the first, uninstalling it deletes the object.
 
         None if that is unknown now; without a pod it has no owner, and is not garbage-collected.
         """
@@ -396,7 +399,7 @@ def _object(
 
 
 def _about(node: str | None, owners: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Its owners: if they are gone it would be garbage-collected, and every label with it."""
+    """Its owners: once they are gone it would be garbage-collected, and every label with it."""
     references = (" ".join(str(one.get(key)) for key in ("kind", "name", "uid")) for one in owners)
     return {_NODE: node or "", "ownerReferences": ", ".join(sorted(references))}
 
@@ -404,7 +407,7 @@ def _about(node: str | None, owners: Sequence[Mapping[str, Any]]) -> dict[str, s
 def _updated(
     there: Mapping[str, Any], node: str, labels: Mapping[str, str], owners: Sequence[dict[str, Any]] | None
 ) -> dict[str, Any]:
-    """The object with these labels and owners; everything else, its version above all, stays."""
+    """The object with these labels and owners; everything else, including its version, stays."""
     metadata = dict(there.get("metadata") or {})
     metadata["labels"] = {**(metadata.get("labels") or {}), _NODE: node}
     if owners is not None:

@@ -1,7 +1,7 @@
-"""Keeps the labels: a part of `plugin serve --labels`, and the heart of `gpunode labels --watch`.
+"""Updates of the labels: a part of `plugin serve --labels`, and the core of `gpunode labels --watch`.
 
-The caller passes it the GPUs; it queries no driver. What it does may be slow (an API server far away),
-so it isn't done in the part's turn.
+The caller passes the GPUs; it queries no driver. Its work may be slow (a distant API server), so it isn't
+done in the part's turn.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Labeller:
         self._soon(_LEAST_SECONDS)
 
     def close(self) -> None:
-        """Labels outlive us: those of a plugin that is restarted must not move a single pod."""
+        """Labels outlive us: those of a restarted plugin must not move any pod."""
 
     def _due(self, settings: Settings) -> float:
-        """When everything is read again without any news."""
+        """When everything is read again without any event."""
         regular = max(settings.labels.sleep_seconds, _LEAST_SECONDS)
         failed = min(_AGAIN_SECONDS * 2.0 ** min(self._failures - 1, 20), _LONGEST_SECONDS)
         return self._next + (min(regular, failed) if self._failures else regular)
@@ -100,7 +100,7 @@ class Labeller:
         return labels
 
     def _with_cuda(self, settings: Settings, inventory: Inventory | None) -> Inventory | None:
-        """On a Tegra what CUDA reports, queried until it has answered once: those GPUs don't change."""
+        """On a Tegra CUDA's report, queried until it has answered once, because those GPUs don't change."""
         if not is_tegra(self._host, settings, inventory):
             return inventory
         if self._cuda is None:
@@ -110,7 +110,7 @@ class Labeller:
         return self._cuda
 
     def _machine(self, settings: Settings, gpus: Sequence[Gpu]) -> Machine:
-        """Read once for the same GPUs: to read a device's configuration space wakes it."""
+        """Read once for the same GPUs, because reading a device's configuration space wakes it."""
         of = settings.labels, tuple(gpu.pci for gpu in gpus)
         if self._known is None or self._known[0] != of:
             self._known = of, read_machine(self._host, settings.labels, gpus, find_vgpus(self._host))
@@ -124,7 +124,7 @@ class Labeller:
 
 
 class LogProgress:
-    """A `Progress` for a service: what a person should know goes to the log."""
+    """A `Progress` for a service: messages for the user go to the log."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

@@ -1,1 +1,1 @@
-"""CUDA MPS: which control daemons run where, what they limit, and what a container needs to be a client."""
+"""CUDA MPS: which control daemons run where, their limits, and what a container needs to be a client."""

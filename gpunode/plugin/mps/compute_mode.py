@@ -1,4 +1,4 @@
-"""Compute modes: EXCLUSIVE_PROCESS while a daemon runs, and afterwards what it was before.
+"""Compute modes: EXCLUSIVE_PROCESS while a daemon runs, and the previous mode afterwards.
 
 NVIDIA recommends it for MPS: then nothing but the MPS server can open the GPU, and a process that misses the
 daemon fails instead of taking the GPU past its limits. The previous mode is recorded before it is changed, so
@@ -28,7 +28,7 @@ from gpunode.host import Host
 DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS = 0, 2, 3  # nvmlComputeMode_t
 FILE = "compute-modes.json"
 _SECONDS = 20.0
-_HURRIED_SECONDS = 4.0  # what is left of systemd's patience when a daemon had to be killed before
+_HURRIED_SECONDS = 4.0  # what is left of systemd's stop timeout when a daemon had to be killed before
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class ComputeModes:
         return {**before.errors, **refused, **after.errors}
 
     def restore(self, *, hurry: bool = False) -> Mapping[str, str]:
-        """Put back what was written down, and forget it. Tells, by UUID, what failed and is still known."""
+        """Restore the recorded modes, and delete the record. Return, by UUID, those that failed and stay
+        recorded."""
         seconds = _HURRIED_SECONDS if hurry else _SECONDS
         kept = self.remembered
         if not kept:
@@ -122,7 +123,7 @@ def _reason(code: int, message: str) -> str:
 
 
 def main() -> int:
-    """0, whatever NVML says; anything else means a crash."""
+    """0, whatever NVML reports; anything else means a crash."""
     parent = Parent()
     action, gpus = parent.options["action"], parent.options["gpus"]
     try:

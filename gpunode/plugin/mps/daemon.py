@@ -1,4 +1,4 @@
-"""Talking to a control daemon: through its own program, which reads commands from stdin.
+"""Client of a control daemon: through its own program, which reads commands from stdin.
 
 There is no other interface: the protocol of its socket isn't documented.
 """
@@ -27,7 +27,8 @@ _SECONDS = 3.0
 
 
 def find_program(host: Host, settings: Settings) -> str:
-    """Its path: PATH, the driver root, usual places of node images. `DaemonError` says who brings it."""
+    """Its path: PATH, the driver root, usual directories of node images. `DaemonError` says which package has
+    it."""
     root = find_roots(host, settings).driver_here
     places = [f"{root}/usr/bin"] if root else []
     paths = (f"{place}/{PROGRAM}" for place in (*places, *PROGRAM_DIRECTORIES))
@@ -58,7 +59,7 @@ class Control:
         self._host = host
         self.program = program
         self._pipe = pipe
-        self.deaf = False  # the last question was not answered in time
+        self.deaf = False  # the last query was not answered in time
 
     def query(self, *commands: str) -> list[str]:
         """Send commands and return the answer's lines. `DaemonError` if the daemon doesn't answer in time."""
@@ -71,7 +72,7 @@ class Control:
         return done.stdout.split("\n")
 
     def send(self, *commands: str, seconds: float | None = None) -> Completed:
-        """Like `query`, without judging the answer; other limits than the usual one in `seconds`."""
+        """Like `query`, without checking the answer; `seconds` replaces the usual timeout."""
         text = "".join(f"{command}\n" for command in commands)
         done = self._host.run(
             [self.program],
@@ -83,7 +84,7 @@ class Control:
         return done
 
     def answers(self, seconds: float | None = None) -> bool:
-        """Whether the daemon is there and listens."""
+        """Whether the daemon exists and listens."""
         return self.send("get_default_active_thread_percentage", seconds=seconds).ok
 
 
@@ -92,7 +93,7 @@ def taken(host: Host, pipe: str) -> bool:
     return host.socket_state(f"{pipe}/control") in ("other-type", "listening")
 
 
-# What a control daemon writes into its log, and what of it is worth a line of ours. Pure.
+# Parser of a control daemon's log: which lines are worth a log line of ours. Pure.
 #
 # The formats are those of nvidia-cuda-mps-control 535 to 580: ``[2026-01-31 10:05:06.065 Control 13013]
 # text``.
@@ -113,7 +114,7 @@ _BAD = re.compile(
 
 @dataclass(frozen=True)
 class Line:
-    """One line: `text` without time and number of the process; `bad` lines deserve a warning.
+    """One line: `text` without the time and the process's number; `bad` lines deserve a warning.
 
     `server` is failed for a server that ended badly, ready for one that serves, else empty.
     """
@@ -124,7 +125,7 @@ class Line:
 
 
 def read_line(raw: str) -> Line | None:
-    """None for chatter: what we ask and do ourselves, and every client that comes and goes."""
+    """None for routine lines: our own queries and actions, and every client that connects and disconnects."""
     found = _LINE.fullmatch(raw.strip())
     text = (found["text"] if found else raw).strip()
     if not text or _CHATTER.fullmatch(text):
@@ -136,11 +137,11 @@ def read_line(raw: str) -> Line | None:
 
 
 class ServerWatch:
-    """Whether the daemon's MPS servers, which do the work, come up. The daemon itself keeps running without
+    """Whether the daemon's MPS servers, which do the work, start. The daemon itself keeps running without
     them.
     """
 
-    _MANY = 3  # a driver under reset may well refuse one
+    _MANY = 3  # a driver during a reset may refuse one
 
     def __init__(self) -> None:
         self.failures = 0
@@ -158,14 +159,14 @@ class ServerWatch:
         return self.failures >= self._MANY
 
 
-# Following a daemon's control.log: its news become lines of ours, and the file stays small.
+# Follows a daemon's control.log: new lines become log lines of ours, and the file stays small.
 
 _MOST = 256 << 10  # bytes that the file may grow to, and that are read at once
 _LINES = 20  # of ours at a time
 
 
 class ControlLog:
-    """One thread's own. `servers` hears every line, told or not; `last` is the last one's text."""
+    """Belongs to one thread. `servers` gets every line, logged or not; `last` is the last one's text."""
 
     def __init__(self, host: Host, spec: DaemonSpec, log: Log) -> None:
         self._path = host.path(f"{spec.log}/control.log")
@@ -178,12 +179,12 @@ class ControlLog:
         self.servers = ServerWatch()
 
     def skip(self) -> None:
-        """What is in the file by now is an earlier daemon's."""
+        """Skip the present content, which is an earlier daemon's."""
         self._offset, self._rest, self.last = self._size(), b"", ""
         self.servers = ServerWatch()
 
     def follow(self) -> None:
-        """Tell what is new."""
+        """Log new lines."""
         size = self._size()
         if size == self._offset:
             return
@@ -192,7 +193,7 @@ class ControlLog:
         try:
             data = read_from(self._path, self._offset, _MOST)
         except OSError:
-            return  # gone; a new daemon makes a new one
+            return  # the file is gone; a new daemon makes a new one
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         news = [line for raw in lines if (line := read_line(raw.decode("utf-8", "replace")))]
@@ -237,7 +238,7 @@ class Running(Protocol):
     def pid(self) -> int: ...
 
     def ended(self) -> int | None:
-        """Its exit status, None while it runs; 0 where it isn't known."""
+        """Its exit status, None while it runs; 0 where it is unknown."""
 
     def signal(self, name: str) -> None: ...
 
@@ -247,8 +248,8 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """Which process a daemon is. `started` is field 22 of /proc/PID/stat, ticks since boot; `gpus` as given
-    to it."""
+    """Identity of a daemon's process. `started` is field 22 of /proc/PID/stat, ticks since boot; `gpus` are
+    those passed to it."""
 
     pid: int
     started: int
@@ -263,7 +264,7 @@ class Identity:
             program = host.readlink(f"/proc/{pid}/exe")
         except GpunodeError:
             return None
-        fields = text.rpartition(")")[2].split()  # the name in the second field may hold anything
+        fields = text.rpartition(")")[2].split()  # the name in the second field may contain anything
         if program is None or len(fields) < 20 or fields[0] == "Z":
             return None
         return cls(pid, int(fields[19]), program.removesuffix(" (deleted)"), gpus)
@@ -289,13 +290,13 @@ class Adopted:
             self._host.signal(self.pid, name)
 
     def end_children(self) -> None:
-        """Not ours to signal: its group may belong to another process by now."""
+        """Does nothing: its process group may belong to another process by now."""
 
 
 def start(host: Host, program: str, spec: DaemonSpec) -> Daemon:
-    """Start the daemon of `spec`; its directories are there. `DaemonError` says why it can't be."""
+    """Start the daemon of `spec`; its directories exist. `DaemonError` says why it can't be started."""
     env = {
-        "PATH": f"{PurePosixPath(program).parent}:{host.environ.get('PATH', '')}",  # the server is there
+        "PATH": f"{PurePosixPath(program).parent}:{host.environ.get('PATH', '')}",  # it has the server
         "CUDA_MPS_PIPE_DIRECTORY": spec.pipe,
         "CUDA_MPS_LOG_DIRECTORY": spec.log,
         "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus),
@@ -322,10 +323,10 @@ def left_behind(host: Host, spec: DaemonSpec) -> Identity | None:
 
 
 def end(host: Host, control: Control, running: Running) -> None:
-    """Ask it to quit, which ends its servers; then SIGTERM, then SIGKILL. Takes six seconds at most.
+    """Send quit, which ends its servers; then SIGTERM, then SIGKILL. Takes six seconds at most.
 
-    ``quit -t`` waits that long for clients before it ends their servers. A daemon that doesn't answer isn't
-    sent it.
+    ``quit -t`` waits that long for clients before it ends their servers. It isn't sent to a daemon that
+    doesn't respond.
     """
     if running.ended() is None and not control.deaf:
         control.send(f"quit -t {_QUIT_SECONDS - 1:.0f}", seconds=_QUIT_SECONDS)
@@ -338,12 +339,12 @@ def end(host: Host, control: Control, running: Running) -> None:
 
 
 def forget(host: Host, spec: DaemonSpec, root: str) -> None:
-    """Remove what we and the ended daemon left, and the directories as far as they hold nothing else."""
+    """Remove our files and those of the ended daemon, and the directories if they contain nothing else."""
     for name in (FILE, ".started"):
         host.remove(f"{spec.directory}/{name}")
     if taken(host, spec.pipe):
         return  # a daemon that isn't ours
-    for name in ("control", "control_lock", "control_privileged", "log"):  # the daemon leaves its sockets
+    for name in ("control", "control_lock", "control_privileged", "log"):  # the daemon leaves these
         host.remove(f"{spec.pipe}/{name}")
     host.remove(f"{spec.log}/control.log")
     for path in (spec.pipe, spec.log, spec.directory):
@@ -354,7 +355,7 @@ def forget(host: Host, spec: DaemonSpec, root: str) -> None:
 
 
 def remains(host: Host, root: str) -> list[DaemonSpec]:
-    """What was written down below `root`: a daemon to be ended or compute modes to be restored in each."""
+    """The records below `root`: in each a daemon to end, or compute modes to restore."""
     found = []
     for domain in host.listdir(root):
         for name in host.listdir(f"{root}/{domain}"):

@@ -38,8 +38,8 @@ _SHORT = 12  # "GPU-" and the first block of the UUID
 class DaemonSpec:
     """One control daemon. `gpus` are UUIDs in the order in which it and its clients count them.
 
-    `percentage` of the threads and `memory` in MiB for each of `gpus` are what a client gets at most; 100 and
-    0 stand for no limit.
+    `percentage` of the threads and `memory` in MiB for each of `gpus` are a client's limits; 100 and 0 mean
+    no limit.
     """
 
     resource: str
@@ -62,7 +62,7 @@ class DaemonSpec:
 
     @property
     def path_problem(self) -> str:
-        """Why the daemon couldn't listen there: it would end without a word. Empty if it can."""
+        """Why the daemon couldn't listen there: it would end without a message. Empty if it can."""
         length = len(f"{self.pipe}/{_LONGEST_SOCKET}".encode())
         if length <= MAX_SOCKET:
             return ""
@@ -74,7 +74,7 @@ def root_of(settings: Settings) -> str:
 
 
 def shared_units(resource: Resource) -> tuple[Unit, ...]:
-    """The units that are cut into shares: those that a daemon serves. MIG devices never are."""
+    """The units with shares: those that a daemon serves. MIG devices never are."""
     counts = resource.share_counts
     return tuple(unit for unit in resource.units if unit.id in counts and not unit.partition)
 
@@ -98,21 +98,21 @@ def directory_of(settings: Settings, resource: Resource, unit: Unit) -> str:
 
 
 def memory_share(unit: Unit, shares: int, held: int = 1) -> int:
-    """MiB of a unit's memory that `held` of its shares come to; 0 if its size isn't known."""
+    """MiB of memory for `held` shares of a unit; 0 if its size isn't known."""
     return unit.memory_bytes * held // shares // _MIB
 
 
 def thread_share(shares: int, held: int = 1) -> int:
-    """Percent of the threads, at least 1: the daemon takes whole numbers above 0."""
+    """Percent of the threads, at least 1: the daemon accepts whole numbers above 0."""
     return max(1, 100 * held // shares)
 
 
 def daemon_specs(settings: Settings, resources: Iterable[Resource]) -> tuple[DaemonSpec, ...]:
-    """The daemons that these resources ask for; MIG devices have none.
+    """The daemons that these resources require; MIG devices have none.
 
     A client's own limit can only lower the daemon's (NVIDIA's MPS documentation, CUDA_MPS_PINNED_DEVICE_MEM_
-    LIMIT). So a daemon limits every client to one share where none can have more, and not at all where shares
-    add up: there the containers carry their limit.
+    LIMIT). So a daemon limits every client to one share where no container can have more, and sets no limit
+    where shares add up: there the containers have their own limits.
     """
     found = []
     for resource in resources:
@@ -130,20 +130,20 @@ def _spec(settings: Settings, resource: Resource, units: list[Unit], limited: bo
         resource.name,
         tuple(unit.id for unit in units),
         directory_of(settings, resource, units[0]),
-        # one number for all GPUs of a daemon: no lower than the most generous of them needs
+        # one number for all GPUs of a daemon: the largest that any of them needs
         max(thread_share(count[unit.id]) for unit in units) if limited else 100,
         tuple(memory_share(unit, count[unit.id]) if limited else 0 for unit in units),
     )
 
 
-# The directories that a daemon and its clients meet in.
+# The directories that a daemon and its clients share.
 
 _SHM = "/dev/shm"  # noqa: S108 - a mount of the node, nothing of ours is in there
 _LABEL = "system_u:object_r:container_file_t:s0"
 
 
 def prepare(host: Host, spec: DaemonSpec, root: str, log: Log) -> None:
-    """Make what is missing. `DaemonError` or `Unreadable` says why a daemon couldn't serve there."""
+    """Create missing directories. `DaemonError` or `Unreadable` says why a daemon couldn't serve there."""
     if spec.path_problem:
         raise DaemonError(spec.path_problem, hint="choose a shorter --mps-root, such as /run/mps")
     for directory in (spec.pipe, spec.log):
@@ -155,8 +155,8 @@ def prepare(host: Host, spec: DaemonSpec, root: str, log: Log) -> None:
 def _share_memory(host: Host, root: str, log: Log) -> None:
     """`root`/shm must be the daemon's own /dev/shm: clients and servers meet there, too.
 
-    Without one it becomes a link to /dev/shm. One that is there, a file system of its own as NVIDIA's plugin
-    has it, must be mounted on this process's /dev/shm: a daemon inherits that.
+    If missing it becomes a link to /dev/shm. An existing one, a separate file system as with NVIDIA's plugin,
+    must be mounted on this process's /dev/shm, which a daemon inherits.
     """
     shm = f"{root}/shm"
     if not host.exists(shm) and not host.is_symlink(shm):
@@ -200,7 +200,7 @@ def _label(host: Host, pipe: str, log: Log) -> None:
         )
 
 
-# What a container of an MPS-shared resource gets beside its GPUs. Pure.
+# What a container of an MPS-shared resource gets in addition to its GPUs. Pure.
 
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -213,8 +213,8 @@ def limit(compute_capability: str, cuda_version: str = "") -> int:
     """How many clients one GPU can have.
 
     nvidia-cuda-mps-control(1): 16 up to compute capability 6.x, 48 from 7.0 on; NVIDIA's MPS documentation of
-    release 590: 60, since CUDA 13.1. `cuda_version` is the driver's. A capability that isn't known counts as
-    a present one.
+    release 590: 60, since CUDA 13.1. `cuda_version` is the driver's. An unknown capability counts as a
+    current one.
     """
     capability = _numbers(compute_capability)
     if capability and capability < (7, 0):
@@ -235,7 +235,7 @@ def container_parts(
         return {}, ()
     held = _held(snapshot, ids)
     if not held:
-        return {}, ()  # whole GPUs that no entry of the configuration shares
+        return {}, ()  # whole GPUs that the configuration doesn't share
     shares = resource.share_counts
     units = [unit for unit in resource.units if unit.id in held]
     directories = {directory_of(settings, resource, unit) for unit in units}
@@ -256,7 +256,7 @@ def container_parts(
 
 
 def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
-    """How many shares of each shared unit these ids are; empty if there are only whole units."""
+    """The number of shares of each shared unit among these ids; empty if there are only whole units."""
     held: Counter[str] = Counter()
     whole = ""
     for device_id in dict.fromkeys(ids):
@@ -277,7 +277,7 @@ def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
 def _memory(settings: Settings, resource: Resource, mib: Mapping[str, int]) -> dict[str, str]:
     """One limit for each GPU whose size is known.
 
-    Numbers count what the daemon sees; with more than one GPU there, or with another owner's daemon, only the
+    Indexes are those of the daemon; with more than one GPU there, or with a daemon of another owner, only the
     UUID is unambiguous, and the variable accepts it.
     """
     alone = settings.mps and (len(resource.share_counts) == 1 or per_gpu(settings, resource))
@@ -286,9 +286,9 @@ def _memory(settings: Settings, resource: Resource, mib: Mapping[str, int]) -> d
 
 
 def _visible(settings: Settings, resource: Resource, units: Sequence[Unit]) -> dict[str, str]:
-    """A client sees whatever the daemon sees, also GPUs that its container wasn't given.
+    """A client sees all GPUs of the daemon, including those that its container wasn't given.
 
-    So where a daemon has several the container names its own, by UUID: the daemon renumbers them.
+    So where a daemon has several, the container names its own by UUID: the daemon renumbers them.
     """
     if per_gpu(settings, resource) or (settings.mps and len(resource.share_counts) == 1):
         return {}

@@ -1,6 +1,6 @@
 """MPS as a part of the plugin: a keeper for each daemon that the plan requires, and the devices' health.
 
-Without a resource that is shared with MPS nothing of it runs and nothing is loaded.
+Without a resource that is shared with MPS no code of it runs or is loaded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Supervisor:
-    """A `Part` and a `Veto`. `changed` is called when a device's health may be another.
+    """A `Part` and a `Veto`. `changed` is called when a device's health may have changed.
 
     With `--mps` it keeps the daemons itself, otherwise it watches another service's. `soon` is called with
     the seconds within which the next turn must come.
@@ -86,7 +86,7 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """All daemons that are wanted are up, also if none is."""
+        """Whether all required daemons are up; true if none is required."""
         return len(self._keepers) == len(self._wanted) and all(
             keeper.problem is None for keeper in self._keepers.values()
         )
@@ -99,11 +99,11 @@ class Supervisor:
             return
         settings, plan = found
         if self._keepers or settings.mps:
-            self._soon(_TURN_SECONDS)  # a keeper's thread has no other way to say that something happened
+            self._soon(_TURN_SECONDS)  # a keeper's thread has no other way to report an event
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
             first, self._seen, self._due = self._seen is None, (settings, plan), True
             if not first:
-                return  # while both are being exchanged they need not belong together: the next turn will see
+                return  # while both are being replaced they may not match: the next turn sees both
         if self._due:
             self._due = False
             self._wanted = daemon_specs(settings, plan.resources)
@@ -113,7 +113,8 @@ class Supervisor:
         self._tell(settings)
 
     def close(self) -> None:
-        """Ask the keepers to end; what takes longer than a second ends with the process, which waits."""
+        """Request the keepers to end; those that take longer than a second end with the process, which
+        waits."""
         keepers = [*self._keepers.values(), *self._ending]
         for keeper in keepers:
             keeper.stop(hurry=True)
@@ -126,13 +127,15 @@ class Supervisor:
         if not any(keeper.alive for keeper in keepers):
             self._lock.close()
 
-    # --- what there is and what there should be --------------------------------------------------------
+    # --- present and desired daemons
+    # -------------------------------------------------------------------------
 
     def _may(self, settings: Settings, now: float) -> bool:
-        """Whether this process has the MPS root for itself: two that keep the same daemons would fight."""
+        """Whether this process has exclusive use of the MPS root: two that manage the same daemons would
+        conflict."""
         root = root_of(settings)
         if not self._wanted and not self._keepers and not self._host.exists(root):
-            return False  # nothing to do and nothing left from earlier
+            return False  # nothing to do and nothing left by earlier processes
         if self._locked:
             return True
         if now < self._next_lock:
@@ -155,7 +158,7 @@ class Supervisor:
         return True
 
     def _reconcile(self, settings: Settings) -> None:
-        """Keepers for what is wanted, none for what isn't. Values are compared, so it is cheap."""
+        """Start keepers for required daemons, end the others. Values are compared, so it is cheap."""
         self._ending = [keeper for keeper in self._ending if keeper.alive]
         changed = False
         desired = {spec.directory: spec for spec in self._wanted}
@@ -185,7 +188,7 @@ class Supervisor:
         return keeper
 
     def _sweep(self, settings: Settings, root: str) -> None:
-        """End what a killed plugin has left that isn't wanted any more: daemons, compute modes."""
+        """End what a killed plugin has left and is no longer required: daemons, compute modes."""
         from gpunode.plugin.mps.daemon import remains
 
         desired = {spec.directory for spec in self._wanted}
@@ -210,25 +213,25 @@ class Supervisor:
                 self._host.remove(path)
 
 
-# The keeper of one control daemon: starts it, watches it, starts it again, and ends it. A thread each.
+# The keeper of one control daemon: starts it, watches it, restarts it, and ends it, in its own thread.
 #
-# Everything here may take seconds: NVML, a daemon that hangs. Nobody waits for it: the supervisor reads
-# `problem`.
+# Everything here may take seconds: NVML, a daemon that hangs. No other thread waits for it: the supervisor
+# reads `problem`.
 
-_KEEPER_TURN_SECONDS = 0.25  # while it isn't up
-_CALM_SECONDS = 1.0  # while it is: each turn costs a tenth of a millisecond
+_KEEPER_TURN_SECONDS = 0.25  # while the daemon isn't up
+_CALM_SECONDS = 1.0  # while it is up: each turn costs a tenth of a millisecond
 _ASK_SECONDS = 30.0  # how often the daemon must answer
-_FIRST_SECONDS = 1.0  # for an answer until then
+_FIRST_SECONDS = 1.0  # timeout of each query until then
 _UP_SECONDS = 10.0  # how long it may take until it answers first
 _BACK_OFF = (0.5, 2.0, 5.0, 15.0, 30.0, 60.0)
-_STEADY_SECONDS = 120.0  # after which a failure is a first one again
-_SERVER_SECONDS = 30.0  # how often a server that doesn't come up is tried again
-_BEFORE_SECONDS = 30.0  # how long another may take to give its GPUs back
+_STEADY_SECONDS = 120.0  # after this time a failure counts as the first
+_SERVER_SECONDS = 30.0  # how often a server that doesn't start is tried again
+_BEFORE_SECONDS = 30.0  # how long another keeper may take to release its GPUs
 _ROOT = "0"  # the user to try a server for
 
 
 class Joinable(Protocol):
-    """Something that ends, like a keeper."""
+    """A task that ends, like a keeper."""
 
     @property
     def alive(self) -> bool: ...
@@ -237,7 +240,7 @@ class Joinable(Protocol):
 
 
 class Keeper:
-    """`problem` holds for every GPU of the daemon, `gpu_problems` for single ones, by UUID."""
+    """`problem` is for every GPU of the daemon, `gpu_problems` for single ones, by UUID."""
 
     def __init__(self, host: Host, settings: Settings, spec: DaemonSpec, log: Log) -> None:
         self.spec = self._wanted = spec
@@ -257,20 +260,22 @@ class Keeper:
         self._silent = False
         self._server_failures = 0
         self._after: Sequence[Joinable] = ()
-        # no daemon thread: the interpreter waits for it at its end, so that no GPU stays as MPS needs it
+        # not a daemon thread: at exit the interpreter waits for it, so that no GPU stays in MPS's compute
+        # mode
         self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=False)
 
     def start(self, after: Sequence[Joinable] = ()) -> None:
-        """Begin when the keepers in `after`, which may hold the same GPUs, have ended."""
+        """Start after the keepers in `after`, which may hold the same GPUs, have ended."""
         self._after = after
         self._thread.start()
 
     def adjust(self, spec: DaemonSpec) -> None:
-        """Other limits, same GPUs: they hold for the next MPS server, which comes with the next client."""
+        """Set other limits for the same GPUs: they apply to the next MPS server, which starts with the next
+        client."""
         self._wanted = spec
 
     def stop(self, *, hurry: bool = False) -> None:
-        """Ask it to end its daemon and itself; returns at once. With `hurry` within ten seconds."""
+        """Request it to end its daemon and itself; returns at once. With `hurry` within ten seconds."""
         self._hurry = self._hurry or hurry
         self._stop.set()
 
@@ -304,7 +309,7 @@ class Keeper:
             self._watch(self._running)
         except (GpunodeError, OSError) as error:
             if self._stop.is_set():
-                return  # whatever it was, it ends now
+                return  # whatever the error was, the keeper is ending
             hint = error.hint if isinstance(error, GpunodeError) else ""
             self._fail(error.message if isinstance(error, GpunodeError) else str(error), hint)
 
@@ -333,7 +338,7 @@ class Keeper:
             )
 
     def _adopt(self) -> Running | None:
-        """The daemon of a plugin that was killed, if it can go on; else it is ended."""
+        """Adopt the daemon of a killed plugin if it can continue; else end it."""
         found = left_behind(self._host, self.spec)
         if found is None:
             return None
@@ -347,7 +352,7 @@ class Keeper:
         return None
 
     def _start(self) -> Running:
-        if self._listens():  # what we start would end, and whatever we ask until then goes to the other
+        if self._listens():  # our daemon would end, and our queries until then would go to the other one
             raise self._other(f"another MPS control daemon is already running on {self.spec.pipe}")
         self._tail.skip()
         daemon = start(self._host, self._control.program, self.spec)
@@ -365,7 +370,7 @@ class Keeper:
         return self._host.exists(f"{self.spec.pipe}/control") and self._control.answers(_FIRST_SECONDS)
 
     def _set_limits(self) -> None:
-        """One share for everybody, or no limit. By number: the daemon ignores limits for a UUID."""
+        """One share for each client, or no limit. By index: the daemon ignores limits for a UUID."""
         spec = self.spec = self._wanted
         commands = [
             f"set_default_device_pinned_mem_limit {number} {mib}M"
@@ -407,10 +412,11 @@ class Keeper:
             raise DaemonError("the MPS control daemon does not answer any more")
         else:
             self._silent = True
-            self._next_ask = now + 1.0  # once may be a busy moment
+            self._next_ask = now + 1.0  # a single missed answer may be a busy moment
 
     def _server_fails(self, now: float) -> None:
-        """Its clients hang. Nobody will try while the devices are unhealthy, so we do."""
+        """The clients of a server hang. No client tries while the devices are unhealthy, so the keeper
+        does."""
         servers = self._tail.servers
         if self.problem is None:
             reason = f"the MPS server does not come up ({servers.last})"
@@ -419,7 +425,7 @@ class Keeper:
         elif now >= self._next_server:
             listed = any(line.strip().isdecimal() for line in self._control.query("get_server_list"))
             if listed and servers.failures == self._server_failures:
-                servers.failures = 0  # one has lived through the whole time
+                servers.failures = 0  # a server has run through the whole interval
                 return
             self._control.send(f"start_server -uid {_ROOT}")
         else:
@@ -427,10 +433,11 @@ class Keeper:
         self._server_failures = servers.failures
         self._next_server = now + _SERVER_SECONDS
 
-    # --- failing and ending ----------------------------------------------------------------------------
+    # --- failure and end
+    # -------------------------------------------------------------------------------------
 
     def _fail(self, reason: str, hint: str = "") -> None:
-        """It can't serve now. Ends what is left of it, and tries again later."""
+        """The daemon can't serve now. Ends what is left of it, and tries again later."""
         wait = _BACK_OFF[min(self._failures, len(_BACK_OFF) - 1)]
         if self.problem is None or self.problem.reason != reason:
             self.problem = self._problem_of(self._host, reason)
@@ -465,7 +472,7 @@ class Keeper:
             return self._control
         try:
             return Control(self._host, find_program(self._host, self._settings), self.spec.pipe)
-        except DaemonError:  # uninstalled meanwhile: a signal must do
+        except DaemonError:  # uninstalled meanwhile: only a signal is left
             self._control.deaf = True
             return self._control
 
@@ -499,15 +506,15 @@ class Keeper:
         return Problem("mps", reason, host.now())
 
 
-# Watching a daemon that another service keeps, such as NVIDIA's.
+# Watches a daemon that another service runs, such as NVIDIA's.
 
 _SECONDS = 10.0
-_SOON_SECONDS = 1.0  # while it isn't there
+_SOON_SECONDS = 1.0  # while it isn't up
 _MOUNTED = "/mps"  # where NVIDIA's deployment mounts the node's MPS root in the plugin's container
 
 
 class Onlooker:
-    """Like a `Keeper`, without keeping."""
+    """Like a `Keeper`, without managing the daemon."""
 
     def __init__(self, host: Host, settings: Settings, spec: DaemonSpec) -> None:
         self.spec = spec
@@ -527,7 +534,7 @@ class Onlooker:
         self._thread.start()
 
     def adjust(self, spec: DaemonSpec) -> None:
-        """Limits are the keeper's business."""
+        """Does nothing: limits are set by the service that runs the daemon."""
         self.spec = spec
 
     def stop(self, *, hurry: bool = False) -> None:
@@ -555,6 +562,6 @@ class Onlooker:
             return False
         try:
             program = find_program(self._host, self._settings)
-        except DaemonError:  # a container without the driver's programs: it is enough that a process listens
+        except DaemonError:  # a container without the driver's programs: a listening process is enough
             return taken(self._host, pipe)
         return Control(self._host, program, pipe).answers()

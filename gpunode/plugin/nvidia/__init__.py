@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: what they are advertised as, and what a container gets to use them."""
+"""NVIDIA GPUs: the resources that they are advertised as, and what a container gets to use them."""

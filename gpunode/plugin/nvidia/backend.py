@@ -29,7 +29,7 @@ LOOK_SECONDS = 5.0
 class NvidiaBackend:
     """See `gpunode.plugin.model.Backend`. It is a `Part` and a `Veto` for its CDI specifications.
 
-    `again` is called, from a thread of its own, when device files that a plan was made of have come or gone:
+    `again` is called, from its own thread, when device files that a plan used appear or disappear:
     /dev/nvidia-uvm exists only after the first use of CUDA, and NVML doesn't report it.
     """
 
@@ -66,7 +66,7 @@ class NvidiaBackend:
         self._planned = self._read
         self._watch.configure(settings)
         if self._specs is None and uses_cdi(settings):
-            from gpunode.plugin.nvidia.cdi import CdiSpecs  # half a megabyte that few need
+            from gpunode.plugin.nvidia.cdi import CdiSpecs  # half a megabyte that few nodes need
 
             self._specs = CdiSpecs(self._host, self._log)
         if self._specs is not None:
@@ -90,7 +90,7 @@ class NvidiaBackend:
             return False
 
     def close(self) -> None:
-        """The specifications stay."""
+        """Does nothing: the specifications stay."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         return answer(settings, snapshot, ids)

@@ -1,4 +1,5 @@
-"""What the CDI specifications for allocated containers hold: the advertised units, and what goes beside."""
+"""Contents of the CDI specifications for allocated containers: the advertised units, and additional
+classes."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _NO_LIBCUDA = (
 
 @dataclass(frozen=True)
 class Content:
-    """Specifications by path. `missing` has, by its id, why a unit is in none of them."""
+    """Specifications by path. `missing` has the reason for each unit, by its id, that is in none of them."""
 
     specs: Mapping[str, Spec]
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +52,7 @@ def make_content(
     roots: Roots,
     hooks: HookProgram | None,
 ) -> Content:
-    """Everything that `response.answer` may name. `GpunodeError` if no GPU can be described at all."""
+    """Everything that `response.answer` may name. `GpunodeError` if no GPU can be described."""
     if not inventory.driver_version:
         raise GpunodeError("NVML doesn't report the driver's version", hint="gpunode doctor")
     units = {unit.id: unit for resource in plan.resources for unit in resource.units}
@@ -74,9 +75,9 @@ def make_content(
 
 
 def _advertised(inventory: Inventory, units: Mapping[str, Unit]) -> Inventory:
-    """Only what may be handed out: a pod may ask for any name in the file by an annotation of its own.
+    """Only what may be allocated: a pod can request any name in the file by an annotation of its own.
 
-    A GPU that can't be read just now stays described as far as it is known, for containers that have it.
+    A GPU that can't be read now stays described as far as it is known, for containers that have it.
     """
     return replace(inventory, gpus=tuple(_parts(inventory.gpus, units)))
 
@@ -95,7 +96,7 @@ def _common(plan: Plan) -> Common:
 
 
 def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: Roots) -> DriverFiles:
-    """Looked for where this process sees them, named as the node does."""
+    """Searched where this process sees them, with the node's own names."""
     try:
         files = read_driver_files(host, inventory.driver_version, roots.driver_here)
     except PreconditionError as error:
@@ -109,7 +110,7 @@ def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: R
 
 
 def _others(host: Host, common: Common, roots: Roots) -> Iterator[tuple[str, Spec]]:
-    """The classes beside the GPUs that the plan found something for."""
+    """The classes other than the GPUs that the plan found devices for."""
     found = feature_nodes(host, roots.dev_here) if common.cdi or common.channels else {}
     if common.channels:
         nodes = {node.path: node for node in found["imex-channel"]}
@@ -125,7 +126,7 @@ def _others(host: Host, common: Common, roots: Roots) -> Iterator[tuple[str, Spe
 
 
 def _reason(unit: Unit, notes: tuple[str, ...]) -> str:
-    """What the builder says of this unit."""
+    """The builder's error for this unit."""
     places = (f"MIG device {unit.index} ", f"GPU {unit.index.partition(':')[0]} ")
     said = next((note for note in notes if note.startswith(places)), "")
     reason = said.partition(" is left out: ")[2]
@@ -140,14 +141,15 @@ _ASSUMED = frozenset(
 
 
 class HookChoice:
-    """Asks a program for its hooks once, and again when it was replaced."""
+    """Queries a program for its hooks once, and again after it was replaced."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._asked: tuple[object, HookProgram | None] = ((), None)
 
     def choose(self, settings: Settings, roots: Roots) -> HookProgram | None:
-        """None where there is no program, or all hooks are disabled: then mounts do without."""
+        """None where there is no program, or all hooks are disabled: the specification then has only
+        mounts."""
         disabled = frozenset(settings.cdi_disable_hooks)
         if "all" in disabled:
             return None
@@ -173,8 +175,8 @@ def _root(roots: Roots) -> str:
 def _find(host: Host, settings: Settings, roots: Roots) -> HookProgram | None:
     """The program that the settings name; else, on the node itself, whichever is installed.
 
-    From a container only what is below the mounted root can be read. A path that was chosen there is
-    believed; the default isn't, as containers wouldn't start without the program.
+    From a container only what is below the mounted root can be read. A configured path there is used
+    unchecked; the default isn't, because containers wouldn't start without the program.
     """
     path = settings.nvidia_cdi_hook_path
     found = query_hooks(host, path, _root(roots)) if path else None
@@ -186,12 +188,14 @@ def _find(host: Host, settings: Settings, roots: Roots) -> HookProgram | None:
     return HookProgram(path, (name, "hook") if name == "nvidia-ctk" else (name,), _ASSUMED)
 
 
-# The CDI specifications that allocated containers name: written before a unit is advertised, kept true.
+# The CDI specifications that allocated containers name: written before a unit is advertised, and kept up to
+# date.
 #
-# They are never removed: the kubelet starts a container again without asking, and that names what it got.
+# They are never removed: the kubelet restarts a container without another Allocate, and the container names
+# the device that it got.
 
 CHECK_SECONDS = 30.0
-RETRY_SECONDS = 5.0  # while something is missing: device files may come a moment after NVML
+RETRY_SECONDS = 5.0  # while something is missing: device files may appear a moment after NVML
 _LD_CACHE = "/etc/ld.so.cache"
 _WATCHED = ("/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband")
 
@@ -207,8 +211,8 @@ class CdiSpecs:
     """Writes them, and rewrites them when what they are made of changes. Thread-safe.
 
     It is a `Part`, which checks every half minute, and more often while something is missing; it writes in a
-    background thread, as that runs the hook program, which may hang. It is a `Veto`: a unit that no
-    specification describes can't be handed out.
+    background thread, because it runs the hook program, which may hang. It is a `Veto`: a unit that no
+    specification describes can't be allocated.
     """
 
     def __init__(self, host: Host, log: Log, task: BackgroundTask | None = None) -> None:
@@ -217,14 +221,14 @@ class CdiSpecs:
         self._hooks = HookChoice(host)
         self._lock = Lock()
         self._wanted: _SpecSource | None = None
-        self._written: object = None  # what the files were made of when they were last right
+        self._written: object = None  # the input of the files when they were last right
         self._task = task or BackgroundTask("cdi")
         self._looked = float("-inf")
         self._told: tuple[str, ...] = ()
         self._problems: Mapping[str, Problem] = {}  # by unit; replaced as a whole
 
     def write(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
-        """Bring the files to what this plan needs, where a cdi-* strategy is on; a failure is a `problem`."""
+        """Write the files that this plan needs, where a cdi-* strategy is on; a failure is a `problem`."""
         with self._lock:
             self._wanted = _SpecSource(settings, inventory, plan) if uses_cdi(settings) else None
             self._refresh()
@@ -234,7 +238,7 @@ class CdiSpecs:
         return self._problems.get(unit.id)
 
     def tick(self, now: float) -> None:
-        """Look whether the files are still right."""
+        """Check whether the files are still right."""
         desired = self._wanted
         seconds = RETRY_SECONDS if self._problems else CHECK_SECONDS
         if desired is None or now < self._looked + seconds or self._task.busy:
@@ -254,7 +258,7 @@ class CdiSpecs:
             self._refresh()
 
     def close(self) -> None:
-        """The files stay."""
+        """Does nothing: the files stay."""
 
     # --- writing ---------------------------------------------------------------------------------------
 
@@ -281,11 +285,11 @@ class CdiSpecs:
         return make_content(self._host, desired.settings, desired.inventory, desired.plan, roots, hooks)
 
     def _put(self, path: str, spec: Spec, roots: Roots) -> bool:
-        """Replace the file in one step, unless it says the same already.
+        """Replace the file in one step, unless the content is equal.
 
         An engine remembers the numbers of device files until the file that names them changes, so a
-        specification is rewritten when its device files were recreated. A link is replaced: others may write
-        in that directory, and root must not write wherever they point.
+        specification is rewritten when its device files were recreated. A link is replaced: other users may
+        write in that directory, and root must not write to its target.
         """
         data, host = encode(spec, "json"), self._host
         if host.is_symlink(path):
@@ -305,7 +309,7 @@ class CdiSpecs:
         return file is not None and file.st_mtime_ns < latest
 
     def _signature(self, desired: _SpecSource, roots: Roots) -> object:
-        """Changes with whatever the files are made of, and with the files; some forty stat calls."""
+        """Changes with the input of the files, and with the files; some forty stat calls."""
         host = self._host
         here = [f"{roots.dev_here}{place}" for place in _WATCHED]
         devices = [
@@ -321,7 +325,7 @@ class CdiSpecs:
         hooks = self._hooks.programs(desired.settings, roots)
         return desired, hooks, [_mark(host, path) for path in (*devices, *files)]
 
-    # --- saying it -------------------------------------------------------------------------------------
+    # --- reporting -----------------------------------------------------------------------------------------
 
     def _failed(self, plan: Plan, error: GpunodeError) -> None:
         self._written = None
@@ -349,7 +353,7 @@ class CdiSpecs:
         self._condemn({unit: f"no CDI specification has it: {why}" for unit, why in content.missing.items()})
 
     def _condemn(self, reasons: Mapping[str, str], logged: bool = False) -> None:
-        """One that lasts keeps the time when it began."""
+        """A problem that persists keeps the time when it began."""
         now, before = self._host.now(), self._problems
         self._problems = {
             unit: before[unit]

@@ -1,6 +1,6 @@
 """Which kind of machine the GPUs are in: NVIDIA's Linux driver, WSL2 or Tegra.
 
-WSL2 and Tegra have no /dev/nvidiaN, no health events and no way to give out one GPU of several, so there the
+WSL2 and Tegra have no /dev/nvidiaN, no health events and no way to allocate one GPU of several, so there the
 node has one device. gpunode writes no CDI specification for it.
 """
 
@@ -29,7 +29,7 @@ _INTEGRATED = ("(nvgpu)", "NVIDIA Thor")
 
 
 def platform_of(host: Host, settings: Settings, inventory: Inventory) -> str:
-    """nvml, wsl or tegra. Without NVML's answer an empty inventory will do."""
+    """nvml, wsl or tegra. Without a response of NVML's pass an empty inventory."""
     if host.device(_DXG) is not None:
         return WSL
     if settings.device_discovery_strategy != "auto":
@@ -40,13 +40,13 @@ def platform_of(host: Host, settings: Settings, inventory: Inventory) -> str:
 
 
 def tegra_files(host: Host) -> bool:
-    """Whether this is a Tegra by its files, whatever NVML says."""
+    """Whether this is a Tegra by its files, regardless of NVML."""
     family = host.read_text("/sys/devices/soc0/family") or ""
     return host.is_file("/etc/nv_tegra_release") or family.strip().lower().startswith("tegra")
 
 
 def one_device_plan(platform: str, settings: Settings) -> Plan:
-    """The whole node as one device. `ConfigError` if the settings require what isn't supported there."""
+    """The whole node as one device. `ConfigError` if the settings require an unsupported feature."""
     if any(strategy.startswith("cdi-") for strategy in settings.device_list_strategy):
         raise ConfigError(
             f"gpunode writes no CDI specification for {platform}, so device-list-strategy can't be cdi-*",
@@ -62,7 +62,7 @@ def _refusal(settings: Settings) -> str:
     return "MPS needs GPUs that NVML can name" if mps else ""
 
 
-# What of the machine a plan needs beside NVML's answer: where the driver is, which device files it has.
+# What a plan needs of the machine in addition to NVML's report: the driver's directory, and its device files.
 
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 NEEDED = CONTROL[:2]  # without these no container can use CUDA
@@ -70,7 +70,7 @@ NEEDED = CONTROL[:2]  # without these no container can use CUDA
 
 @dataclass(frozen=True)
 class Roots:
-    """The driver's root and that of its device files: as the node calls them, and where this process sees
+    """The driver's root and that of its device files: their path on the node, and where this process sees
     them.
 
     Without a slash at the end, so ``/`` is "".
@@ -99,7 +99,7 @@ class Site:
 
 def find_roots(host: Host, settings: Settings) -> Roots:
     """The driver root is mounted at `container_driver_root` in the plugin's container; on the node itself
-    that directory isn't there."""
+    that directory doesn't exist."""
     driver = settings.driver_root.rstrip("/")
     inside = settings.container_driver_root.rstrip("/")
     mounted = inside != driver and inside != "" and host.is_dir(inside)
@@ -126,7 +126,7 @@ def read_site(host: Host, settings: Settings, inventory: Inventory) -> Site:
 
 
 def still_so(host: Host, settings: Settings, site: Site) -> bool:
-    """Whether what containers share is unchanged; a few stat calls. MIG's table comes with the driver."""
+    """Whether what containers share is unchanged; a few stat calls. MIG's table is part of the driver."""
     return _shared(host, settings) == (site.roots, site.common)
 
 
@@ -148,12 +148,12 @@ def uses_cdi(settings: Settings) -> bool:
 
 
 def _there(host: Host, roots: Roots, path: str) -> bool:
-    """As NVIDIA's plugin: below the device root, or in the plugin's own /dev."""
+    """As in NVIDIA's plugin: below the device root, or in the plugin's own /dev."""
     return host.device(f"{roots.dev_here}{path}") is not None or host.device(path) is not None
 
 
 def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...]:
-    """The classes that are enabled and have something to give."""
+    """The enabled classes that have devices."""
     desired = {
         "gdrcopy": settings.gdrcopy_enabled,
         "gds": settings.gds_enabled,
@@ -161,7 +161,7 @@ def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...
     }
     if not uses_cdi(settings) or not any(desired.values()):
         return ()
-    from gpunode.cdi.build import feature_nodes  # all of the specification's making comes with it
+    from gpunode.cdi.build import feature_nodes  # imports all of the specification builder
 
     found = feature_nodes(host, roots.dev_here)
     return tuple(name for name, on in desired.items() if on and found[name])
@@ -171,6 +171,6 @@ def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...
 
 
 def nvml_library(host: Host, settings: Settings) -> str:
-    """The library's path under the driver root; "" to have NVML found as everywhere else."""
+    """The library's path under the driver root; "" to find NVML in the usual way."""
     root = find_roots(host, settings).driver_here
     return library_in(host, root, library_paths_NVML) if root else ""

@@ -1,7 +1,7 @@
-"""What NVIDIA GPUs are advertised as: MIG strategy, selection, names, sharing.
+"""The resources that NVIDIA GPUs are advertised as: MIG strategy, selection, names, sharing.
 
-One GPU never costs the others: what can't be advertised is left out with its reason. Only settings that can
-hold on no node are an error.
+A GPU that can't be advertised is left out with its reason; the others stay. Only settings that are invalid on
+every node are an error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def mps_refusal(settings: Settings, cuda_version: str, cut_gpus: Container[str])
     return refusal
 
 
-# From a GPU to what of it can be given to a container: the whole, or its MIG devices.
+# The parts of a GPU that can be given to a container: the whole, or its MIG devices.
 
 GPU, MIG = "gpu", "mig"
 
@@ -82,13 +82,13 @@ class Candidate:
 
     @property
     def likeness(self) -> str:
-        """The same for units that can stand in for each other: empty for a whole GPU, else the profile."""
+        """Equal for interchangeable units: empty for a whole GPU, else the profile."""
         return self.unit.profile
 
 
 @dataclass(frozen=True)
 class CutGpu:
-    """What one GPU gives; `left_out` and `warning` say what it doesn't."""
+    """The units of one GPU; `left_out` and `warning` have the others."""
 
     candidates: tuple[Candidate, ...] = ()
     left_out: LeftOut | None = None
@@ -96,7 +96,7 @@ class CutGpu:
 
 
 def cut(gpu: Gpu, strategy: str, facts: NodeFacts) -> CutGpu:
-    """The units of a GPU under a MIG strategy. A GPU that can't be read gives what is known of it."""
+    """The units of a GPU under a MIG strategy. A GPU that can't be read has its last known units."""
     if strategy == "none" or not gpu.mig_enabled:
         return _whole(gpu, facts)
     if gpu.mig:
@@ -162,11 +162,11 @@ def _part(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> Candidate:
 
 
 def with_problem(candidate: Candidate, problem: Problem) -> Candidate:
-    """The first problem counts."""
+    """Only the first problem counts."""
     return candidate if candidate.problem else replace(candidate, problem=problem)
 
 
-# MIG strategy `single`: under one name only what can stand in for each other.
+# MIG strategy `single`: only interchangeable units under one name.
 
 
 def keep_alike(
@@ -174,10 +174,10 @@ def keep_alike(
 ) -> list[Candidate]:
     """The units of one kind, whole GPUs or one MIG profile; `leave_out` is called for the others.
 
-    The kind that is on the most GPUs is kept, so that one GPU which lost its layout, or was cut otherwise,
-    doesn't change what the others are. Of two such kinds MIG goes before whole GPUs, as it is what the
-    strategy is chosen for, then the kind with more devices, then the one of the first GPU. A GPU that can't
-    be read has no vote while another one has.
+    The kind that is on the most GPUs is kept, so that one GPU which lost its layout, or has another one,
+    doesn't change the kind of the others. On a tie MIG is preferred to whole GPUs, because the strategy is
+    chosen for MIG, then the kind with more devices, then that of the first GPU. A GPU that can't be read has
+    no vote while another one has.
     """
     voters = [one for one in candidates if one.sound] or list(candidates)
     kinds = {one.likeness for one in voters}
@@ -189,7 +189,7 @@ def keep_alike(
         return len({one.unit.gpu for one in same}), kind != "", len(same)
 
     ordered = list(dict.fromkeys(one.likeness for one in voters))
-    kept = max(ordered, key=votes)  # the first of several that are equal
+    kept = max(ordered, key=votes)  # on a tie the first
     for one in candidates:
         if one.likeness != kept:
             leave_out(
@@ -210,7 +210,7 @@ DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs n
 
 
 class _Notes:
-    """What a plan has to say beside its resources; filled while it is made."""
+    """Notes of a plan in addition to its resources; filled while it is made."""
 
     def __init__(self) -> None:
         self.left_out: list[LeftOut] = []
@@ -223,9 +223,9 @@ class _Notes:
 def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None = None) -> Plan:
     """Resources and devices for this inventory; files are read, nothing is changed. `site` if it was read.
 
-    `ConfigError` if two entries of a sharing section name the same device, or a name can't be one.
+    `ConfigError` if two entries of a sharing section name the same device, or a name isn't valid.
     """
-    if inventory.simulated:  # it has no device file, and the host machine is irrelevant
+    if inventory.simulated:  # it has no device files, and those of the host machine are irrelevant
         settings = replace(settings, pass_device_specs=False, imex_channel_ids=())
     platform = NVML if inventory.simulated else platform_of(host, settings, inventory)
     if platform != NVML:
@@ -249,7 +249,7 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
 
 
 def _candidates(settings: Settings, inventory: Inventory, site: Site, notes: _Notes) -> list[Candidate]:
-    """Every unit of the node, as people count them."""
+    """Every unit of the node, in the usual order."""
     found: list[Candidate] = []
     for gpu in _distinct(inventory.gpus, notes):
         parts = cut(gpu, settings.mig_strategy, site.facts)
@@ -272,7 +272,7 @@ def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
 
 
 def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidate]:
-    """The kubelet knows devices by their ids: of two that report the same one, the first counts."""
+    """The kubelet knows devices by their ids: of two that report the same id, the first counts."""
     seen: dict[str, str] = {}
     for one in candidates:
         first = seen.setdefault(one.unit.id, one.unit.index)
@@ -308,7 +308,7 @@ def _with_problems(settings: Settings, one: Candidate, problem: Problem | None) 
 
 
 def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> list[Candidate]:
-    """What `include` and `exclude` leave."""
+    """The units that `include` and `exclude` leave."""
     reasons, warnings = deselected(settings, [one.unit for one in candidates])
     notes.warnings += warnings
     for one in candidates:
@@ -349,7 +349,7 @@ def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -
 
 
 def _naming_key(one: Candidate) -> str:
-    """What naming rules go by."""
+    """The text that naming rules match."""
     return one.unit.profile if one.kind == MIG else one.unit.name
 
 

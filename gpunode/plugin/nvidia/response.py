@@ -1,4 +1,4 @@
-"""What a container gets for the devices that the kubelet chose. Pure; looks at no file.
+"""What a container gets for the devices that the kubelet chose. Pure; reads no file.
 
 `NVIDIA_VISIBLE_DEVICES` and the mounts below /var/run/nvidia-container-devices are read by NVIDIA's container
 runtime, CDI names by the engine itself.
@@ -17,7 +17,7 @@ IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 MOUNTED = "/var/run/nvidia-container-devices"
 _ANNOTATION = "nvidia-device-plugin_"
-_MAX_KEY = 63  # of an annotation's name behind its prefix
+_MAX_KEY = 63  # of an annotation's name after its prefix
 _MENDS = {
     "restart-app": "; it returns when the application is restarted",
     "reset": "; reset it: nvidia-smi --gpu-reset -i {0}",
@@ -29,7 +29,7 @@ _MENDS = {
 def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
     """The container's part of an Allocate, see docs/resources.md. Units in request order, each once.
 
-    `AllocationError` names a device that isn't there, with some that are, or one that is unhealthy, with the
+    `AllocationError` names a device that doesn't exist, with some that do, or one that is unhealthy, with the
     reason: a container would not start on it, and would not say why.
     """
     devices = requested(snapshot, ids, _MENDS)
@@ -96,7 +96,7 @@ def _cdi_names(resource: Resource, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def annotation_key(prefix: str, resource: str) -> str:
-    """The same for the same resource, and another one for each resource of a container."""
+    """Equal for the same resource, and different for each resource of a container."""
     name = resource.replace("/", "_")
     if len(_ANNOTATION) + len(name) > _MAX_KEY:
         digest = f"{crc32(name.encode()):08x}"

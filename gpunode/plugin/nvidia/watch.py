@@ -1,11 +1,12 @@
-"""Looks at the GPUs through a child that keeps NVML open (gpu/nvml_watcher.py), and restarts that child.
+"""Reads the GPUs through a child that keeps NVML open (gpu/nvml_watcher.py), and restarts that child.
 
-NVML may hang or crash, and must hang or crash nothing else. A failure that it names itself (driver not
-loaded, library mismatch) is certain at once. When a child is silent or gone, its note says which question to
-which GPU NVML did not answer. A question about links or events is given up for that GPU. Any other one may
-have met the node at a bad moment: the second failure in a row leaves out the GPU that it names, and without a
-name the driver is broken. All of it is tried again later. After timeouts the next question comes later and
-later, as a child stuck in the kernel can't even be killed, and no third child is started beside two such.
+NVML may hang or crash, and must not take the plugin with it. An error that NVML itself reports (driver not
+loaded, library mismatch) is certain at once. When a child is silent or gone, its note says which query to
+which GPU NVML did not answer. A query about links or events is given up for that GPU. Any other one may have
+failed because the node was busy: after the second failure in a row the GPU that it names is left out, and
+without a name the driver is broken. All of it is tried again later. After timeouts the next query waits
+longer each time, because a child stuck in the kernel can't even be killed, and no third child is started
+beside two such.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.model import Sink
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
-# XIDs that happened while no child listened: the kernel's log has them.
+# XIDs that happened while no child listened: from the kernel's log.
 #
-# The log's reader starts where the last child last reported something, so all that comes after it is new; no
-# clock is compared. Lines are taken from the kernel itself only, whatever root's programs write there.
+# The log's reader starts where the last child last reported something, so everything after it is new; no
+# clocks are compared. Only the kernel's own lines count, not those that root's programs write there.
 
 _LOG = "/dev/kmsg"
 _MOST = 256
@@ -68,10 +69,10 @@ class MissedXids:
         self._reader: LogReader | None = None
         self._reason = ""
         self._module = 0
-        self._gap = False  # not before the first child: what was before the plugin is no news
+        self._gap = False  # not before the first child: events before the plugin's start don't count
 
     def open(self) -> None:
-        """Begin here."""
+        """Start reading here."""
         try:
             self._reader = LogReader(self._host.path(_LOG))
         except OSError as error:
@@ -84,18 +85,18 @@ class MissedXids:
             self._reader = None
 
     def heard(self) -> None:
-        """A child runs and reports events: up to here nothing was missed."""
+        """A child runs and reports events: no event was missed up to here."""
         if self._reader is not None:
             with suppress(OSError):
                 self._reader.skip()
 
     def ended(self) -> None:
-        """A child has ended."""
+        """The child has ended."""
         self._gap = True
         self._module = module(self._host)
 
     def take(self, seen: Inventory) -> list[GpuEvent]:
-        """What was missed of these GPUs. Nothing if the driver was reloaded: that has reset them."""
+        """Missed XIDs of these GPUs. None if the driver was reloaded, because that has reset them."""
         gap, self._gap = self._gap, False
         if self._reader is None:
             if gap and self._reason:
@@ -136,17 +137,17 @@ def _place(pci: str) -> tuple[int, str]:
         return -1, pci
 
 
-# One run of the watcher as its parent sees it: it reads lines, calls the sink, and reports how the run ended.
+# One run of the watcher from its parent's view: reads lines, calls the sink, and reports how the run ended.
 
-_CHECK_SECONDS = 5.0  # how often `stopped` is called while nothing comes and nothing wakes the child
+_CHECK_SECONDS = 5.0  # how often `stopped` is called while no line arrives and nothing wakes the child
 _FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a watcher ended. `kind`: stopped (we did), again, error (NVML named it), hung, crashed.
+    """How a watcher ended. `kind`: stopped (by us), again, error (reported by NVML), hung, crashed.
 
-    `question` is what NVML has not answered, and `waiting` the wait for events, if it was in one.
+    `question` is the query that NVML has not answered, and `waiting` the wait for events, if it was in one.
     """
 
     kind: str
@@ -155,7 +156,7 @@ class Outcome:
     waiting: NvmlQuestion | None = None
 
     def ended(self, code: int | None) -> Outcome:
-        """With what the exit code adds: only a signal of the processor or of abort(3) is NVML's crash."""
+        """The end with its exit code: only a signal of the processor or of abort(3) is a crash of NVML's."""
         if self.kind != "crashed":
             return self
         if code is not None and -code in _FATAL:
@@ -165,7 +166,7 @@ class Outcome:
         return replace(self, question=None, reason=self.reason or f"the NVML process {ended}")
 
     def because(self, reason: str) -> Outcome:
-        """With this reason and the question."""
+        """The end with this reason and the query."""
         return replace(self, reason=f"{reason}: {self.question}" if self.question else reason)
 
 
@@ -195,10 +196,10 @@ class Hearing:
         self._missed = missed
         self._seen: Inventory | None = None
         self._watching = False
-        self._whole = False  # GPUs and their events are known, and what was missed was reported
+        self._whole = False  # GPUs and their events are known, and missed events were reported
 
     def run(self, stopped: Callable[[], bool]) -> Outcome:
-        """Until it ends, is silent for too long without another question to NVML, or `stopped`."""
+        """Read until it ends, is silent for too long without another query to NVML, or `stopped`."""
         deadline = self._clock() + self._seconds
         pause = min(_CHECK_SECONDS, self._seconds / 3)
         questions = 0
@@ -232,7 +233,7 @@ class Hearing:
             return self._end("crashed", f"the NVML process printed {line[:100]!r}")
 
     def _catch_up(self) -> None:
-        """Tell what happened between two children, once this one watches the GPUs."""
+        """Report what happened between two children, once this one watches the GPUs."""
         if self._whole:
             self._missed.heard()
         elif self._watching and self._seen is not None:
@@ -310,16 +311,16 @@ class Hearing:
 
 
 def _none(seen: Inventory) -> str:
-    """Why there is no GPU that could be advertised, now or later; "" if there is one."""
+    """Why there is no GPU that could ever be advertised; "" if there is one."""
     if any(gpu.uuid for gpu in seen.gpus):
         return ""
     return "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in seen.gpus) or "NVML lists no GPU"
 
 
 _UNSURE_SECONDS = 5.0  # while there is no GPU, or one is missing
-_LOOK_SECONDS = 1.0  # how soon a driver that was just loaded is noticed
+_LOOK_SECONDS = 1.0  # how soon a newly loaded driver is noticed
 _LONGEST_SECONDS = 600.0
-_GIVEN_UP_SECONDS = 600.0  # after which what was given up is tried again
+_GIVEN_UP_SECONDS = 600.0  # after this time given-up queries are tried again
 _LONGEST_GIVEN_UP_SECONDS = 3600.0
 _AWAY_SECONDS = 120.0  # for how long NVML stays closed on request
 _MOST_STUCK = 2
@@ -327,7 +328,7 @@ _IGNORED = {
     LINKS: "the links of this GPU are ignored",
     EVENTS: "XIDs of this GPU are not noticed: its events can't be watched",
 }
-_STEADY_SECONDS = 60.0  # a child that lived so long was no failure
+_STEADY_SECONDS = 60.0  # a child that ran this long was no failure
 
 Start = Callable[[Mapping[str, Any]], LineChild]
 Topic = tuple[str, int | None]
@@ -336,14 +337,14 @@ Topic = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class _GivenUp:
-    """Until when, and the children that are still stuck in that question."""
+    """Until when, and the children that are still stuck in that query."""
 
     until: float
     stuck: tuple[LineChild, ...] = ()
 
 
 class Watch:
-    """Tells the sink what NVML says. `waiting` is empty once GPUs were seen."""
+    """Reports NVML's data to the sink. `waiting` is empty once GPUs were seen."""
 
     def __init__(self, host: Host, settings: Settings, log: Log, start: Start | None = None) -> None:
         self._host = host
@@ -361,7 +362,7 @@ class Watch:
         self._times: dict[Topic, int] = {}  # how many times each was given up
         self._addresses: tuple[str, ...] = ()
         self._uuids: dict[int, str] = {}  # by index, for the log
-        self._failures = 0  # running, of the kind that NVML doesn't name
+        self._failures = 0  # in a row, of the kind that NVML doesn't report
         self._timeouts = 0
         self._unchanged = 0
         self._away = 0.0  # until when NVML stays closed
@@ -369,10 +370,11 @@ class Watch:
         self._seen = False
         self.waiting = "waiting for the NVIDIA driver"
 
-    # --- what others ask -------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------
 
     def hurry(self) -> None:
-        """Look again now; also ends every wait in here, and the time for which NVML was let go."""
+        """Read the GPUs now; also ends every wait in here, and the time for which NVML is closed on
+        request."""
         self._away = 0.0
         self._look()
 
@@ -384,7 +386,7 @@ class Watch:
                 self._child.wake()
 
     def configure(self, settings: Settings) -> None:
-        """Take other settings; the child is restarted if its own settings changed."""
+        """Apply other settings; the child is restarted if its own settings changed."""
         if settings.health.poll_seconds != self._settings.health.poll_seconds:
             self._settings = settings
             self._anew = True
@@ -402,7 +404,7 @@ class Watch:
     # --- the loop --------------------------------------------------------------------------------------
 
     def run(self, sink: Sink, stop: Event) -> None:
-        if self._settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to ask
+        if self._settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
             self.waiting = ""
             sink.seen(Inventory(""), Topology())
             stop.wait()
@@ -429,12 +431,12 @@ class Watch:
             self._missed.close()
 
     def _listen(self, sink: Sink, stop: Event) -> Outcome:
-        """One child's life."""
+        """Run one child to its end."""
         self._stuck = [child for child in self._stuck if not child.ended()]
         if len(self._stuck) >= _MOST_STUCK:
             return Outcome("hung", f"{len(self._stuck)} processes are stuck inside the driver")
         addresses = gpu_addresses(self._host)
-        if addresses != self._addresses:  # the indices may mean other GPUs now
+        if addresses != self._addresses:  # the indexes may mean other GPUs now
             self._addresses = addresses
             self._given_up.clear()
             self._times.clear()
@@ -465,7 +467,7 @@ class Watch:
         return code
 
     def _judge(self, outcome: Outcome, sink: Sink, lived: float) -> float:
-        """Draw the conclusions from a child's end; seconds until the next one."""
+        """Handle a child's end; return the seconds until the next one."""
         if outcome.kind == "stopped":
             return 0.0
         if lived > _STEADY_SECONDS:
@@ -494,7 +496,7 @@ class Watch:
         named = question is not None and (question.gpus or question.part == EVENTS)
         if question is not None and named and self._failures > 1:
             self._give_up(question, outcome.reason)
-            self._failures, self._timeouts = 1, 0  # a second sick GPU gets no second chance
+            self._failures, self._timeouts = 1, 0  # a second failing GPU gets no second chance
             return 0.0
         self._broken(sink, outcome.reason, sure=self._failures > 1)
         if self._failures == 1:
@@ -505,7 +507,7 @@ class Watch:
         return min(regular, _UNSURE_SECONDS * 2.0 ** min(self._failures - 2, 20))
 
     def _give_up(self, question: NvmlQuestion, reason: str) -> None:
-        """Ask this no more for some time; a child that is stuck in it hinders no other question."""
+        """Stop this query for some time; a child that is stuck in it blocks no other query."""
         stuck, self._stuck = tuple(self._stuck), []
         for index in question.gpus or (None,):
             topic = question.part, index
@@ -527,7 +529,7 @@ class Watch:
         self._say.warning(f"{what}: {reason}", hint="gpunode doctor")
 
     def _inventory_seen(self, reason: str) -> None:
-        """An inventory came; `reason` is why it has no GPU to advertise."""
+        """An inventory arrived; `reason` is why it has no GPU to advertise."""
         self._unchanged = 0
         self._seen = self._seen or not reason
         self.waiting = f"waiting for the NVIDIA driver: {reason}" if reason else ""
@@ -537,7 +539,7 @@ class Watch:
             self._say.reset()
 
     def _pause(self, stop: Event, before: object, seconds: float) -> None:
-        """Wait for the next child; cut short by `hurry`, `stop`, or a driver that comes or goes."""
+        """Wait for the next child; cut short by `hurry`, `stop`, or a driver that is loaded or unloaded."""
         deadline = self._host.monotonic() + seconds
         while not stop.is_set() and not self._soon.is_set():
             left = deadline - self._host.monotonic()
@@ -555,13 +557,13 @@ class Watch:
             self._soon.wait(_LOOK_SECONDS)
             if module(self._host) not in (0, before):
                 break
-        self._missed.heard()  # the caller was at work on the GPUs
+        self._missed.heard()  # the administrator worked on the GPUs
         self._away = 0.0
 
     # --- a child ---------------------------------------------------------------------------------------
 
     def _due_again(self) -> bool:
-        """Whether something that was given up is to be tried again; not while a child is stuck in it."""
+        """Whether something that was given up must be tried again; not while a child is stuck in it."""
         now = self._host.monotonic()
         due = [
             topic
@@ -573,7 +575,7 @@ class Watch:
         return bool(due)
 
     def _options(self) -> dict[str, Any]:
-        """What `gpu.nvml_watcher.Options` and `nvml.Nvml.for_parent` read."""
+        """The options for `gpu.nvml_watcher.Options` and `nvml.Nvml.for_parent`."""
         return {
             **nvml_options(self._host, nvml_library(self._host, self._settings)),
             "poll": self._settings.health.poll_seconds,
@@ -587,7 +589,7 @@ class Watch:
         return start(self._host, "gpunode.gpu.nvml_watcher", options)
 
     def _replay(self, sink: Sink, stop: Event) -> None:
-        """A recorded machine answers once and for all."""
+        """A recorded machine answers once, and never changes."""
         seen = probe(self._host)
         if seen.inventory is not None:
             sink.seen(seen.inventory, Topology())

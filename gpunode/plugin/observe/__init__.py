@@ -1,1 +1,1 @@
-"""What others see of a running plugin: metrics, health endpoints, the status file."""
+"""Observability of a running plugin: metrics, health endpoints, the status file."""

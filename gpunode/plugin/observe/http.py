@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             return text(500, "this page could not be made; the log says why")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: requests arrive every few seconds."""
+        """Does nothing: requests arrive every few seconds."""
 
 
 # The pages. A part of the service.
@@ -210,7 +210,7 @@ STUCK_SECONDS = 10.0
 
 
 class Endpoints:
-    """Takes the port at once, so that a start that can't have it fails; answers from the first turn on."""
+    """Opens the port at once, so that a start without it fails; answers from the first turn on."""
 
     def __init__(self, service: PluginService) -> None:
         if find_spec("prometheus_client") is None:
@@ -272,6 +272,6 @@ class Endpoints:
 
 
 def listen_address(given: str) -> tuple[str, int]:
-    """``127.0.0.1:9400``, ``[::1]:9400`` or ``:9400`` as address and port; an empty address is every one."""
+    """``127.0.0.1:9400``, ``[::1]:9400`` or ``:9400`` as address and port; an empty address means all."""
     address, _, port = given.rpartition(":")
     return address.removeprefix("[").removesuffix("]"), int(port)

@@ -191,10 +191,10 @@ FAMILIES = {
 }
 
 
-# What has happened since the start, counted: calls of the kubelet and the GPUs' events.
+# Counters since the start: calls of the kubelet and the GPUs' events.
 #
-# Plain numbers under one lock, as they are counted while a pod waits; the metrics are made of them when a
-# scraper requests them.
+# Plain numbers under one lock, because they are counted while a pod waits; the metrics are made of them when
+# a scraper requests them.
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Upper ends of the latency histogram's buckets, seconds; one more bucket has what took longer."""
@@ -204,7 +204,7 @@ STREAM = "ListAndWatch"
 
 @dataclass(frozen=True)
 class Latency:
-    """A histogram: how many calls fell into each bucket (not cumulated), and their seconds together."""
+    """A histogram: how many calls fell into each bucket (not cumulated), and the sum of their seconds."""
 
     buckets: tuple[int, ...]
     seconds: float
@@ -212,9 +212,9 @@ class Latency:
 
 @dataclass(frozen=True)
 class Counts:
-    """`calls` by resource, method and gRPC code; `devices` handed out and `fallbacks` by resource.
+    """`calls` by resource, method and gRPC code; allocated `devices` and `fallbacks` by resource.
 
-    `events` are by the GPU's UUID and the XID, or the event's kind where it is none.
+    `events` are by the GPU's UUID and the XID, or the event's kind where it isn't an XID.
     """
 
     calls: Mapping[tuple[str, str, str], int]
@@ -237,7 +237,7 @@ class Counters:
         self._events: dict[tuple[str, str], int] = {}
 
     def call(self, call: Call) -> None:
-        """One RPC was answered. How long a stream lived is no latency."""
+        """An RPC was answered. The duration of a stream isn't a latency."""
         key = (call.resource, call.method, call.code)
         with self._lock:
             self._calls[key] = self._calls.get(key, 0) + 1
@@ -274,8 +274,8 @@ class Counters:
 
 # The present values of the metrics in `FAMILIES`, gathered from the service, in no exposition format yet.
 #
-# What can't be attributed isn't invented: a shared GPU's use can't be assigned to one container, and NVML
-# doesn't report the utilization of a MIG device.
+# Values that can't be attributed are left out: a shared GPU's use can't be assigned to one container, and
+# NVML doesn't report the utilization of a MIG device.
 
 _OUTCOMES = {
     "OK": "ok",
@@ -283,7 +283,7 @@ _OUTCOMES = {
     "INVALID_ARGUMENT": "invalid",
     "FAILED_PRECONDITION": "unhealthy",
 }
-_MOST_HOLDINGS = 4096  # a node runs a few hundred pods; what is above is a mistake or an attack
+_MOST_HOLDINGS = 4096  # a node runs a few hundred pods; more is a mistake or an attack
 
 
 class Sample(NamedTuple):
@@ -329,8 +329,8 @@ def _driver_gone(service: PluginService) -> bool:
 def of_counts(counts: Counts, resources: Collection[str] = ()) -> Iterator[Sample]:
     """Calls and events; the histogram is not among them.
 
-    What is counted of `resources` is there from the start, as 0: Prometheus' increase() doesn't see the step
-    to the first value of a counter that wasn't there before.
+    Counters of `resources` exist from the start, as 0: Prometheus' increase() doesn't see the step to the
+    first value of a counter that didn't exist before.
     """
     outcomes = {(name, outcome): 0 for name in resources for outcome in (*_OUTCOMES.values(), "error")}
     for (resource, method, code), number in counts.calls.items():
@@ -371,7 +371,7 @@ def of_gpus(service: PluginService) -> Iterator[Sample]:
 
 
 def _problems(service: PluginService) -> dict[str, dict[str, Problem]]:
-    """By GPU and code; the oldest of a kind."""
+    """By GPU and code; of one kind the oldest."""
     found: dict[str, dict[str, Problem]] = {}
     for snapshot in service.snapshots.values():
         for device in snapshot.devices:
@@ -394,7 +394,7 @@ def _use_of_gpu(gpu: Gpu, uuid: str, reading: Reading | None) -> Iterator[Sample
 
 
 def of_containers(service: PluginService, holdings: tuple[Holding, ...]) -> Iterator[Sample]:
-    """What containers hold of our resources, and its use where it is theirs alone."""
+    """Our resources in use by containers, and their utilization where a container has the GPU alone."""
     snapshots = service.snapshots
     readings = service.ledger.readings_now
     make = service.settings.vendor
@@ -481,7 +481,8 @@ class ServiceCollector(Collector):
 
 
 def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
-    """In the order of `FAMILIES`; one without a sample is left out, and of twins the last one counts."""
+    """In the order of `FAMILIES`; families without a sample are left out, and of duplicates the last one
+    counts."""
     by_name: dict[str, dict[tuple[str, ...], float]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, {})[sample.labels] = float(sample.value)
@@ -502,7 +503,7 @@ def _cumulated(buckets: Iterable[int]) -> Iterator[tuple[str, float]]:
 
 
 class Pods:
-    """What containers hold; queried only on request and at most every few seconds."""
+    """Allocations of containers; queried only on request and at most every few seconds."""
 
     def __init__(self, service: PluginService) -> None:
         self._service = service

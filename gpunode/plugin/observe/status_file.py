@@ -1,7 +1,7 @@
-"""The serving plugin's own account of itself, a file: what it advertises, who is unhealthy and why.
+"""The serving plugin's own status, a file: what it advertises, which devices are unhealthy and why.
 
 `plugin status` reads it (`read_own_status`). It is written when something changed, at most once a second, and
-by a thread that lives only for that: a disk that is busy must not hold up the registration with the kubelet.
+by a thread that exists only for that: a busy disk must not delay the registration with the kubelet.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService
 
 
-# Reading back what the serving plugin wrote of itself (status_file.py), and whether it still lives.
+# Reader of the serving plugin's status file, and whether the plugin still runs.
 #
-# The file is input like any other: a field of the wrong kind counts as one that isn't there.
+# The file is untrusted: a field of the wrong type counts as missing.
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OwnUnit:
 
 @dataclass(frozen=True)
 class OwnResource:
-    """A resource of our plugin. `status` says for people how the kubelet takes it."""
+    """A resource of our plugin. `status` describes its registration with the kubelet, for people."""
 
     name: str
     socket: str
@@ -62,7 +62,7 @@ class OwnResource:
 
 @dataclass(frozen=True)
 class OwnStatus:
-    """`state`: serving, ended (in order), gone (without a word) or unknown. Times are seconds of the epoch.
+    """`state`: serving, ended (in order), gone (killed) or unknown. Times are seconds since the epoch.
 
     `status` is the plugin's own line for people.
     """
@@ -87,7 +87,7 @@ class OwnStatus:
 
 
 def read_own_status(host: Host, state_dir: str) -> OwnStatus | None:
-    """None if no plugin of ours has served here. `Unreadable`, or `ConfigError` for a damaged file."""
+    """None if no plugin of gpunode's has served here. `Unreadable`, or `ConfigError` for a damaged file."""
     path = status_path(state_dir)
     text = host.read_text(path)
     if text is None:
@@ -112,7 +112,7 @@ class _Identity:
 
 
 def _state(host: Host, own: OwnStatus, process: _Identity) -> str:
-    """A process number means something in its own namespace only; elsewhere its sockets have to show it."""
+    """A process number is valid only in its own PID namespace; elsewhere its sockets must show it."""
     if own.stopped:
         return "ended"
     booted = boot_id(host)
@@ -120,7 +120,7 @@ def _state(host: Host, own: OwnStatus, process: _Identity) -> str:
         return "gone"
     namespace = process.pid_namespace
     if host.live and namespace and namespace == host.readlink("/proc/self/ns/pid"):
-        began = start_ticks(host, own.pid)  # another process may have got the number
+        began = start_ticks(host, own.pid)  # another process may have the number now
         return "serving" if began is not None and began == process.start_ticks else "gone"
     states = {host.socket_state(resource.socket) for resource in own.resources if resource.socket}
     if "listening" in states:
@@ -130,7 +130,7 @@ def _state(host: Host, own: OwnStatus, process: _Identity) -> str:
 
 # The device plugins' sockets in the kubelet's directory: who listens, and which are dead.
 #
-# Each is only connected to; nothing is said. See `Host.listener`.
+# Each is only connected to; no data is sent. See `Host.listener`.
 
 _KUBELET = "kubelet.sock"
 
@@ -181,10 +181,10 @@ def _is_socket(host: Host, path: str, name: str) -> bool:
 
 FORMAT = 1
 _LEAST_SECONDS = 1.0
-_AGAIN_SECONDS = 30.0  # after a write that failed: the disk may have room by then
+_AGAIN_SECONDS = 30.0  # after a write that failed: the disk may have space by then
 _BUSY_SECONDS = 0.1  # until the writer is checked again
 _LAST_SECONDS = 1.0
-_FIRST_SECONDS = 0.2  # registration waits so long at most for a busy disk
+_FIRST_SECONDS = 0.2  # the longest time that registration waits for a busy disk
 
 
 class StatusFile:
@@ -206,7 +206,8 @@ class StatusFile:
         service.before_registering.append(self._announce)
 
     def _announce(self) -> None:
-        """Write new resources before they are registered: until then `plugin status` calls them another's."""
+        """Write new resources before they are registered: until then `plugin status` reports them as another
+        plugin's."""
         before = self._writer
         if before is not None:
             before.join(_FIRST_SECONDS)
@@ -220,7 +221,7 @@ class StatusFile:
         seen = self._seen()
         if now < self._next or (self._writer is not None and self._writer.is_alive()):
             if seen != self._shown:
-                # no other news need follow, and the next turn without news is seconds away
+                # no other event need follow, and the next turn without one is seconds away
                 self._service.again_within(max(self._next - now, _BUSY_SECONDS))
             return
         if seen != self._shown or (self._trouble and now >= self._again):
@@ -230,15 +231,15 @@ class StatusFile:
             self._write(describe(self._service))
 
     def close(self) -> None:
-        """Says that the plugin ended in order; the last news of the GPUs stays."""
+        """Write that the plugin ended in order; the last state of the GPUs stays."""
         if self._writer is not None:
             self._writer.join(_LAST_SECONDS)
         last = {**describe(self._service), "ready": False, "stopped": self._host.now()}
         self._write(last).join(_LAST_SECONDS)
 
     def _seen(self) -> object:
-        """Whatever is cheap to compare and differs when the file would. Snapshots are the same objects while
-        nothing changes, which makes comparing a thousand devices one comparison."""
+        """A value that is cheap to compare and differs whenever the file would. Snapshots are the same
+        objects while nothing changes, so a thousand devices are compared at once."""
         service = self._service
         return (
             [feed.snapshot() for feed in service.ledger.feeds.values()],
@@ -273,7 +274,7 @@ class StatusFile:
 
 
 def describe(service: PluginService) -> dict[str, Any]:
-    """What the service advertises and how the kubelet takes it; plain JSON."""
+    """The advertised resources and their registration with the kubelet; plain JSON."""
     settings = service.settings
     return {
         "ready": service.ready,

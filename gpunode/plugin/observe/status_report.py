@@ -88,7 +88,7 @@ class ResourceStatus:
     """`plugin` is gpunode, other or, if no plugin was seen, empty.
 
     `capacity` is None for another plugin's: the kubelet doesn't report it. `registered` is whether the
-    kubelet has it, None if that could not be queried. `status` is our plugin's, or what the kubelet shows
+    kubelet has it, None if that could not be queried. `status` is our plugin's, or the kubelet's evidence
     against it.
     """
 
@@ -104,7 +104,7 @@ class ResourceStatus:
 
 @dataclass(frozen=True)
 class Known:
-    """What could be found out. `allocatable` is None if the kubelet didn't report it."""
+    """The results of all queries. `allocatable` is None if the kubelet didn't report it."""
 
     own: OwnStatus | None = None
     allocatable: Mapping[str, Sequence[str]] | None = None
@@ -115,7 +115,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Report:
-    """Units are ordered as people count them."""
+    """Units are in the usual order."""
 
     resources: tuple[ResourceStatus, ...]
     units: tuple[UnitStatus, ...]
@@ -123,7 +123,7 @@ class Report:
 
 
 def make_report(known: Known) -> Report:
-    """Everything in one."""
+    """The whole report."""
     own = {one.name: one for one in known.own.resources} if known.own and known.own.current else {}
     names = {*own, *(known.allocatable or {}), *(one.resource for one in known.holdings)}
     shown = sorted(name for name in names if name in own or known.every_resource or _of_gpus(known, name))
@@ -137,14 +137,14 @@ def make_report(known: Known) -> Report:
 
 
 def _of_gpus(known: Known, name: str) -> bool:
-    """By its name, or because its devices are called as GPUs are."""
+    """Whether the resource is one of GPUs: by its name, or because its devices have ids of GPUs."""
     if "gpu" in name or "/mig-" in name:
         return True
     return any(device.startswith(_GPU_IDS) for device in _devices(known, name))
 
 
 def _devices(known: Known, name: str) -> list[str]:
-    """What the kubelet knows of a resource: allocatable or held."""
+    """What the kubelet reports of a resource: allocatable or held."""
     allocatable = (known.allocatable or {}).get(name, ())
     return [*allocatable, *(item for one in known.holdings if one.resource == name for item in one.ids)]
 
@@ -172,7 +172,8 @@ def _resource(
 
 
 def _lost(own: OwnResource, allocatable: Mapping[str, Sequence[str]] | None) -> str:
-    """How a kubelet that has our registration allocates none of our devices; empty if that isn't so.
+    """How a kubelet with our registration doesn't allocate from us: none of our devices is allocatable; empty
+    if some are.
 
     The kubelet allocates from the plugin that registered last, and keeps our stream open.
     """
@@ -263,7 +264,7 @@ class _Places:
         return self._found.get(unit_id) or OwnUnit(unit_id, unit_id, "", "", "", 1, 1, None)
 
     def unadvertised(self, units: Iterable[UnitStatus], left_out: Iterable[LeftOut]) -> list[UnitStatus]:
-        """The GPUs that no plugin offers, nor a part of them."""
+        """The GPUs that no plugin offers, not even in part."""
         offered = {name for unit in units for name in (unit.id, unit.gpu, self.find(unit.id).gpu)}
         reasons = {name: item.reason for item in left_out for name in (item.id, item.index) if name}
         return [
@@ -299,7 +300,7 @@ def _trouble(problem: Problem | None) -> Trouble | None:
 
 
 def utc_time(seconds: float) -> str:
-    """2026-05-01T12:00:00Z; empty for a time that isn't known, or can't be one."""
+    """2026-05-01T12:00:00Z; empty for an unknown or invalid time."""
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else ""
     except (ValueError, OverflowError, OSError):

@@ -1,1 +1,1 @@
-"""Nodes that aren't there, for schedulers and clusters under test."""
+"""Simulated nodes, for schedulers and clusters under test."""

@@ -1,4 +1,4 @@
-"""The backend of a simulated node: it plans, answers and places as NVIDIA's does, without a single GPU."""
+"""The backend of a simulated node: it plans, answers and places as NVIDIA's does, without any GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SimulatedBackend:
         spec = self._settings.simulate
         self._log.warning("these GPUs are simulated", simulate=spec, gpus=len(self._node.inventory.gpus))
         self._tell(sink)
-        if stop.is_set():  # who only wanted to see them
+        if stop.is_set():  # a caller that only wanted to see them
             return
         control = self._control(sink)
         next_reading = 0.0
@@ -88,19 +88,19 @@ class SimulatedBackend:
             sink.broken(self._node.driver_gone, True)
 
     def hurry(self) -> None:
-        """Nothing to look at: events are reported at once."""
+        """Does nothing: events are reported at once."""
 
     def let_go(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no handle is kept open."""
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
         return self._nvidia.plan(settings, on_machine(inventory, self._host))
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
-        """No CDI specification: it would name device nodes that aren't there."""
+        """No CDI specification, because it would name missing device nodes."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
-        """The variables alone: a container with a mount or a device node that isn't there doesn't start."""
+        """Only the variables: a container with a missing mount or device node doesn't start."""
         real = self._nvidia.answer(settings, snapshot, ids)
         return Answer(envs={**real.envs, MARK: "1"})
 

@@ -1,4 +1,4 @@
-"""What can be made to happen to simulated GPUs, as one JSON object per line. Pure.
+"""Faults that can be injected into simulated GPUs, as one JSON object per line. Pure.
 
 ``{"gpu": 3, "xid": 79}``: one key is the fault's name with its value, `gpu` an index, a UUID or ``all``, `gi`
 and `ci` the MIG instance that an XID names; a script's lines also have `at`, seconds from its start.
@@ -25,8 +25,8 @@ _LAST_SECOND = 86400.0
 
 @dataclass(frozen=True)
 class Kind:
-    """One fault. `value` is ``number``, ``layout``, ``""`` for none, or the words that it may be; the first
-    of them is meant where none is given. `whole` faults concern the node, not a GPU."""
+    """One fault. `value` is ``number``, ``layout``, ``""`` for none, or the allowed words; the first one is
+    the default. `whole` faults concern the node, not a GPU."""
 
     help: str
     value: str | tuple[str, ...] = ""
@@ -56,7 +56,7 @@ FAULTS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing to happen. `value` is a number's digits, a word or a layout; `at` is a script's."""
+    """One fault to inject. `value` is a number's digits, a word or a layout; `at` is a script's."""
 
     name: str
     value: str = ""
@@ -67,7 +67,7 @@ class Fault:
 
     @property
     def line(self) -> str:
-        """As it goes over the socket."""
+        """The fault as it is sent over the socket."""
         whole = {self.name: self.value or True, "gpu": self.gpu, "gi": self.gi, "ci": self.ci}
         return json.dumps({key: value for key, value in whole.items() if value not in ("", None)})
 
@@ -75,7 +75,7 @@ class Fault:
 def make_fault(
     name: str, value: str = "", gpu: str = "", gi: int | None = None, ci: int | None = None, at: float = 0.0
 ) -> Fault:
-    """A fault that makes sense by itself. `UsageError` says what doesn't, and what would."""
+    """Parse one fault. `UsageError` has the reason for an invalid one, and the valid values."""
     kind = FAULTS.get(name)
     if kind is None:
         raise UsageError(f"no fault is called {name!r}", hint=f"one of: {', '.join(FAULTS)}")
@@ -95,7 +95,7 @@ def make_fault(
 
 
 def parse_fault(text: str) -> Fault:
-    """One line. `UsageError` or `ConfigError` says what is wrong with it."""
+    """One line. `UsageError` or `ConfigError` has the reason if it is invalid."""
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -122,7 +122,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def parse_script(text: str, path: str) -> tuple[Fault, ...]:
-    """Every line of a script in the order of its time; empty lines and ``#`` comments are passed over."""
+    """Every line of a script in the order of its time; empty lines and ``#`` comments are skipped."""
     return tuple(sorted(_lines(text, path), key=lambda fault: fault.at))
 
 
@@ -135,7 +135,7 @@ def _lines(text: str, path: str) -> Iterator[Fault]:
                 raise ConfigError(f"{path}:{number}: {error.message}", hint=error.hint) from error
 
 
-# The way to a running simulated plugin: a unix socket, one JSON line for each fault, one for each answer.
+# Protocol of a running simulated plugin: a unix socket, one JSON line for each fault, one for each answer.
 
 _LONGEST = 4096
 _CLIENT_SECONDS = 1.0
@@ -143,12 +143,12 @@ _ANSWER_SECONDS = 10.0
 
 
 def socket_path(state_dir: str) -> str:
-    """Where a simulated plugin listens for faults."""
+    """The socket on which a simulated plugin listens for faults."""
     return f"{state_dir.rstrip('/')}/simulated.sock"
 
 
 class Control:
-    """The listening end, one thread's own. `apply` lets a fault happen."""
+    """The server's end, for one thread. `apply` injects a fault."""
 
     def __init__(self, host: Host, state_dir: str, apply: Callable[[Fault], None]) -> None:
         self._host = host
@@ -158,7 +158,7 @@ class Control:
         self._listening = host.listen_unix(self.path)
 
     def serve(self, seconds: float) -> None:
-        """Wait at most so long for a client, and execute all its requests."""
+        """Wait at most this long for a client, and execute all its requests."""
         self._listening.settimeout(seconds)
         try:
             client, _ = self._listening.accept()
@@ -169,7 +169,7 @@ class Control:
             try:
                 self._answer_all(client)
             except OSError:
-                return  # it is gone, or says nothing: the next one may have more to say
+                return  # the client is gone, or sends nothing: continue with the next one
 
     def _answer_all(self, client: socket.socket) -> None:
         with client.makefile("rwb") as lines:
@@ -190,7 +190,7 @@ class Control:
 
 
 class Client:
-    """The asking end. `PreconditionError` if no simulated plugin listens there."""
+    """The client's end. `PreconditionError` if no simulated plugin listens there."""
 
     def __init__(self, host: Host, state_dir: str) -> None:
         path = socket_path(state_dir)
@@ -204,7 +204,7 @@ class Client:
         self._lines = self._connection.makefile("rwb")
 
     def send(self, fault: Fault) -> None:
-        """Let it happen; back when it has. `DaemonError` if the plugin refuses it, with its words."""
+        """Inject it; return when it has happened. `DaemonError` with the plugin's message if it refuses."""
         try:
             self._lines.write(fault.line.encode() + b"\n")
             self._lines.flush()

@@ -50,13 +50,13 @@ _Value = TypeVar("_Value")
 
 
 class AdmissionError(ValueError):
-    """The pod is refused, and why."""
+    """The pod is refused; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Allocation:
     """What a container gets. Mounts are container path to (host path, read-only), devices container path to
-    (host path, permissions). `conflicts` are what a second resource said of something already said.
+    (host path, permissions). `conflicts` are values of a second resource that differ from the first one's.
     """
 
     ids: tuple[str, ...]
@@ -84,8 +84,8 @@ class Held:
 
 
 def merged(parts: Sequence[Held]) -> Allocation:
-    """Environment by name, mounts and devices by container path, annotations by key, CDI devices by name:
-    what was seen first wins, and another value is a conflict that only the log would show."""
+    """Environment by name, mounts and devices by container path, annotations by key, CDI devices by name: the
+    first value counts, and a different one is a conflict that only the log would show."""
     envs: dict[str, str] = {}
     mounts: dict[str, tuple[str, bool]] = {}
     devices: dict[str, tuple[str, str]] = {}
@@ -111,12 +111,12 @@ def _take(found: dict[str, _Value], more: Mapping[str, _Value]) -> list[str]:
 
 
 def topped_up(hint: Sequence[str], free: set[str], count: int) -> list[str]:
-    """The plugin's answer is a hint: what is not free is dropped, what is lacking is added."""
+    """The plugin's answer is a hint: devices that aren't free are dropped, missing ones are added."""
     chosen = [item for item in dict.fromkeys(hint) if item in free][:count]
     return chosen + sorted(free - set(chosen))[: count - len(chosen)]
 
 
-# The kubelet's file of what it gave to whom, ``kubelet_internal_checkpoint``.
+# The kubelet's file of its allocations, ``kubelet_internal_checkpoint``.
 
 NAME = "kubelet_internal_checkpoint"
 NO_NUMA_NODE = -1
@@ -129,7 +129,7 @@ def write(
     healthy: Mapping[str, Iterable[str]],
     numa: Mapping[str, Mapping[str, int]],
 ) -> None:
-    """Put it beside the sockets. `numa` is each resource's NUMA node by device."""
+    """Write it beside the sockets. `numa` is each resource's NUMA node by device."""
     data = {
         "PodDeviceEntries": [_entry(one, numa.get(one.resource, {})) for one in held] or None,
         "RegisteredDevices": {name: sorted(ids) for name, ids in healthy.items()},
@@ -143,7 +143,7 @@ def write(
 
 
 def read(host: Host, directory: str) -> list[Held]:
-    """What containers hold; nothing if there is no file."""
+    """The recorded allocations; none if there is no file."""
     text = host.read_text(f"{directory}/{NAME}")
     entries = (json.loads(text)["Data"]["PodDeviceEntries"] or ()) if text else ()
     return [
@@ -264,7 +264,7 @@ class Endpoints:
             self._changed.notify_all()
 
     def devices(self, resource: str) -> dict[str, pb.Device]:
-        """All of them, healthy or not; none once the resource was without an endpoint for too long."""
+        """All devices, healthy or not; none once the resource was without an endpoint for too long."""
         with self._changed:
             endpoint = self._endpoints.get(resource)
             stopped = endpoint.stopped_at if endpoint is not None else None
@@ -503,7 +503,7 @@ class PodResources:
         return list(pods.values())
 
 
-# The stand-in as a whole: its life, what a node shows, admitting pods.
+# The whole simulated kubelet: start and stop, the node's state, admission of pods.
 
 
 @dataclass(frozen=True)
@@ -561,7 +561,7 @@ class KubeletStub:
         self.watcher.start()
 
     def stop(self) -> None:
-        """Go away: every connection to a plugin ends, and so does kubelet.sock."""
+        """Stop: every connection to a plugin ends, and kubelet.sock is removed."""
         self._save()
         self.watcher.stop()
         servers, self._servers = self._servers, []
@@ -570,15 +570,16 @@ class KubeletStub:
         self.endpoints.close()
 
     def restart(self) -> None:
-        """As a kubelet does. `inodes` shows which inode numbers kubelet.sock has had; they may repeat."""
+        """Restart as a kubelet does. `inodes` has the inode numbers that kubelet.sock has had; they may
+        repeat."""
         self.stop()
         self.start()
 
     def tear_down(self, resource: str) -> None:
-        """What the cleanup after an older stream does to the registration that it meets (before 1.34)."""
+        """Do what the cleanup after an older stream does to a present registration (before 1.34)."""
         self.endpoints.disconnect(resource)
 
-    # --- what a node shows -----------------------------------------------------------------------------
+    # --- the node's state -----------------------------------------------------------------------------------
 
     def capacity(self, resource: str) -> int:
         """Devices known, healthy or not."""
@@ -589,7 +590,7 @@ class KubeletStub:
         return len(self.endpoints.healthy(resource))
 
     def unhealthy(self, resource: str) -> tuple[str, ...]:
-        """Ids that the node would not hand out, sorted."""
+        """Ids that the node would not allocate, sorted."""
         with self._changed:
             return tuple(sorted(set(self.endpoints.devices(resource)) - self.endpoints.healthy(resource)))
 
@@ -610,7 +611,7 @@ class KubeletStub:
             return len(self.endpoints.healthy(resource))
 
     def held(self) -> list[Held]:
-        """What containers hold, in the order in which they got it."""
+        """Present allocations, in the order in which containers got them."""
         with self._changed:
             return list(self._held)
 
@@ -625,7 +626,8 @@ class KubeletStub:
         return merged([held])
 
     def release(self, resource: str, ids: Sequence[str]) -> None:
-        """The pods that hold any of these are gone; written when something else is, as the real one does."""
+        """Remove the pods that hold any of these; the file is written at the next change, as by the real
+        kubelet."""
         gone = set(ids)
         with self._changed:
             self._held = [
@@ -633,7 +635,8 @@ class KubeletStub:
             ]
 
     def admit(self, pod: str, container: str, requests: Mapping[str, int]) -> Allocation:
-        """A container with several resources. One that was admitted before gets what it had, unasked.
+        """A container with several resources. A restarted one gets its previous devices without another
+        Allocate.
 
         `AdmissionError` as the pod's event would have it: too few devices, a plugin's error, or a device from
         before that has become unhealthy.
@@ -649,7 +652,7 @@ class KubeletStub:
         return merged(parts)
 
     def remove(self, pod: str) -> None:
-        """The pod has ended."""
+        """End the pod."""
         with self._changed:
             self._held = [one for one in self._held if one.pod != pod]
         self._save()
@@ -677,7 +680,7 @@ class KubeletStub:
         response = endpoint.call("Allocate")(request, timeout=5.0)
         if not response.container_responses:
             raise AdmissionError(f"no containers return in allocation response for {resource}")
-        answer = response.container_responses[0].SerializeToString()  # the kubelet reads no other
+        answer = response.container_responses[0].SerializeToString()  # the kubelet reads no other one
         held = Held(pod, container, resource, tuple(chosen), answer)
         with self._changed:
             self._held.append(held)

@@ -1,4 +1,4 @@
-"""A node that isn't there: its GPUs, what happened to them, and what NVML would say of it now."""
+"""A simulated node: its GPUs, the faults injected into them, and what NVML would report now."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
 from gpunode.plugin.simulate.faults import ALL, Fault
 
-# The GPUs that can be simulated: as NVML names them, how a usual server holds them, how MIG divides them.
+# The GPU models that can be simulated: NVML's names, their usual servers, and their MIG profiles.
 #
-# Names, memory and links are as nvidia-smi shows them on such machines; MIG profiles and where they may lie
-# are NVIDIA's MIG user guide's, for the seven-slice GPUs after Hopper taken to be as on Hopper.
+# Names, memory and links are as nvidia-smi shows them on such machines; MIG profiles and their placements are
+# from NVIDIA's MIG user guide, for the seven-slice GPUs after Hopper assumed to be as on Hopper.
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Model:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """What MIG offers on it, largest first."""
+        """The MIG profiles that it offers, largest first."""
         if not self.mig:
             return ()
         if self.slots == 4:
@@ -164,14 +164,15 @@ Placed = tuple[Profile, int]
 
 
 def stable_uuid(*of: object) -> str:
-    """The same for the same node and index, and another for every other."""
+    """An id that is equal for the same node and index, and different for all others."""
     bits = Random("/".join(map(str, of))).getrandbits(128)  # noqa: S311 - a name; hashlib would load OpenSSL
     hexadecimal = f"{bits:032x}"
     return "-".join(hexadecimal[low:high] for low, high in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
 
 
 def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
-    """Each profile with the slot where it starts. `UsageError` if the GPU has no such profile, or no room."""
+    """Each profile with the slot where it starts. `UsageError` if the GPU has no such profile, or no free
+    slots."""
     known = {profile.name: profile for profile in model.profiles}
     if not known:
         raise UsageError(f"{model.name} has no MIG")
@@ -196,7 +197,7 @@ def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
 
 
 def _place(desired: Sequence[Profile], taken: frozenset[int]) -> tuple[Placed, ...] | None:
-    """The first way to lay them side by side; at most seven, so trying is quick."""
+    """The first possible placement; with at most seven profiles, trying is quick."""
     if not desired:
         return ()
     for start in desired[0].starts:
@@ -208,7 +209,7 @@ def _place(desired: Sequence[Profile], taken: frozenset[int]) -> tuple[Placed, .
 
 
 def devices(gpu: Gpu, layout: Sequence[Placed], model: Model) -> tuple[MigDevice, ...]:
-    """What NVML would list: instance ids count through the halves of the memory, as on hardware: 0 for all of
+    """What NVML would list: instance ids are numbered by parts of the memory, as on hardware: 0 for all of
     it, 1 and 2 for its halves, 3 to 6 for the quarters, from 7 on the single slots."""
     made = []
     for index, (profile, start) in enumerate(layout):
@@ -220,7 +221,7 @@ def devices(gpu: Gpu, layout: Sequence[Placed], model: Model) -> tuple[MigDevice
     return tuple(made)
 
 
-# From ``--simulate h100:8`` to a node: its inventory and how the GPUs hang together. Pure.
+# From ``--simulate h100:8`` to a node: its inventory and the links between its GPUs. Pure.
 #
 # A specification is one or more groups joined by ``+``: ``MODEL[:COUNT][,key=value...]``. The keys of a
 # group: ``mig`` (a layout such as ``3g.20gb/1g.5gb*4``, on each of its GPUs) and ``links`` (``nvswitch``,
@@ -256,7 +257,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for a GPU on the node: what `load` puts there, and its group, by number."""
+    """A slot for a GPU on the node: the entry of `load` for it, and its group, by number."""
 
     gpu: Gpu
     group: int
@@ -264,7 +265,8 @@ class Slot:
 
 
 def load(spec: str, host: Host | None = None) -> tuple[Inventory, Topology]:
-    """The node that `spec` describes. `UsageError` says what is wrong with it, and what there is."""
+    """The node that `spec` describes. `UsageError` has the reason for an invalid one, and the valid
+    values."""
     groups = parse(spec)
     found = slots(groups, host)
     options = _node_options(groups)
@@ -319,7 +321,7 @@ def _node_options(groups: tuple[Group, ...]) -> dict[str, str]:
 
 
 def node_name(groups: tuple[Group, ...], host: Host | None) -> str:
-    """What the UUIDs of this node are made from."""
+    """The seed of this node's UUIDs."""
     given = _node_options(groups).get("node", "")
     return given or (host and (host.read_text("/proc/sys/kernel/hostname") or "").strip()) or "simulated"
 
@@ -397,7 +399,7 @@ DRIVER_GONE = "the driver is not loaded (simulated)"
 
 @dataclass(frozen=True)
 class Condition:
-    """What happened to one GPU since it was well."""
+    """Events of one GPU since its start."""
 
     lost: bool = False
     unplugged: bool = False
@@ -409,7 +411,7 @@ class Condition:
 
 
 class SimulatedNode:
-    """One thread's own. `UsageError` for a specification or a fault that this node can't have."""
+    """For one thread. `UsageError` for a specification or a fault that this node doesn't support."""
 
     def __init__(self, spec: str, host: Host | None = None) -> None:
         self._groups = parse(spec)
@@ -421,7 +423,7 @@ class SimulatedNode:
 
     @property
     def inventory(self) -> Inventory:
-        """What NVML would list."""
+        """NVML's list of GPUs."""
         return replace(self._base, gpus=tuple(self._seen()))
 
     def _seen(self) -> list[Gpu]:
@@ -438,7 +440,7 @@ class SimulatedNode:
 
     @property
     def readings(self) -> tuple[Reading, ...]:
-        """What each listed GPU says of itself."""
+        """Each listed GPU's reading."""
         return tuple(
             self._reading(slot)
             for slot in self._slots
@@ -465,7 +467,7 @@ class SimulatedNode:
         )
 
     def apply(self, fault: Fault) -> tuple[GpuEvent, ...]:
-        """Let it happen; the events that the driver would report."""
+        """Inject it; return the events that the driver would report."""
         if fault.name == "driver":
             self._loads += fault.value == "back" and self.driver_gone != ""
             self.driver_gone = DRIVER_GONE if fault.value == "gone" else ""
@@ -528,7 +530,7 @@ def on_machine(inventory: Inventory, host: Host) -> Inventory:
 
 
 def _check_instance(slot: Slot, fault: Fault) -> None:
-    """`UsageError` if the fault names an instance that this GPU doesn't have: it would concern nothing."""
+    """`UsageError` if the fault names an instance that this GPU doesn't have: it would have no effect."""
     if fault.gi is None and fault.ci is None:
         return
     there = {(mig.gi, mig.ci) for mig in slot.gpu.mig}
