@@ -1,4 +1,4 @@
-"""Mandatory access control: what SELinux and AppArmor denied to containers that wanted a GPU.
+"""Mandatory access control: what SELinux and AppArmor denied to containers that tried to use a GPU.
 
 Denials are in the kernel's log, or, where auditd runs, in its own log (audit(8), type AVC). Those of other
 programs than containers are left out: desktops deny a browser the driver's files all day long.

@@ -29,11 +29,12 @@ def kubelets_own(node: Node, engine: str, release: tuple[int, ...], used: str) -
     return kubelet.cgroup_driver if asks is False else None
 
 
-# Engines whose containers' control groups systemd makes, and whether systemd is told of their GPUs.
+# Engines whose containers' control groups systemd makes, and whether systemd knows of their GPUs.
 #
-# runc hands systemd the devices of a container's specification (DeviceAllow). What the toolkit's hook adds
-# later isn't in it. From 1.1.3 on runc left out devices without a link in /dev/char, which NVIDIA's don't
-# have; since 1.1.7 it doesn't, given systemd 240 (https://github.com/opencontainers/runc/pull/3845).
+# runc passes the devices of a container's specification to systemd (DeviceAllow). Devices that the toolkit's
+# hook adds later aren't in it. From 1.1.3 on runc left out devices without a link in /dev/char, which
+# NVIDIA's don't have; since 1.1.7 it doesn't, given systemd 240
+# (https://github.com/opencontainers/runc/pull/3845).
 
 _SECONDS = 3.0
 

@@ -27,14 +27,15 @@ from gpunode.facts.processes import Process, option_value, running
 from gpunode.facts.toml import dig, line_of_key, parse_toml, place
 from gpunode.host import Host
 
-# Which files containerd's `imports` mean.
+# The files that containerd's `imports` name.
 #
-# After containerd's own source, ``resolveImports``: a pattern is relative to the file that it stands in, only
-# a ``*`` makes it a glob, and a glob is Go's (``[^a]`` negates, a backslash takes the next character as it
-# is).
+# As in containerd's own source, ``resolveImports``: a pattern is relative to the file that contains it, only
+# a ``*`` makes it a glob, and a glob is Go's (``[^a]`` negates, a backslash makes the next character
+# literal).
 
 Release = tuple[int, ...]
-# before these a relative glob was relative to the daemon's working directory, which systemd makes /
+# before these releases a relative glob was relative to the daemon's working directory, which systemd sets to
+# /
 _GLOB_BESIDE_FILE: dict[Release, Release] = {(1, 6): (1, 6, 29), (1, 7): (1, 7, 16)}
 
 
@@ -109,7 +110,7 @@ DEFAULT_SOCKET = "/run/containerd/containerd.sock"
 KIND = Kind("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
 CRI_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 _VERSION_SECONDS = 1.0  # a daemon that runs answers in 3 ms
-# any of these in disabled_plugins takes the CRI away from the kubelet
+# any of these in disabled_plugins disables the CRI that the kubelet uses
 CRI_IDS = (*CRI_PLUGINS.values(), "io.containerd.cri.v1.images")
 
 

@@ -371,7 +371,7 @@ def _refused(key: str, value: Any) -> str:
     return f"{key} must be {name}"
 
 
-# Docker's runtimes, as its file and the running daemon's /info alike have them.
+# Docker's runtimes, in the form that its file and the running daemon's /info share.
 
 
 def programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
@@ -438,7 +438,7 @@ def _version(host: Host) -> tuple[int, ...]:
     return parse_version(found[1]) if found else ()
 
 
-# A user's rootless Docker: its daemon.json, socket and unit lie in that user's directories.
+# A user's rootless Docker: its daemon.json, socket and unit are in that user's directories.
 #
 # dockerd finds its file below ``$XDG_CONFIG_HOME`` (else ``~/.config``) and listens in ``$XDG_RUNTIME_DIR``
 # where RootlessKit started it (moby cmd/dockerd). The variables that count are those of the running process.
@@ -569,10 +569,10 @@ def rootless_docker(host: Host) -> Process | None:
     return next(found, None)
 
 
-# How containers of a user's rootless Docker get their GPUs, and whether the hook may do it there.
+# How containers of a user's rootless Docker get their GPUs, and whether the hook works there.
 #
 # The toolkit's prestart hook writes device cgroups, which a rootless engine may not: ``no-cgroups`` in the
-# toolkit's configuration that dockerd's environment leads to keeps it from trying. By CDI none is needed.
+# toolkit configuration that dockerd's environment selects prevents that. CDI doesn't need the hook.
 
 CONFIG_VARIABLE = "NVIDIA_CTK_CONFIG_FILE_PATH"
 

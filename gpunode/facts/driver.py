@@ -296,8 +296,8 @@ def crash(log: tuple[KernelLine, ...]) -> tuple[KernelLine, ...]:
 
 
 # Which GPUs a driver supports: by its branch and by the kind of its kernel module. The driver refuses others
-# (`rm_is_supported_device` in the open modules' nv-pci.c), so a GPU that it controls is supported, whatever
-# the table says.
+# (`rm_is_supported_device` in the open modules' nv-pci.c), so a GPU that it controls is supported, regardless
+# of the table.
 
 TABLE = "gpu_branches"
 DROPPED, TOO_NEW, FLAVOUR = "dropped", "too-new", "flavour"

@@ -43,7 +43,7 @@ def docker_role(node: Node) -> Role:
 
 def _docker_is_off(node: Node) -> bool:
     """Whether root has disabled docker.service or has none: every user can run a process called dockerd,
-    which says nothing about a stopped service."""
+    which proves nothing about a stopped service."""
     try:
         units = [node.units.get(name) for name in ("docker.service", "docker.socket")]
     except GpunodeError:

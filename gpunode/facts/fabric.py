@@ -45,8 +45,8 @@ def package_version(packages: Packages) -> tuple[str, str] | None:
 
 
 def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
-    """What the fabric manager of a Blackwell baseboard needs (its user guide) and is missing: path, what is
-    seen there, and the package or module that fixes it."""
+    """Requirements of the fabric manager of a Blackwell baseboard (its user guide) that are missing: path,
+    its present state, and the package or module that fixes it."""
     found = []
     if not host.is_file(_SUBNET_MANAGER):
         found.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
@@ -96,11 +96,11 @@ def versions_in(text: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-# NVSwitches, and whether this node's fabric manager has any to look after.
+# NVSwitches, and whether this node's fabric manager manages any.
 #
-# Up to Hopper they are PCI bridges of NVIDIA's own (class 0680). On the Blackwell baseboards their management
-# hangs on network cards whose vital product data names it (SW_MNG); the racks (GB200, GB300) have theirs in
-# trays of their own, whose fabric manager isn't the compute node's.
+# Up to Hopper they are PCI bridges of NVIDIA's own (class 0680). On the Blackwell baseboards they are managed
+# through network cards whose vital product data names it (SW_MNG); the racks (GB200, GB300) have theirs in
+# separate trays, whose fabric manager isn't the compute node's.
 
 _BRIDGE = "0x0680"
 _INFINIBAND = "/sys/class/infiniband"
@@ -108,7 +108,7 @@ _MANAGEMENT = b"SW_MNG"
 _BLACKWELL = (
     "0x29",
     "0x31",
-)  # device ids of B100, B200 and B300: only these need a look at slow product data
+)  # device ids of B100, B200 and B300: only for these is the slow product data read
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def mounting(node: Node) -> Way | None:
 
 
 def _seen(node: Node) -> Way | None:
-    """Pods under another handler with allocated GPUs that they can access."""
+    """Pods under another handler whose allocated GPUs are accessible to them."""
     for one in holders(node):
         if one.container.nodes and not one.handler.startswith("nvidia"):
             return Way("pods use GPUs without it", f"/proc/{one.container.pid}/root/dev", one.name)

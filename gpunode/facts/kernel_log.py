@@ -132,7 +132,7 @@ def address_of(text: str) -> str:
     return f"{short}:{':'.join(parts[-2:])}.0"
 
 
-# NVIDIA's XIDs: what each means, and what brings a GPU back after it.
+# NVIDIA's XIDs: the meaning of each, and what restores a GPU after it.
 #
 # After the XID catalogue in NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors
 # with the Xid Catalog", October 2025: Ampere and newer), whose resolution buckets became classes:
@@ -142,8 +142,8 @@ def address_of(text: str) -> str:
 # - CONTACT_SUPPORT, the workflows, UPDATE_SWFW, CHECK_UVM and none -> by-driver: the driver's recovery action
 # decides, as NVIDIA asks for. The codes that newer GPUs don't use have their older meaning.
 #
-# The codes are in tables/xids.json. Differences to NVIDIA's device plugin, which counts every XID but 13, 31,
-# 43, 45, 68 and 109, are told in docs/health.md.
+# The codes are in tables/xids.json. docs/health.md lists the differences to NVIDIA's device plugin, which
+# counts every XID but 13, 31, 43, 45, 68 and 109.
 
 APPLICATION, IGNORE, RESTART_APP = "application", "ignore", "restart-app"
 BY_DRIVER, RESET, REBOOT, HARDWARE = "by-driver", "reset", "reboot", "hardware"
@@ -176,7 +176,7 @@ class Xid:
 
 
 def xid(number: int) -> Xid:
-    """The catalogue's entry; an unknown code counts, and the driver decides when it is over."""
+    """The catalogue's entry; an unknown code counts, and ends when the driver's recovery action says so."""
     return catalogue().get(number) or Xid(number, "", BY_DRIVER)
 
 

@@ -1,9 +1,9 @@
-"""What decides on kernel modules before they are loaded: modprobe.d and the kernel's command line.
+"""Configuration of kernel modules before they are loaded: modprobe.d and the kernel's command line.
 
 As kmod(8) reads them (modprobe.d(5), libkmod-config.c): a file hides files of its name in later directories,
 all are read in the order of their names, and the command line comes last. Where an option is given more than
-once, the last one wins. In force is what was there when the module was loaded: /sys/module/NAME/parameters
-tells that, where the module shows its parameters.
+once, the last one wins. The active value is the one at the time when the module was loaded:
+/sys/module/NAME/parameters shows it for modules that publish their parameters.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _INITRAMFS_ONLY = "rd.driver.blacklist"
 
 @dataclass(frozen=True)
 class Directive:
-    """One line of modprobe.d, or one word of the command line that stands for one.
+    """One line of modprobe.d, or one equivalent word of the command line.
 
     `kind` is blacklist, options, install, remove, alias or softdep; `module` has underscores (for an alias it
-    is the module that it leads to); `value` is the rest: ``a=1 b=2``, a command, an alias' pattern, or for a
-    blacklist of the command line the word that gave it. `line` is None on the command line.
+    is the alias' target); `value` is the rest: ``a=1 b=2``, a command, an alias' pattern, or for a blacklist
+    of the command line the word that set it. `line` is None on the command line.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class Option:
-    """One parameter of a module at its next load, and where it is set."""
+    """One parameter of a module at its next load, and its source."""
 
     name: str
     value: str
@@ -65,14 +65,14 @@ class ModuleOptions:
     arguments: tuple[str, ...]
 
     def of(self, module: str, kind: str) -> tuple[Directive, ...]:
-        """A module's directives of one kind; ``-`` and ``_`` are the same in names."""
+        """A module's directives of one kind; ``-`` and ``_`` are equal in names."""
         name = module.replace("-", "_")
         return tuple(one for one in self.directives if one.module == name and one.kind == kind)
 
     def refused(self, module: str) -> tuple[Directive, ...]:
-        """What keeps the module from being loaded for its hardware: blacklist lines and words, an install
+        """Directives that prevent loading the module for its hardware: blacklist lines and words, an install
         line that loads nothing, ``alias NAME off`` and modeset=0 of a graphics driver. A blacklisted module
-        can still be loaded by its name. dracut's word counts in the initramfs alone and isn't among them
+        can still be loaded by its name. dracut's word counts only in the initramfs and isn't included
         (`refused_in_initramfs`)."""
         blacklists = (one for one in self.of(module, "blacklist") if one.value != _INITRAMFS_ONLY)
         installs = (one for one in self.of(module, "install") if _loads_nothing(one.value))
@@ -82,7 +82,8 @@ class ModuleOptions:
         return (*blacklists, *installs, *off, *(modeset if unset and unset.value == "0" else ()))
 
     def refused_in_initramfs(self, module: str) -> tuple[Directive, ...]:
-        """Blacklist words of the command line: they count in the initramfs, too, whatever it holds."""
+        """Blacklist words of the command line: they count in the initramfs, too, regardless of its
+        contents."""
         return tuple(one for one in self.of(module, "blacklist") if one.source == COMMAND_LINE)
 
     def options(self, module: str) -> dict[str, Option]:
@@ -100,7 +101,7 @@ class ModuleOptions:
 
     def argument(self, name: str) -> str | None:
         """The last value of a word of the kernel's command line (``iommu`` of ``iommu=pt``), empty for a word
-        without one; None if it isn't given."""
+        without one; None if it is absent."""
         found = None
         for word in self.arguments:
             key, _, value = word.partition("=")
@@ -128,7 +129,7 @@ def _text(host: Host, path: str) -> str:
 
 
 def parse_modprobe(text: str, source: str) -> tuple[Directive, ...]:
-    """The directives of one file; what modprobe.d(5) doesn't define is left out."""
+    """The directives of one file; lines that modprobe.d(5) doesn't define are ignored."""
     found = []
     joined, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -151,7 +152,7 @@ def _directive(kind: str, name: str, value: str, source: str, line: int) -> Dire
 
 
 def kernel_arguments(text: str) -> tuple[str, ...]:
-    """The words of a kernel's command line; what follows ``--`` is for init."""
+    """The words of a kernel's command line; words after ``--`` are for init."""
     found = words(text.strip().strip("\0"))
     return found[: found.index("--")] if "--" in found else found
 
@@ -193,7 +194,7 @@ def _loads_nothing(command: str) -> bool:
     return first.rstrip(";") in _NOTHING
 
 
-# Files of modprobe.d that keep nouveau and nova from GPUs, and the commands that put them into the next boot.
+# Files of modprobe.d that keep nouveau and nova from GPUs, and the commands that apply them at the next boot.
 
 NOUVEAU_FILE = "/etc/modprobe.d/blacklist-nouveau.conf"
 NOUVEAU_TEXT = "blacklist nouveau\noptions nouveau modeset=0\n"
@@ -217,7 +218,7 @@ _AKMODS = "/var/cache/akmods"  # KMOD/VERSION-for-KERNEL.failed.log (akmodsbuild
 _TAIL_BYTES = 1 << 20
 _REALTIME = "is a PREEMPT_RT kernel"  # NVIDIA's conftest.sh
 _FORBIDDEN = "GPL-incompatible module nvidia"  # a symbol that this kernel keeps from the proprietary module
-# of the driver's sources, or of the kernel's headers below them; a compiler that fails itself isn't meant
+# of the driver's sources, or of the kernel's headers below them; failures of the compiler itself don't count
 _ERROR = r"\S+\.[ch]:\d+:\d+: error: "
 
 
@@ -261,7 +262,7 @@ def _logs(host: Host, release: str) -> Iterator[tuple[str, str]]:
                 yield path, path.rpartition("/")[2].partition("-")[0]
 
 
-# Packages of a kernel's headers, which DKMS needs to build modules.
+# Packages with a kernel's headers, which DKMS needs to build modules.
 
 _AMAZONS_FIRST = "6.1"
 _ARCHITECTURE = re.compile(r"\.(?:x86_64|aarch64)$")

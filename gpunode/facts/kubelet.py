@@ -182,7 +182,7 @@ def pod_resources_socket(kubelet: Kubelet | None) -> str:
 
 
 def root_directory(kubelet: Kubelet | None) -> str:
-    """The kubelet's --root-dir. Those of microk8s (kubelite) stand in a file of its own."""
+    """The kubelet's --root-dir. Those of microk8s (kubelite) are in a separate file."""
     process = kubelet.process if kubelet else None
     if process is None:
         return ROOT

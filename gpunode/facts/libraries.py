@@ -20,7 +20,7 @@ MAGIC = b"glibc-ld.so.cache1.1"
 _HEADER = struct.Struct("<20sII")
 _HEADER_SIZE = 48
 _ENTRY = struct.Struct("<iIIIQ")
-_LIB64 = {0x0300, 0x0A00}  # FLAG_X8664_LIB64, FLAG_AARCH64_LIB64: 32-bit copies must not answer
+_LIB64 = {0x0300, 0x0A00}  # FLAG_X8664_LIB64, FLAG_AARCH64_LIB64: 32-bit copies must not match
 _LONGEST_PATH = 4096
 
 
@@ -119,7 +119,7 @@ def find_library(host: Host, soname: str, cache: tuple[CachedLibrary, ...] | Non
 
 def library_in(host: Host, root: str, soname: str, first: tuple[str, ...] = ()) -> str:
     """Path of a library below another root directory, in the directories `first` and then in the system's; ""
-    if it isn't there or can't be looked for."""
+    if it isn't there or can't be searched."""
     for directory in (*first, *SYSTEM):
         path = f"{root}{directory.rstrip('/')}/{soname}"
         try:

@@ -530,7 +530,7 @@ class Node:
 
     @topic
     def fabric_log(self) -> tuple[LogFinding, ...]:
-        """The log since the fabric manager's last start, in whichever boot that was."""
+        """The log since the fabric manager's last start, regardless of boots."""
         return read_log(self.host)
 
     @topic

@@ -1,7 +1,7 @@
 """The package database: installed packages and versions, from dpkg's status file or one query of rpm.
 
 The status file is dpkg(1)'s, with the fields of deb-control(5); a held package has ``hold`` as the first word
-of its Status. rpm's answer is the whole database, because rpm reads all of it for any pattern.
+of its Status. For rpm the whole database is queried, because rpm reads all of it for any pattern.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SECONDS = 10.0  # rpm needs less than a second; one that waits for a lock must n
 
 @dataclass(frozen=True)
 class Package:
-    """`version` is the manager's: ``3:550.90.07-1.el9``. `held` as dpkg knows it (`locked` knows
-    other locks); `installed_at` in seconds since the epoch, None where the manager doesn't keep it."""
+    """`version` is the manager's: ``3:550.90.07-1.el9``. `held` is dpkg's hold (`locked` checks other locks);
+    `installed_at` in seconds since the epoch, None where the manager doesn't record it."""
 
     name: str
     version: str
@@ -83,7 +83,7 @@ def _from_dpkg(status: str) -> Iterator[Package]:
 
 
 def _field(block: str, name: str) -> str:
-    """A field that stands in one line; string search, since a status file has thousands of blocks."""
+    """The value of a one-line field; string search, because a status file has thousands of blocks."""
     start = 0 if block.startswith(f"{name}: ") else block.find(f"\n{name}: ") + 1
     if start == 0 and not block.startswith(f"{name}: "):
         return ""
@@ -100,11 +100,11 @@ def _from_rpm(answer: str) -> Iterator[Package]:
             yield Package(name, version, installed_at=float(seconds) if known else None)
 
 
-# Which transaction of the package manager brought a driver's version onto this node, from its own log.
+# The transaction of the package manager that installed a driver's version on this node, from its own log.
 #
 # apt writes /var/log/apt/history.log (apt.conf(5), Dir::Log::History), libzypp /var/log/zypp/history, dnf
-# /var/log/dnf.rpm.log; where the log is gone, rpm's database still knows when a package was installed. Dates
-# are shown as they stand there: apt and libzypp write local time without a zone.
+# /var/log/dnf.rpm.log; where the log is gone, rpm's database still has a package's installation time. Dates
+# are shown as written there: apt and libzypp write local time without a zone.
 
 APT = "/var/log/apt/history.log"
 DNF = "/var/log/dnf.rpm.log"
@@ -171,7 +171,7 @@ def apt_changes(text: str) -> Iterator[Change]:
 
 
 def zypp_changes(text: str) -> Iterator[Change]:
-    """Lines ``DATE|install|NAME|VERSION|ARCH|WHO|...``; the ``command`` line before them says by what."""
+    """Lines ``DATE|install|NAME|VERSION|ARCH|WHO|...``; the ``command`` line before them has the command."""
     by = ""
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("|")
@@ -197,9 +197,10 @@ TOOLKIT_PACKAGE = "nvidia-container-toolkit"
 
 
 def toolkit_installed(host: Host, packages: Packages, program: str) -> tuple[float, str] | None:
-    """When the toolkit came onto this node (seconds since the epoch) and what tells so; None if nothing does.
+    """When the toolkit was installed on this node (seconds since the epoch) and the source of that time; None
+    if unknown.
 
-    An upgrade isn't an installation: only where no log knows the package is its file's time taken.
+    An upgrade isn't an installation: the file's time is used only where no log has the package.
     """
     apt = host.read_text(APT) or ""
     lines = apt.splitlines()
@@ -215,7 +216,7 @@ def toolkit_installed(host: Host, packages: Packages, program: str) -> tuple[flo
     package = packages.installed.get(TOOLKIT_PACKAGE)
     if package is not None and package.installed_at:
         return package.installed_at, f"rpm -q --last {package.name}: {utc(package.installed_at)}"
-    found = host.stat(program) if host.live else None  # times of a recorded machine say nothing
+    found = host.stat(program) if host.live else None  # times of a recorded machine are meaningless
     return (found.st_ctime, f"{program}, since {utc(found.st_ctime)}") if found is not None else None
 
 
@@ -230,8 +231,8 @@ def _seconds(date: str) -> float | None:
         return None
 
 
-# What keeps packages at a version, beside dpkg's own holds: pins of apt, locks of dnf and of zypp, and the
-# branches that dnf's modules are.
+# Locks of packages at a version other than dpkg's holds: pins of apt, locks of dnf and of zypp, and the
+# streams of dnf's modules.
 
 _MODULES = "/etc/dnf/modules.d"
 
@@ -244,8 +245,8 @@ def locked(host: Host, family: str, *packages: str) -> bool:
 
 
 def module_stream(host: Host, module: str) -> str:
-    """The stream of a dnf module that is enabled here (``580-dkms``), empty if none is: packages of others
-    aren't seen then (dnf's modularity)."""
+    """The stream of a dnf module that is enabled here (``580-dkms``), empty if none is: packages of other
+    streams are hidden then (dnf's modularity)."""
     text = host.read_text(f"{_MODULES}/{module}.module") or ""
     if re.search(r"^state\s*=\s*enabled\s*$", text, re.MULTILINE) is None:
         return ""
@@ -261,7 +262,7 @@ DIRECTORY = "/etc/apt/sources.list.d"
 
 @dataclass(frozen=True)
 class AptSource:
-    """One address of one file; `line` is where its entry begins, `signed_by` empty if it names no key."""
+    """One address of one file; `line` is where its entry starts, `signed_by` is empty if it names no key."""
 
     path: str
     line: int
@@ -319,10 +320,10 @@ def _deb822(text: str, path: str) -> Iterator[AptSource]:
         number += block.count("\n") + 2
 
 
-# Who upgrades packages on this node without being asked, and which ones are kept from it.
+# Automatic upgrades of packages on this node, and which packages are excluded from them.
 #
 # unattended-upgrades reads apt's configuration (apt.conf(5); its own README has the keys), dnf-automatic
-# /etc/dnf/automatic.conf, and on SUSE a cron job or a timer does it. What is held, locked or pinned stays.
+# /etc/dnf/automatic.conf, and on SUSE a cron job or a timer upgrades. Held, locked or pinned packages stay.
 
 _APT_DIRECTORY = "/etc/apt/apt.conf.d"
 _APT_PROGRAM = "/usr/bin/unattended-upgrade"
@@ -381,7 +382,7 @@ def _matches(pattern: str, package: str) -> bool:
     try:
         return re.match(pattern, package) is not None
     except re.error:
-        return False  # unattended-upgrades would stop at it; another pattern may still hold
+        return False  # unattended-upgrades would fail on it; another pattern may still match
 
 
 def automatic_upgrades(host: Host, family: str) -> Automatic | None:
@@ -461,7 +462,7 @@ def _dnf(host: Host) -> Automatic | None:
     values = {name: (value, line) for name, value, line in _assignments(host.read_text(_DNF_CONFIG) or "")}
     apply, line = values.get("apply_updates", ("no", 0))
     applies = apply.lower() in ("yes", "true", "1", "on") or timer == "dnf-automatic-install.timer"
-    # NVIDIA's repository publishes no security advisories, so that these alone never bring a driver
+    # NVIDIA's repository publishes no security advisories, so security-only upgrades never install a driver
     if not applies or values.get("upgrade_type", ("default", 0))[0] == "security":
         return None
     kept = [pattern for path in _DNF_EXCLUDES for pattern in _excluded(host.read_text(path) or "")]

@@ -81,10 +81,10 @@ def _numa(host: Host, place: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
 
 
-# How GPUs hang on PCI Express: address windows, links, errors, bridges, and memory nodes beside them.
+# PCI Express of the GPUs: address windows, links, errors, bridges, and nearby memory nodes.
 #
-# All from sysfs (ABI/testing/sysfs-bus-pci); nothing here wakes a device that sleeps. What isn't told is None
-# or absent, never zero.
+# All from sysfs (ABI/testing/sysfs-bus-pci); nothing here wakes a device that sleeps. An unreported value is
+# None or absent, never zero.
 
 NODES = "/sys/devices/system/node"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -109,8 +109,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Link:
-    """Lanes in use, lanes of the device, and lanes of the port that it is plugged into (`port` is its
-    address)."""
+    """Lanes in use, lanes of the device, and lanes of the port above it (`port` is its address)."""
 
     width: int
     most: int
@@ -119,7 +118,7 @@ class Link:
 
 
 def memory_bars(host: Host, address: str) -> tuple[Bar, ...] | None:
-    """The memory windows of a function; None if its `resource` can't be read or isn't whole."""
+    """The memory windows of a function; None if its `resource` can't be read or is incomplete."""
     lines = _read(host, f"{DEVICES}/{address}/resource").splitlines()
     if len(lines) < _BARS:
         return None
@@ -175,9 +174,9 @@ def error_counters(host: Host, address: str, kind: str) -> dict[str, int]:
 
 
 def redirecting_bridges(host: Host, address: str) -> tuple[str, ...]:
-    """Ports above a function whose Access Control Services send traffic between devices up to the root.
+    """Ports above a function whose Access Control Services redirect traffic between devices to the root.
 
-    Only root may read the extended configuration space; () where it isn't told.
+    Only root may read the extended configuration space; () where it can't be read.
     """
     return tuple(port for port in bridges(host, address) if _redirects(_config(host, address, port)))
 
@@ -202,7 +201,7 @@ def _redirects(config: bytes) -> bool:
 
 
 def processor_nodes(host: Host) -> tuple[int, ...]:
-    """NUMA nodes that have processors; () if the kernel doesn't say."""
+    """NUMA nodes that have processors; () if the kernel doesn't report them."""
     return _numbers(_link_word(host, f"{NODES}/has_cpu"))
 
 

@@ -53,7 +53,7 @@ class PodmanConfig:
 
     @property
     def runtimes(self) -> dict[str, list[str]]:
-        """What the files define; podman knows crun, runc and some others without any."""
+        """The runtimes in the files; podman knows crun, runc and some others without any file."""
         merged: dict[str, list[str]] = {}
         for file in self.files:
             merged |= file.runtimes
@@ -71,7 +71,7 @@ class PodmanConfig:
 
 
 def load_podman(host: Host) -> PodmanConfig:
-    """Read the system's files. `ConfigError` names file, line and column of what can't be parsed."""
+    """Read the system's files. `ConfigError` names file, line and column of a syntax error."""
     files = []
     for path in (*_with_drop_ins(host, _PACKAGED), *_with_drop_ins(host, CONFIG)):
         text = host.read_text(path)

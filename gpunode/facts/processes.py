@@ -16,7 +16,7 @@ _DAEMONS = {
     *("dockerd", "containerd", "crio", "cri-dockerd"),
     *("kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"),
 }
-# other programs of which the arguments or the environment are read
+# other programs whose arguments or environment are read
 _SETTINGS = {
     *("nvidia-device-plugin", "nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin", "nvidia-ctk-installer"),
     *("nvidia-toolkit", "com.docker.backend"),
@@ -72,9 +72,10 @@ def environment(host: Host, pid: int) -> Mapping[str, str]:
 
 
 def start_ticks(host: Host, pid: int | str) -> int | None:
-    """When a process started, in clock ticks since the boot (proc(5)); None if there is none, or a zombie.
+    """When a process started, in clock ticks since the boot (proc(5)); None if it doesn't exist or is a
+    zombie.
 
-    Together with the boot id it identifies a process: a number alone is given to another one later.
+    Together with the boot id it identifies a process: the kernel reuses a number alone.
     """
     text = host.read_text(f"/proc/{pid}/stat") or ""
     after_name = text.rpartition(")")[2].split()
@@ -84,7 +85,7 @@ def start_ticks(host: Host, pid: int | str) -> int | None:
 
 
 def own_identity(host: Host) -> dict[str, Any]:
-    """Identity of this process for a reader, also outside its container; see `identifies`."""
+    """Identity of this process, valid for readers outside its container too; see `identifies`."""
     return {
         "pid": os.getpid(),
         "pidNamespace": host.readlink("/proc/self/ns/pid") or "",

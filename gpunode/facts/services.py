@@ -29,7 +29,7 @@ _SECONDS = 3.0  # systemd answers for 25 units within 20 ms
 
 @dataclass(frozen=True)
 class UnitState:
-    """One unit in systemd's words (org.freedesktop.systemd1(5)), empty where it says nothing.
+    """One unit in systemd's words (org.freedesktop.systemd1(5)), empty where it reports none.
 
     `load`: loaded, not-found, masked, ...; `active`: active, inactive, failed, activating, ...; `sub`:
     running, exited, dead, ...; `file`: enabled, disabled, static, masked, ... for what the next boot does;
@@ -49,17 +49,17 @@ class UnitState:
 
     @property
     def runs(self) -> bool:
-        """Active, or on the way to it; a oneshot unit that has done its work (exited) counts."""
+        """Active, or activating; a finished oneshot unit (exited) counts."""
         return self.active in ("active", "reloading", "activating", "refreshing")
 
     @property
     def has_failed(self) -> bool:
-        """Whether its last run failed, also while systemd waits to start it again."""
+        """Whether its last run failed, also while systemd waits to restart it."""
         return self.result not in ("", "success")
 
     @property
     def at_boot(self) -> bool:
-        """Whether the next boot starts it by itself. A static unit may be started by another one."""
+        """Whether the next boot starts it by itself. Another unit may start a static one."""
         return self.file in ("enabled", "enabled-runtime", "linked-runtime", "alias", "generated")
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class UnitState:
 
 def read_unit_states(host: Host, units: Sequence[str] = UNITS) -> Mapping[str, UnitState]:
     """By name; a unit that systemd doesn't know has `load` not-found. {} if systemd isn't init, or reports
-    nothing. `Stuck` if it hangs. A recorded machine answers with what it recorded of the command."""
+    nothing. `Stuck` if it hangs. A recorded machine returns the recorded output of the command."""
     if not host.live:
         return parse_unit_states("\n\n".join(_recorded(host)))
     if not host.systemd_runs():
@@ -87,7 +87,8 @@ def _recorded(host: Host) -> Iterator[str]:
 
 
 def parse_unit_states(text: str) -> dict[str, UnitState]:
-    """What ``systemctl show`` prints: KEY=VALUE lines, units divided by an empty line; by every name."""
+    """Parser for ``systemctl show``: KEY=VALUE lines, units separated by an empty line; by every name of a
+    unit."""
     found: dict[str, UnitState] = {}
     for block in text.split("\n\n"):
         pairs = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)

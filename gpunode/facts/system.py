@@ -34,7 +34,7 @@ _FAMILIES = {
     },
     "suse": {"suse", "sles", "sled", "opensuse", "opensuse-leap", "opensuse-tumbleweed"},
 }
-# their root file systems are read-only or declared elsewhere, so package commands would mislead
+# their root file systems are read-only or declared elsewhere, so package commands would be misleading
 # SUSE's systems that install into a snapshot for the next boot
 TRANSACTIONAL = (
     *("sle-micro", "sle-micro-rancher", "sl-micro", "suse-microos"),
@@ -51,14 +51,14 @@ _VM_VENDORS = (
     "qemu", "kvm", "vmware", "xen", "microsoft corporation", "innotek", "amazon ec2", "google",
     "openstack", "nutanix", "parallels", "bochs", "digitalocean", "alibaba",
 )  # fmt: skip
-# these makers sell whole machines under the same vendor name; the product tells them apart
+# these makers sell whole machines under the same vendor name; the product distinguishes them
 _BARE_METAL_PRODUCTS = ("metal", "surface")
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """`id` and `version` are os-release's; `family` is debian, rhel, suse or other. Where the system
-    is an image or declared as a whole (`immutable`), packages are no way, and the family is other."""
+    """`id` and `version` are os-release's; `family` is debian, rhel, suse or other. Where the system is an
+    image or declared as a whole (`immutable`), packages can't be installed, and the family is other."""
 
     id: str
     version: str
@@ -79,18 +79,18 @@ def family_of(identifier: str, like: str) -> str:
 
 
 def read_distribution(host: Host) -> Distribution:
-    """From os-release in the host's root; empty strings where it says nothing."""
+    """From os-release in the host's root; empty strings for missing values."""
     from distro import LinuxDistribution
 
     try:
-        # os-release(5); resolved here, since the library would follow an absolute link out of the root
+        # os-release(5); resolved here, because the library would follow an absolute link out of the root
         file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
         if file is None:
             return Distribution("", "", "", "other")
         host.read_bytes(
             file, SMALL_BYTES
-        )  # the library opens it by itself, and a `RecordingHost` keeps what it read
-        # nor may it look for another file in /etc by itself: whatever lies there could be a pipe
+        )  # the library opens the file itself, and a `RecordingHost` stores what it read
+        # nor may it search /etc for another file: that could be a pipe
         found = LinuxDistribution(
             include_lsb=False,
             include_uname=False,
@@ -99,7 +99,7 @@ def read_distribution(host: Host) -> Distribution:
             distro_release_file="/dev/null",
         )
         identifier = found.id()
-        # its `version` and `name` would ask the debian_version of the machine that looks
+        # its `version` and `name` would read the debian_version of the machine that runs gpunode
         version = found.os_release_attr("version_id")
         name = found.os_release_attr("pretty_name") or found.os_release_attr("name")
         whole = identifier in _IMMUTABLE or host.exists(_OSTREE)
@@ -110,11 +110,11 @@ def read_distribution(host: Host) -> Distribution:
     except ConfigError as error:
         return Distribution("", "", error.message, "other")  # too large, a pipe, a directory
     except (OSError, ValueError):
-        return Distribution("", "", "", "other")  # garbage where os-release should be
+        return Distribution("", "", "", "other")  # os-release isn't text
 
 
 def kernel_release(host: Host) -> str:
-    """What ``uname -r`` prints; empty for anything that can't be one, since it becomes part of paths."""
+    """The output of ``uname -r``; empty for invalid text, because it becomes part of paths."""
     text = (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
     return text if re.fullmatch(r"[\w.+~-]{1,64}", text, re.ASCII) else ""
 
@@ -129,7 +129,7 @@ def secure_boot(host: Host) -> bool | None:
 
 
 def node_class(host: Host) -> str:
-    """The most specific of the classes above that applies, because its rules differ the most."""
+    """The most specific class that applies, because its rules differ the most."""
     if host.stat("/dev/dxg") or "microsoft" in kernel_release(host).lower():
         return WSL2
     if host.stat("/etc/nv_tegra_release") or _tegra(host):
@@ -140,9 +140,10 @@ def node_class(host: Host) -> str:
 
 
 def _contained(host: Host) -> bool:
-    """podman's and Docker's marks, a pod's service account, and what systemd writes inside LXC and others.
+    """podman's and Docker's marker files, a pod's service account, and what systemd writes inside LXC and
+    others.
 
-    systemd also writes /run/systemd/container for WSL, which was told apart before.
+    systemd also writes /run/systemd/container for WSL, which is excluded before.
     """
     marks = ("/run/.containerenv", "/.dockerenv", "/run/secrets/kubernetes.io", "/run/systemd/container")
     return any(host.stat(mark) is not None for mark in marks)
@@ -218,7 +219,8 @@ def without_administrators(host: Host, users: tuple[str, ...]) -> tuple[str, ...
     return tuple(user for user in users if user not in administrators)
 
 
-# Who may read a file. A recorded machine records it: a copy has the mode that the recording user gave it.
+# Permissions of a file. A recorded machine has them in its recording, because a copy has the mode that the
+# recording user gave it.
 
 
 def mode_of(host: Host, path: str) -> int | None:

@@ -1,4 +1,5 @@
-"""What systemd would start: a unit's ExecStart with its drop-ins and environment files, read from disk.
+"""The command that systemd would start: a unit's ExecStart with its drop-ins and environment files, read from
+disk.
 
 Only files are read (systemd.unit(5), systemd.service(5), systemd.exec(5)), so this works on a stopped
 daemon, a recorded machine and a node whose systemd isn't reachable.

@@ -47,8 +47,8 @@ def find_toolkit(host: Host) -> Toolkit:
 
 
 def hook_program(host: Host, name: str) -> str | None:
-    """Where one of the toolkit's programs is, the same from a shell and from a systemd unit: the system's
-    directories come before whatever PATH says.
+    """Path of one of the toolkit's programs, the same from a shell and from a systemd unit: the system's
+    directories come before those of PATH.
     """
     return replace(host, environ={}).which(name) or host.which(name) or _elsewhere(host, name)
 
@@ -58,9 +58,9 @@ def _elsewhere(host: Host, name: str) -> str | None:
 
 
 def _version(host: Host, programs: dict[str, str]) -> tuple[tuple[int, ...], str]:
-    """nvidia-ctk exists from 1.9; before it the CLI had the toolkit's number.
+    """Version of the toolkit. nvidia-ctk exists from 1.9; before it the CLI had the toolkit's number.
 
-    The runtime is asked last and only believed for 1.x: as its own package it counted to 3.14.
+    The runtime is queried last and only accepted for 1.x: as a separate package it had numbers up to 3.14.
     """
     for name in ("nvidia-ctk", "nvidia-container-cli", "nvidia-container-runtime"):
         if name not in programs:
@@ -85,10 +85,11 @@ _FROM_CONTAINER = "features.allow-ldconfig-from-container"
 
 @dataclass(frozen=True)
 class Key:
-    """One setting. `kind` is bool, string or list; `default` is None for what only counts once it is set.
+    """One setting. `kind` is bool, string or list; `default` is None for a key that only has an effect once
+    it is set.
 
-    `allowed` are the values (of each element, for a list) that the toolkit knows, empty if any will do.
-    `problem` tells what is wrong with a value of the right type, empty if nothing is.
+    `allowed` are the values (of each element, for a list) that the toolkit accepts, empty if any is valid.
+    `problem` says why a value of the right type is invalid, empty if it is valid.
     """
 
     name: str
@@ -181,10 +182,10 @@ KEYS: tuple[Key, ...] = (
 
 
 def locate(host: Host, given: str = "") -> tuple[str, str]:
-    """The file and, for people, why it is that one: as the toolkit's programs look for it.
+    """The path of the file and the reason for it, for people: as the toolkit's programs search for it.
 
-    They take ``$NVIDIA_CTK_CONFIG_FILE_PATH``, else the one below ``$XDG_CONFIG_HOME``, else the one in /etc.
-    Variables of this shell say nothing about another root.
+    They use ``$NVIDIA_CTK_CONFIG_FILE_PATH``, else the one below ``$XDG_CONFIG_HOME``, else the one in /etc.
+    Variables of this shell don't apply to another root.
     """
     if given:
         return given, "the specified path"
@@ -200,7 +201,7 @@ def locate(host: Host, given: str = "") -> tuple[str, str]:
 def keys_for(host: Host) -> tuple[Key, ...]:
     """`KEYS` with the defaults that depend on the distribution, as the toolkit derives them."""
     release = ""
-    with suppress(ConfigError):  # a file that can't be read is no fault of the toolkit's settings
+    with suppress(ConfigError):  # an unreadable file is no error of the toolkit's settings
         release = host.read_text("/etc/os-release") or host.read_text("/usr/lib/os-release") or ""
     own: dict[str, str] = {}
     if host.exists("/sbin/ldconfig.real"):
@@ -213,7 +214,7 @@ def keys_for(host: Host) -> tuple[Key, ...]:
 
 
 def find_key(keys: tuple[Key, ...], name: str) -> Key:
-    """The key `name`; `UsageError` names the nearest one there is."""
+    """The key `name`; `UsageError` names the most similar one."""
     found = next((key for key in keys if key.name == name), None)
     if found is not None:
         return found
@@ -248,7 +249,8 @@ def parsed(key: Key, text: str) -> Any:
 
 
 def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
-    """What is wrong with a value beside the rest of `tree`, the file that it is or will be in; else empty."""
+    """Why a value is invalid, given the rest of `tree`, the file that it is or will be in; empty if it is
+    valid."""
     if not _is_kind(key, value):
         return f"it must be a {key.kind}, not {_shown_type(value)}"
     elements = value if isinstance(value, list) else [value]
@@ -354,7 +356,7 @@ def runtime_mode(settings: Settings, version: tuple[int, ...]) -> str:
 # injects GPUs wherever NVIDIA_VISIBLE_DEVICES is set; beside CDI or the nvidia runtime it injects them twice.
 
 SYSTEM_DIRECTORIES = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
-# its name until toolkit 1.9, and since
+# its name until toolkit 1.9, and since then
 _PROGRAMS = ("nvidia-container-toolkit", "nvidia-container-runtime-hook")
 
 

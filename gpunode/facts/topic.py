@@ -1,7 +1,7 @@
 """`topic`: one fact about a machine, read at its first use and stored.
 
-Unlike functools.cached_property it is never waited for twice: if one thread hangs inside a topic (a stuck
-file system, a process table that blocks), the next caller gets an error at once.
+Unlike with functools.cached_property a hanging read is waited for only once: if one thread hangs inside a
+topic (a stuck file system, a process table that blocks), the next caller gets an error at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BUSY = "_busy_topics"
 
 
 class Stuck(GpunodeError):
-    """Something doesn't answer; `first` if the wait was in vain, not if that was known before."""
+    """A read doesn't return; `first` if this caller waited for it, not if the hang was known before."""
 
     def __init__(self, message: str, *, first: bool = False) -> None:
         super().__init__(message)

@@ -13,12 +13,12 @@ from gpunode.facts.system import CONTAINER, VM
 from gpunode.gpu.library_paths import DRIVER_ROOT
 
 _VGPU_MANAGER = "nvidia_vgpu_vfio"  # NVIDIA's driver for hosts, which has no CUDA
-OPERATOR_DRIVER = f"{DRIVER_ROOT}/usr"  # only there while the GPU operator's driver container runs
+OPERATOR_DRIVER = f"{DRIVER_ROOT}/usr"  # exists only while the GPU operator's driver container runs
 
 
 @dataclass(frozen=True)
 class Trait:
-    """`present` and `absent` are texts for a node that has the property, and for one that hasn't."""
+    """`present` and `absent` are texts for a node with the property, and for one without."""
 
     holds: Callable[[Node], bool]
     present: str

@@ -18,13 +18,13 @@ class Account:
 
     @property
     def runtime_directory(self) -> str:
-        """Where systemd-logind makes the user's sockets' directory."""
+        """The directory of the user's sockets, which systemd-logind makes."""
         return f"/run/user/{self.uid}"
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a user's programs keep configuration, and sockets while the user is logged in or lingers."""
+    """A user's directories for configuration, and for sockets while the user is logged in or lingers."""
 
     config_home: str
     runtime_directory: str
@@ -52,7 +52,7 @@ class Places:
 
 
 def account(host: Host, uid: int) -> Account:
-    """The user by number, from /etc/passwd; one of a directory service is known by the number alone."""
+    """The user by number, from /etc/passwd; a user of a directory service has only the number."""
     for line in (host.read_text("/etc/passwd") or "").splitlines():
         fields = line.split(":")
         if len(fields) > 5 and fields[2] == str(uid):
@@ -62,12 +62,12 @@ def account(host: Host, uid: int) -> Account:
 
 
 def sudo_name(name: str) -> str:
-    """A user as sudo(8) takes one: a number without a name in the user database is written '#1000'."""
+    """A user in the form of sudo(8): a number without a name in the user database is written '#1000'."""
     return f"'#{name}'" if name.isdecimal() else name
 
 
 def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
-    """The directories as `process` has them, else as whoever runs gpunode has, else as `uid` by default."""
+    """The directories from `process`, else from the user who runs gpunode, else the defaults of `uid`."""
     who = account(host, host.uid if uid is None else uid)
     own = host.environ if who.uid == host.uid and host.live else {}
     known = environment(host, process.pid) if process else own

@@ -1,7 +1,7 @@
 """Virtual GPUs, as a guest sees them in the PCI configuration space of its devices.
 
-A vGPU has a vendor-specific capability (PCI Local Bus Specification 3.0, appendix H) with the mark ``VF`` and
-records behind it, of which number 0 tells the host's driver (read by NVIDIA's GPU feature discovery, too).
+A vGPU has a vendor-specific capability (PCI Local Bus Specification 3.0, appendix H) with the mark ``VF``
+followed by records, of which number 0 has the host's driver (read by NVIDIA's GPU feature discovery, too).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.pci import DEVICES, NVIDIA
 from gpunode.host import Host
 
-_WHOLE = 256  # bytes; who isn't privileged reads the first 64
+_WHOLE = 256  # bytes; an unprivileged user can read only the first 64
 _STATUS, _HAS_CAPABILITIES, _FIRST_CAPABILITY = 0x06, 0x10, 0x34
 _VENDOR_SPECIFIC = 0x09
 _MARK, _RECORDS = b"VF", 5
@@ -58,7 +58,7 @@ def parse_config_space(data: bytes) -> VirtualGpu | None:
 
 
 def _capabilities(data: bytes) -> Iterator[int]:
-    """Where the vendor-specific ones begin; a list that runs in a circle ends."""
+    """Offsets of the vendor-specific ones; a circular list ends."""
     if len(data) < _WHOLE or not data[_STATUS] & _HAS_CAPABILITIES:
         return
     seen: set[int] = set()

@@ -1,10 +1,10 @@
-"""Containers that run now, which have NVIDIA's device files, and whether they may still open them.
+"""Running containers with NVIDIA's device files, and whether they may still open them.
 
-Nothing is executed in a container and none is asked of its engine but for its name: /proc/PID/cgroup tells a
-container's processes, /proc/PID/root/dev the device files that it sees. Whether its control group still lets
-it open them can be read where the kernel shows it (cgroup v1, devices.list). In cgroup v2 that is a BPF
-program which no file shows; there systemd's own list for the container's scope (DeviceAllow) is what it
-enforces from its next daemon-reload on, and the directory of its generators is made anew by each reload.
+Nothing is executed in a container and engines are queried only for container names: /proc/PID/cgroup lists a
+container's processes, /proc/PID/root/dev the device files that it sees. Whether its control group still
+allows opening them can be read where the kernel shows it (cgroup v1, devices.list). In cgroup v2 that is a
+BPF program which no file shows; there systemd's own list for the container's scope (DeviceAllow) is what it
+enforces from its next daemon-reload on, and each reload recreates the directory of its generators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpunode.host.reading import DeviceNode
 _ID = re.compile(r"[0-9a-f]{64}")
 _NEEDED = re.compile(r"nvidia(\d+|ctl|-uvm)")
 _V1_DEVICES = "/sys/fs/cgroup/devices"
-# systemd.generator(7): flushed and filled anew whenever systemd reloads
+# systemd.generator(7): flushed and filled again whenever systemd reloads
 _GENERATORS = ("/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late")
 RULES = ("systemctl", "show", "--property=Id,DevicePolicy,DeviceAllow")
 _SECONDS = 3.0
@@ -50,7 +50,8 @@ class Container:
 
 @dataclass(frozen=True)
 class DeviceRule:
-    """What systemd lets a unit open: `policy` is auto, closed or strict, `allow` DeviceAllow's entries."""
+    """What systemd allows a unit to open: `policy` is auto, closed or strict, `allow` DeviceAllow's
+    entries."""
 
     policy: str
     allow: tuple[str, ...]
@@ -76,7 +77,7 @@ class DeviceRule:
 
 
 def containers(host: Host, processes: Sequence[Process]) -> tuple[Container, ...]:
-    """Every container that runs. `Unreadable` without root, if there is any."""
+    """Every running container. `Unreadable` without root, if there is any."""
     found: dict[str, Container] = {}
     for process in sorted(processes, key=lambda one: one.pid):
         identifier, group, devices_group = container_of(host, process.pid)
@@ -89,7 +90,7 @@ def containers(host: Host, processes: Sequence[Process]) -> tuple[Container, ...
 
 
 def container_of(host: Host, pid: int) -> tuple[str, str, str]:
-    """The id of a process's container, its group in v2 and that of v1's devices; or empty."""
+    """The id of a process's container, its group in v2 and that of v1's devices; empty if there is none."""
     try:
         text = host.read_text(f"/proc/{pid}/cgroup") or ""
     except GpunodeError:
@@ -112,7 +113,7 @@ def _nodes(host: Host, pid: int) -> tuple[DeviceNode, ...]:
 
 
 def v1_allows(host: Host, container: Container) -> Sequence[tuple[int, int]] | None:
-    """Device numbers that v1's devices controller allows, -1 for any; None if that can't be read."""
+    """Device numbers that v1's devices controller allows, -1 for any; None if they can't be read."""
     if not container.devices_group:
         return None
     text = host.read_text(f"{_V1_DEVICES}{container.devices_group}/devices.list")
@@ -120,7 +121,7 @@ def v1_allows(host: Host, container: Container) -> Sequence[tuple[int, int]] | N
 
 
 def parse_devices_list(text: str) -> tuple[tuple[int, int], ...]:
-    """``c 195:0 rwm``, ``c 195:* rwm`` or ``a *:* rwm`` a line; -1 stands for any number."""
+    """Lines ``c 195:0 rwm``, ``c 195:* rwm`` or ``a *:* rwm``; -1 means any number."""
     found = []
     for line in text.splitlines():
         match = re.match(r"[ac] (\d{1,7}|\*):(\d{1,7}|\*) ", line, re.ASCII)
@@ -140,7 +141,8 @@ def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
 
 
 def parse_rules(text: str) -> dict[str, DeviceRule]:
-    """Blocks of KEY=VALUE, one a unit, divided by an empty line; DeviceAllow comes once for each entry."""
+    """Blocks of KEY=VALUE, one per unit, separated by an empty line; DeviceAllow occurs once for each
+    entry."""
     found = {}
     for block in text.split("\n\n"):
         pairs = [line.split("=", 1) for line in block.splitlines() if "=" in line]

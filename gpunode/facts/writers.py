@@ -1,8 +1,8 @@
-"""Who wrote an engine's configuration file, told by the habits of the program that writes it.
+"""The program that wrote an engine's configuration file, recognized by the form of the file.
 
 nvidia-ctk and the toolkit's container, which the GPU operator runs, write TOML through go-toml v1: no
 comments, everything sorted and indented. For containerd they copy the CRI's whole section into a drop-in,
-whose values then stand in the way of every later change of the main file.
+whose values then override every later change of the main file.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class GeneratedCopy:
 def generated_copy(
     tree: Mapping[str, Any], main_tree: Mapping[str, Any], plugin: str
 ) -> GeneratedCopy | None:
-    """What a drop-in copied from the main file's table of `plugin`; None if it is no such copy.
+    """The values that a drop-in copied from the main file's table of `plugin`; None if it is no such copy.
 
-    A copy has nothing but that one plugin (and the version), an nvidia runtime, and beside it at least half
-    of what the main file has there, or, where that has nothing, a runtime of somebody else: the copy was
-    then made from the daemon's own dump.
+    A copy has only that one plugin (and the version), an nvidia runtime, and at least half of what the main
+    file has there, or, where the main file has nothing, a runtime that isn't NVIDIA's: the copy was then made
+    from the daemon's own dump.
     """
     section, own = (_dict(_dict(one, "plugins"), plugin) for one in (tree, main_tree))
     handlers = nvidia_handlers(section)
@@ -74,7 +74,7 @@ def _is_copy(copied: Mapping[KeyPath, Any], there: Mapping[KeyPath, Any]) -> boo
 
 
 def _belongs(path: KeyPath, handlers: Mapping[str, str], default: bool, cdi: bool) -> bool:
-    """Whether the value at a path is what the drop-in is for, and no copy."""
+    """Whether the value at a path is the drop-in's purpose and not a copy."""
     if path[:2] == ("containerd", "runtimes"):
         return path[2:3] != () and path[2] in handlers
     if path == ("containerd", "default_runtime_name"):
@@ -100,8 +100,8 @@ def is_nvidia_program(path: str) -> bool:
 def nvidia_writer(text: str, tree: Mapping[str, Any]) -> str:
     """`NVIDIA_CTK`, `GPU_OPERATOR`, or empty if neither of them wrote this file.
 
-    `tree` is the parsed file, of containerd, CRI-O or Docker. The operator's is known by where its container
-    puts the programs, nvidia-ctk's by the form of a file that names an nvidia runtime.
+    `tree` is the parsed file, of containerd, CRI-O or Docker. The operator's is recognized by the directory
+    of its container's programs, nvidia-ctk's by the form of a file that names an nvidia runtime.
     """
     programs = [value for path, value in _leaves(tree) if isinstance(value, str) and is_nvidia_program(value)]
     if not programs:
@@ -145,12 +145,12 @@ def as_go_toml(text: str) -> bool:
 
 
 def _parent(header: str) -> str:
-    """The header one level up, as it is written: the last key, quoted or not, taken off."""
+    """The header one level up, as written: without the last key, quoted or not."""
     return re.sub(r'(^|\.)("(?:[^"\\]|\\.)*"|[^."]+)$', "", header)
 
 
 def _leaves(tree: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value that is no table, with its path."""
+    """Every value that isn't a table, with its path."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value, (*above, key))

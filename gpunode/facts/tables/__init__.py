@@ -1,8 +1,8 @@
-"""Reference tables: what others have published, such as security bulletins and minimum versions, with a date.
+"""Reference tables: published facts, such as security bulletins and minimum versions, with a date.
 
 Each is a JSON file beside this one: ``{"source": [addresses], "date": "YYYY-MM-DD", "about": a sentence,
-"rows": [...]}``. The date is when the file was compared with its sources. What came out later isn't in it, so
-nothing may be called up to date by a table.
+"rows": [...]}``. The date is when the file was compared with its sources. Later publications aren't in it, so
+no version may be called up to date because of a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DAY_SECONDS = 86400
 
 @dataclass(frozen=True)
 class Table:
-    """One file. `date` is ``YYYY-MM-DD``; `rows` are as the file has them: objects, or what `about` says."""
+    """One file. `date` is ``YYYY-MM-DD``; `rows` are as in the file: objects, or what `about` describes."""
 
     name: str
     source: tuple[str, ...]
@@ -46,25 +46,25 @@ def table(name: str) -> Table:
 
 
 def all_tables() -> tuple[Table, ...]:
-    """Every table there is, by name."""
+    """Every existing table, by name."""
     return tuple(table(path.stem) for path in sorted(_HERE.glob("*.json")))
 
 
 def numbers(version: str) -> tuple[int, int, int]:
-    """``1.17.8`` as a table has it, to compare; what a release doesn't name is 0."""
+    """``1.17.8`` as numbers that compare; missing parts of a release are 0."""
     first, second, third = (*map(int, version.split(".")), 0, 0)[:3]
     return first, second, third
 
 
 @cache
 def gate(component: str, name: str) -> tuple[int, int, int]:
-    """The release from which on a program has something, by version_gates.json."""
+    """The first release of a program that has a feature, by version_gates.json."""
     rows = table("version_gates").rows
     found = next(row for row in rows if row["component"] == component and row["gate"] == name)
     return numbers(found["since"])
 
 
-# Which release of a program can do what, from the reference table.
+# Features of a program's releases, from the reference table.
 
 TABLE = "version_gates"
 
@@ -72,8 +72,8 @@ TABLE = "version_gates"
 def can(component: str, gate: str, version: tuple[int, ...]) -> bool | None:
     """Whether this release has it; None if its version isn't known.
 
-    Where several release lines got it, one counts for its own line (1.7.30: 1.7 from .30 on), the newest for
-    everything after it.
+    If several release lines have it, each release counts for its own line (1.7.30: 1.7 from .30 on), the
+    newest for everything after it.
     """
     if not version:
         return None
@@ -83,7 +83,7 @@ def can(component: str, gate: str, version: tuple[int, ...]) -> bool | None:
 
 
 def first(component: str, gate: str) -> str:
-    """The releases that brought it, for people: ``1.7.30 or 2.1.0``."""
+    """The releases that introduced it, for people: ``1.7.30 or 2.1.0``."""
     return " or ".join(_since(component, gate))
 
 
