@@ -1,1 +1,1 @@
-"""The API server: a few objects and verbs, and the only client library that speaks to it (client.py)."""
+"""The API server: a few objects and verbs, and the only client library that connects to it (client.py)."""

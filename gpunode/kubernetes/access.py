@@ -1,9 +1,9 @@
-"""Access to the API server: which server and user the options, environment and files of this machine lead to,
-and which node is meant.
+"""Access to the API server: the server and user that the options, environment and files of this machine
+select, and the node's name.
 
 In this order: `--server` (a `kubectl proxy`, which has the credentials), `--kubeconfig`, KUBECONFIG, the
-account of the pod that gpunode runs in, ~/.kube/config. Nothing else is used by itself: root's files under
-/etc/kubernetes may allow far more than is meant, so the hint names them for --kubeconfig.
+account of the pod that gpunode runs in, ~/.kube/config. Nothing else is used automatically: root's files
+under /etc/kubernetes may allow far more than intended, so the hint names them for --kubeconfig.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ADMINS = (
     "/var/lib/k0s/pki/admin.conf",
     "/var/snap/microk8s/current/credentials/client.config",
 )
-_NODE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123 subdomain, as the server takes it
+_NODE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123 subdomain, as the server accepts it
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class Access:
 
 
 def kubectl(host: Host, options: tuple[str, ...], *command: str) -> str:
-    """A kubectl command line for the cluster that `Cluster.options` lead to."""
+    """A kubectl command line for the cluster that `Cluster.options` select."""
     values = dict(zip(options[::2], options[1::2], strict=True))
     files = values.get("--kubeconfig", "")
     if files == KUBELET:
         values["--kubeconfig"] = _of_kubelet(host)
     prefix = ""
-    if ":" in files and not host.exists(files):  # --kubeconfig of kubectl takes one file
+    if ":" in files and not host.exists(files):  # --kubeconfig of kubectl accepts one file
         del values["--kubeconfig"]
         prefix = f"KUBECONFIG={shlex.quote(files)} "
     argv = ("kubectl", *(word for option in values.items() for word in option), *command)
@@ -75,7 +75,7 @@ def kubectl(host: Host, options: tuple[str, ...], *command: str) -> str:
 
 
 def connect(host: Host, access: Access) -> Cluster:
-    """The cluster that the options, the environment or the files lead to; no request is sent yet.
+    """The cluster that the options, the environment or the files select; no request is sent yet.
 
     `ExtraMissing`, `NoAccess`, `UsageError` for options that contradict each other, `PreconditionError` under
     another root.
@@ -102,7 +102,7 @@ def connect(host: Host, access: Access) -> Cluster:
 
 
 def find(host: Host, access: Access) -> Connection:
-    """Where to connect to, and as whom. Errors as `connect` has them."""
+    """The server to connect to, and the user. Errors as in `connect`."""
     from gpunode.kubernetes.kubeconfig import to_server
 
     if access.server:
@@ -128,12 +128,12 @@ def find(host: Host, access: Access) -> Connection:
 
 
 def _split(paths: str) -> tuple[str, ...]:
-    """Several files as KUBECONFIG has them."""
+    """The files in KUBECONFIG's form."""
     return tuple(_absolute(path) for path in paths.split(":") if path)
 
 
 def _absolute(path: str) -> str:
-    """With the home directory for ``~`` and ``~USER``, which stay as they are for an unknown user."""
+    """The path with the home directory for ``~`` and ``~USER``, which stay unchanged for an unknown user."""
     return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111 - pathlib's raises for an unknown user
 
 
@@ -187,12 +187,12 @@ def _nothing(host: Host) -> NoAccess:
 
 
 # --- proxy ----------------------------------------------------------------------------------------------
-# As kubectl finds it in the environment (Go's golang.org/x/net/http/httpproxy). httpx and urllib read
-# ALL_PROXY, and take no address ranges in NO_PROXY, by which a cluster's own network is excepted.
+# As kubectl reads it from the environment (Go's golang.org/x/net/http/httpproxy). httpx and urllib read
+# ALL_PROXY, and accept no address ranges in NO_PROXY, which usually exclude a cluster's own network.
 
 
 def proxy_for(server: str, environ: Mapping[str, str]) -> str:
-    """The proxy's URL for a server's; empty for none."""
+    """The proxy's URL for a server's URL; empty for none."""
 
     def of(name: str) -> str:
         return (environ.get(name.upper()) or environ.get(name) or "").strip()
@@ -214,7 +214,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _matches(entry: str, host: str, port: int) -> bool:
-    """Whether an entry of NO_PROXY names it: ``*``, an address, a range, a domain; each maybe with a port."""
+    """Whether an entry of NO_PROXY matches the server: ``*``, an address, a range, a domain; each possibly
+    with a port."""
     if entry in ("", "*"):
         return entry == "*"
     try:
@@ -264,7 +265,7 @@ def node_name(host: Host, option: str, certificate: str = "") -> tuple[str, str]
     """The node's name and its source: `--node`, NODE_NAME, the kubelet's certificate (`Cluster.node`, where
     gpunode uses the kubelet's account), or this machine's name.
 
-    `UsageError` for what can't be a node's name.
+    `UsageError` for an invalid node name.
     """
     own = (host.read_text("/proc/sys/kernel/hostname") or "").strip().lower()
     names = (
@@ -284,7 +285,7 @@ def node_name(host: Host, option: str, certificate: str = "") -> tuple[str, str]
 # A node's name needn't be its host's (kubelet's --hostname-override, cloud providers). The kubelet of every
 # node reports the machine-id and the firmware's UUID (Kubernetes, NodeSystemInfo).
 
-_MOST = 2000  # nodes that are looked at for a hint
+_MOST = 2000  # nodes that are searched for a hint
 _FILES = {
     "machineID": ("/etc/machine-id", "/var/lib/dbus/machine-id"),
     "systemUUID": ("/sys/class/dmi/id/product_uuid",),
@@ -292,8 +293,8 @@ _FILES = {
 
 
 def hint(host: Host, cluster: Cluster, source: str) -> str:
-    """What to do about a missing node; its name is from `source`. Cloned machines share these numbers, so it
-    is no more than a hint."""
+    """The hint for a missing node; its name is from `source`. Cloned machines share these numbers, so the
+    result is only a hint."""
     own = _own(host)
     try:
         nodes = cluster.list("Node", most=_MOST) if own else ()

@@ -18,7 +18,7 @@ Patch = Sequence[Mapping[str, Any]]
 
 
 def named(one: Mapping[str, Any]) -> str:
-    """An object as people call it: ``DaemonSet kube-system/gpunode-device-plugin``."""
+    """An object's display name: ``DaemonSet kube-system/gpunode-device-plugin``."""
     metadata = one["metadata"]
     place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
     return f"{one['kind']} {place}{metadata.get('name') or metadata['generateName']}"
@@ -77,7 +77,7 @@ class ExtraMissing(ClusterError):
 
 
 class NoAccess(ClusterError):
-    """No kubeconfig, no account, or one that can't be used."""
+    """No kubeconfig, no account, or an unusable one."""
 
     default_code = "kubernetes-no-access"
     default_exit_code = ExitCode.PRECONDITION
@@ -91,7 +91,7 @@ class Unauthorized(ClusterError):
 
 
 class Forbidden(ClusterError):
-    """403: this account may not do it."""
+    """403: this account lacks the right."""
 
     default_code = "kubernetes-forbidden"
     default_exit_code = ExitCode.PRECONDITION
@@ -117,7 +117,7 @@ class Invalid(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """429 or 5xx: the server is overloaded. `retry_after` seconds, where it said so.
+    """429 or 5xx: the server is overloaded. `retry_after` is in seconds, if it sent that.
 
     `sent`: a 5xx other than 503 for a change: a load balancer may send it though the server made the change.
     """
@@ -128,7 +128,7 @@ class Unavailable(ClusterError):
 
 
 class Unreachable(ClusterError):
-    """No connection, none that TLS trusts, or none that lasted until the answer.
+    """No connection, an untrusted certificate, or a connection that broke before the response.
 
     `sent`: a change may have reached the server, so it is unknown whether it was made. `lasting`: waiting
     doesn't help, as when TLS doesn't trust the certificate.

@@ -1,7 +1,7 @@
 """Changes in the cluster: one JSON patch with retries, and objects that are created all or not at all.
 
 A patch tests what it replaces (`map_patch`), so it may be sent again: if the first one was carried out and
-only its answer was lost, there is nothing left to do when the object is read again.
+only its response was lost, there is nothing left to do when the object is read again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Changed:
-    """The object right before the change and after it, and the patch that was sent last; empty if none."""
+    """The object directly before the change and after it, and the last patch sent; empty if none."""
 
     before: Json
     after: Json
@@ -71,7 +71,7 @@ def change(
 ) -> Changed:
     """Read, plan and patch; `ClusterError` says whether anything was changed.
 
-    What `plan` raises goes through. A busy server, a lost answer and a conflict are tried again.
+    Errors of `plan` are raised unchanged. A busy server, a lost response and a conflict are retried.
     """
     now: Json = {}
     started = host.monotonic()
@@ -103,7 +103,7 @@ def change(
 
 
 def _aims(patch: Patch) -> list[tuple[str, str]]:
-    """The result of a patch whatever there was before: path and value of each step."""
+    """The result of a patch regardless of the previous state: path and value of each step."""
     return [(str(one["path"]), repr(one.get("value"))) for one in patch if one["op"] != "test"]
 
 
@@ -136,14 +136,14 @@ def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int, sta
 
 
 def _with_outcome(error: ClusterError, lost: Patch) -> ClusterError:
-    """The last error, with what is known of the change; `lost` is the patch with an unknown result."""
+    """The last error, with the known state of the change; `lost` is the patch with an unknown result."""
     outcome = _unknown(lost) if lost else "nothing was changed"
     error.hint = f"{outcome}; {error.hint}" if error.hint else outcome
     return error
 
 
 def _unknown(patch: Patch) -> str:
-    """With the values that the patch replaces: if it was made, the next run has nothing to undo."""
+    """Add the values that the patch replaces: if it was made, the next run has nothing to undo."""
     before = [
         f"{_key(one['path'])} was {_short(one['value'])}"
         for one in patch
@@ -193,8 +193,8 @@ def capacity_patch(node: Json, resource: str, count: int | None) -> list[dict[st
 
 
 def whole(quantity: str) -> int | None:
-    """A number of devices as the API server writes it (Kubernetes, resource.Quantity): 1000 comes back as
-    ``1k``. None for what isn't a whole number."""
+    """A number of devices in the API server's form (Kubernetes, resource.Quantity): 1000 is returned as
+    ``1k``. None if it isn't a whole number."""
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
         return None
@@ -206,7 +206,7 @@ def whole(quantity: str) -> int | None:
 
 
 def map_patch(node: Json, at: tuple[str, ...], values: Mapping[str, str | None]) -> list[dict[str, Any]]:
-    """As `label_patch`, for any map of strings in an object."""
+    """Like `label_patch`, for any map of strings in an object."""
     current = strings(node, at)
     tests: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
@@ -246,7 +246,7 @@ def writer_of(node: Json, resource: str) -> str:
 
 
 def _writers(node: Json, at: tuple[str, ...]) -> dict[str, str]:
-    """The manager of each entry of a map, as `writer_of` has it."""
+    """The manager of each entry of a map; see `writer_of`."""
     writers: dict[str, str] = {}
     entries = _at(node, ("metadata", "managedFields"))
     path = ("fieldsV1", *(f"f:{part}" for part in at))
@@ -258,7 +258,7 @@ def _writers(node: Json, at: tuple[str, ...]) -> dict[str, str]:
 
 
 def own_entries(node: Json, at: tuple[str, ...]) -> dict[str, str]:
-    """The entries of a map, such as the labels, that gpunode set last; as `writer_of` has it."""
+    """The entries of a map, such as the labels, that gpunode set last; see `writer_of`."""
     writers = _writers(node, at)
     return {key: value for key, value in strings(node, at).items() if writers.get(key) == FIELD_MANAGER}
 
@@ -278,7 +278,7 @@ def _at(node: Any, path: tuple[str, ...]) -> Any:
     return node
 
 
-# --- objects that have to be in the cluster ---------------------------------------------------------------
+# --- required objects -------------------------------------------------------------------------------------
 # All or none of the missing ones are created. An existing one that differs is never overwritten: an
 # administrator may have changed it on purpose.
 
@@ -292,7 +292,7 @@ class Held:
 
     @property
     def differs(self) -> tuple[str, ...]:
-        """JSON pointers to what is otherwise in the existing object; () without one."""
+        """JSON pointers to the values that differ in the existing object; () without one."""
         return () if self.existing is None else tuple(differences(self.desired, self.existing))
 
 
@@ -314,7 +314,7 @@ def _address(body: Json) -> tuple[str, str, str]:
 
 
 def differences(desired: Any, existing: Any, at: str = "") -> list[str]:
-    """Where `existing` lacks what `desired` has, as JSON pointers; the server adds fields of its own."""
+    """JSON pointers to desired values that `existing` lacks; the server adds fields of its own."""
     if isinstance(desired, Mapping | list) and not desired and existing is None:
         return []
     if isinstance(desired, Mapping) and isinstance(existing, Mapping):

@@ -46,7 +46,7 @@ from gpunode.kubernetes.api import (
 from gpunode.kubernetes.kubeconfig import PROXY_HINT, Connection, checked_token, shown_url
 
 MAX_BYTES = 64 << 20  # 2000 nodes with their lists of images come to some 40 MiB
-_WHOLE = 3  # a whole response may take so many times the limit for one piece of it
+_WHOLE = 3  # a whole response may take this multiple of the limit for one piece of it
 _PAGE = 500  # objects in one response
 _PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")  # of a URL's path: lightkube quotes nothing
 _RBAC = "rbac.authorization.k8s.io"
@@ -76,7 +76,7 @@ def _resource(kind: str) -> Any:
 
 
 class Cluster:
-    """One API server and the user that gpunode is there. Nothing is sent before the first call.
+    """One API server and gpunode's user on it. Nothing is sent before the first call.
 
     Every call ends or raises a `ClusterError`: the next piece of a response comes within `timeout` seconds,
     the whole within three times that and `MAX_BYTES`. `unauthorized` returns the hint for a 401, `read` a
@@ -109,7 +109,7 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Close the connections that are kept for the next request."""
+        """Close the connections that are kept for later requests."""
         self._client.close()
 
     def get(self, kind: str, name: str, namespace: str = "") -> Json:
@@ -192,7 +192,7 @@ class Cluster:
             raise explained from error
 
     def _explained(self, error: Exception, what: str, changes: bool) -> ClusterError | None:
-        """None for what is neither a response nor a failed connection: then it is a bug."""
+        """None for an exception that is neither a response nor a failed connection: then it is a bug."""
         if isinstance(error, ClusterError):
             return error
         if isinstance(error, httpx2.HTTPStatusError):
@@ -274,7 +274,7 @@ def _place(namespace: str) -> dict[str, str]:
 
 
 def _part(name: str) -> str:
-    """A name as one part of a URL's path. `Invalid` for one that would lead elsewhere."""
+    """A name as one part of a URL's path. `Invalid` for a name that would select another path."""
     if _PART.fullmatch(name) is None or ".." in name:
         raise Invalid(f"{name!r} can't be the name of an object in Kubernetes")
     return name
@@ -324,7 +324,7 @@ def _distrust(error: BaseException | None) -> int | None:
 
 
 def _missing_right(said: str, source: str) -> str:
-    """What helps against a 403: of RBAC, of NodeRestriction (a kubelet's account), or without credentials."""
+    """The hint for a 403: by RBAC, by NodeRestriction (a kubelet's account), or without credentials."""
     if "system:anonymous" in said and source == "--server":
         return _NO_PROXY
     if "system:anonymous" in said:
@@ -395,8 +395,8 @@ class Transport(httpx2.BaseTransport):
         return httpx2.Response(response.status, headers=response.headers, content=body)
 
     def _renew(self) -> bool:
-        """Whether there are other credentials than the refused ones: a kubelet exchanges its certificate and
-        a pod's token on disk, a program prints a new one."""
+        """Whether there are credentials other than the refused ones: a kubelet renews its certificate and a
+        pod's token on disk, a program prints a new one."""
         before = self._token, self._certificate
         if self._connection.renew is not None:
             self._user = self._connection.renew()
@@ -425,7 +425,7 @@ class Transport(httpx2.BaseTransport):
                 # Python 3.13 wants extensions of a certificate that many clusters' authorities lack; kubectl
                 # doesn't
                 context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        except (OSError, ValueError) as error:  # certificates and keys that are none
+        except (OSError, ValueError) as error:  # files that aren't certificates or keys
             raise NoAccess(
                 f"the certificates or keys of {connection.source} can't be used: {error}",
                 hint="see: kubectl config view --raw",
@@ -437,7 +437,7 @@ class Transport(httpx2.BaseTransport):
                     raise ValueError("gpunode speaks to http and https proxies")
                 proxy = httpcore2.Proxy(str(parsed.url), auth=parsed.raw_auth)
         except (ValueError, httpx2.InvalidURL) as error:
-            why = "" if "@" in connection.proxy else f": {error}"  # it may hold a password
+            why = "" if "@" in connection.proxy else f": {error}"  # it may contain a password
             raise NoAccess(
                 f"the proxy {shown_url(connection.proxy)} can't be used{why}".splitlines()[0], hint=PROXY_HINT
             ) from None
@@ -447,12 +447,12 @@ class Transport(httpx2.BaseTransport):
 
 
 class Unbounded(ValueError):
-    """More than an API server's response ever is, or in a form that hides how much it is."""
+    """Larger than any response of an API server, or in a form that hides its size."""
 
 
 class _Limits:
-    """What is left of the time and size of one response. httpx limits only the time for each piece, so a
-    server that sends a byte now and then would be waited for without end."""
+    """The remaining time and size of one response. httpx limits only the time for each piece, so gpunode
+    would otherwise wait forever for a server that sends a byte now and then."""
 
     def __init__(self) -> None:
         self.restart(None)

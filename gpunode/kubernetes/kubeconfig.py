@@ -1,4 +1,4 @@
-"""Connections: what kubeconfig files, a pod's account or a URL say of the server and of the user.
+"""Connections: the server and the user that kubeconfig files, a pod's account or a URL define.
 
 Files are merged as kubectl merges them (Kubernetes' client-go, tools/clientcmd/api/v1): the first file that
 names a cluster, user or context has it, and relative paths are relative to their file. lightkube's models are
@@ -86,11 +86,11 @@ class Kubeconfig(msgspec.Struct):
 class Connection:
     """One server and one user.
 
-    `source` says for people where the access comes from, `options` lead to it again, for a command that
-    undoes. Paths in `cluster` and `user` are absolute. `tls_name` is the name that the server's certificate
-    is for, if that isn't its address; `headers` are those of impersonation; `renew` returns new credentials
-    where a program prints them. `node`: the node of the kubelet's certificate that gpunode authenticates
-    with, else "".
+    `source` describes for people where the access comes from, `options` select it again in a command that
+    undoes. Paths in `cluster` and `user` are absolute. `tls_name` is the name in the server's certificate, if
+    that isn't its address; `headers` are those of impersonation; `renew` returns new credentials where a
+    program prints them. `node`: the node of the kubelet's certificate that gpunode authenticates with, else
+    "".
     """
 
     source: str
@@ -117,7 +117,7 @@ def to_server(
 
 
 def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connection, tuple[str, ...], str]:
-    """What a context (the current one by default) leads to, the files that exist, and their current context.
+    """What a context (by default the current one) selects, the existing files, and their current context.
 
     `NoAccess` says what is missing in which file; `Unreadable`.
     """
@@ -160,7 +160,7 @@ def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connecti
 
 
 def _first(files: dict[str, Kubeconfig], plural: str) -> dict[str, tuple[str, Any]]:
-    """By name the first entry of it, and the file that it is in."""
+    """The first entry of each name, and its file."""
     entries: dict[str, tuple[str, Any]] = {}
     for path, config in files.items():
         for one in getattr(config, plural) or ():
@@ -174,7 +174,7 @@ def _parse(path: str, text: str) -> Kubeconfig:
         return msgspec.convert({} if tree is None else tree, Kubeconfig)
     except DocumentError as error:
         said = f"can't be parsed: {error}"
-    except msgspec.ValidationError as error:  # names the place and the types, never a value
+    except msgspec.ValidationError as error:  # reports the location and the types, never a value
         said = f"is no kubeconfig: {error}"
     raise NoAccess(f"{path} {said}", hint="see: kubectl config view --kubeconfig FILE")
 
@@ -227,7 +227,8 @@ def _with_user(host: Host, connection: Connection, cluster: Cluster, file: str, 
 
 
 def _impersonation(file: str, user: User) -> tuple[tuple[str, str], ...]:
-    """The headers of impersonation: without them gpunode would be a user who may do more than is meant."""
+    """The headers of impersonation: without them gpunode would act as a user with more rights than
+    intended."""
     headers = [("Impersonate-User", user.as_user or ""), ("Impersonate-Uid", user.as_uid or "")]
     headers += [("Impersonate-Group", group) for group in user.as_groups or ()]
     for key, values in (user.as_extra or {}).items():
@@ -246,7 +247,8 @@ _SUCCESSORS = {
 
 
 def _from_provider(host: Host, file: str, provider: dict[str, Any]) -> models.User:
-    """The token that kubectl keeps for OIDC, while it lasts. Other providers ended with Kubernetes 1.26."""
+    """The token that kubectl stores for OIDC, while it is valid. Other providers ended with Kubernetes
+    1.26."""
     name, config = provider.get("name"), provider.get("config")
     if name != "oidc":
         raise NoAccess(
@@ -290,7 +292,7 @@ def _from_program(host: Host, program: Program, file: str, cluster: Cluster) -> 
     info = msgspec.json.encode({"apiVersion": program.apiVersion, "kind": "ExecCredential", "spec": spec})
     if host.trace is not None:
         host.trace(f"{argv[0]} ..." if argv[1:] else argv[0])
-    quiet = replace(host, trace=None)  # its arguments may hold a secret
+    quiet = replace(host, trace=None)  # its arguments may contain a secret
     done = quiet.run(argv, timeout=_SECONDS, env={**env, "KUBERNETES_EXEC_INFO": info.decode()})
     if done.code == COMMAND_NOT_FOUND and host.which(argv[0]) is None:
         hint = " ".join((program.installHint or "").split())
@@ -334,12 +336,12 @@ def _command_line(program: Program, file: str) -> tuple[list[str], dict[str, str
 
 
 def _encodes(text: str) -> bool:
-    """A lone surrogate has no bytes."""
+    """A lone surrogate can't be encoded."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _cluster_info(host: Host, cluster: Cluster) -> dict[str, Any]:
-    """What a program gets to know of the cluster (client.authentication.k8s.io/v1, Cluster)."""
+    """The description of the cluster for a program (client.authentication.k8s.io/v1, Cluster)."""
     info = {
         "server": cluster.server,
         "tls-server-name": cluster.tls_name,
@@ -361,8 +363,8 @@ def _base64(text: str | None) -> str | None:
 
 
 def checked_server(url: str, source: str) -> str:
-    """The URL without a last slash. `NoAccess` for what is no http or https URL."""
-    if "@" in url:  # it would be in every message
+    """The URL without a trailing slash. `NoAccess` if it isn't an http or https URL."""
+    if "@" in url:  # it would be shown in every message
         raise NoAccess(
             f"{source}: the API server's address {shown_url(url)[:_LONGEST]!r} has a name or password in it",
             hint="leave them out there: the kubeconfig's user has username and password",
@@ -381,12 +383,12 @@ def checked_server(url: str, source: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """A URL for people, without the name and password that may be in it."""
+    """A URL for people, without a name and password in it."""
     return re.sub(r"//.*@", "//", url, flags=re.DOTALL)
 
 
 def checked_token(token: str, source: str) -> str:
-    """The token. `NoAccess`, which doesn't show it, for one that no header can hold."""
+    """The token. `NoAccess`, which doesn't show it, for one that isn't valid in a header."""
     if not all("!" <= character <= "~" for character in token):
         raise NoAccess(
             f"the token of {source} holds a blank, a line break or the like",
@@ -400,7 +402,7 @@ class _Claims(msgspec.Struct):
 
 
 def token_expiry(token: str) -> float:
-    """When a JSON web token ends (its claim `exp`, seconds since the epoch); 0 where it doesn't say."""
+    """When a JSON web token expires (its claim `exp`, seconds since the epoch); 0 where it has none."""
     parts = token.split(".")
     try:
         claims = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)) if len(parts) == 3 else b"{}"
@@ -412,7 +414,7 @@ def token_expiry(token: str) -> float:
 
 @dataclass(frozen=True)
 class Certificate:
-    """`name` is the user to Kubernetes (the common name), `ends` in seconds since the epoch."""
+    """`name` is the user name in Kubernetes (the common name), `ends` in seconds since the epoch."""
 
     name: str
     ends: float
@@ -427,7 +429,7 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re
 
 
 def client_certificate(host: Host, user: models.User) -> Certificate | None:
-    """The certificate that gpunode is known by; None without one, or where openssl can't read it.
+    """The certificate that gpunode authenticates with; None without one, or where openssl can't read it.
 
     Python's ssl reads certificates of servers and authorities only.
     """
@@ -438,7 +440,7 @@ def client_certificate(host: Host, user: models.User) -> Certificate | None:
             return None  # the transport reports it
     else:
         text = (host.read_text(user.client_cert) or "") if user.client_cert else ""
-    pem = _PEM.search(text)  # a key may be there, too
+    pem = _PEM.search(text)  # the file may contain a key, too
     if pem is None:
         return None
     argv = ("openssl", "x509", "-noout", "-subject", "-enddate", "-nameopt", "RFC2253")

@@ -28,7 +28,7 @@ def labels(component: str) -> dict[str, str]:
 
 
 def made(api: str, kind: str, name: str, component: str, namespace: str = "", **fields: Any) -> Json:
-    """An object with its metadata; one of the whole cluster has no `namespace`."""
+    """An object with its metadata; a cluster-wide one has no `namespace`."""
     metadata: Json = {"name": name}
     if namespace:
         metadata["namespace"] = namespace
@@ -87,7 +87,7 @@ def namespace(name: str, level: str = "privileged") -> Json:
 
 
 def resource(vendor: str) -> str:
-    """What whole GPUs are advertised as."""
+    """The resource name of whole GPUs."""
     return f"{DOMAINS[vendor]}/gpu"
 
 
@@ -119,21 +119,21 @@ DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 POD_RESOURCES = "/var/lib/kubelet/pod-resources"
 CONFIG_FILE = "/etc/gpunode/plugin/config.yaml"
 _STATE = "/var/lib/gpunode/plugin"
-_FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"  # where NFD looks
+_FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"  # NFD's directory for feature files
 _CDI = "/var/run/cdi"
 _DRIVER_ROOT = "/driver-root"
 
 
 @dataclass(frozen=True)
 class Volume:
-    """One of the pod's volumes, and where the container has it."""
+    """One of the pod's volumes, and its mounts in the container."""
 
     volume: Json
     mounts: tuple[Json, ...]
 
 
 def plugin_volumes(desired: PluginSet) -> tuple[Volume, ...]:
-    """Only those that the plugin uses."""
+    """Only the volumes that the plugin uses."""
     found = [
         _of_node("device-plugins", DEVICE_PLUGINS, "Directory"),
         _of_node("state", _STATE, "DirectoryOrCreate"),
@@ -183,9 +183,9 @@ def _mount(name: str, path: str, *, read_only: bool = False) -> Json:
 # - the account's token with labels onto the Node or a NodeFeature; NFD's directory with labels in a file
 
 MONITORED = "NVIDIA_MIG_MONITOR_DEVICES"
-# PCI classes under which GPUs appear: stock NFD writes them into its labels, NVIDIA's chart has them left out
+# PCI classes of GPUs: stock NFD has them in its labels, NVIDIA's chart configures NFD to omit them
 _CLASSES = {"nvidia": ("0300", "0302"), "amd": ("0300", "0302", "0380", "1200")}
-# what the MPS daemons do: compute modes, clients' credentials and memory, other users' processes
+# for the MPS daemons: compute modes, clients' credentials and memory, other users' processes
 _MPS_CAPABILITIES = (
     *("CHOWN", "DAC_OVERRIDE", "FOWNER", "IPC_LOCK", "KILL", "SETGID", "SETUID"),
     *("SYS_ADMIN", "SYS_NICE", "SYS_PTRACE", "SYS_RESOURCE"),
@@ -221,7 +221,7 @@ class PluginSet:
 
 
 def config_map(desired: PluginSet) -> Json:
-    """The plugin's config file; the plugin notices when it is edited."""
+    """The ConfigMap with the plugin's config file; the plugin detects edits of it."""
     data = {PurePosixPath(CONFIG_FILE).name: desired.config}
     return made("v1", "ConfigMap", PLUGIN, "device-plugin", desired.namespace, data=data)
 
@@ -451,7 +451,7 @@ CONTAINER = "vector-add"
 RUN = "gpunode/run"
 """Label with a unique value for each run: it finds a pod when the response with its name was lost."""
 HOSTNAME = "kubernetes.io/hostname"
-_USER = 65532  # any that isn't root: the device files are open to all
+_USER = 65532  # any user other than root: the device files are accessible to all
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _TAIL = re.compile(r"\. (?!\d+ ).*")
 
 @dataclass(frozen=True)
 class Reason:
-    """`code` is stable; `patience`: seconds that it may last before waiting longer makes no sense."""
+    """`code` is stable; `patience`: seconds that the reason may last before further waiting is pointless."""
 
     code: str
     message: str
@@ -379,8 +379,8 @@ def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], a
 
 
 def verdict(found: State, log: str, aim: Aim) -> Reason | None:
-    """None if it passed: it succeeded, and its log says so. A shell may hide that the program
-    failed."""
+    """None if it passed: it succeeded, and its log contains the pass message. A shell may hide that the
+    program failed."""
     if found.phase is Phase.SUCCEEDED:
         if PASSED in log:
             return None
