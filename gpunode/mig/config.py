@@ -368,7 +368,7 @@ def _selects(entry: Entry, gpu: GpuLayout) -> bool:
 
 
 def _impossible(path: str, found: Mapping[int, Wish], mode_only: bool) -> list[str]:
-    """Why the wishes aren't possible; GPUs with the same reason are listed together."""
+    """Why the desired layouts aren't possible; GPUs with the same reason are listed together."""
     faults: dict[tuple[str, int, str], list[str]] = {}
     for wish in found.values():
         reason = _against(wish, mode_only)
@@ -462,7 +462,8 @@ def as_yaml(document: Mapping[str, Any]) -> str:
 def difference(wish: Wish, *, mode_only: bool = False) -> str:
     """What differs, as text; empty if nothing does.
 
-    The places of the instances are ignored, and a GPU instance without a compute instance is not a device.
+    The placements of the instances are ignored, and a GPU instance without a compute instance is not a
+    device.
     """
     gpu = wish.gpu
     if gpu.current != wish.enabled:

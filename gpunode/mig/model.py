@@ -1,9 +1,9 @@
 """MIG layouts: modes, instances and profiles of each GPU, and the names of MIG devices.
 
 The model is the same for NVML, a recording or a test. Two numbers identify a profile: its `index`, NVML's
-constant (NVML_GPU_INSTANCE_PROFILE_*), and its `id`, the driver's, which `nvidia-smi mig -lgip` shows. Places
-of GPU instances count the GPU's memory slots (8 on most, 4 on an A30 or RTX PRO); places of compute instances
-count the compute slices of their GPU instance.
+constant (NVML_GPU_INSTANCE_PROFILE_*), and its `id`, the driver's, which `nvidia-smi mig -lgip` shows.
+Placements of GPU instances count the GPU's memory slots (8 on most, 4 on an A30 or RTX PRO); those of compute
+instances count the compute slices of their GPU instance.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ComputeProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """A GPU instance that a GPU offers.
+    """A GPU instance profile that a GPU offers.
 
     `name` is NVML's own, ``1g.10gb+me``; `aliases` are other names for it, such as the one computed from its
     share of the memory. `free` is how many more fit now, None where MIG is off or the driver doesn't report
@@ -120,7 +120,7 @@ class GpuLayout:
     slots, 0 if not reported. `architecture` is NVML_DEVICE_ARCH_* (7 Ampere, 9 Hopper, 10 Blackwell), 0 if
     not reported; `virtualization` is NVML_GPU_VIRTUALIZATION_MODE_* (0 none, 1 passthrough, 2 vGPU guest, 3
     vGPU host). `error` is why the GPU can't be read; the other fields are then what could be read. `untold`
-    is why its instances aren't known although its modes are: missing permission.
+    is why its instances are unknown although its modes are known: missing permission.
     """
 
     uuid: str
@@ -244,7 +244,7 @@ def same_profile(desired: DeviceName, offered: Iterable[str]) -> bool:
     return False
 
 
-# The contents of one GPU instance: compute instances by their slices, and their places in it.
+# The contents of one GPU instance: compute instances by their slices, and their placements in it.
 
 Bin = tuple[int, ...]
 """Compute instances of one GPU instance by their slices, the largest first."""
@@ -252,7 +252,7 @@ Bin = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ComputeTarget:
-    """A desired compute instance; `kept` is the existing one. Without `placement`: at any place."""
+    """A desired compute instance; `kept` is the existing one. Without `placement`: anywhere."""
 
     slices: int
     placement: Placement | None = None
@@ -260,7 +260,7 @@ class ComputeTarget:
 
 
 def fillings(profile: Profile, left: Counter[int]) -> Iterator[Bin]:
-    """All non-empty parts of the wish that fit one GPU instance of this profile."""
+    """All non-empty parts of the request that fit one GPU instance of this profile."""
     sizes = sorted((size for size, count in left.items() if count > 0), reverse=True)
     ranges = [range(min(left[size], profile.slices // size), -1, -1) for size in sizes]
     for counts in itertools.product(*ranges):
@@ -278,7 +278,7 @@ def _holds(profile: Profile, one: Bin) -> bool:
 
 
 def bins(profile: Profile, left: Counter[int]) -> tuple[Bin, ...]:
-    """The rest of the wish in as few new GPU instances as possible, the fullest first."""
+    """The rest of the request in as few new GPU instances as possible, the fullest first."""
     found: list[Bin] = []
     remaining = Counter({size: count for size, count in left.items() if count > 0})
     while remaining.total():
@@ -295,7 +295,7 @@ def compute_places(
 ) -> tuple[ComputeTarget, ...] | None:
     """The compute instances of a GPU instance; existing ones are kept where they match.
 
-    None if they don't fit. Where the driver reports no places, only their number and sum count.
+    None if they don't fit. Where the driver reports no placements, only their number and sum count.
     """
     left = Counter(desired)
     kept: list[ComputeInstance] = []

@@ -47,7 +47,7 @@ from gpunode.output.typed import plain
 _GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
 _COMPUTE_INSTANCE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT
 _SHARED_ENGINES = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-_MOST_PLACES = 16  # 8 slots are the most that any GPU has
+_MOST_PLACES = 16  # 8 slots are the most of any GPU
 _ABSENT = (NOT_SUPPORTED, INVALID_ARGUMENT)
 
 
@@ -69,7 +69,7 @@ class ProfileInfo:
 
 @dataclass(frozen=True)
 class InstanceInfo:
-    """An instance: NVML's handle, its id, its profile's id and its place."""
+    """An instance: NVML's handle, its id, its profile's id and its placement."""
 
     handle: Handle
     id: int
@@ -143,7 +143,7 @@ class MigCalls:
             raise
 
     def placements(self, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """The possible places of a GPU instance, free or not; none if the driver doesn't report them."""
+        """The possible placements of a GPU instance, free or not; none if the driver doesn't report them."""
         call = "nvmlDeviceGetGpuInstancePossiblePlacements"
         try:
             return self._places(call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
@@ -153,7 +153,7 @@ class MigCalls:
             raise
 
     def compute_placements(self, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """The possible places of a compute instance in its GPU instance; none from drivers before 525."""
+        """The possible placements of a compute instance in its GPU instance; none from drivers before 525."""
         call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
         try:
             return self._places(call, "c_nvmlComputeInstancePlacement_t", gpu_instance, profile_id)
@@ -222,7 +222,8 @@ class MigCalls:
     # --- changes ---------------------------------------------------------------------------------------
 
     def create_gpu_instance(self, gpu: Handle, profile_id: int, at: Placement | None) -> Handle:
-        """Create a GPU instance `at` that place, or where the driver chooses; INSUFFICIENT_RESOURCES."""
+        """Create a GPU instance at the placement `at`, or where the driver chooses;
+        INSUFFICIENT_RESOURCES."""
         if at is None:
             return self._nvml.part("nvmlDeviceCreateGpuInstance", gpu, profile_id)
         place = self._place("c_nvmlGpuInstancePlacement_t", at)
@@ -230,7 +231,8 @@ class MigCalls:
         return self._nvml.part(call, gpu, profile_id, place)
 
     def create_compute_instance(self, gpu_instance: Handle, profile_id: int, at: Placement | None) -> Handle:
-        """Create a compute instance `at` that place if the driver supports it, else where it chooses."""
+        """Create a compute instance at the placement `at` if the driver supports it, else where it
+        chooses."""
         if at is not None:
             place = self._place("c_nvmlComputeInstancePlacement_t", at)
             call = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"

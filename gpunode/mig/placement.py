@@ -1,4 +1,4 @@
-"""A search for the places of the desired instances on one GPU, among those that its driver offers.
+"""A search for the placements of the desired instances on one GPU, among those that its driver offers.
 
 Instances that already fit keep their place and their UUIDs. The driver's own first fit needs the right order
 of creation, and can leave free slots that no instance can use (NVIDIA's MIG user guide: 1g, 1g, 2g, 3g fails
@@ -30,7 +30,7 @@ from gpunode.mig.model import (
 
 
 class CannotPlace(Exception):
-    """The wish doesn't fit on this GPU; `reason` names the profile, `fits` the part of the wish that fits."""
+    """The request doesn't fit on this GPU; `reason` names the profile, `fits` the part that fits."""
 
     def __init__(self, reason: str, fits: str = "") -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class Target:
 
 
 def solve(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[Target, ...]:
-    """All desired instances of the GPU, with their places. `CannotPlace` if they don't fit.
+    """All desired instances of the GPU, with their placements. `CannotPlace` if they don't fit.
 
     The solution with the fewest lost MIG devices is chosen, then the one with the fewest lost GPU instances,
     then the one with the fewest new ones. A GPU with a change of its mode has no instances: pass it without.
@@ -189,7 +189,8 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
 
 
 def _uses(profile: Profile, instance: GpuInstance, left: Counter[int]) -> Iterator[Bin]:
-    """The parts of the wish that an instance can hold: at most its own devices, and what fits beside them."""
+    """The parts of the request that an instance can hold: at most its own devices, and what fits beside
+    them."""
     for one in fillings(profile, left):
         if compute_places(profile, one, instance.compute) is not None:
             yield one
@@ -200,7 +201,7 @@ def _profile_of(gpu: GpuLayout, instance: GpuInstance) -> Profile:
 
 
 def _allowed(profiles: Sequence[Profile]) -> bool:
-    """Whether the profiles can coexist at any places: their counts, and the media engines.
+    """Whether the profiles can coexist at any placements: their counts, and the media engines.
 
     NVIDIA's MIG user guide: one instance of a GPU at most has the extensions of ``+me``; one with ``+me.all``
     takes every engine, so that all others must be ``-me``.
@@ -220,13 +221,14 @@ def _attributes(profile: Profile) -> DeviceName | None:
     return next((parsed for name in profile.names if (parsed := parse_name(name)) is not None), None)
 
 
-# --- places ----------------------------------------------------------------------------------------------
+# --- placements ------------------------------------------------------------------------------------------
 
 
 def _places(
     gpu: GpuLayout, taken: Sequence[Placement], made: Sequence[Profile]
 ) -> tuple[Placement, ...] | None:
-    """A place for each of `made` that leaves the most room for later instances; None if they don't fit."""
+    """A placement for each of `made` that leaves the most free slots for later instances; None if they don't
+    fit."""
     order = sorted(range(len(made)), key=lambda number: -_size(made[number]))
     everywhere = [place for profile in gpu.profiles for place in profile.placements]
 
@@ -289,7 +291,7 @@ def _reason(gpu: GpuLayout, wish: Sequence[_Part], desired: Mapping[str, int]) -
 
 
 def _what_fits(gpu: GpuLayout, desired: Mapping[str, int]) -> str:
-    """As much of the wish as fits, in its own order, the largest profiles first."""
+    """As much of the request as fits, in its own order, the largest profiles first."""
     bare = _bare(gpu)
     fitting: dict[str, int] = {}
     names = [

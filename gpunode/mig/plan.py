@@ -103,7 +103,7 @@ def plan(path: str, desired: Sequence[Wish], *, mode_only: bool = False) -> tupl
 
 
 def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
-    """One GPU's plan. `CannotPlace` if the wish doesn't fit."""
+    """One GPU's plan. `CannotPlace` if the desired layout doesn't fit."""
     gpu = wish.gpu
     if not gpu.capable:
         return GpuPlan(wish, (), ())  # MIG is on and must be off
@@ -223,7 +223,7 @@ def _kept(target: Sequence[Target]) -> tuple[Device, ...]:
 
 
 def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[Target, ...]:
-    """An earlier layout as a target: existing instances are kept, the others get their old places."""
+    """An earlier layout as a target: existing instances are kept, the others get their old placements."""
     found = []
     for old in then:
         same = next((one for one in now if _alike(one, old)), None)

@@ -136,7 +136,8 @@ class MigSession:
     def create_gpu_instance(
         self, uuid: str, profile_id: int, at: Placement | None = None, name: str = ""
     ) -> tuple[int, Placement]:
-        """Create a GPU instance `at` a place, or where the driver chooses; return its id and its place."""
+        """Create a GPU instance `at` a placement, or where the driver chooses; return its id and its
+        placement."""
         doing = f"create GPU instance {name or f'of profile id {profile_id}'}{f' at {at}' if at else ''}"
         made = self._query(
             doing, CHANGE_SECONDS, do="create-gpu-instance", uuid=uuid, profile=profile_id, **_place(at)

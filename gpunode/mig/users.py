@@ -344,7 +344,7 @@ def drain(
 
 
 def _rests(word: str, done: Drained, found: Sequence[Obstacle]) -> bool:
-    """What a killed run has stopped: no longer an obstacle, though it was one."""
+    """Whether a killed run has stopped it: it was an obstacle, and no longer is."""
     named = word in done.containers or word in map(str, done.pids)
     return named and word not in {str(one.pid) for one in found if one.pid} | {one.drain for one in found}
 
