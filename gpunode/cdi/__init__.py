@@ -1,1 +1,1 @@
-"""CDI specifications: what a node's GPUs need in a container, written as engines read it."""
+"""CDI specifications: what a node's GPUs need in a container, in the form that engines read."""

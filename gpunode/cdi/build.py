@@ -1,4 +1,4 @@
-"""From what the node has to a specification: pure, and the same for the same node."""
+"""From a node's facts to a specification: pure, and the same for the same node."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
 
-# What a container gets for any device that it requests: control nodes, libraries, programs, hooks.
+# What a container gets for every device: control nodes, libraries, programs, hooks.
 
 
 def common_edits(
     nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None, *, groups: bool = False
 ) -> Edits:
-    """With `hooks` NVIDIA's own do the container's links and cache; without, the mounts do."""
+    """With `hooks` NVIDIA's hooks create the container's links and cache; without, mounts replace them."""
     present = [nodes.present[path] for path in CONTROL if path in nodes.present]
     control = device_edits(present, nodes.dev_root, groups=groups)
-    # keeps NVIDIA's own runtime, where it is the default, from injecting the GPUs once more
+    # prevents NVIDIA's own runtime, where it is the default, from injecting the GPUs a second time
     void = "NVIDIA_VISIBLE_DEVICES=void"
     if hooks is None:
         return replace(control, env=(void,), mounts=_mounts(files, _by_soname(files)))
@@ -61,14 +61,14 @@ def common_edits(
 
 
 def _by_soname(files: DriverFiles) -> Iterator[Mount]:
-    """Each library at each of its names, in both places where a loader looks by itself.
+    """Each library under each of its names, in both directories that a loader searches by itself.
 
-    Without a hook nothing runs ldconfig in the container. That leaves what ld.so searches without a cache
-    (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, the others' for /usr/lib64, glibc's
-    own default; where an image has a symlink there, as Arch to /usr/lib, the engine follows it inside the
-    image. The image isn't known when this is written, so both directories get all names, and one of them
-    holds files that no program opens. A name that the image has itself, as a file or as a link to one, is
-    covered by the mount: the host's driver is what fits the host's kernel.
+    Without a hook nothing runs ldconfig in the container. That leaves the directories that ld.so searches
+    without a cache (ld.so(8)): Debian's is built for /usr/lib/<machine>-linux-gnu, the others' for
+    /usr/lib64, glibc's own default; where an image has a symlink there, as Arch to /usr/lib, the engine
+    follows it inside the image. The image isn't known when this is written, so both directories get all
+    names, and one of them contains files that no program opens. A name that the image has itself, as a file
+    or as a link to one, is covered by the mount: the host's driver matches the host's kernel.
 
     Not done: LD_LIBRARY_PATH would replace the image's own and is ignored for privileged programs; an
     /etc/ld.so.cache or /etc/ld.so.conf.d of ours would hide the image's libraries. 32-bit libraries are left
@@ -81,7 +81,7 @@ def _by_soname(files: DriverFiles) -> Iterator[Mount]:
 
 
 def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Sorted by depth, so that nothing is mounted below what comes later."""
+    """Sorted by depth, so that no mount hides an earlier one."""
     fixed = (Mount(inside, f"{files.root}{real}") for inside, real in files.files)
     sockets = (Mount(path, place, SOCKET) for path, place in files.sockets)
     unique = {mount.container_path: mount for mount in (*sockets, *fixed, *libraries)}
@@ -89,12 +89,12 @@ def _mounts(files: DriverFiles, libraries: Iterable[Mount]) -> tuple[Mount, ...]
 
 
 def device_edits(devices: Iterable[DeviceNode], dev_root: str, *, groups: bool = False) -> Edits:
-    """Device files in order, with their place on the node where that is below another root.
+    """Device files in order, with their path on the node where that is below another root.
 
-    With `groups` files keep their group, and the container's processes join one that has a file to itself, as
-    nvidia-ctk writes it; without, an engine here doesn't know additionalGids. Such a file is open to every
-    process of the container in both cases: Docker 28.5 forgets the groups of a container with ``--user``, and
-    engines up to CDI library 1.0 open every device file.
+    With `groups` files keep their group, and the container's processes join a group that other users don't
+    share, as in nvidia-ctk's output; without, an engine here doesn't support additionalGids. Every process of
+    the container can open such a file in both cases: Docker 28.5 ignores the groups of a container with
+    ``--user``, and engines up to CDI library 1.0 open every device file.
     """
     by_path = {device.path: device for device in devices}
     nodes, gids = [], set()
@@ -122,10 +122,10 @@ _NAME = re.compile(r"[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII)  # `ValidateD
 
 @dataclass(frozen=True)
 class Form:
-    """How devices are named. `limit` is the newest version that the reader of the result supports.
+    """Naming of devices. `limit` is the newest version that the reader of the result supports.
 
-    With `every` there is a device ``all``. With `whole` a GPU in MIG mode is one device, with all its MIG
-    devices' files, in place of those. `groups` is whether containers may join a device file's group.
+    With `every` there is a device ``all``. With `whole` a GPU in MIG mode is one device with the files of all
+    its MIG devices, instead of those devices. `groups` is whether containers may join a device file's group.
     """
 
     vendor: str = "nvidia.com"
@@ -139,7 +139,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Built:
-    """The specification, what isn't in it and why, and the UUIDs of `known_gpus`."""
+    """The specification, what was left out and why, and the UUIDs of `known_gpus`."""
 
     spec: Spec
     notes: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class Built:
 
 @dataclass(frozen=True)
 class _Device:
-    """One GPU or MIG device: its place (``3`` or ``3:1``), its UUID, its device files, its GPU's address."""
+    """One GPU or MIG device: its index (``3`` or ``3:1``), its UUID, its device files, its GPU's address."""
 
     place: str
     uuid: str
@@ -160,8 +160,8 @@ class _Device:
 def build(
     inventory: Inventory, nodes: NodeFacts, files: DriverFiles, hooks: HookProgram | None, form: Form
 ) -> Built:
-    """The specification of this node. `GpunodeError` if no device could be described, or if the readers know
-    no version that has what is needed.
+    """The specification of this node. `GpunodeError` if no device could be described, or if the readers
+    support no version that has the required features.
     """
     notes: list[str] = []
     found = tuple(_readable_devices(inventory, nodes, notes, form.whole))
@@ -205,7 +205,7 @@ def _strategies(form: Form) -> tuple[tuple[str, ...], str]:
 def _readable_devices(
     inventory: Inventory, facts: NodeFacts, notes: list[str], whole: bool
 ) -> Iterator[_Device]:
-    """GPUs in NVML's order, MIG devices in place of a GPU that is cut up; `notes` say what is left out."""
+    """GPUs in NVML's order, MIG devices in place of a partitioned GPU; `notes` list what is left out."""
     for gpu in inventory.gpus:
         node = gpu_node(gpu, facts)
         if gpu.error:
@@ -245,7 +245,7 @@ def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Ite
 
 
 def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
-    """Only profiles with graphics may render."""
+    """Only profiles with graphics support rendering."""
     return facts.drm.get(gpu.pci, ()) if "+gfx" in mig.profile else ()
 
 
@@ -257,10 +257,10 @@ def _devices(
     every: bool,
     groups: bool,
 ) -> Iterator[Device]:
-    """Every device once for each kind of name, then ``all``. A name that is taken isn't given again.
+    """Every device once for each kind of name, then ``all``. A name that is in use isn't given again.
 
-    Nor is one that CDI doesn't allow: engines would drop the whole file. Drivers before 470 call MIG devices
-    ``MIG-GPU-.../7/0``, and what is broken may say anything.
+    Neither is a name that CDI doesn't allow, because engines would ignore the whole file. Drivers before 470
+    call MIG devices ``MIG-GPU-.../7/0``, and a faulty GPU may report any text.
     """
     taken = {"all"}
     for kind in dict.fromkeys(names):
@@ -281,7 +281,7 @@ def _edits(devices: tuple[_Device, ...], facts: NodeFacts, hooks: HookProgram | 
 
 
 def _by_path(device: _Device) -> Iterator[str]:
-    """udev's names for DRM nodes (60-drm.rules), which a container has no udev for."""
+    """udev's names for DRM nodes (60-drm.rules), because a container has no udev to create them."""
     for path in device.nodes:
         if path.startswith("/dev/dri/"):
             name = path.rpartition("/")[2]
@@ -304,7 +304,7 @@ def _missing_control(nodes: NodeFacts) -> list[str]:
     return [f"{' and '.join(gone)} does not exist and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
 
 
-# Gathers what a specification is made of, and makes it.
+# Collects the input of a specification, and builds it.
 
 _VERSION_MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 NVML_SECONDS = 60.0  # without persistence, sixteen GPUs take half a minute to wake up
@@ -312,10 +312,10 @@ NVML_SECONDS = 60.0  # without persistence, sixteen GPUs take half a minute to w
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the driver is. `hooks` is auto (NVIDIA's hooks where their program is) or none.
+    """The driver's location. `hooks` is auto (NVIDIA's hooks where their program is installed) or none.
 
-    `hook_path` and `ldconfig` name these programs, "" for those that are found. `sockets` is whether the
-    sockets of NVIDIA's daemons are mounted. `device_ids` limits the devices, () for all.
+    `hook_path` and `ldconfig` name these programs, "" to search for them. `sockets` is whether the sockets of
+    NVIDIA's daemons are mounted. `device_ids` limits the devices, () for all.
     """
 
     driver_root: str = "/"
@@ -331,7 +331,7 @@ class Sources:
 
 
 def generate(host: Host, sources: Sources, form: Form) -> Built:
-    """The specification of this node as it is now. `GpunodeError` says why there can be none."""
+    """The specification of this node's present state. `GpunodeError` has the reason if there can be none."""
     refuse_other_platforms(host)
     driver = "" if sources.driver_root in ("", "/") else sources.driver_root.rstrip("/")
     dev = (sources.dev_root or driver).rstrip("/")
@@ -380,7 +380,7 @@ def chosen_devices(inventory: Inventory, ids: tuple[str, ...]) -> Inventory:
 
 
 def refuse_other_platforms(host: Host) -> None:
-    """WSL2 and Tegra have neither /dev/nvidiaN nor NVML's minors: other files make a GPU there."""
+    """WSL2 and Tegra have neither /dev/nvidiaN nor NVML's minors: other files represent a GPU there."""
     mode = {"wsl2": "wsl", "tegra": "csv"}.get(node_class(host))
     if mode is not None:
         raise PreconditionError(
@@ -391,7 +391,7 @@ def refuse_other_platforms(host: Host) -> None:
 
 
 def _inventory(host: Host, driver: str, sources: Sources) -> Inventory:
-    """NVML's answer, from the library of another root if one is given."""
+    """NVML's report, from the library of another root if one is given."""
     other = driver or sources.library_path
     library = library_in(host, driver, NVML, sources.library_path) if other else ""
     answer = probe(host, sources.timeout, library=library)
@@ -423,7 +423,7 @@ def no_inventory(host: Host, answer: NvmlProbe) -> GpunodeError:
     )
 
 
-# What goes beside the GPUs: GDRCopy, GPUDirect Storage, InfiniBand, IMEX channels. One class each.
+# Classes other than the GPUs: GDRCopy, GPUDirect Storage, InfiniBand, IMEX channels.
 
 _PLACES = {
     "gdrcopy": ("/dev", r"gdrdrv"),
@@ -435,7 +435,7 @@ _GDS_FILES = ("/run/udev", "/etc/cufile.json")
 
 
 def feature_nodes(host: Host, dev_root: str = "") -> Mapping[str, tuple[DeviceNode, ...]]:
-    """Device files by class, without the `dev_root` below which they are; empty where there are none."""
+    """Device files by class, as paths below `dev_root`; empty where there are none."""
     classes = {}
     for name, (place, pattern) in _PLACES.items():
         devices = devices_below(host, dev_root, place)
@@ -444,9 +444,9 @@ def feature_nodes(host: Host, dev_root: str = "") -> Mapping[str, tuple[DeviceNo
 
 
 def gds_mounts(host: Host, root: str = "", root_here: str = "") -> tuple[Mount, ...]:
-    """udev's data and cuFile's settings, where they are.
+    """udev's data and cuFile's settings, where they exist.
 
-    `root` is the driver's as the node calls it, `root_here` where this process sees it.
+    `root` is the driver's root on the node, `root_here` where this process sees it.
     """
     there = (path for path in _GDS_FILES if host.exists(f"{root_here}{path}"))
     return tuple(Mount(path, f"{root}{path}") for path in there)

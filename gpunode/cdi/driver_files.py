@@ -24,7 +24,7 @@ SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"
 _MPS = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA itself looks for the MPS daemon
 _CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
 _ARCHITECTURES = {"/lib/ld-linux-aarch64.so.1": "aarch64"}
-# modules of Vulkan, GBM and VDPAU that are the driver's without its version in their names
+# modules of Vulkan, GBM and VDPAU that belong to the driver without its version in their names
 _UNVERSIONED = re.compile(
     r"libnvidia-egl-(gbm|wayland|wayland2|xcb|xlib)\.so\.\d+\.\d+|libnvidia-nvvm70\.so\.\d+"
 )
@@ -63,7 +63,8 @@ _MODULES = ("drivers", "extensions", "updates/drivers", "updates/extensions")
 
 @dataclass(frozen=True)
 class Library:
-    """One shared object. `path` is its real place, `directory` the library directory that it is found from.
+    """One shared object. `path` is its real path, `directory` the library directory that contains it or a
+    link to it.
 
     `links` are other names that lead to it, relative to such a directory: ``libcuda.so.1``,
     ``gbm/nvidia-drm_gbm.so``. A container gets them all, the host need not have them.
@@ -80,11 +81,12 @@ class Library:
 
 @dataclass(frozen=True)
 class DriverFiles:
-    """Paths on the node, without `root`, under which they lie; `root` is "" for the node's own files.
+    """Paths on the node, without `root`, which is their root directory; `root` is "" for the node's own
+    files.
 
     `links` of the libraries are relative to their directory, such as ``gbm/nvidia-drm_gbm.so``. `files` are
-    mounted where they are. `sockets` are unix sockets and the directory of MPS: the container's path, and
-    where it is on the node, `root` included.
+    mounted at the same path. `sockets` are unix sockets and the directory of MPS: the container's path, and
+    the path on the node, including `root`.
     """
 
     version: str
@@ -96,9 +98,10 @@ class DriverFiles:
 
 
 def read_driver_files(host: Host, version: str, root: str = "", search: tuple[str, ...] = ()) -> DriverFiles:
-    """Look below `root` for the driver `version`; `search` are more library directories, which come first.
+    """Search below `root` for the driver `version`; `search` are additional library directories, which come
+    first.
 
-    `PreconditionError` if libcuda of this version isn't there: no container could compute.
+    `PreconditionError` if libcuda of this version is missing: no container could use CUDA.
     """
     there = Host(host.path(root), environ={}) if root else host
     architecture = next((name for path, name in _ARCHITECTURES.items() if there.exists(path)), "x86_64")
@@ -111,7 +114,7 @@ def read_driver_files(host: Host, version: str, root: str = "", search: tuple[st
         *_firmware(there, host, version),
         *_graphics_files(there, directories, architecture, version),
     )
-    # the daemons run beside the driver, which may be in a container, or on the node itself
+    # the daemons run in the driver's container, or on the node itself
     sockets = dict(daemon_sockets(host)) | dict(daemon_sockets(there, root))
     return DriverFiles(version, architecture, libraries, files, tuple(sockets.items()), root)
 
@@ -127,7 +130,8 @@ def _no_libcuda(version: str, root: str, directories: tuple[str, ...]) -> Precon
 
 
 def _directories(host: Host, architecture: str, search: tuple[str, ...]) -> Iterator[str]:
-    """Directories of 64-bit libraries, real and each once; a 32-bit program's lie elsewhere everywhere.
+    """Directories of 64-bit libraries, real and each once; those of 32-bit programs are separate on all
+    systems.
 
     Debian keeps some in a directory behind its alternatives; ld.so's cache lists those and any other.
     """
@@ -154,7 +158,7 @@ def _libraries(host: Host, directories: tuple[str, ...], version: str) -> Iterat
     for directory in directories:
         for place in (directory, *_beside(directory)):
             for name in listed[place]:
-                # resolving every library of a distribution would take longer than all the rest
+                # resolving every library of a distribution would take longer than everything else
                 known = place != directory or name.partition(".so")[0] in {*stems, *_ALIASES}
                 if not known or ".so" not in name or not name.isascii():
                     continue
@@ -180,7 +184,7 @@ def _is_driver(name: str, version: str) -> bool:
 
 
 def _programs(host: Host) -> Iterator[tuple[str, str]]:
-    """Container path and real path of each program; Debian's are links into a directory of alternatives."""
+    """Container path and real path of each program; Debian's are links through its alternatives directory."""
     for name in PROGRAMS:
         paths = (f"{place}/{name}" for place in PROGRAM_DIRECTORIES)
         path = next((path for path in paths if host.executable(path)), None)
@@ -204,7 +208,7 @@ def _firmware(there: Host, host: Host, version: str) -> Iterator[tuple[str, str]
 def _graphics_files(
     host: Host, libraries: Iterable[str], architecture: str, version: str
 ) -> Iterator[tuple[str, str]]:
-    """Container path and real path of each file that is here; `libraries` are the library directories."""
+    """Container path and real path of each existing file; `libraries` are the library directories."""
     icd = f"vulkan/icd.d/nvidia_icd.{architecture}.json"
     fixed = (f"{root}/{name}" for root in _GRAPHICS_ROOTS for name in (*_GRAPHICS_FILES, icd))
     for path in (*fixed, "/usr/bin/nvidia-xconfig"):

@@ -1,4 +1,4 @@
-"""The container engines of this node, as far as they limit what a specification may be."""
+"""The container engines of this node, and the limits that they set for a specification."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gpunode.facts.effective import configured
 from gpunode.facts.podman import find_podman
 from gpunode.host import Host
 
-_STANDARD_REAL = "/run/cdi"  # /var/run leads to /run
+_STANDARD_REAL = "/run/cdi"  # /var/run is a link to /run
 _FINDERS: dict[str, Callable[[Host], Daemon | None]] = {
     "containerd": find_containerd,
     "crio": find_crio,
@@ -47,7 +47,7 @@ _FINDERS: dict[str, Callable[[Host], Daemon | None]] = {
 
 
 def installed(host: Host, names: Iterable[str] = tuple(_FINDERS)) -> tuple[Daemon, ...]:
-    """Those of the named engines that are here; one whose files can't be read doesn't hide the others."""
+    """The named engines that are installed; one whose files can't be read doesn't hide the others."""
     found = []
     for name in names:
         try:
@@ -72,13 +72,13 @@ def specification_paths(host: Host, engines: Iterable[Daemon]) -> tuple[str, ...
 
 
 def kept_elsewhere(host: Host) -> tuple[str, ...]:
-    """Specifications of gpunode's own in directories that only some engine here reads."""
+    """gpunode's own specifications in directories that only some engine here reads."""
     paths = specification_paths(host, installed(host))[1:]
     return tuple(path for path in paths if made_by_gpunode(host.read_bytes(path)))
 
 
 def newest_used(host: Host, dev_root: str = "", *, dots: bool = False) -> Version:
-    """The newest version that a specification of this node makes use of, where engines read it."""
+    """The newest version whose features a specification of this node uses, where engines read it."""
     if need_groups(host, dev_root.rstrip("/")):
         return GROUPS
     return DOTS if dots else UNKNOWN_ENGINE
@@ -87,19 +87,19 @@ def newest_used(host: Host, dev_root: str = "", *, dots: bool = False) -> Versio
 def readable(host: Host, wanted: Version) -> Version:
     """The newest specification that all engines of this node read.
 
-    Only engines of which some release doesn't read `wanted` are queried: running a program for its version
+    Only engines with a release that doesn't read `wanted` are queried: running a program for its version
     takes as long as everything else.
     """
     matter = [name for name in _FINDERS if oldest(name) < wanted]
     return limit(installed(host, matter)) if matter else NEWEST
 
 
-# What an engine that is made ready for CDI needs beside its own configuration.
+# What an engine needs for CDI in addition to its own configuration.
 
 
 @dataclass(frozen=True)
 class Companions:
-    """Files as path and content. A refresh rewrites the `generated` ones; `units` are to be enabled."""
+    """Files as path and content. A refresh rewrites the `generated` ones; `units` are those to enable."""
 
     files: tuple[tuple[str, bytes], ...] = ()
     generated: frozenset[str] = frozenset()
@@ -108,7 +108,7 @@ class Companions:
 
 
 def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Companions:
-    """The specification that all of `engines` read, and where systemd runs what keeps it fresh.
+    """The specification that all of `engines` read, and where systemd runs the units that keep it up to date.
 
     `GpunodeError` if the GPUs can't be described or another file already defines them in the same directory.
     """

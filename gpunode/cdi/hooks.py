@@ -1,4 +1,4 @@
-"""NVIDIA's hook program: is it here, and which of its hooks does this release have?"""
+"""NVIDIA's hook program: whether it is installed, and the hooks of this release."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _LDCONFIG_REAL = "/sbin/ldconfig.real"
 
 @dataclass(frozen=True)
 class HookProgram:
-    """`argv` is how a hook is named, such as ``nvidia-cdi-hook`` or ``nvidia-ctk hook``; `path` is absolute.
+    """`argv` is how a specification calls a hook, such as ``nvidia-cdi-hook`` or ``nvidia-ctk hook``; `path`
+    is absolute.
 
-    `known` are the hooks that this release has. `ldconfig` is what update-ldcache must run, "" for its own
+    `known` are the hooks that this release has. `ldconfig` is the program for update-ldcache, "" for its own
     default.
     """
 
@@ -36,10 +37,10 @@ class HookProgram:
 
 
 def find_hooks(host: Host) -> HookProgram | None:
-    """Ask the installed program for its hooks; None if there is none, or if it can't do without which a
+    """Query the installed program for its hooks; None if there is none, or if it lacks a hook without which a
     container finds no library.
 
-    nvidia-cdi-hook came with toolkit 1.16; before, ``nvidia-ctk hook`` was it.
+    nvidia-cdi-hook exists since toolkit 1.16; before, its function was ``nvidia-ctk hook``.
     """
     for name in ("nvidia-cdi-hook", "nvidia-ctk"):
         path = hook_program(host, name)
@@ -52,7 +53,7 @@ def find_hooks(host: Host) -> HookProgram | None:
 def query_hooks(host: Host, path: str, root: str = "") -> HookProgram | None:
     """The hooks of the program at `path`, which this process sees below `root`; None as above.
 
-    One that bears nvidia-ctk's name has them behind the word ``hook``.
+    A program with nvidia-ctk's name has them as subcommands of ``hook``.
     """
     name = path.rpartition("/")[2]
     words = ("hook",) if name == "nvidia-ctk" else ()
@@ -77,7 +78,7 @@ def commands_in(text: str) -> frozenset[str]:
 
 
 def hooks_for(program: HookProgram, files: DriverFiles, folders: tuple[str, ...]) -> tuple[Hook, ...]:
-    """NVIDIA's hooks in NVIDIA's order, those that the program has."""
+    """NVIDIA's hooks in NVIDIA's order, limited to those that the program has."""
     desired: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("enable-cuda-compat", (f"--host-driver-version={files.version}",)),
         ("update-ldcache", (*_ldconfig(program), *(word for one in folders for word in ("--folder", one)))),
@@ -89,7 +90,7 @@ def hooks_for(program: HookProgram, files: DriverFiles, folders: tuple[str, ...]
 
 
 def link_hook(program: HookProgram, links: Iterable[str]) -> tuple[Hook, ...]:
-    """The hook that makes these links (``target::link``) in the container; none if there are none to make."""
+    """The hook that makes these links (``target::link``) in the container; none without links."""
     words = tuple(word for link in links for word in ("--link", link))
     known = "create-symlinks" in program.known
     return (_hook(program, "create-symlinks", words),) if words and known else ()
@@ -104,7 +105,7 @@ def _ldconfig(program: HookProgram) -> tuple[str, ...]:
 
 
 def _links(files: DriverFiles) -> list[str]:
-    """``target::link`` for every other name of a library, as create-symlinks reads them."""
+    """``target::link`` for every other name of a library, in the form that create-symlinks reads."""
     found = []
     for library in files.libraries:
         for link in (f"{library.directory}/{name}" for name in library.links):

@@ -1,4 +1,4 @@
-"""Where specifications lie, who writes them, and which one an engine takes when two name the same device."""
+"""Directories and authors of specifications, and which one an engine uses if two name the same device."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NVIDIA_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 
 @dataclass(frozen=True)
 class Rivals:
-    """Other files that name a device which is also to be named at `path`.
+    """Other files that name a device which will also be named at `path`.
 
-    `beside` lie in the same directory: engines then use neither. `before` are hidden by `path`, `after`
-    hide it.
+    `beside` are in the same directory: engines then use neither. `before` are hidden by `path`, `after` hide
+    it.
     """
 
     path: str
@@ -54,7 +54,7 @@ def rivals(host: Host, path: str, spec: Spec, *, elsewhere: bool = False) -> Riv
 
 
 def rank(host: Host, path: str, directories: Sequence[str] = DIRECTORIES) -> int | None:
-    """A directory's place in the engines' order, the later one wins; None if none of theirs."""
+    """A directory's position in the engines' order, the later one wins; None if engines don't read it."""
     directory = host.realpath(path.rpartition("/")[0] or "/")
     real = [host.realpath(one) for one in directories]
     return real.index(directory) if directory in real else None
@@ -77,9 +77,9 @@ def refuse_conflict(found: Rivals) -> None:
 
 
 def remarks(found: Rivals) -> tuple[str, ...]:
-    """What a person should know of the other files."""
+    """Warnings about the other files."""
     if len(found.before) > 1:
-        # CDI's cache drops a device that two files of one directory have, whatever later directories say
+        # CDI's cache drops a device that two files of one directory have, regardless of later directories
         paths = " and ".join(other.path for other in found.before)
         return (
             f"{paths} define the same devices: engines use none of them, not even those in {found.path}; "
@@ -98,7 +98,8 @@ def remarks(found: Rivals) -> tuple[str, ...]:
 
 
 def nvidia_refreshes(host: Host) -> bool:
-    """Whether NVIDIA's own service is enabled here: then it writes `STANDARD`, and two would take turns."""
+    """Whether NVIDIA's own service is enabled here: it writes `STANDARD`, and two services would overwrite
+    each other."""
     links = (
         f"{place}/{target}.target.wants/{unit}"
         for place in UNIT_DIRECTORIES
@@ -114,7 +115,7 @@ def nvidia_refreshes(host: Host) -> bool:
 
 def nvidia_keeps(host: Host, built: Built, limit: Version) -> bool:
     """Whether NVIDIA's own service writes `STANDARD` and the file there is right: it has every device of
-    `built`, in a version that all engines here read, and nothing in it is stale. Then a file of ours would
+    `built`, in a version that all engines here read, and nothing in it is stale. A file of ours would then
     only last until its next run.
     """
     if not nvidia_refreshes(host) or made_by_gpunode(host.read_bytes(STANDARD)):
@@ -129,7 +130,8 @@ def nvidia_keeps(host: Host, built: Built, limit: Version) -> bool:
     return not any(stale_parts(host, spec, module.version if module else "", built.gpus))
 
 
-# What engines make of the specifications on this node: which device comes from which file, and why not.
+# How engines read the specifications on this node: which file each device comes from, and why others aren't
+# used.
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class ListedDevice:
     """One device of one file by its qualified name.
 
     `state` is usable; hidden, when another file wins; conflict, when two files of one directory have it; or
-    stale, when something that it needs isn't there. `reason` says which.
+    stale, when something that it needs doesn't exist. `reason` has the details.
     """
 
     name: str
@@ -158,7 +160,7 @@ class ListedDevice:
 
 
 def files(host: Host, specs: Iterable[CdiSpec], engines: Sequence[Daemon]) -> tuple[FileState, ...]:
-    """Every file with what is wrong with it."""
+    """Every file with its problem."""
     return tuple(
         FileState(spec.path, spec.kind, spec.version, _author(host, spec.path), _problem(spec, engines))
         for spec in specs

@@ -1,4 +1,4 @@
-"""Device files of the GPUs: which there are, and which belong to which GPU or MIG device."""
+"""Device files of the GPUs: which exist, and which belong to which GPU or MIG device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PCI = "/sys/bus/pci/devices"
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """`present` has character devices by path, without the `dev_root` below which they are.
+    """`present` has character devices by path, relative to `dev_root`.
 
     `drm` maps a PCI address to its nodes, `caps` a line of mig-minors (``gpu0/gi1/access``) to the number of
     its /dev/nvidia-caps node, `minors` a PCI address to N of /dev/nvidiaN.
@@ -32,7 +32,8 @@ class NodeFacts:
 
 
 def read_nodes(host: Host, gpus: tuple[Gpu, ...], dev_root: str = "") -> NodeFacts:
-    """What is there for these GPUs. `dev_root` is the directory above another /dev, "" for the node's own."""
+    """The existing files for these GPUs. `dev_root` is the directory above another /dev, "" for the node's
+    own."""
     present = {node.path: node for node in _devices(host, dev_root)}
     return NodeFacts(
         present,
@@ -49,13 +50,13 @@ def _devices(host: Host, dev_root: str) -> Iterator[DeviceNode]:
 
 
 def devices_below(host: Host, dev_root: str, directory: str) -> Iterator[DeviceNode]:
-    """Character devices of a directory below `dev_root`, by their paths without it."""
+    """Character devices of a directory below `dev_root`, by their paths relative to it."""
     for node in host.devices(f"{dev_root}{directory}"):
         yield replace(node, path=node.path.removeprefix(dev_root))
 
 
 def need_groups(host: Host, dev_root: str = "") -> bool:
-    """Whether a device file that a specification may name is open only to a group."""
+    """Whether only a group may open a device file that a specification may name."""
     nodes = (node for node in _devices(host, dev_root) if node.path.startswith(("/dev/nvidia", "/dev/dri/")))
     return any(open_to_group_only(node) for node in nodes)
 

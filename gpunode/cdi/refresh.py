@@ -1,9 +1,9 @@
-"""The systemd units and the udev rule that keep the standard specification true.
+"""The systemd units and the udev rule that keep the standard specification up to date.
 
-What changes on a node, and what reports it: the driver is loaded or unloaded, a GPU is bound or goes (udev);
+Changes on a node, and what reports them: the driver is loaded or unloaded, a GPU is bound or removed (udev);
 its libraries, the module index or the hook program are replaced (files, by the path unit); MIG devices appear
-for the first time (their nodes in /dev/nvidia-caps, by the path unit). A MIG layout that comes to the same
-capabilities again makes no event at all: whatever changes it must run `gpunode cdi refresh` afterwards.
+for the first time (their nodes in /dev/nvidia-caps, by the path unit). A MIG layout that reuses the same
+capabilities causes no event at all: the program that changes it must run `gpunode cdi refresh` afterwards.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def _systemd_release(host: Host) -> int:
 
 
 def program(host: Host) -> str:
-    """What a unit starts: the gpunode that is running now, by its absolute path.
+    """The program that a unit starts: the running gpunode, by its absolute path.
 
-    On a recorded or mounted node that is the node's own, or where its package would put it.
+    On a recorded or mounted node that is the node's own, or the path of its package.
     """
     if not host.live:
         return host.which("gpunode") or "/usr/local/bin/gpunode"
@@ -154,8 +154,8 @@ def program(host: Host) -> str:
 def _quoted(path: str) -> str:
     """A program as ExecStart's first word (systemd.service(5), "COMMAND LINES"): ``%`` is special there.
 
-    ``$`` isn't in that place: no variable is looked for in it, and ``$$`` would stay what it is. Quotes and
-    backslashes systemd takes in no program's path.
+    ``$`` isn't special in that place: systemd expands no variable in it, and ``$$`` would stay unchanged.
+    systemd accepts no quotes and backslashes in a program's path.
     """
     escaped = path.replace("%", "%%")
     return escaped if re.fullmatch(r"[\w./%+-]+", escaped, re.ASCII) else f'"{escaped}"'

@@ -1,4 +1,4 @@
-"""The nouns of a CDI specification, limited to what gpunode writes (CDI's SPEC.md has the whole format)."""
+"""The types of a CDI specification, limited to what gpunode writes (CDI's SPEC.md has the whole format)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.tables import numbers, table
 
 Version = tuple[int, int, int]
-NEWEST: Version = (1, 1, 0)  # what gpunode knows of; it writes the lowest that will do
+NEWEST: Version = (1, 1, 0)  # the newest version that gpunode supports; it writes the lowest sufficient one
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 
@@ -23,9 +23,10 @@ class NodeEdit:
     """A device file by its path in the container; `host_path` is empty where it is the same on the node.
 
     Numbers are left out on purpose. NVIDIA's uvm and caps drivers get another major at every module load, and
-    an engine that finds none looks at the node itself (`fillMissingInfo` in CDI's container-edits_unix.go, in
-    every release since 0.3.0): what isn't recorded can't become stale. A daemon remembers what it saw until
-    the file changes, though, so a comment holds the numbers (`Spec.numbers`) and the file changes with them.
+    an engine that finds none reads it from the node itself (`fillMissingInfo` in CDI's
+    container-edits_unix.go, in every release since 0.3.0): unrecorded numbers can't become stale. A daemon
+    caches them until the file changes, though, so a comment has the numbers (`Spec.numbers`) and the file
+    changes with them.
 
     The mode is written: without it, engines up to CDI library 1.0 make the container's node 0666, and later
     ones take the node's own mode but give it to root:root. 0 is an unknown mode, and `gid` 0 root's group.
@@ -48,7 +49,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Hook:
-    """A program that the low-level runtime starts. `args` begin with the program's own name."""
+    """A program that the low-level runtime starts. `args` start with the program's own name."""
 
     path: str
     args: tuple[str, ...]
@@ -58,7 +59,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class Edits:
-    """What is done to a container. Its processes join the groups `gids` (CDI 0.7.0 and later)."""
+    """Changes to a container. Its processes join the groups `gids` (CDI 0.7.0 and later)."""
 
     env: tuple[str, ...] = ()
     nodes: tuple[NodeEdit, ...] = ()
@@ -69,7 +70,7 @@ class Edits:
 
 @dataclass(frozen=True)
 class Device:
-    """One name that a container may ask for, and what it gets beside the specification's common edits."""
+    """A device name that a container may request, and its edits in addition to the common ones."""
 
     name: str
     edits: Edits
@@ -77,7 +78,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Spec:
-    """One specification. `kind` is ``vendor/class``; `edits` are what every device of it needs.
+    """One specification. `kind` is ``vendor/class``; `edits` are those of every device in it.
 
     `numbers` are path, major and minor of every device file in it.
     """
@@ -98,7 +99,7 @@ OLDEST: Version = (0, 3, 0)
 _NAMES: Version = (0, 5, 0)
 DOTS: Version = (0, 6, 0)
 GROUPS: Version = (0, 7, 0)  # additionalGids
-UNKNOWN_ENGINE = _NAMES  # an engine of an unknown kind or release is taken to read this
+UNKNOWN_ENGINE = _NAMES  # an engine of an unknown kind or release is assumed to read this
 
 
 @cache
@@ -112,9 +113,9 @@ def _readers() -> dict[str, tuple[tuple[Version, Version], ...]]:
 
 
 def reads(engine: str, release: tuple[int, ...]) -> Version | None:
-    """The newest specification that this release of an engine reads; None if it knows no CDI.
+    """The newest specification that this release of an engine reads; None if it doesn't support CDI.
 
-    An engine that isn't listed, or of which the release is unknown, is taken to read `UNKNOWN_ENGINE`.
+    An engine that isn't listed, or of an unknown release, is assumed to read `UNKNOWN_ENGINE`.
     """
     readers = _readers()
     if engine not in readers or not release:
@@ -125,12 +126,12 @@ def reads(engine: str, release: tuple[int, ...]) -> Version | None:
 
 
 def oldest(engine: str) -> Version:
-    """What the first release of an engine with CDI reads."""
+    """The version that the first release of an engine with CDI reads."""
     return _readers()[engine][0][1]
 
 
 def limit(engines: Iterable[Daemon]) -> Version:
-    """The newest version that all of these engines read; those without CDI don't count, they read none."""
+    """The newest version that all of these engines read; those without CDI are ignored."""
     versions = (reads(engine.name, engine.version) for engine in engines)
     return min((version for version in versions if version is not None), default=NEWEST)
 
@@ -155,10 +156,10 @@ def text(version: Version) -> str:
     return ".".join(str(number) for number in version)
 
 
-# A specification as bytes: YAML or JSON. Nothing is imported for it: YAML's strings are JSON's.
+# A specification as bytes: YAML or JSON. No library is needed: YAML's strings are JSON's.
 
 FORMATS = ("yaml", "json")
-# a comment, since engines refuse a field that they don't know and annotations need CDI 0.6.0
+# a comment, because engines refuse unknown fields and annotations need CDI 0.6.0
 MARKER = "# Made by gpunode from what the driver tells: `gpunode cdi refresh` writes it anew, edits are lost."
 
 
@@ -179,7 +180,7 @@ def encode(spec: Spec, form: str) -> bytes:
 
 
 def made_by_gpunode(data: bytes | None) -> bool:
-    """Whether these bytes are a YAML specification of ours; JSON has no place to say so."""
+    """Whether these bytes are a YAML specification of gpunode's; JSON has no comment to say so."""
     return data is not None and data.startswith(MARKER.encode())
 
 
@@ -237,6 +238,7 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: str | int) -> str:
-    """A number, or a double-quoted YAML string: JSON's, but for what YAML wants escaped (spec 1.2.2, 5.7)."""
+    """A number, or a double-quoted YAML string: JSON's, with the additional escapes of YAML (spec 1.2.2,
+    5.7)."""
     quoted = json.dumps(value, ensure_ascii=False)
     return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", quoted)
