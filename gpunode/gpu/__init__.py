@@ -1,1 +1,1 @@
-"""What the GPUs are and do: NVML facade, CUDA vector-add, simulated GPUs."""
+"""Access to the GPUs: NVML facade, CUDA vector-add, inventories."""

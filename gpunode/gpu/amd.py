@@ -1,7 +1,7 @@
 """AMD GPUs from sysfs: amdgpu's PCI devices and partitions, KFD's compute nodes, and the links between them.
 
-What isn't there or makes no sense is passed over; a GPU that can't be read has `error` set and hides no
-other. Formats: the kernel's amdkfd (kfd_topology.c), amdgpu (ras, compute partitions) and amdxcp drivers.
+Missing or invalid values are skipped; a GPU that can't be read has `error` set and hides no other. Formats:
+the kernel's amdkfd (kfd_topology.c), amdgpu (ras, compute partitions) and amdxcp drivers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, Pair, Reading, Topology
 from gpunode.host import Host
 
-# Reading sysfs of AMD's drivers: what isn't there, is closed or makes no sense reads as nothing.
+# Reader for sysfs of AMD's drivers: missing, unreadable or invalid values read as empty.
 
 DRIVER = "/sys/module/amdgpu/drivers/pci:amdgpu"
 KFD = "/sys/class/kfd/kfd/topology"
@@ -27,7 +27,7 @@ Place = tuple[int, int, int]
 
 
 def parse_properties(text: str) -> dict[str, int]:
-    """KFD's ``name number`` lines; what is no such line is passed over. Pure."""
+    """KFD's ``name number`` lines; other lines are skipped. Pure."""
     found = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -80,7 +80,7 @@ def listed(host: Host, directory: str) -> tuple[str, ...]:
 
 
 def text_of(host: Host, path: str) -> str:
-    """A file's text, empty if there is none or it can't be read now, as sysfs has it for much."""
+    """A file's text, empty if it is missing or can't be read now, which is common in sysfs."""
     try:
         return (host.read_text(path) or "").strip()
     except GpunodeError:
@@ -96,10 +96,10 @@ def place_of(address: str) -> Place:
     return int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
 
 
-# KFD, the compute side of amdgpu: its nodes, and how they are linked (kfd_topology.c).
+# KFD, the compute side of amdgpu: its nodes, and their links (kfd_topology.c).
 
 _XGMI = 11  # HSA_IOLINK_TYPE_XGMI; 2 is PCI Express
-_SAME_NODE, _SYSTEM = 40, 50  # nvmlGpuTopologyLevel_t's words for it
+_SAME_NODE, _SYSTEM = 40, 50  # nvmlGpuTopologyLevel_t's values for it
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class KfdNode:
 
     @property
     def place(self) -> Place:
-        """Domain, bus and device of the GPU that it is, or belongs to."""
+        """Domain, bus and device of the node's GPU."""
         location = self.values.get("location_id", 0)
         return self.values.get("domain", 0), location >> 8 & 0xFF, location >> 3 & 0x1F
 
     @property
     def partition(self) -> int:
-        """Which partition it is; a partition takes the PCI function's three bits."""
+        """The partition's number; a partition uses the three function bits of the PCI address."""
         return self.values.get("location_id", 0) & 7
 
     @property
@@ -130,7 +130,7 @@ class KfdNode:
 
 def read_nodes(host: Host) -> dict[int, KfdNode]:
     """The compute nodes of GPUs, by number. Of a GPU's partitions only the first one's links are read: the
-    others' lead along the same wires, and 64 partitions have 4000."""
+    others use the same wires, and 64 partitions have 4000."""
     found: dict[int, KfdNode] = {}
     linked: set[Place] = set()
     for name in listed(host, f"{KFD}/nodes"):
@@ -152,7 +152,7 @@ def read_nodes(host: Host) -> dict[int, KfdNode]:
 
 def _links(host: Host, at: str) -> dict[int, tuple[int, int]]:
     links: dict[int, tuple[int, int]] = {}
-    for kind in ("p2p_links", "io_links"):  # a direct link says more than a way through the processor
+    for kind in ("p2p_links", "io_links"):  # a direct link is preferred to a route through the processor
         for name in listed(host, f"{at}/{kind}"):
             values = parse_properties(text_of(host, f"{at}/{kind}/{name}/properties"))
             if "node_to" in values and "type" in values:
@@ -163,7 +163,7 @@ def _links(host: Host, at: str) -> dict[int, tuple[int, int]]:
 
 
 def read_topology(inventory: Inventory, nodes: Mapping[int, KfdNode]) -> Topology:
-    """XGMI links count as NVLinks do; without a link record two GPUs are as far apart as can be. Pure."""
+    """XGMI links count like NVLinks; two GPUs without a link record have the greatest distance. Pure."""
     by_place: dict[Place, list[KfdNode]] = {}
     for node in nodes.values():
         by_place.setdefault(node.place, []).append(node)
@@ -197,7 +197,8 @@ _NODE = re.compile(r"(card|renderD)([0-9]{1,4})")
 
 @dataclass(frozen=True)
 class AmdPartition(MigDevice):
-    """One compute partition of a GPU; `uuid` is its device's name in sysfs, of the first the GPU's own."""
+    """One compute partition of a GPU; `uuid` is its device's name in sysfs, of the first one the GPU's
+    own."""
 
     paths: tuple[str, ...] = ()
 
@@ -213,7 +214,7 @@ class AmdGpu(Gpu):
 
 
 def missing(host: Host) -> str:
-    """What of the driver isn't there; empty if all of it is."""
+    """The missing parts of the driver; empty if none is missing."""
     if not host.is_dir(DRIVER):
         return f"the amdgpu driver is not loaded: {DRIVER} is not there"
     if not host.is_dir(KFD):
@@ -222,7 +223,7 @@ def missing(host: Host) -> str:
 
 
 def trace(host: Host) -> tuple[object, ...]:
-    """Something that changes when GPUs come, go or are partitioned again. Cheap: it is polled."""
+    """A value that changes when GPUs are added, removed or partitioned again. Cheap, because it is polled."""
     found = addresses(host)
     modes = tuple(text_of(host, f"{DRIVER}/{name}/current_compute_partition") for name in found)
     partitions = tuple(matching(host, PLATFORM, _PARTITION)) if any(modes) else ()
@@ -231,7 +232,7 @@ def trace(host: Host) -> tuple[object, ...]:
 
 
 def generation(host: Host) -> str:
-    """Another text after a reboot or a reload of the driver: sysfs counts its inodes."""
+    """A text that changes with a reboot or a reload of the driver: sysfs numbers its inodes."""
     try:
         seen = host.stat(MODULE)
     except GpunodeError:
@@ -240,7 +241,7 @@ def generation(host: Host) -> str:
 
 
 def read_inventory(host: Host, nodes: Mapping[int, KfdNode] | None = None) -> Inventory:
-    """Every GPU that amdgpu drives, by PCI address; `nodes` are `read_nodes`' if they are at hand."""
+    """Every GPU that amdgpu drives, by PCI address; `nodes` is the result of `read_nodes` if already read."""
     by_minor = {node.values["drm_render_minor"]: node for node in (nodes or read_nodes(host)).values()}
     partitions = _partitions(host, by_minor)
     names = ProductNames(host)
@@ -262,7 +263,7 @@ def _gpu(
     names: ProductNames,
 ) -> AmdGpu:
     at = f"{DRIVER}/{address}"
-    host.listdir(at)  # `Unreadable` for a directory that is closed, where files merely seem absent
+    host.listdir(at)  # `Unreadable` for a directory without permission, where files would only seem absent
     paths, minor = _device_nodes(host, at)
     node = by_minor.get(minor) if minor is not None else None
     numa = number_of(text_of(host, f"{at}/numa_node"))
@@ -301,13 +302,13 @@ def _count(partitions: list[AmdPartition]) -> Iterator[tuple[int, AmdPartition]]
 
 
 def _partitions(host: Host, by_minor: Mapping[int, KfdNode]) -> dict[Place, list[AmdPartition]]:
-    """The partitions beside the first, by their GPU's place. Devices that KFD doesn't know are spare ones."""
+    """The partitions after the first, by their GPU's index. Devices that KFD doesn't know are unused ones."""
     found: dict[Place, list[AmdPartition]] = {}
     for name in matching(host, PLATFORM, _PARTITION):
         try:
             paths, minor = _device_nodes(host, f"{PLATFORM}/{name}")
         except GpunodeError:
-            continue  # unused ones can't be distinguished from closed ones; the GPU itself is listed anyway
+            continue  # unused or unreadable; the GPU itself is listed anyway
         node = by_minor.get(minor) if minor is not None else None
         if node is not None:
             number = int(re.sub(r"\D", "", name))
@@ -323,11 +324,11 @@ def _device_nodes(host: Host, at: str) -> tuple[tuple[str, ...], int | None]:
     return tuple(f"/dev/dri/{match[0]}" for match in found), minor
 
 
-# --- condition ------------------------------------------------------------------------------------------
+# --- health --------------------------------------------------------------------------------------------
 
 
 def read_condition(host: Host, gpu: Gpu) -> Reading:
-    """Errors since the driver was loaded, and the present use. A GPU that sleeps is left asleep."""
+    """Errors since the driver was loaded, and the present use. A GPU that sleeps is not woken."""
     at = f"{DRIVER}/{gpu.pci}"
     try:
         host.listdir(at)
@@ -352,7 +353,7 @@ def read_condition(host: Host, gpu: Gpu) -> Reading:
 
 
 def uncorrectable(text: str) -> int | None:
-    """The ``ue: 0`` line of a RAS counter; None while the driver can't tell. Pure."""
+    """The ``ue: 0`` line of a RAS counter; None while the driver doesn't report it. Pure."""
     for line in text.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "ue":

@@ -1,18 +1,19 @@
-"""Child processes that query NVML and CUDA: how they are started, what they say, and how they fail.
+"""Child processes that query NVML and CUDA: how they are started, their protocol, and how they fail.
 
-On a sick GPU both libraries hang for minutes, or for ever inside the kernel where no signal ends a process
-(NVIDIA/open-gpu-kernel-modules issue 1333), or crash their process. Only children load them. `start` starts
-one, `answer` returns its next document within a time limit, and `ChildFailure` names the question that NVML
-did not answer, or the signal that ended the child. `run_each` does the same for forked children of a child.
+With a failing GPU both libraries hang for minutes, or forever inside the kernel where no signal ends a
+process (NVIDIA/open-gpu-kernel-modules issue 1333), or crash their process. Only children load them. `start`
+starts one, `answer` returns its next document within a time limit, and `ChildFailure` names the query that
+NVML did not answer, or the signal that ended the child. `run_each` does the same for forked children of a
+child.
 
-A child is a module of this package. Its first argument is a JSON object, its options, its second the
-descriptor of a `Note`. It reads questions from stdin and writes answers to stdout, one JSON document a line.
+A child is a module of this package. Its first argument is a JSON object with its options, its second the
+descriptor of a `Note`. It reads requests from stdin and writes answers to stdout, one JSON document per line.
 The parent limits the length of a line. A kill is by process id, and the kernel ends a child with its parent.
 
-JSON over pipes rather than `multiprocessing`: that unpickles what arrives, here from a process in which a
-foreign library runs, and at exit it waits without a limit for a child that cannot be killed.
+JSON over pipes rather than `multiprocessing`: that unpickles its input, here from a process in which a
+third-party library runs, and at exit it waits without a limit for a child that cannot be killed.
 
-Standard library only, as it is imported by every child, in containers as well.
+Standard library only, because every child imports it, in containers as well.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ _WITHOUT_DIRECTORY = (
 
 
 class ChildFailure(Exception):
-    """A child gave no answer: NVML or CUDA hung (`timed_out`) or crashed it. `question` has no answer yet."""
+    """A child returned no answer: NVML or CUDA hung (`timed_out`) or crashed it. `question` has no answer
+    yet."""
 
     def __init__(self, reason: str, timed_out: bool = False, question: NvmlQuestion | None = None) -> None:
         super().__init__(f"{reason} ({question})" if question else reason)
@@ -84,8 +86,8 @@ def answer(
 ) -> dict[str, Any]:
     """The next document of a child within `seconds`; `limit` is the time to name in a message.
 
-    `ChildFailure` for silence, a crash or anything but a document, and as soon as `stopped` is true; then the
-    child has been ended.
+    `ChildFailure` for a timeout, a crash or anything but a document, and as soon as `stopped` is true; the
+    child has then been ended.
     """
     deadline = time.monotonic() + seconds
     line = None
@@ -110,12 +112,12 @@ def answer(
 
 
 def unusable(text: str, library: str = "NVML") -> str:
-    """Message for an answer that is none of the protocol."""
+    """Message for an answer that violates the protocol."""
     return f"the process that queried {library} returned an invalid answer: {text}"
 
 
 def unanswered(child: LineChild) -> NvmlQuestion | None:
-    """What NVML was asked last, if it has not answered yet."""
+    """The last query to NVML, if it has not answered yet."""
     try:
         return read_note(child.note())[1]
     except ValueError:
@@ -134,7 +136,7 @@ def signal_name(code: int) -> str:
 
 
 class Parent:
-    """The process that started this one: its `options`, its `note`, and documents to it, from any thread."""
+    """The parent process: its `options`, its `note`, and documents sent to it, from any thread."""
 
     def __init__(self) -> None:
         end_with_parent()
@@ -143,10 +145,10 @@ class Parent:
         self.last = 0.0
         self._lock = Lock()
         self._output = os.dup(1)
-        os.dup2(2, 1)  # what a library prints must not mix with the answers
+        os.dup2(2, 1)  # a library's output must not mix with the answers
 
     def send(self, **document: Any) -> None:
-        """Write a document as a whole line."""
+        """Write a document as one line."""
         data = (json.dumps(document, separators=(",", ":")) + "\n").encode()
         with self._lock:
             self.last = time.monotonic()
@@ -155,16 +157,17 @@ class Parent:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends: that has the time limit, and NVML may hang."""
-    import ctypes  # here, as the parent needs none of it
+    """Make the kernel kill this process when its parent ends: only the parent enforces the time limit, and
+    NVML may hang."""
+    import ctypes  # imported here, because the parent doesn't need it
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-# Note of the question that NVML is being asked. The child writes it, for its parent.
+# Note of the query that NVML is answering. The child writes it for its parent.
 #
-# The note is a file without a name that both processes have open. It survives the child, and unlike a line on
-# stdout it costs the parent nothing while all is well.
+# The note is an unnamed file that both processes have open. It survives the child, and unlike a line on
+# stdout it costs the parent nothing in normal operation.
 
 GPU, LINKS, EVENTS = "gpu", "links", "events"
 """What NVML is not asked about any more after a hang or a crash: the GPU, its links, or its events."""
@@ -178,7 +181,7 @@ _WAIT_FUNCTION = "nvmlEventSetWait"
 
 @dataclass(frozen=True)
 class NvmlQuestion:
-    """An NVML function and the indices of the GPUs that it is about, none if it is about the driver."""
+    """An NVML function and the indices of the GPUs that it concerns, none if it concerns the driver."""
 
     function: str
     gpus: tuple[int, ...] = ()
@@ -198,8 +201,8 @@ class NvmlQuestion:
 class Note:
     """The child's side. `file` is the descriptor of the note, -1 if no process reads it.
 
-    All threads together ask one question at a time, so that the note is never ambiguous. Only the wait
-    for events, which takes most of the time, has its own place in the note.
+    All threads together make one query at a time, so that the note is never ambiguous. Only the wait for
+    events, which takes most of the time, has a separate field in the note.
     """
 
     def __init__(self, file: int = -1) -> None:
@@ -209,7 +212,7 @@ class Note:
 
     @contextmanager
     def asking(self, function: str, gpus: Sequence[int]) -> Iterator[None]:
-        """Keep a note of the question while it is asked."""
+        """Keep a note of the query while NVML answers it."""
         if self._file < 0:
             yield
             return
@@ -229,7 +232,7 @@ class Note:
 
 
 def read_note(data: bytes) -> tuple[int, NvmlQuestion | None, NvmlQuestion | None]:
-    """How many questions were asked so far, the one that has no answer yet, and the wait for events.
+    """The number of queries so far, the one that has no answer yet, and the wait for events.
 
     ValueError if the note is malformed.
     """
@@ -257,14 +260,14 @@ _FAILED = 70  # EX_SOFTWARE of sysexits(3)
 
 
 class JobResult:
-    """How a child ended: what it wrote, its exit code (negative for a signal), whether its time was up."""
+    """How a child ended: its output, its exit code (negative for a signal), whether it timed out."""
 
     def __init__(self, output: bytes, code: int, timed_out: bool = False) -> None:
         self.output, self.code, self.timed_out = output, code, timed_out
 
 
 class _Child:
-    """One that runs, and what came of it so far. `deadline` is on the monotonic clock."""
+    """A running child, and its output so far. `deadline` is on the monotonic clock."""
 
     def __init__(self, pid: int, pipe: int, deadline: float) -> None:
         self.pid, self.pipe, self.deadline = pid, pipe, deadline
@@ -272,7 +275,7 @@ class _Child:
 
 
 def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[JobResult]:
-    """Run every job in a child of its own, at most `AT_ONCE` at a time, each for at most `timeout` seconds.
+    """Run every job in its own child, at most `AT_ONCE` at a time, each for at most `timeout` seconds.
 
     The outcomes are in the order of the jobs. The caller must have one thread and no open libcuda.
     """
@@ -287,14 +290,14 @@ def run_each(jobs: Sequence[Callable[[], bytes]], timeout: float) -> list[JobRes
             for number in _ended(running):
                 outcomes[number] = _finish(running.pop(number))
     finally:
-        for child in running.values():  # only after an exception, Ctrl-C for example
+        for child in running.values():  # only after an exception, such as Ctrl-C
             os.kill(child.pid, signal.SIGKILL)
             _finish(child)
     return [outcomes[number] for number in range(len(jobs))]
 
 
 def _start(job: Callable[[], bytes], timeout: float) -> _Child:
-    """A child that does the job. No file of ours but the standard ones is open in it."""
+    """A child that runs the job. Of our open files it keeps only the standard ones."""
     read_end, write_end = os.pipe()
     try:
         pid = os.fork()
@@ -312,7 +315,7 @@ def _be_child(job: Callable[[], bytes], write_end: int) -> None:
     """Run the job and leave the process, without the parent's exit handlers and unflushed output."""
     code = _FAILED
     try:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's chatter must not mix with the answer
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library's output must not mix with the answer
         _close_all_but(write_end)
         with os.fdopen(write_end, "wb") as pipe:
             pipe.write(job())
@@ -326,16 +329,16 @@ def _be_child(job: Callable[[], bytes], write_end: int) -> None:
 
 
 def _close_all_but(write_end: int) -> None:
-    """A child that even SIGKILL doesn't end must not hold what others wait for the end of."""
+    """A child that even SIGKILL doesn't end must not keep pipes open that other processes wait for."""
     with suppress(OSError):  # without /proc they stay open
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
             if int(name) > 2 and int(name) != write_end:
-                with suppress(OSError):  # the list's own is gone already
+                with suppress(OSError):  # the list's own descriptor is closed already
                     os.close(int(name))
 
 
 def _ended(running: dict[int, _Child]) -> list[int]:
-    """Wait for output; the numbers of the children that closed their pipe or ran out of time."""
+    """Wait for output; return the numbers of the children that closed their pipe or timed out."""
     poller = select.poll()
     numbers = {child.pipe: number for number, child in running.items()}
     for pipe in numbers:
@@ -353,7 +356,7 @@ def _ended(running: dict[int, _Child]) -> list[int]:
 
 
 def _finish(child: _Child) -> JobResult:
-    """Collect a child, killing it if it doesn't leave by itself; one stuck in the kernel is left behind."""
+    """Collect a child, killing it if it doesn't exit by itself; one stuck in the kernel is abandoned."""
     os.close(child.pipe)
     late = child.deadline <= time.monotonic()
     code = None if late else _wait(child.pid, min(_GRACE_SECONDS, child.deadline - time.monotonic()))
@@ -364,9 +367,9 @@ def _finish(child: _Child) -> JobResult:
 
 
 def _wait(pid: int, seconds: float) -> int | None:
-    """The child's exit code, None if it is still there after `seconds`."""
+    """The child's exit code, None if it still runs after `seconds`."""
     deadline = time.monotonic() + seconds
-    pause = 0.0002  # who closed the pipe is about to end
+    pause = 0.0002  # a child that closed its pipe is about to end
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

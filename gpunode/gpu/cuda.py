@@ -2,7 +2,7 @@
 
 Standard library only: it also runs inside containers. A process that has used it must not fork.
 
-As a child process it lists the GPUs, where NVML lists none or reports too little about them, as on Tegra. It
+As a child process it lists the GPUs if NVML lists none or reports too little about them, as on Tegra. It
 answers as `gpu.inventory` does, without a driver's version, PCI addresses and MIG.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from gpunode.gpu.child import Parent
 
-# CUDA's driver errors (CUresult in cuda.h): their names, and what each means for a node.
+# CUDA's driver errors (CUresult in cuda.h): their names, and the meaning of each for a node.
 
 _ERRORS = {
     1: ("INVALID_VALUE", "the driver refused an argument"),
@@ -102,7 +102,7 @@ _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINO
 
 
 class CudaError(Exception):
-    """A CUDA call failed. `code` is its CUresult, None if the library itself can't be used."""
+    """A CUDA call failed. `code` is its CUresult, None if the library itself is unusable."""
 
     def __init__(self, code: int | None, message: str) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ class CudaError(Exception):
 
 
 class Cuda:
-    """libcuda, initialised. It sees the devices that CUDA_VISIBLE_DEVICES named when it was made."""
+    """libcuda, initialised. It has the devices that CUDA_VISIBLE_DEVICES named when it was made."""
 
     def __init__(self) -> None:
         """`CudaError` if the library is missing or cuInit fails."""
@@ -122,7 +122,7 @@ class Cuda:
         self.call("cuInit", ctypes.c_uint(0))
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call one function; `CudaError` says which it was and what its error means."""
+        """Call one function; `CudaError` names it and the meaning of its error."""
         try:
             code = getattr(self._library, function)(*arguments)
         except AttributeError as error:
@@ -153,7 +153,7 @@ class Cuda:
         return buffer.value.decode("utf-8", "replace")
 
     def memory(self, device: int) -> int:
-        """Bytes that the device may use in all."""
+        """Total memory of the device in bytes."""
         size = ctypes.c_size_t()
         self.call("cuDeviceTotalMem_v2", ctypes.byref(size), self._handle(device))
         return size.value
@@ -169,7 +169,8 @@ class Cuda:
         return ".".join(parts)
 
     def uuid(self, device: int) -> str:
-        """``GPU-...`` or ``MIG-...``; "" if the driver can't tell (before CUDA 9.2, MIG before CUDA 11.4)."""
+        """``GPU-...`` or ``MIG-...``; "" if the driver doesn't report it (before CUDA 9.2, MIG before CUDA
+        11.4)."""
         is_mig = " MIG " in self.name(device)
         raw = (ctypes.c_ubyte * 16)()
         newest = hasattr(
@@ -184,7 +185,7 @@ class Cuda:
 
     @contextmanager
     def context(self, device: int) -> Iterator[None]:
-        """A context of its own on one device; everything allocated in it goes with it."""
+        """A new context on one device; everything allocated in it is freed with it."""
         context = ctypes.c_void_p()
         self.call("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), self._handle(device))
         try:
@@ -192,10 +193,10 @@ class Cuda:
         finally:
             self._library.cuCtxDestroy_v2(
                 context
-            )  # after a failed kernel this fails too, and says nothing new
+            )  # after a failed kernel this fails too, without new information
 
     def load(self, ptx: str, entry: str) -> ctypes.c_void_p:
-        """Have the driver compile PTX for the current device; gives the kernel `entry`."""
+        """Make the driver compile PTX for the current device; return the kernel `entry`."""
         log = ctypes.create_string_buffer(_LOG_BYTES)
         options = (ctypes.c_int * 2)(_JIT_ERROR_LOG, _JIT_ERROR_LOG_BYTES)
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), _LOG_BYTES)
@@ -228,7 +229,7 @@ class Cuda:
         self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(target), source, ctypes.c_size_t(size))
 
     def launch(self, kernel: ctypes.c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
-        """Run a kernel on a one-dimensional grid and wait for its end; `arguments` are ctypes values."""
+        """Run a kernel on a one-dimensional grid and wait until it ends; `arguments` are ctypes values."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(item) for item in arguments))
         one, none = ctypes.c_uint(1), ctypes.c_uint(0)
         grid, block = ctypes.c_uint(blocks), ctypes.c_uint(threads)
@@ -252,7 +253,7 @@ def main() -> int:
 
 
 def _gpu(cuda: Cuda, number: int) -> dict[str, object]:
-    """What `model.inventory_from_json` reads."""
+    """The devices in the form that `model.inventory_from_json` reads."""
     return {
         "index": number,
         "uuid": cuda.uuid(number) or f"GPU-{number}",

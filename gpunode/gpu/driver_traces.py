@@ -1,4 +1,4 @@
-"""What the driver leaves in /proc, /sys and /dev: cheap to read, and no question to the driver.
+"""Traces of the driver in /proc, /sys and /dev: cheap to read, without a query to the driver.
 
 When a trace changes, NVML must be reopened: a process keeps the library that it has loaded, and NVML
 counts GPUs once, when it is initialised.
@@ -19,12 +19,12 @@ Traces = tuple[object, ...]
 
 
 def driver_traces(host: Host, library: str = "") -> Traces:
-    """The loaded driver: module, version, GPUs, MIG instances, and which file `library` is now."""
+    """The loaded driver: module, version, GPUs, MIG instances, and the present file of `library`."""
     return (module(host), _text(host, _VERSION), _names(host, _GPUS), _instances(host), _file(host, library))
 
 
 def gpu_addresses(host: Host) -> tuple[str, ...]:
-    """The PCI addresses of the GPUs that the driver has. NVML's indices hold as long as these stay."""
+    """The PCI addresses of the driver's GPUs. NVML's indices are valid as long as these don't change."""
     return _names(host, _GPUS)
 
 
@@ -35,7 +35,8 @@ def node_traces(host: Host) -> Traces:
 
 
 def module(host: Host) -> int:
-    """A new number each time the kernel module is loaded (sysfs counts its inodes), 0 while it isn't."""
+    """A number that changes each time the kernel module is loaded (sysfs numbers its inodes), 0 while it
+    isn't."""
     try:
         seen = host.stat(_MODULE)
     except GpunodeError:
@@ -44,7 +45,7 @@ def module(host: Host) -> int:
 
 
 def generation(host: Host, driver_version: str) -> str:
-    """Another text after a reboot, a reload or an exchange of the driver."""
+    """A text that changes with a reboot, a reload or a replacement of the driver."""
     return f"{boot_id(host)}/{module(host)}/{driver_version}"
 
 

@@ -25,11 +25,11 @@ def discover(
 ) -> Inventory:
     """All GPUs and MIG devices. `NvmlError` only if NVML as a whole fails.
 
-    `root` is where sysfs with the topology is. A GPU in `skip` is not queried; its `error` is
-    the text given there.
+    `root` is the root directory of the sysfs with the topology. A GPU in `skip` is not queried; its `error`
+    is the text given there.
 
-    A GPU with `error` keeps what could be read; what can't be read of a lost one (its UUID, its PCI address)
-    is taken from `previous`, if that had a GPU of the same index that isn't there under another index now.
+    A GPU with `error` keeps what could be read; the missing UUID or PCI address of a lost one is taken from
+    `previous`, if that had a GPU of the same index that isn't at another index now.
     """
     left = skip or {}
     gpus = tuple(
@@ -39,7 +39,7 @@ def discover(
     try:
         cuda = nvml.cuda_version()
     except NvmlError:
-        cuda = ""  # the number is for people; every other call reports NVML's own failures
+        cuda = ""  # the number is only informative; every other call reports NVML's own failures
     return Inventory(nvml.driver_version(), cuda, _remember(gpus, previous))
 
 
@@ -55,13 +55,13 @@ def _remember(gpus: tuple[Gpu, ...], previous: Inventory | None) -> tuple[Gpu, .
 
 
 class _Reader:
-    """Reads one property after another and keeps the first failure; after that nothing more is asked."""
+    """Reads one property after another and keeps the first failure; after that nothing more is queried."""
 
     def __init__(self) -> None:
         self.error = ""
 
     def read(self, read: Callable[[], Any], default: Any, optional: bool = False) -> Any:
-        """The value, or `default`; with `optional`, a GPU that doesn't support the question is no failure."""
+        """The value, or `default`; with `optional`, a GPU that doesn't support the query is no failure."""
         if self.error:
             return default
         try:
@@ -142,9 +142,9 @@ def _clique(nvml: Nvml, gpu: Handle) -> str:
 
 
 def _numa_node(root: str, pci: str) -> int | None:
-    """The GPU's NUMA node; where the platform reports none the kernel says -1 (ABI/testing/sysfs-bus-pci).
+    """The GPU's NUMA node; where the platform reports none the kernel has -1 (ABI/testing/sysfs-bus-pci).
 
-    Without a `Host`, whose loading NVML's child would take longer for than all queries to NVML.
+    It doesn't use `Host`, because importing it in NVML's child would take longer than all queries to NVML.
     """
     try:
         with open(f"{root}/sys/bus/pci/devices/{pci}/numa_node", "rb") as stream:  # noqa: PTH123

@@ -64,8 +64,8 @@ def library_directories(architecture: str) -> tuple[str, ...]:
 
 
 def nvml_outside_loader(host: Host, root: str = "") -> str:
-    """Path of NVML on a node where the dynamic loader doesn't find it; "" if it isn't anywhere. With `root`
-    the path in the driver container that has this root directory."""
+    """Path of NVML on a node where the dynamic loader doesn't find it; "" if there is none. With `root` the
+    path in the driver container that has this root directory."""
     for directory in (*PLATFORM, *IN_DRIVER_ROOT):
         path = f"{root}{directory}/{NVML}"
         with suppress(Unreadable):  # the plugin's unit has no access to /home (ProtectHome=)

@@ -1,4 +1,4 @@
-"""The nouns: a GPU, a MIG device, the inventory. The same from NVML, a recording or a simulation."""
+"""The types: a GPU, a MIG device, the inventory. The same from NVML, a recording or a simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunode.output.typed import from_plain
 
 @dataclass(frozen=True)
 class MigSize:
-    """What of a GPU a MIG device has, by nvmlDeviceGetAttributes; None where only the slices are known.
+    """A MIG device's part of its GPU, by nvmlDeviceGetAttributes; None where only the slices are known.
 
     The engines are those that copy, decode and encode video, decode JPEG, and compute optical flow (OFA).
     """
@@ -45,9 +45,9 @@ class Gpu:
     """One physical GPU as NVML reports it.
 
     `pci` is ``0000:3b:00.0`` in lower case, as sysfs spells it; `minor` is N of /dev/nvidiaN, which need not
-    equal `index`; `numa` is None if the platform doesn't say. `mig_capable` is whether it knows MIG at all.
+    equal `index`; `numa` is None if the platform doesn't report it. `mig_capable` is whether it supports MIG.
     `clique` is the NVLink partition that it has joined, ``<cluster uuid>.<clique id>``. A GPU that NVML lists
-    but can't describe has `error` set and holds only what could be read: it never hides the others.
+    but can't describe has `error` set and only the values that could be read: it never hides the others.
     """
 
     index: int
@@ -76,10 +76,10 @@ class Inventory:
 
 
 def inventory_from_json(data: Any) -> Inventory:
-    """Read back what `plain` made of an `Inventory`. `PlainError`, a ValueError, for anything else."""
+    """Read an `Inventory` back from the output of `plain`. `PlainError`, a ValueError, for anything else."""
     inventory = from_plain(Inventory, data)
     gpus = tuple(
-        replace(gpu, mig_capable=True) if gpu.mig_enabled else gpu  # older recordings hold the mode only
+        replace(gpu, mig_capable=True) if gpu.mig_enabled else gpu  # older recordings have only the mode
         for gpu in inventory.gpus
     )
     return replace(inventory, gpus=gpus)
@@ -87,14 +87,14 @@ def inventory_from_json(data: Any) -> Inventory:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one GPU says of its own condition; None where it, or its driver, doesn't tell.
+    """One GPU's reading of its own health; None for values that it, or its driver, doesn't report.
 
-    `error` is NVML's answer when the GPU can't be asked. ECC counts are uncorrectable errors: `ecc_volatile`
+    `error` is NVML's error if the GPU can't be queried. ECC counts are uncorrectable errors: `ecc_volatile`
     since the last reset, `ecc_aggregate` of its life. `recovery_action` is one of
     `readings.RECOVERY_ACTIONS`. `fabric_state` is not-started, in-progress or completed; `fabric_error` is
     empty for success and for GPUs without a fabric. `busy_percent` and `memory_used_bytes` are the present
-    use, `parts_used_bytes` that of MIG devices by UUID, as far as it is theirs alone. `generation` is another
-    one after a reboot, a reload or an exchange of the driver.
+    use, `parts_used_bytes` that of MIG devices by UUID, as far as it can be attributed to one of them.
+    `generation` changes with a reboot, a reload or a replacement of the driver.
     """
 
     uuid: str
@@ -115,7 +115,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Pair:
-    """How near two GPUs are, by UUID with `first` < `second`.
+    """Proximity of two GPUs, by UUID with `first` < `second`.
 
     `level` is NVML's common ancestor (0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50
     system), None if unknown; `nvlinks` counts direct links, of the two directions the smaller
@@ -130,7 +130,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Topology:
-    """How the GPUs of a node hang together. `switch_links` has each GPU's active links to NVSwitches, by
+    """The links between the GPUs of a node. `switch_links` has each GPU's active links to NVSwitches, by
     UUID."""
 
     pairs: tuple[Pair, ...] = ()
@@ -159,9 +159,9 @@ def profile_name(
 ) -> str:
     """The profile of a MIG device, from NVML's attributes.
 
-    The memory in the name is not the device's own: it is its share of the GPU in eighths, rounded up, of the
-    GPU's memory in whole GiB, rounded up, and that product rounded to whole GiB with halves going up.
-    `profile` is the GPU instance's profile number, None if it may not be read.
+    The memory in the name is not the device's own: it is its share of the GPU in eighths, rounded up,
+    multiplied by the GPU's memory in whole GiB, rounded up, and that product rounded to whole GiB with halves
+    rounded up. `profile` is the GPU instance's profile number, None without permission to read it.
     """
     share = _divide_up(8 * (memory_mib << 20), gpu_memory_bytes)
     gib = (share * _divide_up(gpu_memory_bytes, 1 << 30) + 4) // 8

@@ -1,7 +1,7 @@
 """NVML with types: the only module that imports pynvml.
 
-NVML can hang or crash the process on a sick GPU, so it is opened in child processes only (`gpu.child`):
-`gpu.probe` queries one with a time limit, and the device plugin listens to a `gpu.nvml_watcher` that lives as
+NVML can hang or crash the process with a failing GPU, so it is opened in child processes only (`gpu.child`):
+`gpu.probe` queries one with a time limit, and the device plugin reads from a `gpu.nvml_watcher` that runs as
 long as the driver.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from gpunode.gpu.child import Parent
 from gpunode.gpu.model import MigSize
 
-# NVML's return codes and what each means for a node.
+# NVML's return codes and the meaning of each for a node.
 
 INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
@@ -66,7 +66,7 @@ _MEANINGS = {
 
 
 class NvmlError(Exception):
-    """An NVML call failed: `code` is NVML's return code (nvmlReturn_t), `message` says what that means."""
+    """An NVML call failed: `code` is NVML's return code (nvmlReturn_t), `message` its meaning."""
 
     def __init__(self, code: int, message: str = "") -> None:
         self.code = code
@@ -75,7 +75,7 @@ class NvmlError(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        """What a child answers its parent."""
+        """The error in a child's answer to its parent."""
         return {"code": self.code, "message": self.message}
 
 
@@ -88,7 +88,7 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class GpuEvent:
-    """What NVML reported. `kind` is xid, ecc-double or ecc-single.
+    """An event of NVML. `kind` is xid, ecc-double or ecc-single.
 
     `uuid` is the GPU's, "" if unknown. `xid` is set for that kind only; `gi` and `ci` are the MIG
     instances concerned, None if the whole GPU is.
@@ -102,7 +102,8 @@ class GpuEvent:
 
 
 class EventSet:
-    """The events of some GPUs. `unsupported` know no such events, `failed` couldn't be watched, and why."""
+    """The events of some GPUs. `unsupported` don't report events, `failed` couldn't be watched, with the
+    reason."""
 
     def __init__(self, nvml: Nvml, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> None:
         self._nvml = nvml
@@ -120,7 +121,7 @@ class EventSet:
         self.unsupported: tuple[str, ...] = tuple(unsupported)
 
     def _register(self, uuid: str) -> bool:
-        """Watch one GPU, once however many of its MIG devices are named; False if it knows no such events."""
+        """Watch one GPU, once for any number of its MIG devices; False if it doesn't support events."""
         gpu, gpu_uuid = self._gpu_of(uuid)
         if _address(gpu.raw) in self._uuids:
             return True
@@ -146,7 +147,8 @@ class EventSet:
     def wait(self, timeout_seconds: float) -> GpuEvent | None:
         """The next event, None if there was none in time.
 
-        `NvmlError` if waiting fails; GPU_IS_LOST comes back at once and again, so pause before the next wait.
+        `NvmlError` if waiting fails; GPU_IS_LOST is returned at once, repeatedly, so pause before the next
+        wait.
         """
         try:
             data = self._nvml.call("nvmlEventSetWait", self._set, max(0, round(timeout_seconds * 1000)))
@@ -166,7 +168,7 @@ class EventSet:
         )
 
     def _uuid_of(self, device: Any) -> str:
-        """The GPU's UUID as remembered: a lost GPU can't be asked any more."""
+        """The GPU's UUID from the record: a lost GPU can't be queried any more."""
         known = self._uuids.get(_address(device))
         if known is not None:
             return known
@@ -176,7 +178,7 @@ class EventSet:
             return ""
 
     def close(self) -> None:
-        """Stop watching; nothing to do the second time."""
+        """Stop watching; does nothing the second time."""
         if self._set is not None:
             events, self._set = self._set, None
             self._nvml.call("nvmlEventSetFree", events)
@@ -220,9 +222,9 @@ def load_bindings() -> Any:
 
 @dataclass(frozen=True)
 class Handle:
-    """A GPU, or a part of one, as NVML refers to it; valid while NVML stays open.
+    """A GPU, or a part of one, in NVML's form; valid while NVML stays open.
 
-    `gpu` is the index of the GPU, None for a handle of which it isn't known.
+    `gpu` is the index of the GPU, None if it is unknown for this handle.
     """
 
     raw: Any
@@ -306,7 +308,7 @@ class Nvml:
         return cls.open(library, parent.note.asking, fallback)
 
     def close(self) -> None:
-        """Shut NVML down; nothing to do if it is down already."""
+        """Shut NVML down; does nothing if it is down already."""
         try:
             self.call("nvmlShutdown")
         except NvmlError:
@@ -323,14 +325,15 @@ class Nvml:
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a pynvml function by name and turn its errors into `NvmlError`.
 
-        Handles are passed as they are: they say which GPUs the question is about.
+        Handles are passed unchanged: they identify the GPUs that the query concerns.
         """
         handles = [argument for argument in arguments if isinstance(argument, Handle)]
         gpus = [handle.gpu for handle in handles if handle.gpu is not None]
         return self._call(function, gpus, *(one.raw if isinstance(one, Handle) else one for one in arguments))
 
     def part(self, function: str, of: Handle, *arguments: Any) -> Handle:
-        """The handle that a function returns of a part of this GPU, or of the GPU that this is a part of."""
+        """The handle that a function returns for a part of this GPU, or for the GPU that contains this
+        part."""
         return Handle(self.call(function, of, *arguments), of.gpu)
 
     def _call(self, function: str, gpus: Sequence[int], *arguments: Any) -> Any:
@@ -367,7 +370,7 @@ class Nvml:
         return Handle(self._call("nvmlDeviceGetHandleByIndex", [index], index), index)
 
     def handle_by_uuid(self, uuid: str) -> Handle:
-        """Handle of a GPU or of a MIG device. To find it NVML asks every GPU, also one that hangs."""
+        """Handle of a GPU or of a MIG device. To find it NVML queries every GPU, including one that hangs."""
         return Handle(self.call("nvmlDeviceGetHandleByUUID", uuid))
 
     def uuid(self, device: Handle) -> str:
@@ -406,7 +409,7 @@ class Nvml:
         """Needs root, else NO_PERMISSION. Lasts until the driver is unloaded."""
         self.call("nvmlDeviceSetComputeMode", gpu, mode)
 
-    # --- condition -------------------------------------------------------------------------------------
+    # --- health ----------------------------------------------------------------------------------------
 
     def uncorrectable_errors(self, device: Handle, aggregate: bool) -> int:
         """Uncorrectable ECC errors since the last reset, or of the GPU's life."""
@@ -422,14 +425,14 @@ class Nvml:
         return bool(self.call("nvmlDeviceGetRetiredPagesPendingStatus", device))
 
     def recovery_action(self, device: Handle) -> int:
-        """NVML_GPU_RECOVERY_ACTION_*: what the driver asks for, 0 for nothing."""
+        """NVML_GPU_RECOVERY_ACTION_*: the action that the driver requests, 0 for none."""
         (value,) = self.call("nvmlDeviceGetFieldValues", device, [_FIELD_RECOVERY_ACTION])
         if value.nvmlReturn:
             raise NvmlError(int(value.nvmlReturn))
         return int(value.value.uiVal)
 
     def fabric(self, device: Handle) -> tuple[int, str]:
-        """NVML_GPU_FABRIC_STATE_* of the NVLink fabric, and what is wrong with it ("" for nothing)."""
+        """NVML_GPU_FABRIC_STATE_* of the NVLink fabric, and its error ("" for none)."""
         info = self.fabric_info(device)
         if info.state == FABRIC_COMPLETED and info.status:
             return info.state, str(NvmlError(info.status))
@@ -456,13 +459,13 @@ class Nvml:
         )
 
     def sram_threshold_exceeded(self, device: Handle) -> bool:
-        """Whether errors of the chip's own memory have passed what NVIDIA allows it; Ampere and newer."""
+        """Whether errors of the chip's own memory exceed NVIDIA's limit; Ampere and newer."""
         status = self._library.c_nvmlEccSramErrorStatus_v1_t()
         self.call("nvmlDeviceGetSramEccErrorStatus", device, ctypes.byref(status))
         return bool(status.bThresholdExceeded)
 
     def busy_percent(self, device: Handle) -> int:
-        """How much of the last sample period something ran; not supported in MIG mode."""
+        """Percentage of the last sample period in which a kernel ran; not supported in MIG mode."""
         return int(self.call("nvmlDeviceGetUtilizationRates", device).gpu)
 
     def memory_used(self, device: Handle) -> int:
@@ -538,12 +541,12 @@ class Nvml:
     # --- topology and events ---------------------------------------------------------------------------
 
     def common_ancestor(self, first: Handle, second: Handle) -> int:
-        """How near two GPUs are: 0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system."""
+        """Proximity of two GPUs: 0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system."""
         return int(self.call("nvmlDeviceGetTopologyCommonAncestor", first, second))
 
     def watch_events(self, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> EventSet:
         """Watch GPUs (or the GPUs of MIG devices) for XIDs and ECC errors; close the set when done.
 
-        To find a GPU by its UUID NVML asks every GPU, also one that hangs; `handles` spare it that.
+        To find a GPU by its UUID NVML queries every GPU, including one that hangs; `handles` avoid that.
         """
         return EventSet(self, uuids, handles)

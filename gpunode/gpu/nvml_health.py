@@ -1,10 +1,11 @@
-"""What NVML says of one GPU's condition, settings and use; all that the doctor judges GPUs by.
+"""NVML's report of one GPU's health, settings and use: the doctor's input for its checks of GPUs.
 
-Every item is None where this GPU, its driver or this user's rights don't tell. The words are nvml.h's own,
-spelled with hyphens. `read_conditions` queries NVML; a recording has the same under ``nvml.conditions``.
+Every item is None where this GPU or its driver doesn't report it, or this user lacks the rights. The words
+are nvml.h's own, spelled with hyphens. `read_conditions` queries NVML; a recording has the same under
+``nvml.conditions``.
 
 As a child process it answers as `gpu.inventory` does, then ``{"condition": {"index": 0, ...}}`` for each GPU
-as soon as it is known, so that a hang or crash leaves what came before, and ``{"done": true}`` at the end.
+as soon as it is known, so that a hang or crash keeps the earlier answers, and ``{"done": true}`` at the end.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ power cap and the like are no such reason."""
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process on a GPU: as this process namespace numbers it, 0 if it is in none of ours."""
+    """A process on a GPU: its number in this process's PID namespace, 0 if it isn't visible there."""
 
     pid: int
     graphics: bool = False
@@ -75,8 +76,8 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Licence:
-    """Licensing of a virtual GPU: `supported` says that it needs one, `licensed` that one of its features has
-    a licence."""
+    """Licensing of a virtual GPU: `supported` is whether it needs a licence, `licensed` whether one of its
+    features has one."""
 
     supported: bool | None = None
     licensed: bool | None = None
@@ -87,12 +88,13 @@ class Licence:
 class Condition:
     """One GPU. `index`, `uuid` and `pci` are those of the inventory's `Gpu`.
 
-    `error` is NVML's answer where the GPU can't be asked, `error_code` its return code. Temperatures are in
+    `error` is NVML's error if the GPU can't be queried, `error_code` its return code. Temperatures are in
     degrees Celsius, power in milliwatts, memory in bytes. `remapped` and `retired` count memory rows and
-    pages that were taken out of use for uncorrectable errors, `retired_pages` those of either cause.
-    `ecc_mode`, `mig_mode`: on or off now, with `_next` after the next reset. `slowdowns` are `SLOWDOWNS` that
-    held in two samples. `nvlinks` are the states of links 0, 1, ... `addressing` is one of `ADDRESSING`.
-    `cc_enabled` and `cc_ready` are the whole node's: confidential computing, and whether its GPUs take work.
+    pages that were disabled because of uncorrectable errors, `retired_pages` those of either cause.
+    `ecc_mode`, `mig_mode`: on or off now, with `_next` after the next reset. `slowdowns` are the `SLOWDOWNS`
+    that were active in two samples. `nvlinks` are the states of links 0, 1, ... `addressing` is one of
+    `ADDRESSING`. `cc_enabled` and `cc_ready` are the whole node's: confidential computing, and whether its
+    GPUs accept work.
     """
 
     index: int = 0
@@ -142,8 +144,8 @@ class Condition:
 
 
 def conditions_from_json(data: Any, inventory: Inventory) -> tuple[Condition, ...]:
-    """Read back an object of conditions by index ("0"), () for None. The names of a GPU are those of the
-    inventory. An item of a wrong type counts as untold; TypeError, AttributeError or ValueError if there are
+    """Read an object of conditions by index ("0"); () for None. The names of a GPU are those of the
+    inventory. An item of a wrong type counts as missing; TypeError, AttributeError or ValueError if there are
     no objects."""
     known = {gpu.index: gpu for gpu in inventory.gpus}
     return tuple(
@@ -158,10 +160,11 @@ def _condition(item: Any, gpu: Gpu) -> Condition:
     return replace(condition, index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, reading=reading)
 
 
-# What a GPU says of its own condition, from an open NVML. What it, or its driver, doesn't tell is None.
+# A GPU's reading of its own health, from an open NVML. Values that it, or its driver, doesn't report are
+# None.
 #
 # ECC counts, remapped rows, retired pages and the fabric as nvml.h describes them; the recovery action is the
-# field value NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which drivers tell from 570 on.
+# field value NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which drivers report from 570 on.
 
 RECOVERY_ACTIONS = (
     *("none", "reset", "reboot", "drain-p2p", "drain-and-reset"),
@@ -180,7 +183,7 @@ T = TypeVar("T")
 
 
 class _ReadingQuestions:
-    """Asks one after another; the first answer that means the GPU itself ends it all."""
+    """Queries one value after another; the first error that concerns the GPU itself ends all queries."""
 
     def __init__(self) -> None:
         self.error = ""
@@ -197,7 +200,7 @@ class _ReadingQuestions:
 
 
 def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, generation: str = "") -> Reading:
-    """One GPU's reading; `use` asks for utilisation and memory, too, MIG devices' included. Never raises."""
+    """One GPU's reading; `use` adds utilisation and memory, including those of MIG devices. Never raises."""
     questions = _ReadingQuestions()
     query = questions.query
     volatile = query(lambda: nvml.uncorrectable_errors(device, aggregate=False))
@@ -227,8 +230,8 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
 
 
 def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
-    """Memory in use by MIG device. Compute instances of one GPU instance share its memory, so no
-    instance's part of it is known; a MIG device that disappears meanwhile says nothing about its GPU."""
+    """Memory in use by MIG device. Compute instances of one GPU instance share its memory, so each instance's
+    part is unknown; a MIG device that disappears meanwhile is no failure of its GPU."""
     found: dict[str, tuple[int, int]] = {}
     with suppress(NvmlError):
         for _, mig in nvml.mig_handles(gpu) if nvml.mig_enabled(gpu) else ():
@@ -246,24 +249,25 @@ def _named(names: tuple[str | None, ...], number: int) -> str | None:
     return names[number] if 0 <= number < len(names) else None
 
 
-# How each GPU is, from an open NVML, which is asked in a child process only (probe.py).
+# The condition of each GPU, from an open NVML, which is queried in a child process only (probe.py).
 #
-# One question that a GPU, a driver or this user's rights leave unanswered costs its own item; an answer that
-# means the GPU itself (lost, to be reset) ends that GPU's questions. Nothing is changed on the GPU.
+# An error of one query, because of the GPU, the driver or this user's rights, only affects its own item; an
+# error that concerns the GPU itself (lost, to be reset) ends that GPU's queries. Nothing is changed on the
+# GPU.
 
-SAMPLE_SECONDS = 0.1  # between two looks at what holds the clocks back
-_MOST_SECONDS = 5.0  # for all GPUs: what NVML hasn't answered by then is not queried
+SAMPLE_SECONDS = 0.1  # between two samples of the active slowdowns
+_MOST_SECONDS = 5.0  # for all GPUs: after this time the remaining values are not queried
 _MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h
 _SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _RETIRED_FOR = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS, _DOUBLE_BIT_ECC_ERROR
-_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: with what the driver keeps for itself
+_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: includes the driver's reserved memory
 _THE_GPU_ITSELF = (TIMEOUT, GPU_IS_LOST, RESET_REQUIRED)
 _T = TypeVar("_T")
 
 
 def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
-    """One after another, as NVML lists the GPUs. Never raises for a GPU. One that something holds back is
-    read again at the end, with what still does: the second reading waits once for all of them."""
+    """One after another, in NVML's order. Never raises for a GPU. One with an active slowdown is read again
+    at the end, to see which are still active: one wait serves all of them."""
     until = time.monotonic() + _MOST_SECONDS
     cc = _confidential(nvml)
     held: list[tuple[_Gpu, Condition, int]] = []
@@ -290,7 +294,7 @@ def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
 
 
 def _ended(gpu: _Gpu, condition: Condition, bits: int | None) -> Condition:
-    """With what holds the clocks back, and with what ended the questions, if anything did."""
+    """Add the active slowdowns, and the error that ended the queries, if any."""
     slowdowns = None if bits is None else tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
     error = gpu.error
     return replace(
@@ -299,7 +303,7 @@ def _ended(gpu: _Gpu, condition: Condition, bits: int | None) -> Condition:
 
 
 def _confidential(nvml: Nvml) -> tuple[bool | None, bool | None]:
-    """Whether the node's GPUs compute in confidence, and then whether they take work."""
+    """Whether confidential computing is enabled on the node's GPUs, and then whether they accept work."""
     node = _Questions()
     enabled = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeState").ccFeature))
     ready = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeGpusReadyState"))) if enabled else None
@@ -307,7 +311,8 @@ def _confidential(nvml: Nvml) -> tuple[bool | None, bool | None]:
 
 
 class _Questions:
-    """Makes the calls one after another; what NVML doesn't report is None. `error` is what ended them."""
+    """Makes the calls one after another; values that NVML doesn't report are None. `error` is what ended
+    them."""
 
     def __init__(self) -> None:
         self.error: NvmlError | None = None
@@ -324,7 +329,7 @@ class _Questions:
 
 
 class _Gpu(_Questions):
-    """Asks one GPU."""
+    """Queries one GPU."""
 
     def __init__(self, nvml: Nvml, device: Handle) -> None:
         super().__init__()
@@ -342,7 +347,7 @@ class _Gpu(_Questions):
         return None if answer is None else bool(answer)
 
     def switches(self, function: str) -> tuple[bool | None, bool | None]:
-        """Two, such as a mode now and after the next reset."""
+        """Two values, such as a mode now and after the next reset."""
         answer = self.call(function)
         return (None, None) if answer is None else (bool(answer[0]), bool(answer[1]))
 
@@ -432,7 +437,8 @@ def _retired_pages(gpu: _Gpu) -> tuple[int | None, int | None]:
 
 
 def _memory(gpu: _Gpu) -> tuple[int | None, int | None, int | None]:
-    """Total, used and reserved bytes. Drivers before 510 count the reserved as used and don't tell it."""
+    """Total, used and reserved bytes. Drivers before 510 count the reserved as used and don't report it
+    separately."""
     memory = gpu.call("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
     if memory is not None:
         return int(memory.total), int(memory.used), int(memory.reserved)
@@ -441,7 +447,7 @@ def _memory(gpu: _Gpu) -> tuple[int | None, int | None, int | None]:
 
 
 def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:
-    """The states of the links that this GPU has; () if it has none, None if it doesn't tell."""
+    """The states of this GPU's links; () if it has none, None if it doesn't report them."""
     found: list[bool] = []
     for link in range(_MOST_LINKS):
         try:
@@ -461,7 +467,7 @@ def _fabric(gpu: _Gpu) -> Fabric:
 
 
 def _processes(gpu: _Gpu) -> tuple[GpuProcess, ...] | None:
-    """None unless NVML reports both lists: an empty list is information, too."""
+    """None unless NVML reports both lists, because an empty list is information, too."""
     found: list[GpuProcess] = []
     for graphics in (False, True):
         kind = "Graphics" if graphics else "Compute"

@@ -1,16 +1,15 @@
-"""The child that keeps NVML open for the device plugin and reports changes, one JSON document a line.
+"""The child that keeps NVML open for the device plugin and reports changes, one JSON document per line.
 
 ``{"inventory": {...}, "topology": {...}}`` first, after a change, and once more some time after that, so that
-the reader sees twice what works again; ``{"readings": [...]}`` of the GPUs whose reading is
-another one; ``{"event": {...}}`` as it happens; ``{"watching": {...}}``, which GPUs tell events;
-``{"beat": 1}`` when there was nothing else to say for a while.
+the reader sees twice that a recovered GPU works; ``{"readings": [...]}`` of the GPUs whose reading has
+changed; ``{"event": {...}}`` as it happens; ``{"watching": {...}}``, the GPUs that report events; ``{"beat":
+1}`` when there was nothing else to report for a while.
 
 It ends by itself with ``{"error": {"code": 18, "message": "..."}}`` when NVML fails as a whole, with
-``{"again": "..."}`` when NVML must be opened by a fresh process: the driver's traces have changed, and with
-``{"stuck": "..."}`` when NVML doesn't return to the thread that waits for events. A line on its stdin makes
-it look at once; the end of its stdin, or of its parent, ends it. Which question to which GPU has no answer
-yet is in the `child.Note`, so that a hang or a crash has a name; the option `without` is what was given up
-then.
+``{"again": "..."}`` when a new process must open NVML: the driver's traces have changed, and with ``{"stuck":
+"..."}`` when NVML doesn't return to the thread that waits for events. A line on its stdin makes it read at
+once; the end of its stdin, or of its parent, ends it. The `child.Note` has the unanswered query and its GPU,
+so that a hang or a crash can be attributed; the option `without` has the queries given up after that.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ from gpunode.gpu.nvml_health import read_gpu
 from gpunode.host import Host
 from gpunode.output.typed import plain
 
-# Topology: common ancestors, NVLinks and links to NVSwitches. A GPU that cannot be asked costs its own pairs
-# only. Read again when the inventory has changed, as links come and go with GPUs and their drivers.
+# Topology: common ancestors, NVLinks and links to NVSwitches. A GPU that can't be queried only lacks its own
+# pairs. Read again when the inventory has changed, because links change with GPUs and their drivers.
 
-_MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h; a GPU says which is its last by INVALID_ARGUMENT
-_NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, no GPU
+_MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h; INVALID_ARGUMENT marks the end of a GPU's links
+_NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, not a GPU
 _NO_SUCH_LINK = (INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND)
 
 
 class _Links:
-    """Active links of one GPU: to each PCI address, and to what can't be a GPU of this node."""
+    """Active links of one GPU: to each PCI address, and to addresses that can't be a GPU of this node."""
 
     def __init__(self) -> None:
         self.to: Counter[str] = Counter()
@@ -73,7 +72,8 @@ def read_topology(
 
     Never raises for a GPU.
 
-    What isn't read within `seconds` is left out, from the links on: then ancestors alone tell what is near.
+    What isn't read within `seconds` is left out, starting with the links: then only ancestors determine
+    proximity.
     """
     until = clock() + seconds
     handles = _handles(nvml, inventory, skip)
@@ -82,7 +82,7 @@ def read_topology(
         for pair in combinations(sorted(handles), 2)
     }
     pci = {gpu.uuid: gpu.pci for gpu in inventory.gpus}
-    places = frozenset(gpu.pci for gpu in inventory.gpus if gpu.pci)  # lost ones too: they are no switches
+    places = frozenset(gpu.pci for gpu in inventory.gpus if gpu.pci)  # lost ones too: they aren't switches
     links = {
         uuid: _links(nvml, handle, places) if clock() < until else _Links()
         for uuid, handle in handles.items()
@@ -100,7 +100,7 @@ def _handles(nvml: Nvml, inventory: Inventory, skip: Collection[int]) -> dict[st
             try:
                 found[gpu.uuid] = nvml.handle(gpu.index)
             except NvmlError:
-                continue  # lost since it was listed; the next inventory says so
+                continue  # lost since it was listed; the next inventory reports that
     return found
 
 
@@ -112,7 +112,7 @@ def _level(nvml: Nvml, first: Handle, second: Handle) -> int | None:
 
 
 def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> _Links:
-    """A GPU that fails in between keeps none: half of its links would rank it wrongly."""
+    """A GPU that fails meanwhile keeps no links: half of them would rank it wrongly."""
     found = _Links()
     for link in range(_MOST_LINKS):
         try:
@@ -131,7 +131,7 @@ def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) 
     try:
         kind = int(nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link))
     except NvmlError:
-        kind = -1  # drivers before 460 don't tell; the address does
+        kind = -1  # drivers before 460 don't report it; the address decides
     if kind == _NPU:
         return
     if kind == _SWITCH:
@@ -144,18 +144,19 @@ def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) 
         found.switch += 1
 
 
-# The thread of the watcher that waits for NVML's events and reports them as they come.
+# The watcher's thread that waits for NVML's events and reports each when it occurs.
 
-_WAIT_SECONDS = 2.0  # how late it notices that other GPUs are to be watched
+_WAIT_SECONDS = 2.0  # the maximum delay until it watches changed GPUs
 _PAUSE_SECONDS = 0.5  # a lost GPU ends every wait at once
 _LONGEST_PAUSE_SECONDS = 30.0
-_RETRY_LOOKS = 10  # looks, after which a GPU that couldn't be watched is tried again
+_RETRY_LOOKS = 10  # reads, after which a GPU that couldn't be watched is tried again
 
 READ, LOOK = b"r", b"l"
 
 
 class Listener:
-    """Watches the GPUs that `watch` names. `wake_end` has READ or LOOK when the main thread should do so."""
+    """Watches the GPUs that `watch` names. `wake_end` receives READ or LOOK to make the main thread do
+    that."""
 
     def __init__(
         self, nvml: Nvml, tell: Callable[..., None], patience: float, skip: Collection[int] | None
@@ -178,7 +179,7 @@ class Listener:
         self._thread = Thread(target=self._run, name="events", daemon=True)
 
     def watch(self, inventory: Inventory) -> None:
-        """Watch every GPU that can be asked; one that can't would make every wait fail."""
+        """Watch every GPU that can be queried; another one would make every wait fail."""
         if self._skip is None:
             self._report({"count": 0, "unsupported": [], "failed": {}})
             return
@@ -204,7 +205,7 @@ class Listener:
         return self._thread.ident is not None and not self._thread.is_alive()
 
     def stuck(self, now: float) -> bool:
-        """Whether NVML has not returned to the thread for longer than it may take."""
+        """Whether NVML has not returned to the thread within its time limit."""
         return self._thread.ident is not None and now > self._alive + self._patience + _WAIT_SECONDS
 
     def _run(self) -> None:
@@ -215,7 +216,7 @@ class Listener:
             try:
                 if version != self._version:
                     version, fresh = self._version, self._open()
-                    if events is not None:  # only now, so that no event falls between the two
+                    if events is not None:  # only now, so that no event is lost between the two
                         events.close()
                     events = fresh
                 if events is None:
@@ -241,7 +242,7 @@ class Listener:
         handles = {}
         for uuid, index in self._wanted:
             self._alive = time.monotonic()
-            with suppress(NvmlError):  # then registering says what is wrong
+            with suppress(NvmlError):  # then registering reports the error
                 handles[uuid] = self._nvml.handle(index)
         events = self._nvml.watch_events([uuid for uuid, _ in self._wanted], handles)
         self._failed = bool(events.failed)
@@ -255,7 +256,7 @@ class Listener:
         return events
 
     def _report(self, state: dict[str, object]) -> None:
-        """Which GPUs are watched; not again while that stays so."""
+        """Report which GPUs are watched, once for each change."""
         if state != self._reports:
             self._reports = state
             self._tell(watching=state)
@@ -265,25 +266,25 @@ class Listener:
             self._changed.wait_for(lambda: self._version != version, seconds)
 
     def _nudge(self, what: bytes) -> None:
-        with suppress(BlockingIOError):  # the main thread has plenty of them to read
+        with suppress(BlockingIOError):  # the main thread has enough to read
             os.write(self._wake, what)
 
 
 BEAT_SECONDS = 5.0
 _TRACE_SECONDS = 2.5
-_BEAT_EARLY_SECONDS = 0.5  # a beat that is due so soon need not wake us a second time
-_SECOND_LOOK_SECONDS = 2.0  # after a change: what has come back whole must be seen so twice
-_LINK_LOOKS = 10  # looks at the inventory for one at the links: one that dies needn't change anything else
-_EVENT_PAUSE_SECONDS = 1.0  # at most so often do events make us read
+_BEAT_EARLY_SECONDS = 0.5  # a beat that is due this soon doesn't need another wake-up
+_SECOND_LOOK_SECONDS = 2.0  # after a change: a recovered GPU must be seen twice
+_LINK_LOOKS = 10  # reads of the inventory per read of the links: a failed link needn't change anything else
+_EVENT_PAUSE_SECONDS = 1.0  # the minimum time between reads because of events
 _STDIN = 0
 _SKIPPED = "NVML hung or crashed when it was queried about this GPU"
 
 
 @dataclass(frozen=True)
 class Options:
-    """`poll` and `rediscover`: seconds between readings and between looks at the inventory. `use`: also tell
-    utilisation and memory. `patience`: seconds that NVML may take. `without`: GPU, LINKS or EVENTS of the GPU
-    with an index, or of all with None, about which NVML is not asked."""
+    """`poll` and `rediscover`: seconds between readings and between reads of the inventory. `use`: also
+    report utilisation and memory. `patience`: seconds that NVML may take. `without`: GPU, LINKS or EVENTS of
+    the GPU with an index, or of all with None, for which NVML is not queried."""
 
     poll: float = 10.0
     rediscover: float = 30.0
@@ -293,13 +294,13 @@ class Options:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Options:
-        """From the options that the parent gives; see also `Nvml.for_parent`."""
+        """From the options that the parent passes; see also `Nvml.for_parent`."""
         names = ("poll", "rediscover", "use", "patience")
         without = frozenset((part, index) for part, index in data.get("without", ()))
         return cls(**{name: data[name] for name in names if name in data}, without=without)
 
     def gpus_without(self, part: str) -> frozenset[int]:
-        """The indices of the GPUs that aren't asked about their links, events or anything at all."""
+        """The indices of the GPUs that aren't queried for their links, their events or anything at all."""
         return frozenset(index for name, index in self.without if name == part and index is not None)
 
 
@@ -327,7 +328,7 @@ class NvmlWatcher:
         self._done = dict(self._due)
 
     def turn(self, now: float) -> str:
-        """Do what is due. Why NVML must be reopened, "" if it need not."""
+        """Do what is due. Return why NVML must be reopened, "" if it need not."""
         if now >= self._due["traces"]:
             self._due["traces"] = now + _TRACE_SECONDS
             if driver_traces(self._host, self._library) != self._traces:
@@ -341,13 +342,13 @@ class NvmlWatcher:
             self._due["read"] = now + self._options.poll
             if self.read():
                 self._due["look"] = now
-                self._reports = 0  # a reader that doubts that GPU must see it whole twice
+                self._reports = 0  # a reader that marked that GPU as lost must see it twice
         if now >= self._due["links"]:
             self.look_at_links(now)
         return "the thread that waits for events has ended" if self.listener.ended else ""
 
     def hurry(self, *what: str, pause: float = 0.0) -> None:
-        """Make something due now, or `pause` seconds after it was last done: a storm must not tie us up."""
+        """Make a task due now, or `pause` seconds after its last run: a storm must not block the loop."""
         now = time.monotonic()
         for name in what:
             self._due[name] = min(self._due[name], max(now, self._done[name] + pause))
@@ -386,7 +387,7 @@ class NvmlWatcher:
         return read_topology(self._nvml, inventory, skip=self._options.gpus_without(LINKS))
 
     def read(self) -> bool:
-        """All readings; reports those that changed. True if a GPU has failed or come back."""
+        """All readings; reports those that changed. True if a GPU has failed or recovered."""
         now = self._read_all()
         changed = [reading for uuid, reading in now.items() if reading != self._readings.get(uuid)]
         failed = [uuid for uuid, reading in now.items() if reading.error]
@@ -413,14 +414,14 @@ class NvmlWatcher:
 
 
 def loaded_library() -> str:
-    """The file of NVML that this process has loaded, as it was named then."""
+    """The file of NVML that this process has loaded, by its name at that time."""
     maps = Host().read_text("/proc/self/maps") or ""
     lines = (line for line in maps.splitlines() if "libnvidia-ml.so" in line)
     return next((line.split(maxsplit=5)[5] for line in lines), "")
 
 
 def run(watcher: NvmlWatcher, parent: Parent) -> None:
-    """Until the parent goes, or NVML must be reopened."""
+    """Run until the parent ends, or NVML must be reopened."""
     wake = watcher.listener.wake_end
     while True:
         again = watcher.turn(time.monotonic())
@@ -453,9 +454,9 @@ def main() -> int:
     except NvmlError as error:
         parent.send(error=error.document)
     except BrokenPipeError:
-        pass  # the parent has gone
+        pass  # the parent has ended
     sys.stdout.flush()
-    os._exit(0)  # not nvmlShutdown: the listener may be inside NVML, and the kernel tidies up as well
+    os._exit(0)  # not nvmlShutdown: the listener may be inside NVML, and the kernel cleans up as well
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The inventory and the condition of the GPUs, asked of NVML in a child process with a time limit."""
+"""The inventory and the condition of the GPUs, from NVML in a child process with a time limit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NvmlProbe:
-    """What NVML said: the inventory, or why there is none.
+    """NVML's report: the inventory, or why there is none.
 
-    `code` is NVML's return code, None if NVML returned none: then it hung (`timed_out`) or crashed the child,
-    as `message` says. `seconds` is how long it took. `conditions` are there if they were asked for. NVML may
-    hang or crash over a condition alone: `untold` says so, and for which GPU; earlier answers are kept.
-    `asked` is false for a recorded machine of which no answer of NVML was recorded.
+    `code` is NVML's return code, None if NVML returned none: then it hung (`timed_out`) or crashed the child;
+    `message` says which. `seconds` is the duration. `conditions` exist if they were requested. NVML may hang
+    or crash during a query for a condition alone: `untold` says so, and for which GPU; earlier answers are
+    kept. `asked` is false for a recorded machine without a recorded answer of NVML.
     """
 
     inventory: Inventory | None
@@ -41,10 +41,10 @@ def probe(
 ) -> NvmlProbe:
     """The inventory of this node, within `timeout` seconds; never raises for NVML's failure.
 
-    With persistence mode off, eight GPUs may well take ten seconds. With `condition` NVML is also asked how
-    each of them is. `library` is where NVML is loaded from, if not from where the dynamic loader finds it;
-    `root` is the root directory of a driver container, which the child then enters. `ConfigError` for a
-    malformed recording.
+    With persistence mode off, eight GPUs may take ten seconds. With `condition` NVML is also queried for the
+    condition of each. `library` is NVML's path, if not the one that the dynamic loader finds; `root` is the
+    root directory of a driver container, which the child then enters. `ConfigError` for a malformed
+    recording.
     """
     if not host.live:
         return _recorded(host)

@@ -1,8 +1,8 @@
 """Vector-add on every device that CUDA sees: ``python -m gpunode.gpu.vectoradd``, standard library only.
 
 Prints one JSON document, ``{"devices": [DeviceResult...], "error": null | {"code": 802, "message": "..."}}``,
-and exits with 1 unless every device got it right. Each device has a forked child with a time limit, which
-sets CUDA_VISIBLE_DEVICES before CUDA starts, because a process gets to see one MIG device at most.
+and exits with 1 unless every device passed. Each device has a forked child with a time limit, which sets
+CUDA_VISIBLE_DEVICES before CUDA starts, because a process can use only one MIG device.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gpunode.gpu.child import AT_ONCE, JobResult, run_each, signal_name
 from gpunode.gpu.cuda import Cuda, CudaError
 from gpunode.gpu.model import Gpu, Inventory
 
-# The vector-add kernel in PTX, written by hand so that no CUDA toolkit is needed.
+# The vector-add kernel in PTX, written manually so that no CUDA toolkit is needed.
 #
-# PTX ISA 6.0 is what driver 384.81 (CUDA 9.0) understands and sm_30 is the oldest virtual architecture it
-# compiles for every later GPU, so each driver's own just-in-time compiler can make it fit the GPU at hand.
+# PTX ISA 6.0 is what driver 384.81 (CUDA 9.0) supports, and sm_30 is the oldest virtual architecture that it
+# compiles for every later GPU, so each driver's own just-in-time compiler can compile it for the present GPU.
 
 ENTRY = "vector_add"
 
@@ -79,16 +79,16 @@ done:
 """
 
 
-# The sum that a GPU must get right, and how its answer is judged. Standard library only.
+# The sum that a GPU must compute, and the check of its answer. Standard library only.
 
 ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """What became of one device. `status` is ok, fail, timeout or skip; `message` says why it isn't ok.
+    """Result of one device. `status` is ok, fail, timeout or skip; `message` says why it isn't ok.
 
-    `max_error` is the largest difference from the right sum, None if nothing was compared or a value was no
+    `max_error` is the largest difference from the right sum, None if nothing was compared or a value wasn't a
     number. `milliseconds` is the kernel's time from launch to end, without compilation and copies.
     """
 
@@ -107,7 +107,7 @@ def inputs() -> tuple[array[float], array[float]]:
     """Two vectors of `ELEMENTS` float32.
 
     All values and all sums differ from one another and are exact in float32 (multiples of 1/4 below 2^21), so
-    a swapped, stale or missing element can't hide and the right answer has no error at all. Made once, for
+    a swapped, stale or missing element is detected and the right answer has no error at all. Made once, for
     all callers: none may change them.
     """
     return array("f", range(ELEMENTS)), array("f", [0.5 * i + 0.25 for i in range(ELEMENTS)])
@@ -115,13 +115,13 @@ def inputs() -> tuple[array[float], array[float]]:
 
 @cache
 def expected() -> array[float]:
-    """The right sums; made once, as `inputs` are."""
+    """The right sums; made once, like `inputs`."""
     return array("f", [1.5 * i + 0.25 for i in range(ELEMENTS)])
 
 
 def largest_error(got: array[float], want: array[float]) -> float | None:
-    """The largest absolute difference of two equally long vectors; None if a value is no finite number."""
-    if memoryview(got) == memoryview(want):  # as arrays they are compared ten times as slowly
+    """The largest absolute difference of two equally long vectors; None if a value isn't a finite number."""
+    if memoryview(got) == memoryview(want):  # as arrays the comparison takes ten times as long
         return 0.0
     errors = [abs(left - right) for left, right in zip(got, want, strict=True)]
     return None if any(map(math.isnan, errors)) or math.inf in errors else max(errors)
@@ -144,14 +144,14 @@ def judge(
 
 
 _THREADS = 256
-_POISON = 0xFFFFFFFF  # no number in float32: an element that isn't written can't pass
-# They forbid the compiler that is to be proven, or load a profiler into the program.
+_POISON = 0xFFFFFFFF  # not a number in float32, so that an unwritten element can't pass
+# These disable the compiler that the test must prove, or load a profiler into the program.
 _MISLEADING = ("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT", "CUDA_INJECTION64_PATH")
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A device to try: `selector` is what CUDA_VISIBLE_DEVICES must hold for it."""
+    """A device to test: `selector` is the value of CUDA_VISIBLE_DEVICES for it."""
 
     index: int
     selector: str
@@ -160,7 +160,7 @@ class Target:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code is 0 if there is a device and every one got it right."""
+    """Run the program; the exit code is 0 if there is a device and every one passed."""
     parser = argparse.ArgumentParser(prog="vectoradd", description="CUDA vector-add on every device")
     parser.add_argument("--uuid", action="append", default=[], help="this GPU or MIG device (repeatable)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each device")
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_targets(timeout: float) -> list[Target]:
-    """What CUDA itself sees, asked in a child. `CudaError` if it can't be initialised in time."""
+    """The devices that CUDA itself reports, in a child. `CudaError` if it can't be initialised in time."""
     [outcome] = run_each([_enumerate], timeout)
     answer = _answer(outcome)
     if answer is None:
@@ -205,9 +205,9 @@ def _enumerate() -> bytes:
 
 
 def try_all(targets: Sequence[Target], timeout: float) -> list[DeviceResult]:
-    """Vector-add on every target, each in a child of its own."""
+    """Vector-add on every target, each in its own child."""
     if targets:
-        inputs()  # a quarter of a second of the CPU with the sums: here, not in each child
+        inputs()  # a quarter of a second of the CPU including the sums: once here, not in each child
         expected()
 
     def job(target: Target) -> bytes:
@@ -227,7 +227,7 @@ def _result(target: Target, outcome: JobResult, timeout: float) -> DeviceResult:
 
 
 def _answer(outcome: JobResult) -> dict[str, Any] | None:
-    """What the child said, if it got to say it; how it left afterwards is of no matter."""
+    """The child's result, if it wrote one; how it exited afterwards is irrelevant."""
     try:
         answer = json.loads(outcome.output)
     except ValueError:
@@ -258,7 +258,8 @@ def _try_one(target: Target) -> DeviceResult:
 
 
 def _prepare(selector: str) -> None:
-    """What libcuda reads at its start. Without its cache the compiler really runs, and no file is left."""
+    """The variables that libcuda reads at its start. Without its cache the compiler really runs, and no file
+    is left."""
     for name in _MISLEADING:
         os.environ.pop(name, None)
     os.environ["CUDA_CACHE_DISABLE"] = "1"
@@ -267,13 +268,14 @@ def _prepare(selector: str) -> None:
 
 
 def _require_same(desired: str, got: str) -> None:
-    """Another GPU's right sum proves nothing of this one. Only whole GPUs have one UUID for all drivers."""
+    """Another GPU's right sum proves nothing about this one. Only whole GPUs have one UUID with all
+    drivers."""
     if desired.startswith("GPU-") and got.startswith("GPU-") and desired != got:
         raise CudaError(None, f"CUDA_VISIBLE_DEVICES={desired} gave {got}: something intercepts CUDA")
 
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:
-    """The sums as the current device computes them, and the kernel's milliseconds."""
+    """The sums from the current device, and the kernel's milliseconds."""
     import ctypes
 
     kernel = cuda.load(VECTOR_ADD, ENTRY)
@@ -292,7 +294,7 @@ def _add(cuda: Cuda) -> tuple[array[float], float]:
     return got, milliseconds
 
 
-# The program as something to start: its files, its arguments and how its answer is read.
+# The program as a child: its files, its arguments and the parser of its output.
 
 MODULE = "gpunode.gpu.vectoradd"
 PROGRAM_FILES = (
@@ -312,7 +314,7 @@ _START_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What the program printed. `error` says why CUDA can't even count devices, `code` is its CUresult."""
+    """The program's output. `error` says why CUDA can't even count devices, `code` is its CUresult."""
 
     devices: tuple[DeviceResult, ...]
     error: str = ""
@@ -320,19 +322,20 @@ class Answer:
 
 
 def arguments(uuids: Sequence[str], timeout: float) -> tuple[str, ...]:
-    """Command line of the program: these devices, or what CUDA itself sees; `timeout` seconds for each."""
+    """Command line of the program: these devices, or those that CUDA itself reports; `timeout` seconds for
+    each."""
     chosen = [argument for uuid in uuids for argument in ("--uuid", uuid)]
     return (*chosen, "--timeout", f"{timeout:g}")
 
 
 def longest_run(devices: int, timeout: float) -> float:
-    """Seconds after which the whole program must be over, when each device may take `timeout` seconds."""
+    """Seconds until the whole program must have ended, when each device may take `timeout` seconds."""
     rounds = max(1, math.ceil(devices / AT_ONCE)) + (0 if devices else 1)  # counting the devices is a round
     return rounds * (timeout + 2.0) + _START_SECONDS
 
 
 def read_answer(text: str) -> Answer:
-    """Read what the program printed; its document is the last line. ValueError if there is none."""
+    """Parse the program's output; its document is the last line. ValueError if there is none."""
     try:
         document = json.loads(text.strip().rpartition("\n")[2])
         devices = tuple(_device(item) for item in document["devices"])
@@ -359,12 +362,12 @@ def _device(item: Any) -> DeviceResult:
     )
 
 
-# What of an inventory can run a kernel: whole GPUs, or the MIG devices of a GPU that is cut up.
+# The devices of an inventory that can run a kernel: whole GPUs, or the MIG devices of a partitioned GPU.
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`runnable` devices as results yet to come, and `settled` ones about which there is nothing to try."""
+    """`runnable` devices as pending results, and `settled` ones that need no test."""
 
     runnable: tuple[DeviceResult, ...] = ()
     settled: tuple[DeviceResult, ...] = ()
@@ -375,8 +378,8 @@ class Plan:
 
 
 def plan(inventory: Inventory | None) -> Plan:
-    """Sort an inventory's devices; a GPU that NVML can't read or that has another's UUID fails, an empty MIG
-    GPU is skipped.
+    """Divide an inventory's devices; a GPU that NVML can't read or that has another one's UUID fails, a GPU
+    in MIG mode without MIG devices is skipped.
     """
     runnable: list[DeviceResult] = []
     settled: list[DeviceResult] = []
@@ -417,13 +420,13 @@ def merge(desired: Plan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ..
     return tuple(sorted([*results, *desired.settled, *extra], key=lambda result: result.index))
 
 
-# The vector-add of a node that isn't there: for recorded and simulated machines, on this machine's CPU.
+# The vector-add of a recorded or simulated node, on this machine's CPU.
 
 NOTICE = "simulated: computed on the CPU"
 
 
 def vector_add(devices: Iterable[tuple[int, str, str]]) -> Iterator[DeviceResult]:
-    """For each device (index, UUID, name) the sums that it would compute, computed and compared for real.
+    """The sums of each device (index, UUID, name), computed and compared on the CPU.
 
     `message` says that it is simulated; `milliseconds` are this machine's.
     """
