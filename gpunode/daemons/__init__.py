@@ -1,1 +1,1 @@
-"""Clients that ask a running container daemon: Docker's HTTP API and the CRI, both over a unix socket."""
+"""Clients that query a running container daemon: Docker's HTTP API and the CRI, both over a unix socket."""

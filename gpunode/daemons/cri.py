@@ -49,7 +49,7 @@ class CriStatus:
     """The running daemon's own view: runtime handlers by name, the default one, and the CRI's configuration.
 
     `config` is empty where the daemon reports none (the protocol doesn't define it). `conditions` maps
-    ``RuntimeReady``, ``NetworkReady``, ... to whether they hold.
+    ``RuntimeReady``, ``NetworkReady``, ... to their status.
     """
 
     handlers: tuple[str, ...]
@@ -58,7 +58,7 @@ class CriStatus:
     conditions: dict[str, bool] = field(default_factory=dict)
 
     def systemd_cgroup(self, handler: str) -> bool:
-        """Whether this handler lets systemd make the cgroups (its option SystemdCgroup)."""
+        """Whether this handler makes systemd create the cgroups (its option SystemdCgroup)."""
         runtimes = _table(_table(self.config.get("containerd")).get("runtimes"))
         return _table(_table(runtimes.get(handler)).get("options")).get("SystemdCgroup") is True
 
@@ -92,7 +92,7 @@ class Cri:
         self.close()
 
     def close(self) -> None:
-        """Close the channel; nothing happens if none was opened."""
+        """Close the channel; does nothing if none was opened."""
         self._opened.close()
         self._channel = None
 
@@ -132,7 +132,7 @@ class Cri:
     def call(
         self, service: str, method: str, request: Message, answer: type[_Answer], timeout: float | None = None
     ) -> _Answer:
-        """One unary call of ``runtime.v1``. `DaemonError` for whatever goes wrong."""
+        """One unary call of ``runtime.v1``. `DaemonError` for every failure."""
         try:
             path = f"/runtime.v1.{service}/{method}"
             return unary_call(self._open(), path, request, answer, timeout or self.timeout)
@@ -144,7 +144,7 @@ class Cri:
 
     def _open(self) -> grpc.Channel:
         if self._channel is None:
-            # gRPC itself says "failed to connect to all addresses" for everything; ask the socket first
+            # gRPC's error is "failed to connect to all addresses" for everything; test the socket first
             state = self.host.socket_state(self.socket)
             if state != "listening":
                 hint = _STATES.get(state, "").format(service=self.service)
@@ -169,8 +169,8 @@ class Cri:
 def parse_status(config: str, named: tuple[str, ...], conditions: Mapping[str, bool]) -> CriStatus:
     """Read the verbose status: `config` is containerd's JSON, `named` the handlers of newer protocols.
 
-    containerd 1.x and 2.x both hold the runtimes under ``containerd.runtimes``. An empty name in `named`
-    stands for the default handler and is left out.
+    containerd 1.x and 2.x both have the runtimes under ``containerd.runtimes``. An empty name in `named`
+    means the default handler and is left out.
     """
     tree = _json_object(config)
     engine = _table(tree.get("containerd"))
@@ -180,7 +180,7 @@ def parse_status(config: str, named: tuple[str, ...], conditions: Mapping[str, b
 
 
 def recorded_status(data: Mapping[str, Any]) -> CriStatus:
-    """A status as docs/recorded-machines.md describes it; entries of another type count as absent."""
+    """A status in the form of docs/recorded-machines.md; entries of another type count as absent."""
     names = data.get("handlers")
     default = data.get("defaultHandler")
     return CriStatus(
@@ -204,7 +204,7 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def explain(error: CallError, socket: str, method: str, service: str = "containerd") -> DaemonError:
-    """A gRPC failure as a person needs it; `code` is what programs branch on."""
+    """A gRPC failure as an error for users; `code` is for programs."""
     if error.code == "UNIMPLEMENTED" and "unknown service" in error.details:
         return DaemonError(
             f"the daemon at {socket} runs without its CRI plugin ({error.details})",
@@ -229,16 +229,15 @@ def running_version(host: Host, socket: str, timeout: float) -> str:
         return ""
 
 
-# What an image of the CRI's store contains.
+# Settings of an image in the CRI's store.
 #
-# The settings are no part of the protocol: containerd and CRI-O both put them into the verbose status, as
-# JSON.
+# They aren't part of the protocol: containerd and CRI-O both put them into the verbose status, as JSON.
 
 
 def image_config(host: Host, socket: str, reference: str, timeout: float) -> dict[str, Any] | None:
-    """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't hold it; never pulled.
+    """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't have it; never pulled.
 
-    `DaemonError` if the daemon gives no answer.
+    `DaemonError` if the daemon doesn't answer.
     """
     from gpunode.daemons.proto import cri_pb2 as pb
 
@@ -251,7 +250,7 @@ def image_config(host: Host, socket: str, reference: str, timeout: float) -> dic
     return _table(_table(spec).get("config"))
 
 
-# What runs, by the CRI's lists.
+# Running containers, by the CRI's lists.
 
 _LIST_SECONDS = 2.0
 
@@ -269,7 +268,7 @@ class CriContainer:
 
 
 def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriContainer, ...]:
-    """Every running container of this engine, in its order; `DaemonError` if it doesn't tell."""
+    """Every running container of this engine, in its order; `DaemonError` if it doesn't report them."""
     if not host.live:
         seen = host.recorded("daemons", socket)
         listed = seen.get("containers") if isinstance(seen, dict) else None

@@ -1,6 +1,6 @@
-"""Sandboxes, containers and images through the CRI: what it takes to run one program in one pod.
+"""Sandboxes, containers and images through the CRI: the calls for running one program in one pod.
 
-The pod shares the node's network, so no CNI plugin is asked.
+The pod shares the node's network, so no CNI plugin is called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Pod:
     """One pod of one container. `token` identifies it; `log_directory` is on the node.
 
     `handler` is empty for the engine's default one. `arguments` replace the image's command and keep its
-    entry point. `cgroup_parent` is a slice where systemd keeps the cgroups, empty where runc makes them
+    entry point. `cgroup_parent` is a slice where systemd manages the cgroups, empty where runc creates them
     itself. `devices` are CDI names.
     """
 
@@ -41,7 +41,7 @@ class Pod:
 
     @property
     def label(self) -> dict[str, str]:
-        """What no other pod carries."""
+        """The label that no other pod has."""
         return {"gpunode.token": self.token}
 
 
@@ -71,7 +71,7 @@ def _namespaces() -> pb.NamespaceOption:
 
 
 def start_pod(cri: Cri, pod: Pod) -> str:
-    """Run the sandbox and start the container in it; the container's id."""
+    """Run the sandbox and start the container in it; return the container's id."""
     config = _sandbox(pod)
     run = pb.RunPodSandboxRequest(config=config, runtime_handler=pod.handler)
     sandbox = _runtime(cri, "RunPodSandbox", run, pb.RunPodSandboxResponse).pod_sandbox_id
@@ -95,7 +95,7 @@ def start_pod(cri: Cri, pod: Pod) -> str:
 
 
 def container_exit(cri: Cri, container: str) -> Exit | None:
-    """How it ended, None while it hasn't."""
+    """How it ended, None while it runs."""
     request = pb.ContainerStatusRequest(container_id=container)
     status = _runtime(cri, "ContainerStatus", request, pb.ContainerStatusResponse).status
     if status.state not in (pb.CONTAINER_EXITED, pb.CONTAINER_UNKNOWN):
@@ -104,7 +104,7 @@ def container_exit(cri: Cri, container: str) -> Exit | None:
 
 
 def sandboxes(cri: Cri, label: Mapping[str, str]) -> tuple[str, ...]:
-    """Ids of the sandboxes that carry `label`; every sandbox for an empty one."""
+    """Ids of the sandboxes with `label`; every sandbox for an empty one."""
     return tuple(labelled_sandboxes(cri, label))
 
 
@@ -116,7 +116,7 @@ def labelled_sandboxes(cri: Cri, label: Mapping[str, str]) -> dict[str, dict[str
 
 
 def remove_sandbox(cri: Cri, sandbox: str) -> None:
-    """Kill what runs in it and remove it with its containers; both calls are idempotent by protocol."""
+    """Kill its processes and remove it with its containers; both calls are idempotent by protocol."""
     stop = pb.StopPodSandboxRequest(pod_sandbox_id=sandbox)
     _runtime(cri, "StopPodSandbox", stop, pb.StopPodSandboxResponse)
     remove = pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
@@ -124,27 +124,27 @@ def remove_sandbox(cri: Cri, sandbox: str) -> None:
 
 
 def has_image(cri: Cri, reference: str) -> bool:
-    """Whether the CRI knows this image; nothing is pulled."""
+    """Whether the CRI has this image; nothing is pulled."""
     request = pb.ImageStatusRequest(image=pb.ImageSpec(image=reference))
     return cri.call("ImageService", "ImageStatus", request, pb.ImageStatusResponse).HasField("image")
 
 
 def image_names(cri: Cri) -> tuple[str, ...]:
-    """Every tag that the CRI knows, sorted."""
+    """Every tag that the CRI has, sorted."""
     answer = cri.call("ImageService", "ListImages", pb.ListImagesRequest(), pb.ListImagesResponse)
     return tuple(sorted(tag for image in answer.images for tag in image.repo_tags))
 
 
 def remove_image(cri: Cri, reference: str) -> None:
-    """Remove the image behind a name with all its names; one that is gone already is fine by protocol."""
+    """Remove the image of a name with all its names; the protocol allows a missing one."""
     request = pb.RemoveImageRequest(image=pb.ImageSpec(image=reference))
     cri.call("ImageService", "RemoveImage", request, pb.RemoveImageResponse, _SLOW_SECONDS)
 
 
 def read_log(text: str) -> tuple[str, str]:
-    """Split a CRI log (``TIME STREAM P|F TEXT`` a line; P: the line goes on in the next) by stream."""
+    """Split a CRI log (lines ``TIME STREAM P|F TEXT``; P: the line continues in the next) by stream."""
     parts: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    for line in text.split("\n"):  # a program may print what str.splitlines takes for an end of line
+    for line in text.split("\n"):  # str.splitlines also splits at other characters
         fields: Sequence[str] = line.split(" ", 3)
         if len(fields) == 4 and fields[1] in parts:
             parts[fields[1]].append(fields[3] + ("" if fields[2].startswith("P") else "\n"))

@@ -1,7 +1,7 @@
-"""CRI-O's own questions and answers over HTTP on the CRI socket: its running configuration and its facts.
+"""CRI-O's own requests over HTTP on the CRI socket: its running configuration and its facts.
 
-CRI-O serves them beside the CRI's gRPC on one socket (server/inspect.go; ``crio status`` asks the same).
-``/config`` is what the daemon holds after its files and flags were merged, as TOML.
+CRI-O serves them beside the CRI's gRPC on one socket (server/inspect.go; ``crio status`` requests the same).
+``/config`` is the daemon's configuration with its files and flags merged, as TOML.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CrioApi:
     timeout: float = _ANSWER_SECONDS
 
     def config(self) -> dict[str, Any]:
-        """The running configuration as a tree; `DaemonError` if the answer is no TOML."""
+        """The running configuration as a tree; `DaemonError` if the answer isn't TOML."""
         text: str = self._get("config", str)
         try:
             return toml(text)
@@ -50,7 +50,7 @@ class CrioApi:
         return answer
 
     def _get(self, what: str, kind: type) -> Any:
-        """The answer as `kind`: a dict is JSON, a str is taken as it comes."""
+        """The answer as `kind`: a dict is JSON, a str is the unchanged text."""
         http = UnixHttp(self.host, self.socket, _HINTS, "journalctl -u crio -n 50")
         if not self.host.live:
             return http.recall(what, kind)

@@ -1,8 +1,8 @@
 """Docker's Engine API over its unix socket, with only the calls that gpunode makes.
 
-Paths carry no version, so the daemon answers in its own newest one: the calls used here have kept their shape
-from API 1.41 (Docker 20.10) on, and Docker 29 refuses the versions below 1.44 that would have to be named
-otherwise. What the daemon answers is checked for its type before anyone reads it.
+Paths contain no version, so the daemon uses its newest one: the calls used here have kept their form from API
+1.41 (Docker 20.10) on, and Docker 29 refuses the versions below 1.44 that would otherwise have to be named.
+The types in the daemon's answers are checked before they are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class DockerApi:
-    """One dockerd behind its socket. Every call opens a connection of its own and closes it again."""
+    """One dockerd behind its socket. Every call opens its own connection and closes it."""
 
     host: Host
     socket: str = DEFAULT_SOCKET
@@ -52,10 +52,10 @@ class DockerApi:
         return self._query_or_recall("version")
 
     def program_version(self) -> str:
-        """The running program's version from the header of the cheapest answer; empty if it isn't Docker's.
+        """The running program's version from the header of the smallest response; empty if it isn't Docker's.
 
         Every dockerd since 1.12 sends ``Server: Docker/28.5.1 (linux)``. Podman's service, which serves the
-        same API, names itself Libpod. ``/version`` would make dockerd start runc to ask for its version.
+        same API, sends Libpod. ``/version`` would make dockerd start runc to query its version.
         """
         server = self._http.response("GET", "/_ping", timeout=self.timeout).headers.get("server", "")
         return server.removeprefix("Docker/") if server.startswith("Docker/") else ""
@@ -71,7 +71,7 @@ class DockerApi:
     # --- images ----------------------------------------------------------------------------------------
 
     def has_image(self, reference: str) -> bool:
-        """Whether the daemon holds this image; nothing is pulled."""
+        """Whether the daemon has this image; nothing is pulled."""
         try:
             self._object("GET", f"/images/{_quoted(reference)}/json")
         except DaemonError as error:
@@ -81,7 +81,7 @@ class DockerApi:
         return True
 
     def image_config(self, reference: str) -> dict[str, Any] | None:
-        """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't hold it."""
+        """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't have it."""
         try:
             image = self._object("GET", f"/images/{_quoted(reference)}/json")
         except DaemonError as error:
@@ -108,13 +108,13 @@ class DockerApi:
                 raise DaemonError(f"Docker can't load the image: {message['error']}")
 
     def remove_image(self, reference: str) -> None:
-        """Remove a tag and, if it was the last, its layers. An image that is gone already is fine."""
+        """Remove a tag and, if it was the last, its layers. A missing image is not an error."""
         self._forgiving("DELETE", f"/images/{_quoted(reference)}?force=1")
 
     # --- containers ------------------------------------------------------------------------------------
 
     def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        """Ids of the containers that carry these labels, stopped ones included, each with all its labels."""
+        """Ids of the containers with these labels, stopped ones included, each with all its labels."""
         desired = [f"{name}={value}" for name, value in labels.items()]
         found = self._listing("/containers/json", {"label": desired}, "&all=1")
         return {
@@ -124,7 +124,7 @@ class DockerApi:
         }
 
     def running_containers(self) -> tuple[tuple[str, str, str], ...]:
-        """Id, name and image of every container that runs."""
+        """Id, name and image of every running container."""
         if self.host.live:
             listed = self._listing("/containers/json", {})
         else:
@@ -139,9 +139,10 @@ class DockerApi:
         return tuple(found)
 
     def containers_of(self, runtimes: Sequence[str], most: int) -> tuple[tuple[str, bool], ...]:
-        """Name and whether it runs, of those of the newest `most` containers that were made with `runtimes`.
+        """Name, and whether it runs, of those of the newest `most` containers that were made with `runtimes`.
 
-        A list doesn't tell a container's runtime, so each is asked; one that goes meanwhile is passed over.
+        The list doesn't contain a container's runtime, so each is queried; one that is removed meanwhile is
+        skipped.
         """
         found = []
         for one in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
@@ -166,11 +167,12 @@ class DockerApi:
         return container
 
     def start_container(self, container: str, timeout: float) -> None:
-        """Start it; failures of the OCI runtime come back here."""
+        """Start it; failures of the OCI runtime are raised here."""
         self._request("POST", f"/containers/{container}/start", timeout=timeout)
 
     def wait_container(self, container: str, timeout: float) -> int:
-        """Its exit status, once it has ended. `DaemonError` with code ``timeout`` if it doesn't in time."""
+        """Its exit status, once it has ended. `DaemonError` with code ``timeout`` if it doesn't end in
+        time."""
         answer = self._object("POST", f"/containers/{container}/wait", timeout=timeout)
         status = answer.get("StatusCode")
         if not isinstance(status, int):
@@ -178,20 +180,20 @@ class DockerApi:
         return status
 
     def logs(self, container: str) -> tuple[str, str]:
-        """What it wrote to stdout and stderr so far."""
+        """Its output to stdout and stderr so far."""
         raw = self._request("GET", f"/containers/{container}/logs?stdout=1&stderr=1")
         out, err = split_streams(raw)
         return out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
     def kill_container(self, container: str) -> None:
-        """SIGKILL. One that has ended already (409) or is gone (404) is fine."""
+        """SIGKILL. One that has ended already (409) or is removed (404) is not an error."""
         self._forgiving("POST", f"/containers/{container}/kill")
 
     def remove_container(self, container: str) -> None:
-        """Kill it if need be and remove it with its anonymous volumes."""
+        """Kill it if necessary and remove it with its anonymous volumes."""
         self._forgiving("DELETE", f"/containers/{container}?force=1&v=1")
 
-    # --- the wire --------------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------------
 
     def _forgiving(self, method: str, path: str) -> None:
         try:
@@ -203,7 +205,7 @@ class DockerApi:
     def _listing(
         self, path: str, filters: Mapping[str, Sequence[str]], more: str = ""
     ) -> list[dict[str, Any]]:
-        """Objects of a list; what is no object in it is left out."""
+        """Objects of a list; other values in it are left out."""
         from json import dumps
 
         answer = decoded(self._request("GET", f"{path}?filters={_quoted(dumps(filters))}{more}"))
@@ -244,9 +246,9 @@ def _quoted(reference: str) -> str:
 
 
 def split_streams(raw: bytes) -> tuple[bytes, bytes]:
-    """Take Docker's log stream apart: frames of stream number (1 out, 2 err), 3 zero bytes, length, text.
+    """Split Docker's log stream: frames of stream number (1 out, 2 err), 3 zero bytes, length, text.
 
-    The length is a big-endian uint32. A cut-off last frame gives what there is of it.
+    The length is a big-endian uint32. Of a truncated last frame the existing part is returned.
     """
     parts: dict[int, list[bytes]] = {1: [], 2: []}
     position = 0

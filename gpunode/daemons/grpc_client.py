@@ -21,7 +21,7 @@ MALFORMED = "MALFORMED"  # beside gRPC's status names: the response is not the m
 _Response = TypeVar("_Response", bound="Message")
 
 # Both are read by gRPC when it is first imported. Its fork handlers can hang a process that spawns children
-# (grpc/grpc#17986), and ours call exec at once; its own messages on stderr repeat what the error says.
+# (grpc/grpc#17986), and ours call exec at once; its own messages on stderr repeat the error.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

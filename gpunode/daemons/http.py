@@ -32,8 +32,8 @@ class Response(NamedTuple):
 class UnixHttp:
     """One daemon behind its socket. Every call opens its own connection and closes it.
 
-    `hints` says by error code (absent, refused, denied, timeout) what to do, `log` for every other code.
-    `timeout` is the limit for the whole call, however the daemon spreads its bytes.
+    `hints` has the hint for an error code (absent, refused, denied, timeout), `log` the one for every other
+    code. `timeout` is the limit for the whole call, regardless of how the daemon spreads its bytes.
     """
 
     host: Host
@@ -84,7 +84,7 @@ class UnixHttp:
         return self._accepted(result, path)
 
     def recall(self, what: str, kind: type) -> Any:
-        """What a recorded machine says that the daemon answers; `DaemonError` if nothing was recorded."""
+        """The recorded answer of the daemon on a recorded machine; `DaemonError` if nothing was recorded."""
         recorded = self.host.recorded("daemons", self.socket)
         answer = recorded.get(what) if isinstance(recorded, dict) else None
         if not isinstance(answer, kind):
@@ -97,7 +97,7 @@ class UnixHttp:
         return answer
 
     def not_an_object(self, path: str) -> DaemonError:
-        """The error for a response that is no JSON object."""
+        """The error for a response that isn't a JSON object."""
         return DaemonError(
             f"{self.socket} returned no JSON object for {path}",
             hint=f"find the process that listens on it: ss -xlp src {self.socket}",
@@ -143,7 +143,7 @@ class _BoundedReader(io.RawIOBase):
 
 
 class _BoundedSocket:
-    """As much of a socket as http.client uses. The caller that opened the connection closes it."""
+    """The methods of a socket that http.client uses. The caller that opened the connection closes it."""
 
     def __init__(self, connected: socket.socket, seconds_left: Callable[[], float]) -> None:
         self._connected = connected
@@ -158,7 +158,7 @@ class _BoundedSocket:
         return io.BufferedReader(self.reader)
 
     def close(self) -> None:
-        """Nothing: http.client calls it as soon as it has the headers."""
+        """Does nothing: http.client calls it as soon as it has the headers."""
 
 
 def _set_timeout(connected: socket.socket, seconds: float) -> None:
@@ -176,7 +176,7 @@ def _exchange(
 
     connection = HTTPConnection("localhost")
     connection.sock = stream
-    # a daemon may refuse a body before it has read all of it; then its response says why
+    # a daemon may refuse a body before it has read all of it; its response has the reason
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.request(method, path, body, {"Connection": "close", **headers})
     response = connection.getresponse()

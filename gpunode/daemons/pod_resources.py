@@ -1,4 +1,4 @@
-"""Which container holds which device, and what can be allocated: the kubelet's PodResources service, v1."""
+"""Devices held by each container, and allocatable devices: the kubelet's PodResources service, v1."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
 
 
 def _recalled(host: Host, socket: str, what: str) -> Any:
-    """What a recorded machine says that the kubelet answers (docs/recorded-machines.md)."""
+    """The recorded answer of the kubelet on a recorded machine (docs/recorded-machines.md)."""
     seen = host.recorded("daemons", socket)
     answer = seen.get(what) if isinstance(seen, dict) else None
     if not isinstance(answer, list if what == "pods" else dict):
@@ -91,7 +91,7 @@ def _as_recorded(one: Holding) -> dict[str, Any]:
 
 
 def _recorded_holding(entry: Any) -> Holding:
-    """An object with the fields of `Holding`; what has another type counts as absent."""
+    """An object with the fields of `Holding`; values of another type count as absent."""
     known = entry if isinstance(entry, dict) else {}
     namespace, pod, container, resource = (
         str(known.get(key, "")) for key in ("namespace", "pod", "container", "resource")
