@@ -420,7 +420,8 @@ def containerd_runtime_missing(node: Node) -> Verdict:
 
 def _without_handler(node: Node, answer: Evidence) -> Verdict:
     """A containerd with CDI enabled needs no handler if all GPU requests use CDI. A drop-in that it doesn't
-    read shows that the handler is wanted; the system's files say nothing about a distribution's containerd.
+    read shows that the administrator wants the handler; the system's files say nothing about a distribution's
+    containerd.
     """
     unread = _unread(node)
     configured_in_file = bool(unread) and node.containerd is not None and not node.containerd.manager

@@ -1,4 +1,5 @@
-"""Checks of containerd's imported files: settings that they replace, and a file that no daemon reads."""
+"""Checks of containerd's imported files: settings that they replace, and a file that containerd doesn't
+read."""
 
 from __future__ import annotations
 

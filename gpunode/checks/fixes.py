@@ -378,7 +378,7 @@ def steps_of(fix: Fix) -> tuple[Step, ...]:
         words = shlex.split(part) if not _SHELL & set(part) else []
         if words == [_REBOOT]:
             found.append(Step(("systemctl", _REBOOT), disruptive=_REBOOT))
-        elif words and words[0] in _PLAIN and "edit" not in words:  # a person must be at the editor
+        elif words and words[0] in _PLAIN and "edit" not in words:  # a person must operate the editor
             found.append(Step(tuple(words), disruptive=disruptive))
         else:
             return ()

@@ -198,8 +198,8 @@ def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
 
 
 def _orphans(node: Node) -> tuple[PciGpu, ...]:
-    """GPUs without a driver, which is normal until the driver is loaded. One that this driver doesn't
-    support, or without address windows, is another check's finding."""
+    """GPUs without a driver, which is normal until the driver is loaded. A GPU that this driver doesn't
+    support, or without address windows, is a finding of another check."""
     if node.module is None:
         return ()
     unsuited = {one.gpu.address for one in node.unsuited_gpus}

@@ -1,4 +1,4 @@
-"""Checks of the GPUs' condition: lost GPUs, memory errors, throttling, NVLinks, and memory in use."""
+"""Checks of the GPUs' health: lost GPUs, memory errors, throttling, NVLinks, and memory in use."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ LOST_CHECKS = (
 # Memory errors: uncorrectable ones, repairs that wait for a reset, memory that can't be repaired any more.
 
 _MOST_REMAPPED = 512  # rows; NVIDIA's GPU memory error management: the rows that a GPU can remap
-_MOST_RETIRED = 63  # pages; NVIDIA's dynamic page retirement: from here on a GPU is to be replaced
+_MOST_RETIRED = 63  # pages; NVIDIA's dynamic page retirement: from this count on a GPU must be replaced
 _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 
 
