@@ -530,7 +530,7 @@ def refresh_specification(
     """Write `STANDARD` if it differs from the node's present state; kind CdiRefresh.
 
     Without a driver our own file is removed, and that is success: a unit that runs at every change must not
-    fail before the driver is installed. `GpunodeError` if a loaded driver can't be described.
+    fail before the driver is loaded. `GpunodeError` if a loaded driver can't be described.
     """
     check(content)
     before = host.read_bytes(STANDARD)

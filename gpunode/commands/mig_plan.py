@@ -45,7 +45,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Planned:
-    """The current state, what becomes of each GPU that the configuration names, and the notes.
+    """The current state, the plan of each GPU that the configuration names, and the notes.
 
     `left` is what earlier runs left incomplete: those GPUs count as what they were before, and are restored
     to that where the configuration doesn't name them.

@@ -145,10 +145,10 @@ def _environment(config: Mapping[str, Any]) -> dict[str, str]:
 
 # The language of NVIDIA_REQUIRE_*: an image's requirements for the driver and the GPU that it runs on.
 #
-# Alternatives are separated by spaces, the conditions of one by commas: ``cuda>=12.4
-# brand=tesla,driver>=535``. Properties are cuda, driver, arch (a GPU's compute capability) and brand;
-# versions compare number by number, trailing zeros are ignored, brands compare without regard to case. The
-# language is that of libnvidia-container (dsl.c), with which the runtime checks images.
+# Alternatives are separated by spaces, the conditions of one by commas:
+# ``cuda>=12.4 brand=tesla,driver>=535``. Properties are cuda, driver, arch (a GPU's compute capability) and
+# brand; versions compare number by number, trailing zeros are ignored, brands compare without regard to case.
+# The language is that of libnvidia-container (dsl.c), with which the runtime checks images.
 
 VERSIONS = ("cuda", "driver", "arch")
 PROPERTIES = (*VERSIONS, "brand")

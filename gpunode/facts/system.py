@@ -110,7 +110,7 @@ def read_distribution(host: Host) -> Distribution:
     except ConfigError as error:
         return Distribution("", "", error.message, "other")  # too large, a pipe, a directory
     except (OSError, ValueError):
-        return Distribution("", "", "", "other")  # os-release isn't text
+        return Distribution("", "", "", "other")  # os-release isn't a valid file
 
 
 def kernel_release(host: Host) -> str:

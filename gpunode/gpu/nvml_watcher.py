@@ -2,14 +2,15 @@
 
 ``{"inventory": {...}, "topology": {...}}`` first, after a change, and once more some time after that, so that
 the reader sees twice that a recovered GPU works; ``{"readings": [...]}`` of the GPUs whose reading has
-changed; ``{"event": {...}}`` as it happens; ``{"watching": {...}}``, the GPUs that report events; ``{"beat":
-1}`` when there was nothing else to report for a while.
+changed; ``{"event": {...}}`` as it happens; ``{"watching": {...}}``, the GPUs that report events;
+``{"beat": 1}`` when there was nothing else to report for a while.
 
 It ends by itself with ``{"error": {"code": 18, "message": "..."}}`` when NVML fails as a whole, with
-``{"again": "..."}`` when a new process must open NVML: the driver's traces have changed, and with ``{"stuck":
-"..."}`` when NVML doesn't return to the thread that waits for events. A line on its stdin makes it read at
-once; the end of its stdin, or of its parent, ends it. The `child.Note` has the unanswered query and its GPU,
-so that a hang or a crash can be attributed; the option `without` has the queries given up after that.
+``{"again": "..."}`` when a new process must open NVML: the driver's traces have changed, and with
+``{"stuck": "..."}`` when NVML doesn't return to the thread that waits for events. A line on its stdin makes
+it read at once; the end of its stdin, or of its parent, ends it. The `child.Note` has the unanswered query
+and its GPU, so that a hang or a crash can be attributed; the option `without` has the queries given up after
+that.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable
 
 _MAX_STEPS = 400  # ten times the kernel's limit of 40 links (include/linux/namei.h), parts included
-_NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # the errors of readlink(2) for them
+_NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # errors of readlink(2) for other paths
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LEFTOVER = ".gpunode"  # ends the name of a temporary file

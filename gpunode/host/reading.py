@@ -330,7 +330,7 @@ class ReadingHost:
         try:
             if self.live and (word := self._word(path)):
                 return _stat_for(word)
-            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - called all day by some callers
+            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - called all day
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:

@@ -38,7 +38,7 @@ class Waiter:
         self._hears_signals = False
 
     def hear_signals(self) -> None:
-        """Let a signal that has a Python handler end the wait as well, after its handler has run.
+        """Let a signal that has a Python handler end the wait as well; it has run when `wait` returns.
 
         Does nothing outside the main thread. Without it a handler may run late or, where other threads run,
         not until another event: Python (3.11's ceval.c) keeps pending signals in a flag that is written

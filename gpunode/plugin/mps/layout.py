@@ -1,4 +1,4 @@
-"""Which control daemons there are and where their files lie. Pure.
+"""The control daemons and the paths of their files. Pure.
 
 ::
 
