@@ -297,7 +297,7 @@ def _data(layouts: Layouts) -> MigLayout:
     return from_plain(MigLayout, data)
 
 
-# --- current layout ----------------------------------------------------------------------------------------
+# --- current layout -------------------------------------------------------------------------------------
 
 
 def _layouts(layouts: Layouts) -> Iterator[Block]:
@@ -379,7 +379,7 @@ def _gib(mib: int) -> str:
     return f"{mib / 1024:.1f} GiB" if mib else "-"
 
 
-# --- supported profiles -------------------------------------------------------------------------------------
+# --- supported profiles ---------------------------------------------------------------------------------
 
 
 def _profiles(layouts: Layouts) -> Iterator[Block]:

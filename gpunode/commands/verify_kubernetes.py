@@ -391,7 +391,7 @@ def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
     patiently(host, progress, delete)
 
 
-# --- output -------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------
 
 
 def _report(case: _Case, outcome: Outcome, traces: tuple[str, ...]) -> Result:

@@ -166,7 +166,7 @@ def _in_lines() -> tuple[_Rule, ...]:
     )
 
 
-# --- arguments and environments ---------------------------------------------------------------------------
+# --- arguments and environments -------------------------------------------------------------------------
 
 # programs whose flags carry secrets without a name
 _CLIENTS = (

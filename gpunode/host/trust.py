@@ -38,7 +38,7 @@ _OF_PROCESS = re.compile(r"/proc/([0-9]+)/")
 Check = Callable[[os.stat_result, str, os.stat_result | None, bool], bool]
 
 
-# --- running ---------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------------
 
 
 def find_program(name: str, path: str) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def advice(reason: str) -> str:
     return "make root the only owner and writer of it and its directories: chown root:root, chmod go-w"
 
 
-# --- writing ---------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -295,7 +295,7 @@ def _parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-# --- processes -------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------------
 
 
 def owner_in(status: str, unknown: int) -> int:
@@ -341,7 +341,7 @@ def in_container(cgroup: str) -> bool:
     return _CONTAINER.search(cgroup) is not None
 
 
-# --- reading ---------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------
 
 
 @contextmanager

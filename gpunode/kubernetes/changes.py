@@ -162,7 +162,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-# --- patches ----------------------------------------------------------------------------------------------
+# --- patches --------------------------------------------------------------------------------------------
 # JSON patches (RFC 6902) for one version of an object. Every patch tests what it replaces: the old value
 # where there was one, the object's version where there was none (RFC 6902 can't test for absence). If another
 # client has changed the object, the server rejects the whole patch and a new one is computed.
@@ -278,7 +278,7 @@ def _at(node: Any, path: tuple[str, ...]) -> Any:
     return node
 
 
-# --- required objects -------------------------------------------------------------------------------------
+# --- required objects -----------------------------------------------------------------------------------
 # All or none of the missing ones are created. An existing one that differs is never overwritten: an
 # administrator may have changed it on purpose.
 

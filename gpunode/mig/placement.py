@@ -124,7 +124,7 @@ def _count_limit(profile: Profile, compute: int) -> int:
     return next((one.max_count for one in profile.compute if one.slices == compute), 1)
 
 
-# --- the search ------------------------------------------------------------------------------------------
+# --- the search -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _attributes(profile: Profile) -> DeviceName | None:
     return next((parsed for name in profile.names if (parsed := parse_name(name)) is not None), None)
 
 
-# --- placements ------------------------------------------------------------------------------------------
+# --- placements -----------------------------------------------------------------------------------------
 
 
 def _places(

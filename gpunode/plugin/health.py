@@ -298,7 +298,7 @@ class HealthJudge:
             self._put(mark.gpu, (*self._marks.get(mark.gpu, ()), mark))
         self._lift()
 
-    # --- news ------------------------------------------------------------------------------------------
+    # --- news -------------------------------------------------------------------------------------------
 
     def configure(self, settings: HealthSettings) -> None:
         """Marks that no longer count are removed; events that were ignored before don't count against a GPU
@@ -382,7 +382,7 @@ class HealthJudge:
         state = self._gpus.get(unit.gpu)
         return state.problem if state is not None else self._driver
 
-    # --- marks -----------------------------------------------------------------------------------------
+    # --- marks ------------------------------------------------------------------------------------------
 
     def _mark_of(self, event: GpuEvent, now: float) -> Mark | None:
         if event.kind == "ecc-double" and readings_count(self._settings):
@@ -480,8 +480,7 @@ class HealthJudge:
             ]
             self._put(state.uuid, fresh)
 
-    # --- reporting
-    # -------------------------------------------------------------------------------------------
+    # --- reporting --------------------------------------------------------------------------------------
 
     def _ignored(self, event: GpuEvent) -> None:
         times = self._rarely.times((event.kind, event.uuid, event.xid))

@@ -136,7 +136,7 @@ class Ledger:
         self.changed: list[Callable[[], None]] = []
         self.witnesses: list[Callable[[GpuEvent], None]] = []  # of every event, from the backend's thread
 
-    # --- events ------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
         with self._planning:
@@ -197,7 +197,7 @@ class Ledger:
                 self._publish()
         self._tell()
 
-    # --- planning and publishing ---------------------------------------------------------------------------
+    # --- planning and publishing ------------------------------------------------------------------------
 
     def _replan_or_say(self, inventory: Inventory) -> None:
         try:
@@ -254,7 +254,7 @@ class Ledger:
                 return problem
         return None
 
-    # --- reporting -----------------------------------------------------------------------------------------
+    # --- reporting --------------------------------------------------------------------------------------
 
     def _report_health(self, resources: Iterable[Resource]) -> None:
         """Log one line for each unit that failed or recovered, however many shares it has."""

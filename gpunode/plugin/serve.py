@@ -227,8 +227,7 @@ class PluginService:
             except Exception as error:  # noqa: BLE001 - the others have resources to release, too
                 self._failure = self._failure or error
 
-    # --- policy of the handlers
-    # ------------------------------------------------------------------------------
+    # --- policy of the handlers -------------------------------------------------------------------------
 
     def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         return self.backend.answer(self.settings, snapshot, ids)

@@ -104,7 +104,7 @@ class WatcherLink:
     def close(self) -> None:
         self._serving.close()
 
-    # --- the kubelet's RPCs ------------------------------------------------------------------------------
+    # --- the kubelet's RPCs -----------------------------------------------------------------------------
 
     def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
         """The kubelet may call it at any time; only `_notified` counts as a registration."""
@@ -123,7 +123,7 @@ class WatcherLink:
         self._news()
         return pb.RegistrationStatusResponse()
 
-    # --- reaction ------------------------------------------------------------------------------------------
+    # --- reaction ---------------------------------------------------------------------------------------
 
     def _follow(self, now: float) -> None:
         self._take(self._answer)

@@ -73,7 +73,7 @@ class Supervisor:
         self._next_lock = 0.0
         self._foreign: Problem | None = None
 
-    # --- Veto ------------------------------------------------------------------------------------------
+    # --- Veto -------------------------------------------------------------------------------------------
 
     def problem(self, resource: Resource, unit: Unit) -> Problem | None:
         """Called for every unit each second, from any thread."""
@@ -91,7 +91,7 @@ class Supervisor:
             keeper.problem is None for keeper in self._keepers.values()
         )
 
-    # --- Part ------------------------------------------------------------------------------------------
+    # --- Part -------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         found = self._source()
@@ -127,8 +127,7 @@ class Supervisor:
         if not any(keeper.alive for keeper in keepers):
             self._lock.close()
 
-    # --- present and desired daemons
-    # -------------------------------------------------------------------------
+    # --- present and desired daemons --------------------------------------------------------------------
 
     def _may(self, settings: Settings, now: float) -> bool:
         """Whether this process has exclusive use of the MPS root: two that manage the same daemons would
@@ -286,7 +285,7 @@ class Keeper:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    # --- the thread ------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         deadline = self._host.monotonic() + _BEFORE_SECONDS
@@ -433,8 +432,7 @@ class Keeper:
         self._server_failures = servers.failures
         self._next_server = now + _SERVER_SECONDS
 
-    # --- failure and end
-    # -------------------------------------------------------------------------------------
+    # --- failure and end --------------------------------------------------------------------------------
 
     def _fail(self, reason: str, hint: str = "") -> None:
         """The daemon can't serve now. Ends what is left of it, and tries again later."""

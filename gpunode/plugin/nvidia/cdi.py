@@ -260,7 +260,7 @@ class CdiSpecs:
     def close(self) -> None:
         """Does nothing: the files stay."""
 
-    # --- writing ---------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         desired = self._wanted
@@ -325,7 +325,7 @@ class CdiSpecs:
         hooks = self._hooks.programs(desired.settings, roots)
         return desired, hooks, [_mark(host, path) for path in (*devices, *files)]
 
-    # --- reporting -----------------------------------------------------------------------------------------
+    # --- reporting --------------------------------------------------------------------------------------
 
     def _failed(self, plan: Plan, error: GpunodeError) -> None:
         self._written = None

@@ -370,7 +370,7 @@ class Watch:
         self._seen = False
         self.waiting = "waiting for the NVIDIA driver"
 
-    # --- requests -------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------
 
     def hurry(self) -> None:
         """Read the GPUs now; also ends every wait in here, and the time for which NVML is closed on
@@ -401,7 +401,7 @@ class Watch:
         if child is not None:
             child.wake()
 
-    # --- the loop --------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------------
 
     def run(self, sink: Sink, stop: Event) -> None:
         if self._settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
@@ -560,7 +560,7 @@ class Watch:
         self._missed.heard()  # the administrator worked on the GPUs
         self._away = 0.0
 
-    # --- a child ---------------------------------------------------------------------------------------
+    # --- a child ----------------------------------------------------------------------------------------
 
     def _due_again(self) -> bool:
         """Whether something that was given up must be tried again; not while a child is stuck in it."""

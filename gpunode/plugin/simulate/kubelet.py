@@ -541,7 +541,7 @@ class KubeletStub:
         )
         self._servers: list[grpc.Server] = []
 
-    # --- life ------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Remember only the checkpoint, delete every socket of the directory and serve on kubelet.sock."""
@@ -579,7 +579,7 @@ class KubeletStub:
         """Do what the cleanup after an older stream does to a present registration (before 1.34)."""
         self.endpoints.disconnect(resource)
 
-    # --- the node's state -----------------------------------------------------------------------------------
+    # --- the node's state -------------------------------------------------------------------------------
 
     def capacity(self, resource: str) -> int:
         """Devices known, healthy or not."""
@@ -615,7 +615,7 @@ class KubeletStub:
         with self._changed:
             return list(self._held)
 
-    # --- pods ------------------------------------------------------------------------------------------
+    # --- pods -------------------------------------------------------------------------------------------
 
     def allocate(self, resource: str, count: int, must_include: Sequence[str] = ()) -> Allocation:
         """Devices for one container. `AdmissionError`: too few are free. `grpc.RpcError`: the plugin refuses.
@@ -697,7 +697,7 @@ class KubeletStub:
         response = endpoint.call("GetPreferredAllocation")(request, timeout=5.0)
         return list(response.container_responses[0].deviceIDs)
 
-    # --- the protocol ----------------------------------------------------------------------------------
+    # --- the protocol -----------------------------------------------------------------------------------
 
     def _listen(self, socket: str, handler: grpc.GenericRpcHandler) -> None:
         server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="kubelet"), handlers=[handler])
