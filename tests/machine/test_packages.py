@@ -63,7 +63,7 @@ def test_rpm_installs_is_repaired_upgrades_and_goes(suite: str, dist: Path, tmp_
         (tmp_path / name).mkdir()
     packages = [dist / f"gpunode-{version}-1.x86_64.rpm" for version in (__version__, NEXT)]
     unshare = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _RPM_ROOT, "sh")
-    argv = (*unshare, base(suite), tmp_path, *packages)
+    argv = [*unshare, *map(str, (base(suite), tmp_path, *packages))]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     version = f"gpunode {__version__}"
