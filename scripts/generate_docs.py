@@ -22,7 +22,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from gpunode import __version__  # noqa: E402
 from gpunode.cli import app  # noqa: E402
-from gpunode.commands.help import variables  # noqa: E402
+from gpunode.commands.variables import variables  # noqa: E402
 from scripts.man_pages import pages as manual_pages  # noqa: E402
 
 VOLATILE = (
@@ -68,7 +68,9 @@ def environment_page() -> str:
         "# Environment variables",
         "",
         "Every lasting option has one variable; a flag takes precedence. One-shot flags such as `--dry-run`",
-        "and `--yes` have none. `gpunode help environment` prints this list.",
+        "and `--yes` have none: a command refuses a variable that is named after one of them, or after no",
+        "option of the command. `gpunode help environment` prints this list. `plugin check-config`, `labels`",
+        "and others take the options of `plugin serve` from the variables of `plugin serve`.",
         "",
         "| variable | option | of | means |",
         "|---|---|---|---|",

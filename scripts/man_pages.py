@@ -54,7 +54,7 @@ def _main_page(root: Any, context: typer.Context) -> str:
     lines += [
         ".SH ENVIRONMENT",
         _text(
-            "Every option can be set as GPUNODE_<COMMAND>_<OPTION>. NO_COLOR and FORCE_COLOR are honoured."
+            "Most options have a variable, GPUNODE_<COMMAND>_<OPTION>. NO_COLOR and FORCE_COLOR are honoured."
         ),
         ".SH FILES",
         ".TP\n.I /var/lib/gpunode/journal\nChanges of this node, for " + r"\fBgpunode rollback\fR.",

@@ -31,11 +31,21 @@ def test_version() -> None:
 def test_help_names_the_variables_once_and_lists_global_options_last(verb: list[str]) -> None:
     ran = gpunode(*verb, "--help")
     assert ran.code == 0
-    assert "env var" not in ran.out and "default: 0" not in ran.out and "<" not in ran.out.split("Every")[0]
+    assert (
+        "env var" not in ran.out
+        and "default: 0" not in ran.out
+        and "<" not in ran.out.split("Most options")[0]
+    )
     own = "" if verb in (["gpus"], ["explain"], ["demo"]) else "_".join(["", *verb]).upper().replace("-", "_")
     prefix = f"GPUNODE{own}"
-    last = f"Every option can be set as {prefix}_<OPTION>; see gpunode help environment."
-    assert " ".join(ran.out.split()).endswith(last) and ran.out.count("GPUNODE_") == 1
+    flags = [flag for flag in ("--dry-run", "--yes") if re.search(rf" {flag} ", ran.out)]
+    none = f"; {' and '.join(flags)} {'has' if len(flags) == 1 else 'have'} none" if flags else ""
+    shared = " Those of plugin serve have GPUNODE_PLUGIN_SERVE_<OPTION>."
+    page = " ".join(("gpunode help environment", *(verb if own else ())))
+    closing = " ".join(ran.out.rpartition("Most options have")[2].split())
+    assert closing.replace(shared, "") == f"a variable, {prefix}_<OPTION>{none}. List: {page}"
+    takes_settings = "--mig-strategy" in ran.out and verb != ["plugin", "serve"]
+    assert (shared in closing) == takes_settings and ran.out.count("GPUNODE_") == 1 + takes_settings
     common = ran.out.partition("\nGlobal options:\n")[2]
     assert all(f" {name}" in common for name in ("--root", "--color", "--verbose", "--debug", "--help"))
 
@@ -59,10 +69,42 @@ def test_variables_in_help_set_the_options_and_one_shot_flags_have_none() -> Non
         assert f"_{name}  " not in listed
     ran = gpunode("verify", env={"GPUNODE_VERIFY_ON": "lxc"})
     assert ran.code == 2 and "'lxc'" in ran.err
-    ran = gpunode(
-        "configure-runtime", "--runtime", "lxc", env={"GPUNODE_CONFIGURE_RUNTIME_DRY_RUN": "no boolean"}
-    )
-    assert "unknown runtime 'lxc'" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "error", "hint"),
+    [
+        ("configure-runtime", "CONFIGURE_RUNTIME_DRY_RUN", ": --dry-run has no variable", "give it on the"),
+        ("labels", "LABELS_DRY_RUN", ": --dry-run has no variable", "give it on the command line"),
+        ("verify", "VERIFY_TIMOUT", " is unknown", "did you mean GPUNODE_VERIFY_TIMEOUT?"),
+        ("mig plan", "MIG_PLAN_NOTHING_NEAR", " is unknown", "list: gpunode help environment mig plan"),
+    ],
+)
+def test_a_variable_named_after_no_option_of_the_command_is_refused(
+    tmp_path: Path, argv: str, variable: str, error: str, hint: str
+) -> None:
+    ran = gpunode(*argv.split(), "--root", str(tmp_path), env={f"GPUNODE_{variable}": "true"})
+    assert (ran.code, ran.out, list(tmp_path.iterdir())) == (2, "", [])
+    first, second = ran.err.splitlines()
+    assert first == f"error: GPUNODE_{variable}{error}" and second.startswith(f"hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "err"),
+    [
+        ("COLOUR", "always", "warning: GPUNODE_COLOUR is unknown; did you mean GPUNODE_COLOR?\n"),
+        ("XYZ", "1", "warning: GPUNODE_XYZ is unknown\n"),
+        ("XYZ", "", ""),
+        ("STATE_DIR", "/state", ""),
+        ("VERSION_OUTPUT", "table", ""),
+        ("DOCTOR_DRY_RUN", "true", ""),
+        ("PLUGIN_SERVICE_HOST", "10.0.0.1", ""),
+        ("PORT_443_TCP_ADDR", "10.0.0.1", ""),
+    ],
+)
+def test_a_variable_of_no_command_is_reported(variable: str, value: str, err: str) -> None:
+    ran = gpunode("version", env={f"GPUNODE_{variable}": value})
+    assert (ran.code, ran.err) == (0, err)
 
 
 def test_help_command_prints_the_same_page() -> None:

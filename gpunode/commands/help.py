@@ -3,56 +3,19 @@
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from gpunode import __version__
-from gpunode.commands.help_page import WIDTH, HelpCommand, printed, set_from_environment, whole
+from gpunode.commands.help_page import WIDTH, HelpCommand, printed, whole
 from gpunode.commands.session import Session, verb
+from gpunode.commands.variables import variables
 from gpunode.output.result import Result, Text
 
 ENVIRONMENT = "environment"
 _VARIABLE = 44  # columns for a variable's name; a longer one gets a line of its own
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A variable that sets an option. `command` is empty where every command has the option."""
-
-    name: str
-    option: str
-    command: str
-    help: str
-    others: tuple[str, ...] = ()
-
-
-def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The commands that do something, with their full names."""
-    names = list(getattr(command, "commands", {}))
-    for name in names:
-        yield from commands(command.get_command(None, name), f"{path} {name}".strip())
-    if not names:
-        yield path, command
-
-
-def variables(root: Any) -> list[Variable]:
-    """Every variable that sets an option, those of all commands first."""
-    listed: dict[str, Variable] = {}
-    for path, command in commands(root, ""):
-        prefix = f"GPUNODE_{path}".upper().replace("-", "_").replace(" ", "_")
-        for option in command.get_params(typer.Context(command)):
-            if not set_from_environment(option):
-                continue
-            named = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
-            name = getattr(option, "variable", "") or next(iter(named), f"{prefix}_{option.name.upper()}")
-            common = getattr(option, "rich_help_panel", "") == "Global options"
-            flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
-            one = Variable(name, flag, "" if common else path, option.help, tuple(named[1:]))
-            listed.setdefault(name, one)
-    return sorted(listed.values(), key=lambda one: bool(one.command))
 
 
 def _environment(context: Any, of: str) -> str:

@@ -118,9 +118,25 @@ class HelpPage:
             own = not all(map(_is_global, options))
             scope = f"{prefix}_<COMMAND>" if ctx.parent is None else prefix if own else "GPUNODE"
             formatter.write_paragraph()
-            formatter.write_text(
-                f"Every option can be set as {scope}_<OPTION>; see gpunode help environment."
-            )
+            formatter.write_text(whole(self._variables(ctx, scope)))
+
+    def _variables(self, ctx: Any, scope: str) -> str:
+        """Which options have variables, and what lists them."""
+        words = ctx.command_path.split()[1:] if scope != "GPUNODE" else []
+        rest = [f"--{one}".replace("_", "-") for one in ("dry_run", "yes") if self._has(ctx, one)]
+        except_ = f"; {' and '.join(rest)} {'have' if len(rest) > 1 else 'has'} none" if rest else ""
+        shared = any(
+            not getattr(one, "variable", scope).startswith(scope)
+            for one in self.get_params(ctx)  # type: ignore[attr-defined]
+        )
+        serve = " Those of plugin serve have GPUNODE_PLUGIN_SERVE_<OPTION>." if shared else ""
+        return (
+            f"Most options have a variable, {scope}_<OPTION>{except_}.{serve}"
+            f" List: {' '.join(('gpunode help environment', *words))}"
+        )
+
+    def _has(self, ctx: Any, name: str) -> bool:
+        return any(one.name == name for one in self.get_params(ctx))  # type: ignore[attr-defined]
 
 
 def _is_global(option: Any) -> bool:

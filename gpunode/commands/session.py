@@ -159,9 +159,15 @@ def verb(
             chosen = {option: local[option] or outer.get(option) for option in _GLOBALS}
             chosen["output"] = Output(chosen["output"]) if chosen["output"] else None
             chosen["variables"] = _variables(context)
-            raise SystemExit(
-                run_command(kind, chosen, lambda session: function(session, **given), service(given))
-            )
+
+            def checked(session: Session) -> Result:
+                if any(name.startswith("GPUNODE_") for name in os.environ):
+                    from gpunode.commands.variables import check_environment
+
+                    check_environment(context, os.environ)
+                return function(session, **given)
+
+            raise SystemExit(run_command(kind, chosen, checked, service(given)))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         _sign(call, [context, *own, *globals_])

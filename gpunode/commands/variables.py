@@ -1,0 +1,107 @@
+"""Environment variables: which of them set an option, and the report of those that set none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from gpunode.commands.help_page import ONE_SHOT, set_from_environment
+from gpunode.errors import UsageError
+from gpunode.output.render import say
+
+PREFIX = "GPUNODE_"
+NO_OPTION = ("GPUNODE_STATE_DIR", "GPUNODE_SIMULATED", "GPUNODE_STUB_SCENARIO")
+"""Variables that set no option: the directory of the journal, what `--simulate` gives to a container (which
+may run gpunode), and what the stub libraries of the tests read in our process."""
+_SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+"""How the variables end that the kubelet sets in pods, by the name of each Service of the namespace."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that sets an option. `command` is empty where every command has the option."""
+
+    name: str
+    option: str
+    command: str
+    help: str
+    others: tuple[str, ...] = ()
+
+
+def names_of(option: Any) -> list[str]:
+    """The variables that an option names itself."""
+    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+
+
+def _prefix(path: str) -> str:
+    return f"{PREFIX}{path}".upper().replace("-", "_").replace(" ", "_")
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The commands that do something, with their full names."""
+    names = list(getattr(command, "commands", {}))
+    for name in names:
+        yield from commands(command.get_command(None, name), f"{path} {name}".strip())
+    if not names:
+        yield path, command
+
+
+def variables(root: Any) -> list[Variable]:
+    """Every variable that sets an option, those of all commands first."""
+    listed: dict[str, Variable] = {}
+    for path, command in commands(root, ""):
+        prefix = _prefix(path)
+        for option in command.get_params(typer.Context(command)):
+            if not set_from_environment(option):
+                continue
+            named = names_of(option)
+            name = getattr(option, "variable", "") or next(iter(named), f"{prefix}_{option.name.upper()}")
+            common = getattr(option, "rich_help_panel", "") == "Global options"
+            flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
+            one = Variable(name, flag, "" if common else path, option.help, tuple(named[1:]))
+            listed.setdefault(name, one)
+    return sorted(listed.values(), key=lambda one: bool(one.command))
+
+
+def check_environment(context: Any, environ: Mapping[str, str]) -> None:
+    """Warn of GPUNODE variables that no option has. `UsageError` for one that is named after this command.
+
+    The variables of other commands are theirs to check.
+    """
+    names = [name for name in environ if name.startswith(PREFIX) and environ[name]]
+    names = sorted(name for name in names if name not in NO_OPTION and not _SERVICE.search(name))
+    own = context.auto_envvar_prefix
+    table = context.find_root().command
+    for name in set(names) - _known(context.command.get_params(context), own):
+        if name.startswith(f"{own}_"):
+            raise _unknown(context, name)
+        if not any(name.startswith(f"{_prefix(command)}_") for command in table.commands):
+            near = _nearest(name, [one.name for one in variables(table)])
+            say(f"warning: {name} is unknown" + (f"; did you mean {near}?" if near else ""))
+
+
+def _known(options: list[Any], prefix: str) -> set[str]:
+    automatic = [one for one in options if one.name not in ONE_SHOT and not getattr(one, "variable", "")]
+    named = {name for one in options for name in names_of(one)}
+    return named | {f"{prefix}_{one.name}".upper() for one in automatic}
+
+
+def _unknown(context: Any, name: str) -> UsageError:
+    options = context.command.get_params(context)
+    for option in options:
+        if option.name in ONE_SHOT and name == f"{context.auto_envvar_prefix}_{option.name}".upper():
+            flag = next(flag for flag in option.opts if flag.startswith("--"))
+            return UsageError(f"{name}: {flag} has no variable", hint="give it on the command line")
+    near = _nearest(name, list(_known(options, context.auto_envvar_prefix)))
+    page = context.command_path.replace("gpunode", "gpunode help environment", 1)
+    return UsageError(f"{name} is unknown", hint=f"did you mean {near}?" if near else f"list: {page}")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, known, 1, 0.8)), "")
