@@ -227,8 +227,7 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
 )
 def cdi_duplicate(node: Node) -> Verdict:
     """If two files in one directory define the same device, engines reject it as a conflict. A file in
-    /var/run/cdi overrides one in /etc/cdi: edits of the latter have no effect, until a boot at which the
-    former isn't written.
+    /var/run/cdi overrides one in /etc/cdi.
     """
     specs = [spec for spec in node.cdi_specs if not spec.problem]
     if len(specs) < 2:
@@ -236,13 +235,17 @@ def cdi_duplicate(node: Node) -> Verdict:
     for one, other in _pairs(specs):
         names = sorted(set(one.names) & set(other.names))
         if names and rank(one) == rank(other):
-            shown = ", ".join(f"{one.kind}={name}" for name in names[:3])
             extra = one if "nvidia.yaml" in other.path else other
             return judge(node)(
-                f"two CDI specifications define {shown}, so engines use neither",
-                seen(one.path, one.kind),
-                seen(other.path, other.kind),
-                fix=Fix(f"mv {extra.path} {extra.path}.disabled"),
+                f"{one.path} and {other.path} define the same GPUs, so engines use neither",
+                *(
+                    seen(spec.path, ", ".join(f"{one.kind}={name}" for name in names[:3]))
+                    for spec in (one, other)
+                ),
+                fix=Fix(
+                    f"mv {extra.path} {extra.path}.disabled",
+                    note="If the file comes back, stop the program that writes it",
+                ),
             )
     for spec in specs:
         above = hidden_by(tuple(specs), spec)

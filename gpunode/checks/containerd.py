@@ -4,6 +4,7 @@ handler."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
@@ -56,6 +57,7 @@ _POSITION = re.compile(r"(/[^:]*):(\d+):(\d+): (.*)")
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu",),
     preflight=("containerd", "kubernetes"),
+    reboot=True,
     refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
 )
 def containerd_config_version(node: Node) -> Verdict:
@@ -160,7 +162,8 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
     text = node.host.read_text(over[0]) or ""
     line = line_of(text, "version")
     return fail(
-        f"containerd {_dotted(node)} supports configuration versions up to {newest}",
+        f"{over[0]} has version {config.versions[over[0]]}, "
+        f"but containerd {_dotted(node)} accepts at most {newest}",
         seen(over[0], f"version = {config.versions[over[0]]}", line),
         fix=edit(node, over[0], line, _to_version(text, config.versions[over[0]], newest)),
     )
@@ -192,11 +195,12 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     change = f"rename this table to the plugin name of version {number}"
     if not named:
         line, change = 1, f"add version = {2 if 'grpc' in one.plugin else 3} above all other settings"
-    return judge(
+    ignored = judge(
         f'containerd {goes_by} and ignores "{one.plugin}"',
         *evidence,
         fix=edit(node, one.path, line, change),
     )
+    return replace(ignored, reboot=False)  # containerd starts with such a file as before
 
 
 def edit(node: Node, path: str, line: int | None, change: str) -> Fix:
@@ -293,7 +297,7 @@ def containerd_not_restarted(node: Node) -> Verdict:
         return ok("the running containerd has loaded its configuration file")
     evidence = [_in_file(node, config, name) for name in missing]
     answer = seen(f"CRI Status at {socket}", f"handlers: {', '.join(handlers) or 'none'}")
-    summary = "configured in the file, but the running containerd has not loaded it: restart it"
+    summary = f"containerd hasn't loaded the handler {', '.join(missing)} from {evidence[0].source} yet"
     return fail(summary, *evidence, answer, fix=_managed(node))
 
 

@@ -201,7 +201,7 @@ def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None
     evidence = [one for one in found if one is not None]
     if not evidence:
         return None
-    summary = "configured in the file, but the running CRI-O has not loaded it: restart it"
+    summary = f"CRI-O hasn't loaded the {evidence[0].value} from {evidence[0].source} yet"
     return fail(summary, *evidence, answer, fix=restart_crio(crio.unit))
 
 

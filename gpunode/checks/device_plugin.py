@@ -241,7 +241,8 @@ _RESTART_POD = fixes.same(fixes.RESTART_PLUGIN_POD)
 )
 def allocatable_zero(node: Node) -> Verdict:
     """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. After an XID error a plugin marks
-    the GPU unhealthy, and marks it healthy again only after a restart of the plugin.
+    the GPU unhealthy, and marks it healthy again only after a restart of the plugin. A GPU that has fallen
+    off the bus comes back only with a reboot.
     """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
@@ -257,7 +258,7 @@ def allocatable_zero(node: Node) -> Verdict:
     fallen = _fallen(node)
     fix = fixes.REBOOT.other if fallen else restart_plugin(node)
     if not any(counts.values()):
-        summary = "the kubelet can allocate none of this node's GPUs"
+        summary = f"the kubelet can allocate none of this node's GPUs{_off_the_bus(fallen)}"
         return fail(summary, answer, *fallen, *_last_words(node), fix=fix)
     usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
     # partitioned or shared GPUs have their own ids: UUID::3 is the fourth share of a GPU
@@ -266,7 +267,7 @@ def allocatable_zero(node: Node) -> Verdict:
     if parts or len(ids) >= usual or _chosen(node):
         return ok(f"the kubelet can allocate {len(ids)} devices", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
-    summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs"
+    summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs{_off_the_bus(fallen)}"
     return warn(summary, answer, here, *fallen, *_last_words(node), fix=fix)
 
 
@@ -277,6 +278,14 @@ def _fallen(node: Node) -> tuple[Evidence, ...]:
     except GpunodeError:
         return ()
     return tuple(seen(SOURCE, line.text) for line in lines if line.seconds >= loaded)[-1:]
+
+
+def _off_the_bus(fallen: tuple[Evidence, ...]) -> str:
+    """For the headline: the GPU that the kernel's line names."""
+    named = re.search(r"PCI:([0-9a-fA-F:.]+)", fallen[0].value) if fallen else None
+    if not fallen:
+        return ""
+    return f": GPU {named[1]} has fallen off the bus" if named else ": a GPU has fallen off the bus"
 
 
 def _foreign(node: Node) -> Verdict | None:
@@ -335,7 +344,7 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
 )
 def plugin_cannot_see_nvml(node: Node) -> Verdict:
     """The plugin's pod gets the driver's libraries from the nvidia runtime. Under another runtime it can't
-    load NVML and registers no GPUs; its log only suggests to check the toolkit's setup.
+    load NVML and registers no GPUs; its log only suggests checking the toolkit's setup.
     """
     if not node.plugin_logs:
         return skip("no pod of NVIDIA's device plugin has a log on this node")
@@ -366,12 +375,12 @@ def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | No
     named = [one for one in pods if _PLUGIN in one.name or _PLUGIN in one.pod]
     if not named or named[0].handler.startswith("nvidia"):
         return (), None
-    shown = named[0].handler or "the default handler"
+    shown = f"the handler {named[0].handler}" if named[0].handler else "the default handler"
     where = node.kubelet.endpoint if node.kubelet else "the CRI"
     owner = log.pod.rpartition("-")[0]
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
     command = f"kubectl --namespace {log.namespace} patch daemonset {owner} --patch '{patch}'"
-    return (seen(where, f"pod {log.pod} runs under the handler {shown}"),), Fix(command, False, "restart")
+    return (seen(where, f"pod {log.pod} runs under {shown}"),), Fix(command, False, "restart")
 
 
 def message(line: str) -> str:

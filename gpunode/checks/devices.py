@@ -87,7 +87,7 @@ def _container_is_gone(node: Node) -> bool:
         "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
         "/proc/driver/nvidia/capabilities/gpu*/mig."
     ),
-    remedy=fixes.everywhere("nvidia-smi -L"),
+    remedy=fixes.everywhere("nvidia-smi -L", note="Run as root, nvidia-smi creates the missing device files"),
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
     preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
@@ -103,10 +103,12 @@ def mig_caps_missing(node: Node) -> Verdict:
     operators = node.host.devices(f"{_OPERATOR_DEV}/nvidia-caps")
     there |= {device.path.removeprefix(DRIVER_ROOT) for device in operators}
     missing = [path for path in expected if path not in there]
+    more = len(missing) - _NODES_SHOWN
     if missing:
         return fail(
             f"{len(missing)} of {len(expected)} device files of MIG instances are missing",
             *(seen(path, "absent") for path in missing[:_NODES_SHOWN]),
+            *([seen("/dev/nvidia-caps", f"and {more} more")] if more > 0 else ()),
         )
     return ok(f"the {len(expected)} device files of the MIG instances exist")
 

@@ -40,16 +40,22 @@ _RESTARTS = (
         "restarts the device plugin on all nodes of the cluster: running pods continue",
     ),
     (r"device-plugin", "restarts the device plugin: running pods continue"),
-    (r"\bcrictl (stop|rm)|\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
+    (
+        r"\bcrictl (stop|rm)",
+        "stops these containers and ends their work: the kubelet starts them again unless restartPolicy is "
+        "Never",
+    ),
+    (r"\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
 )
 # commands that replace the driver's libraries, which then don't match the loaded module
 _REPLACES_DRIVER = re.compile(r"\bdriver install\b|\bakmod-nvidia\b|\bkmod-nvidia\b|NVIDIA-Linux-\S+\.run\b")
 
 
 def disturbance(fix: Fix, containers: str = _UNKNOWN) -> str:
-    """What a fix disturbs; empty for nothing. `containers` is what a restart of Docker does to them."""
-    if fix.disruptive == "none":
-        return ""
+    """What a fix disturbs, its own `effect` if it has one; empty for nothing. `containers` is what a restart
+    of Docker does to them."""
+    if fix.effect or fix.disruptive == "none":
+        return fix.effect
     if fix.command == POWER_OFF.other.command:
         return "powers the node off: it has to be switched on at its management controller (BMC)"
     if fix.disruptive == "drain" and replaces_driver(fix.command):

@@ -128,13 +128,17 @@ def edit(daemon: Daemon, line: int | None, change: str) -> Fix:
 
 
 _CONFIGURE = "gpunode configure-runtime --runtime docker"
-REPLACE_SNAP = per_family(
+_REPLACE_SNAP = per_family(
     f"snap remove docker && apt install docker.io && {_CONFIGURE}",
     f"snap remove docker && dnf install docker-ce && {_CONFIGURE}",
     f"snap remove docker && zypper install docker && {_CONFIGURE}",
     f"follow {_GUIDE}",
     "drain",
     note="The new Docker starts without the snap's containers and images; snap saved lists their snapshot",
+)
+REPLACE_SNAP = _REPLACE_SNAP.with_effect(
+    "stops and removes all containers of the snap, with its images and volumes",
+    first="First save what you need: docker save, docker cp, and a copy of /var/snap/docker/common",
 )
 CONFIGURE_DEFAULT = everywhere(f"{_CONFIGURE} --set-as-default", "restart")
 INSTALL = per_family(
@@ -456,7 +460,8 @@ def docker_not_restarted(node: Node) -> Verdict:
     active = ", ".join(sorted(_table(info, "Runtimes"))) or "none"
     answer = seen(f"{node.docker.socket} /info", f"runtimes: {active}; default: {info.get('DefaultRuntime')}")
     judge = fail if docker_role(node).used else warn
-    summary = "configured in the file, but the running Docker has not loaded it: restart it"
+    what = f"the runtime {', '.join(missing)}" if missing else f"the default runtime {default}"
+    summary = f"Docker hasn't loaded {what} from {path} yet"
     return judge(summary, *evidence, answer, fix=_reload(node))
 
 
@@ -631,6 +636,7 @@ def _renamed(key: str) -> str:
         "docker-not-running",
         "docker-not-restarted",
     ),
+    reboot=True,
     refs=("https://docs.docker.com/reference/cli/dockerd/#default-runtime",),
 )
 def docker_default_runtime(node: Node) -> Verdict:

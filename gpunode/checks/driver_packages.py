@@ -504,7 +504,10 @@ def _copies(node: Node) -> Iterator[Evidence]:
 
 def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
     again = reinstall(node, [one.name for one in packaged])
-    return Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive) if again else None
+    effect = "GPU programs that start before the reboot fail"
+    return (
+        Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive, effect=effect) if again else None
+    )
 
 
 CHECKS = (

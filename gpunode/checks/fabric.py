@@ -507,7 +507,7 @@ def vgpu_license(node: Node) -> Verdict:
     ]
     unit = node.units.get(_UNIT)
     if unit is not None and not unit.runs:
-        fix = Fix(f"systemctl enable --now {_UNIT}", True, "none")
+        fix = None if unit.has_failed else Fix(f"systemctl enable --now {_UNIT}", True, "none")
         return warn(
             "the virtual GPUs have no licence: nvidia-gridd isn't running",
             *evidence,
@@ -527,7 +527,7 @@ def vgpu_license(node: Node) -> Verdict:
 
 
 def _products(names: tuple[str, ...] | None) -> str:
-    return f" for {', '.join(names)}" if names else ""
+    return f" for {', '.join(dict.fromkeys(names))}" if names else ""
 
 
 def _configured(node: Node) -> bool:

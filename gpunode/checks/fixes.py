@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.facts.kernel_modules import (
     INITRAMFS,
@@ -40,6 +40,11 @@ class Remedy:
         """The fix for debian, rhel or suse; `other` for anything else."""
         known = {"debian": self.debian, "rhel": self.rhel, "suse": self.suse}
         return known.get(family, self.other)
+
+    def with_effect(self, effect: str, first: str = "") -> Remedy:
+        """The same commands, with what they disturb and what to do before them; see `Fix`."""
+        each = (self.debian, self.rhel, self.suse, self.other)
+        return Remedy(*(replace(one, effect=effect, change=first) for one in each))
 
 
 def same(fix: Fix) -> Remedy:
@@ -121,7 +126,8 @@ RESCAN_PCI = everywhere(
 POWER_OFF = everywhere(
     "systemctl poweroff",
     "drain",
-    note="While it is off, connect the GPU's power cables, and disconnect the node's power for a minute",
+    note="While it is off, disconnect the node's power, connect the GPU's power cables, and wait a minute "
+    "before you connect the power again",
 )
 
 # checks/preconditions.py has the command for systems where these fail
@@ -235,11 +241,12 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
+RESET_FIRST = "First end all work on the GPU: the reset fails while a process has it open"
 RESET_NOTE = (
-    "The reset fails while a process has the GPU open, also one in a DaemonSet's pod (device plugin, DCGM), "
-    "which kubectl drain leaves running. To list them:\nfuser -v /dev/nvidia*"
+    "These have it open, also in a DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves "
+    "running:\nfuser -v /dev/nvidia*"
 )
-RESET = everywhere("nvidia-smi --gpu-reset", "drain", note=RESET_NOTE)
+RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", change=RESET_FIRST, note=RESET_NOTE))
 
 INSTALL_TOOLKIT = everywhere("gpunode toolkit install")
 UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")

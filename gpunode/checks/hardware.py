@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -188,6 +189,12 @@ def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
     """Bind GPUs to nvidia, at the next boots too if the line that binds them to vfio-pci names no other
     device."""
     fix = fixes.rebind(*(gpu.address for gpu in gpus)).for_family(node.distribution.family)
+    if any(gpu.driver == "vfio-pci" for gpu in gpus):
+        fix = replace(
+            fix,
+            effect="takes the GPUs away from running virtual machines",
+            change="vfio-pci was configured on purpose: if virtual machines use these GPUs, do not run this",
+        )
     ids = bound.value.split(",") if bound and bound.line else []
     if bound and ids and all(one.startswith("10de:") for one in ids):
         commands = [f"sed -i '{bound.line}s/^/# /' {bound.source}"]
@@ -335,6 +342,7 @@ DISABLE_HMM = everywhere(
 # Power cables, and GPU memory in the machine's own address space.
 
 _CABLES = r"does not have the necessary power cables|NVRM: Xid \(.*?\): 54,"
+_ADDRESS = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(\.[0-9])?")
 _HMM = r"nvidia-uvm: .*(?:devmem_alloc_pagemap|request_free_mem_region).*-34"
 _HMM_OFF = "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
 
@@ -362,7 +370,9 @@ def aux_power(node: Node) -> Verdict:
     evidence = [seen(SOURCE, line.text) for line, _ in lines[:3]]
     if not evidence:
         return ok("no GPU reports missing power cables")
-    return fail("a GPU has no external power", *evidence)
+    named = (_ADDRESS.search(line.text) for line, _ in lines)
+    gpus = ", ".join(dict.fromkeys(one[0] for one in named if one))
+    return fail(f"{f'GPU {gpus}' if gpus else 'a GPU'} has no power cable", *evidence)
 
 
 @check(

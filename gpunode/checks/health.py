@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import edit_file, everywhere
@@ -34,6 +35,10 @@ REPORT = fixes.same(
         "nvidia-bug-report.sh",
         "Send nvidia-bug-report.log.gz to the GPU's vendor: no command repairs this",
     )
+)
+REPLACE_GPU = replace(
+    REPORT.other,
+    change="First keep new work away from this GPU; on a Kubernetes node: kubectl cordon NODE",
 )
 CLOCKS = fixes.same(
     fixes.look(
@@ -82,11 +87,16 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
     if any(gpu.virtualization == "vgpu" for gpu in gpus):
         return Fix("reboot", disruptive="reboot")
     linked = capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus)
-    if linked or not all(gpu.pci for gpu in gpus):
+    if linked:
+        return replace(
+            fixes.RESET.other, effect="resets all GPUs, because NVLink connects them, and ends their work"
+        )
+    if not all(gpu.pci for gpu in gpus):
         return fixes.RESET.other
     return Fix(
         " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus),
         disruptive="drain",
+        change=fixes.RESET_FIRST,
         note=fixes.RESET_NOTE,
     )
 
@@ -279,12 +289,13 @@ _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 )
 def ecc_uncorrectable(node: Node) -> Verdict:
     """An uncorrectable error has destroyed a program's data. Until the GPU is reset, another program may get
-    the bad memory.
+    the bad memory. A GPU with more errors in its SRAM than NVIDIA's threshold must be replaced: a reset
+    doesn't repair it.
     """
     worn = gpus_where(node, lambda gpu: bool(gpu.sram_threshold_exceeded))
     if worn:
         evidence = [on_gpu(gpu, "more uncorrectable SRAM errors than NVIDIA's threshold") for gpu in worn]
-        return fail(f"{how_many(worn, node)} must be replaced", *evidence, fix=REPORT.other)
+        return fail(f"{how_many(worn, node)} must be replaced", *evidence, fix=REPLACE_GPU)
     now = gpus_where(node, lambda gpu: bool(gpu.reading.ecc_volatile))
     if now:
         evidence = [on_gpu(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]

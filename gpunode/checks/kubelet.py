@@ -248,7 +248,7 @@ def disk_pressure(node: Node) -> Verdict:
     limits = _limits(node)
     evicting = [evidence for place in places for evidence in _below(place, limits)]
     if evicting:
-        return fail("the kubelet evicts pods: a disk is full", *evicting, fix=_prune(node))
+        return fail("a disk is below the kubelet's limit: it evicts pods", *evicting, fix=_prune(node))
     full = [one for one in places if one.room.left < 64 << 20]
     if full:
         return fail("a disk is full", *map(_shown, full), fix=_prune(node))
@@ -345,7 +345,7 @@ def _prune(node: Node) -> Fix | None:
     remedy=everywhere(
         r"swapoff --all && sed -i.bak '/\sswap\s/s/^/# /' /etc/fstab && systemctl restart kubelet",
         "restart",
-        note="The second command disables swap in /etc/fstab too, which would enable it at the next boot",
+        note="The second command keeps swap off after a reboot",
     ),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu",),

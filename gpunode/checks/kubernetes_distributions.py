@@ -53,7 +53,10 @@ def microk8s_paths(node: Node) -> Verdict:
         f"{ROOT} doesn't lead to the directory of the microk8s kubelet",
         seen(listens, "the kubelet listens here"),
         seen(ROOT, there),
-        fix=Fix(f"{aside}ln -s {SNAP_ROOT} {ROOT}"),
+        fix=Fix(
+            f"{aside}ln -s {SNAP_ROOT} {ROOT}",
+            effect="running pods continue; a device plugin must restart to use the new directory",
+        ),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from gpunode.checks import fabric, fixes
@@ -152,15 +153,15 @@ def mig_config_lost(node: Node) -> Verdict:
     count = sum(len(gpu.mig) for gpu in gpus)
     return warn(
         f"nothing restores the {count} MIG devices of this node after a reboot",
-        *(_nvml(gpu, ", ".join(sorted({one.profile for one in gpu.mig}))) for gpu in gpus[:8]),
+        *(_nvml(gpu, _counted(gpu)) for gpu in gpus[:8]),
         seen(mig.UNIT, node.units[mig.UNIT]),
-        fix=_keep(node),
     )
 
 
-def _keep(node: Node) -> Fix | None:
-    unit = node.units[mig.UNIT]
-    return Fix(f"systemctl enable {mig.UNIT}") if unit.installed else None
+def _counted(gpu: Gpu) -> str:
+    """The profiles of a GPU's MIG devices, each with its number."""
+    profiles = Counter(one.profile for one in gpu.mig)
+    return ", ".join(f"{number} × {profile}" for profile, number in sorted(profiles.items()))
 
 
 @check(

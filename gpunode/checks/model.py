@@ -37,7 +37,8 @@ class Verdict:
     """Result of one check.
 
     `fix` replaces the check's own remedy if the facts allow a more specific one. A `note` has passed, but is
-    worth a line. `skipped` says why there is no result, as in `Finding.skipped`.
+    worth a line. `skipped` says why there is no result, as in `Finding.skipped`. Without `reboot`, a reboot
+    doesn't make this fault worse, although it can those that the check reports otherwise.
     """
 
     status: FindingStatus
@@ -46,6 +47,7 @@ class Verdict:
     fix: Fix | None = None
     note: bool = False
     skipped: str = ""
+    reboot: bool = True
 
 
 @dataclass(frozen=True)

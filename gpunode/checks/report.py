@@ -97,6 +97,8 @@ _STYLES = {
     FindingStatus.PASS: Style.GOOD,
     FindingStatus.SKIP: Style.DIM,
 }
+_ENGINES = ("docker", "containerd")
+_KUBELET = "kubelet-not-running"
 # the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
@@ -127,10 +129,24 @@ def first(findings: tuple[Finding, ...]) -> str | None:
     """The id of the finding to fix first: a root cause, or the first warning. A reboot comes after the
     findings that it would make worse. None if nothing can be fixed."""
     fixable = [finding for finding in _ordered(findings) if finding.fix]
-    if fixable and _fixed_by_reboot(fixable[0]):
-        breaks = reboot(findings).findings
-        return next((finding.id for finding in fixable if finding.id in breaks), fixable[0].id)
-    return fixable[0].id if fixable else None
+    if not fixable:
+        return None
+    worst = fixable[0]
+    before = _before_reboot(findings, worst)
+    return next((finding.id for finding in fixable if finding.id in before), worst.id)
+
+
+def _before_reboot(findings: tuple[Finding, ...], finding: Finding) -> tuple[str, ...]:
+    """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. A drain waits for
+    the kubelet to end the pods."""
+    bad = {one.id for one in findings if one.status in _BAD}
+    breaks = (*(one for one in (_KUBELET,) if one in bad and one != finding.id), *reboot(findings).findings)
+    if _fixed_by_reboot(finding):
+        return breaks
+    if not _reboots_last(finding):
+        return ()
+    ends = {one.id for one in findings if _reboots_last(one)}
+    return tuple(one for one in breaks if one not in ends)
 
 
 @dataclass(frozen=True)
@@ -149,13 +165,15 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
     """Whether the node would come back from a reboot with its GPUs."""
     here = [finding for finding in findings if finding.reboot]
     bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
-    mends = tuple(finding.id for finding in bad if _fixed_by_reboot(finding))
+    mends = tuple(one.id for one in findings if one.status in _BAD and _fixed_by_reboot(one))
     breaks = tuple(finding.id for finding in bad if finding.id not in mends)
     unjudged = tuple(
         finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR
     )
     # a valid configuration of an engine doesn't prove that a GPU works
-    judged = bool(mends) or any(one.status is FindingStatus.PASS and one.layer != "docker" for one in here)
+    judged = any(
+        one.id in mends or (one.status is FindingStatus.PASS and one.layer not in _ENGINES) for one in here
+    )
     safe = False if breaks else (True if judged and not unjudged else None)
     return RebootVerdict(safe, breaks, mends, unjudged)
 
@@ -307,7 +325,7 @@ def _fix(
     drain = "drain this Kubernetes node" if node.kubernetes else ""
     before = []
     if fix.disruptive in ("drain", "reboot"):
-        breaks = reboot(findings).findings if _fixed_by_reboot(finding) else ()
+        breaks = _before_reboot(findings, finding) if _fixed_by_reboot(finding) else ()
         before = [*(f"fix {one}" for one in breaks), *([drain] if drain else ())]
     first = f"; {' and '.join(before)} first" if before else ""
     if fix.effect:
@@ -317,8 +335,9 @@ def _fix(
         yield Text(f"  {text}", Style.DIM)
     yield from (Text(f"  {command}", Style.COMMAND) for command in commands)
     if _reboots_last(finding):
-        last = "reboot the node" if before or not drain else f"{drain} and reboot it"
-        yield Text(f"  Then {last}", Style.DIM)
+        steps = [f"fix {one}" for one in _before_reboot(findings, finding)]
+        steps += ["reboot the node"] if before or not drain else [f"{drain} and reboot it"]
+        yield Text(f"  Then {', '.join(steps)}", Style.DIM)
 
 
 def _reboots_last(finding: Finding) -> bool:
@@ -354,8 +373,7 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
     yield Text("")
     if breaks:
         yield Text("Safe to reboot? No, fix this before a reboot:", Style.WARN)
-        for finding in (one for one in findings if one.id in breaks):
-            yield Text(f"  {finding.id}: {finding.summary}", Style.WARN)
+        yield from (Text(f"  {identifier}", Style.WARN) for identifier in breaks)
     elif unjudged:
         unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
         doubt = f"{_many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"

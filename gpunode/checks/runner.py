@@ -219,5 +219,5 @@ def _finding(
         layer=check.layer,
         note=verdict.note,
         skipped=verdict.skipped,
-        reboot=check.reboot,
+        reboot=check.reboot and verdict.reboot,
     )

@@ -202,7 +202,10 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
         and (exact or name not in _LIBRARIES or version_numbers(version) < main)
     ]
     if wrong:
-        return fail(f"{', '.join(wrong)} and {_MAIN} {here[_MAIN]} have different releases", *evidence)
+        releases = ", ".join(dict.fromkeys(here[name] for name in wrong))
+        return fail(
+            f"the toolkit's packages are of different releases: {here[_MAIN]} and {releases}", *evidence
+        )
     return ok(f"all packages of the toolkit have release {here[_MAIN]}", *evidence)
 
 

@@ -97,7 +97,11 @@ def toolkit_config_invalid(node: Node) -> Verdict:
         line = rest.partition(":")[0]
         number = int(line) if line.isdigit() else None
         fix = fixes.edit_file(path, number, fixes.syntax(node.host.read_text(path), number))
-        return fail(f"{path} can't be parsed", seen(path, error.message, number), fix=fix)
+        return fail(
+            f"{path} can't be parsed",
+            seen(path, rest.partition(":")[2] if number else error.message, number),
+            fix=fix,
+        )
     if not settings.exists:
         return ok(f"{settings.path} doesn't exist: the toolkit uses its defaults")
     wrong = _problems(node, settings)

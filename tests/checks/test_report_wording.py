@@ -31,7 +31,11 @@ from gpunode.output.result import Evidence, Fix
         ("systemctl restart kubelet", "restarts the kubelet"),
         ("crictl ps --quiet --name nvidia-device-plugin | xargs crictl stop", "restarts the device plugin"),
         ('kubectl set env "daemonset/$name" MIG_STRATEGY=mixed', "restarts the device plugin on all nodes"),
-        ("crictl stop 4f1c4f1c4f1c", "restarts the named containers"),
+        (
+            "crictl stop 4f1c4f1c4f1c",
+            "stops these containers and ends their work: the kubelet starts them again",
+        ),
+        ("docker restart 4f1c4f1c4f1c", "restarts the named containers"),
         ("wsl.exe --update && wsl.exe --shutdown", "ends everything that runs in WSL"),
         ("something else", "restarts a daemon"),
     ],
@@ -129,6 +133,7 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
 def test_a_reset_names_what_still_holds_the_gpu(tmp_path):
     lines = page("gpu-reset-required", tmp_path)
     at = lines.index("  Fix: nvidia-smi --gpu-reset -i 0000:5d:00.0")
+    assert lines[at - 1] == "  First end all work on the GPU: the reset fails while a process has it open"
     assert lines[at + 1] == "  (stops GPU work; drain this Kubernetes node first)"
     assert "DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves running" in lines[at + 2]
     assert lines[at + 3] == "  fuser -v /dev/nvidia*"

@@ -11,11 +11,11 @@ from gpunode.output.render import SilentProgress
 # by machine: the root cause that comes first, and by each cause a few of those that wait for it
 CAUSES = {
     "nouveau-loaded-docker-invalid-cdi-stale": (
-        "nouveau-loaded",
+        "docker-config-invalid-json",
         {"module-not-loaded": "nouveau-loaded", "cdi-spec-stale": "nouveau-loaded"},
     ),
     "driver-lib-mismatch-kubelet-not-running": (
-        "driver-lib-mismatch",
+        "kubelet-not-running",
         {"nvml-hang": "driver-lib-mismatch", "kubelet-device-plugin-dir": "kubelet-not-running"},
     ),
     "dkms-not-built-runtime-missing-plugin-dead": (
@@ -55,7 +55,7 @@ CAUSES = {
         {"driver-upgrade-pending": "driver-lib-mismatch"},
     ),
     "gsp-firmware-docker-unknown-key": (
-        "gsp-firmware",
+        "docker-unknown-key",
         {"nvml-hang": "gsp-firmware", "docker-not-running": "docker-unknown-key"},
     ),
     "vgpu-driver-mismatch-unlicensed": (

@@ -74,10 +74,14 @@ BREAKS = {
     "cdi-lost-at-reboot-rocky9": ("cdi-lost-at-reboot", "systemctl enable --now nvidia-cdi-refresh.service"),
     "dev-char-lost-at-reboot": ("dev-char-lost-at-reboot", "/etc/udev/rules.d/71-nvidia-dev-char.rules"),
     "uvm-lost-at-reboot": ("uvm-lost-at-reboot", "/etc/modules-load.d/nvidia-uvm.conf"),
-    "mig-config-lost": ("mig-config-lost", "systemctl enable nvidia-mig-manager.service"),
+    "mig-config-lost": ("mig-config-lost", "gpunode mig export > /etc/gpunode-mig.yaml"),
     "docker-config-invalid-json": ("docker-config-invalid-json", "/etc/docker/daemon.json"),
     "docker-flag-file-conflict": ("docker-flag-file-conflict", "/etc/docker/daemon.json"),
     "docker-unknown-key": ("docker-unknown-key", "/etc/docker/daemon.json"),
+    "docker-names-removed-operator-toolkit": ("docker-default-runtime", "gpunode configure-runtime"),
+    "containerd-import-missing": ("containerd-config-version", "/etc/containerd/config.toml"),
+    "containerd-config-not-toml": ("containerd-config-version", "/etc/containerd/config.toml"),
+    "containerd-config-version": ("containerd-config-version", "/etc/containerd/config.toml"),
 }
 
 
@@ -87,7 +91,7 @@ def test_problem_after_a_reboot_is_printed_with_its_command(text, machine):
     page = text(machine)
     shown = section(page)
     assert shown[0] == NO
-    assert any(line.startswith(f"  {identifier}: ") for line in shown)
+    assert f"  {identifier}" in shown
     (problem,) = [part for part in page.split("\n\n") if re.match(rf"[A-Z]+ {identifier}: ", part)]
     commands = [line for line in problem.splitlines() if line.startswith(("  Fix: ", "  Look: "))]
     assert [command in line for line in commands] == [True]
@@ -116,7 +120,7 @@ def test_reboot_section_is_omitted_if_no_check_applies(text, machine):
 
 def test_report_on_the_command_line_ends_with_the_section(ask):
     shown = section(ask("dkms-next-kernel"))
-    assert shown[:1] == [NO] and shown[1].startswith("  dkms-not-built: the next reboot breaks the GPUs")
+    assert shown[:2] == [NO, "  dkms-not-built"]
 
 
 def test_command_that_restores_several_items_is_printed_once(text):
@@ -135,6 +139,20 @@ def test_json_has_the_same_reboot_verdict(ask):
     assert verdict("mok-pending") == {"safe": False, "findings": ["mok-pending"], "mends": [], "unjudged": []}
     mends = verdict("driver-lib-mismatch")
     assert mends == {"safe": True, "findings": [], "mends": ["driver-lib-mismatch"], "unjudged": []}
+
+
+def test_table_that_containerd_ignores_does_not_stop_it_at_a_reboot(text):
+    page = text("containerd-config-v1-table")
+    assert "containerd-config-version: " in page and section(page) == [YES]
+
+
+def test_fault_that_breaks_a_reboot_is_fixed_before_the_reboot_that_ends_another_fix(tmp_path):
+    host = recorded_host("nouveau-loaded-docker-invalid-cdi-stale", tmp_path)
+    result = doctor.run(host, SilentProgress())
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    assert result.data.first == "docker-config-invalid-json"
+    then = "  Then fix docker-config-invalid-json, drain this Kubernetes node and reboot it"
+    assert then in lines
 
 
 def test_every_page_has_the_section(ask):

@@ -136,7 +136,7 @@ def test_docker_runtime_in_the_file_and_later_in_the_daemon():
         )
         stale = verdict("docker-not-restarted", docker_node())
         assert stale.status is FindingStatus.FAIL
-        assert "has not loaded it" in stale.summary
+        assert "hasn't loaded the" in stale.summary
         engine.restart()
         for identifier in ("docker-not-restarted", "docker-runtime-missing", "docker-flag-file-conflict"):
             found = verdict(identifier, docker_node())
