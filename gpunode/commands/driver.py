@@ -214,7 +214,12 @@ def check(wish: Wish) -> None:
         raise UsageError(f"unknown --flavour {wish.flavour!r}", hint=f"known: {', '.join(FLAVOURS)}")
     numbers = wish.version.split(".")
     if wish.version and not (set(wish.version) <= _NUMERALS and len(numbers) in (2, 3) and all(numbers)):
-        raise UsageError(f"{wish.version!r} is no driver's version", hint="as in --version 580.159.03")
+        if wish.version.isdecimal():
+            raise UsageError(
+                f"{wish.version!r} is a branch, not a driver version",
+                hint=f"--branch {wish.version}, or a whole version such as --version 580.159.03",
+            )
+        raise UsageError(f"{wish.version!r} is not a driver version", hint="as in --version 580.159.03")
     if wish.version and wish.branch and numbers[0] != str(wish.branch):
         raise UsageError(
             f"version {wish.version} isn't of branch {wish.branch}", hint="leave out --branch or --version"
@@ -229,7 +234,7 @@ def check(wish: Wish) -> None:
         )
     if wish.repository not in known and not wish.repository.startswith(("https://", "file:/")):
         raise UsageError(
-            f"{wish.repository!r} is no repository",
+            f"{wish.repository!r} is not a repository",
             hint="distribution, nvidia, or the https address of a mirror of NVIDIA's",
         )
     if any(not one.isprintable() or one in ' "[]' for one in wish.repository):
@@ -344,7 +349,7 @@ def install(
     `identifier` of a plan, only that plan is carried out.
     """
     if not set(identifier) <= _DIGITS:
-        raise UsageError(f"{identifier!r} is no plan's id", hint="gpunode driver plan shows it at its end")
+        raise UsageError(f"{identifier!r} is not a plan's id", hint="gpunode driver plan shows it at its end")
     with progress.step("looking at the GPUs, the kernel and the packages"):
         situation, plan = made(host, wish)
     if yes and not dry_run and plan.commands and not plan.refusals:
@@ -547,8 +552,14 @@ def _result(
     )
     notes = (*plan.notes, *done.notes)
     if dry_run or plan.up_to_date:
-        status = "warn" if plan.refusals and not plan.up_to_date else "ok"
-        return Result(INSTALLATION, data, status, messages=notes, blocks=tuple(blocks(plan)))
+        refusals = () if plan.up_to_date else plan.refusals
+        foreseen = tuple(
+            ErrorInfo(one.code, f"without --dry-run this is refused: {one.message}", one.hint)
+            for one in refusals
+        )
+        status, exit_code = ("fail", ExitCode.PRECONDITION) if foreseen else ("ok", ExitCode.OK)
+        page = tuple(blocks(plan, refusals=False))
+        return Result(INSTALLATION, data, status, exit_code, notes, foreseen, page)
     shown: list[Block] = file_blocks(plan.files, done.changes, dry_run=False)
     shown += [Text(f"ran: {command}", Style.COMMAND) for command in done.commands]
     shown.append(Text(f"driver {plan.version}, {plan.flavour} kernel module, is installed", Style.GOOD))

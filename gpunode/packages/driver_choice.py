@@ -148,7 +148,7 @@ def _against_branch(need: _Need, branch: int) -> tuple[Refusal, ...]:
         return (
             Refusal(
                 "branch-too-old",
-                f"branch {branch} doesn't know {need.first_for}, which needs {need.first} or newer",
+                f"branch {branch} doesn't support {need.first_for} GPUs, which need {need.first} or newer",
                 f"gpunode driver plan --branch {max(need.first, LONG_TERM)}",
             ),
         )
@@ -174,6 +174,11 @@ def _against_flavour(need: _Need, branch: int, flavour: str) -> tuple[Refusal, .
             ),
         )
     return ()
+
+
+def is_known(branch: int) -> bool:
+    """Whether the tables have this branch."""
+    return branch in {row["branch"] for row in table(BRANCHES).rows} or bool(driver.ended(branch))
 
 
 def _left_out(situation: Situation, branch: int, flavour: str) -> list[str]:

@@ -12,7 +12,7 @@ from gpunode.facts.fabric import UNIT
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
 from gpunode.facts.system import CONTAINER, TEGRA, WSL2
 from gpunode.host import Host
-from gpunode.packages.driver_choice import Choice, choose, known_as_of
+from gpunode.packages.driver_choice import Choice, choose, is_known, known_as_of
 from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Refusal, Situation, Wish
 from gpunode.packages.driver_source import (
     CUDA_RPM,
@@ -473,6 +473,8 @@ def _with_packages(
     refusals = (*base.refusals, *found.refusals, *against_module(situation, signed=signed), *needs[1])
     decisions = (*base.decisions, *_decisions(situation, way, found, headers, known=known))
     notes = (*base.notes, *found.notes, *_fits(situation, base), *((why,) if why else ()))
+    if not found.version and not is_known(choice.branch):
+        notes += (f"branch {choice.branch} is unknown: no table of gpunode and no repository here has it",)
     if states and not known:
         notes += ("exact versions are known once the package manager has read the repository",)
     plan = replace(
@@ -637,7 +639,8 @@ def _decisions(
 def _reboot(situation: Situation, plan: DriverPlan, way: str) -> str:
     """Why this needs a reboot to take effect; empty if it doesn't."""
     if situation.loaded and (not plan.version or plan.version != situation.version):
-        return f"driver {situation.version} is loaded: until the reboot module and libraries don't fit"
+        loaded = f"driver {situation.version} is loaded"
+        return f"{loaded}: until the reboot, the module and the new libraries don't match"
     if (
         situation.loaded
         and {True: "open", False: "proprietary", None: plan.flavour}[situation.opened] != plan.flavour
