@@ -138,7 +138,7 @@ _REPLACE_SNAP = per_family(
 )
 REPLACE_SNAP = _REPLACE_SNAP.with_effect(
     "stops and removes all containers of the snap, with its images and volumes",
-    first="First save what you need: docker save, docker cp, and a copy of /var/snap/docker/common",
+    before="First save what you need: docker save, docker cp, and a copy of /var/snap/docker/common",
 )
 CONFIGURE_DEFAULT = everywhere(f"{_CONFIGURE} --set-as-default", "restart")
 INSTALL = per_family(

@@ -504,10 +504,8 @@ def _copies(node: Node) -> Iterator[Evidence]:
 
 def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
     again = reinstall(node, [one.name for one in packaged])
-    effect = "GPU programs that start before the reboot fail"
-    return (
-        Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive, effect=effect) if again else None
-    )
+    note = "GPU programs that start before the reboot fail"
+    return Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive, note=note) if again else None
 
 
 CHECKS = (

@@ -41,10 +41,10 @@ class Remedy:
         known = {"debian": self.debian, "rhel": self.rhel, "suse": self.suse}
         return known.get(family, self.other)
 
-    def with_effect(self, effect: str, first: str = "") -> Remedy:
+    def with_effect(self, effect: str, before: str = "") -> Remedy:
         """The same commands, with what they disturb and what to do before them; see `Fix`."""
         each = (self.debian, self.rhel, self.suse, self.other)
-        return Remedy(*(replace(one, effect=effect, change=first) for one in each))
+        return Remedy(*(replace(one, effect=effect, before=before) for one in each))
 
 
 def same(fix: Fix) -> Remedy:
@@ -246,7 +246,7 @@ RESET_NOTE = (
     "These have it open, also in a DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves "
     "running:\nfuser -v /dev/nvidia*"
 )
-RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", change=RESET_FIRST, note=RESET_NOTE))
+RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", before=RESET_FIRST, note=RESET_NOTE))
 
 INSTALL_TOOLKIT = everywhere("gpunode toolkit install")
 UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")

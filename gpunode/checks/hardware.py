@@ -193,7 +193,7 @@ def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
         fix = replace(
             fix,
             effect="takes the GPUs away from running virtual machines",
-            change="vfio-pci was configured on purpose: if virtual machines use these GPUs, do not run this",
+            before="vfio-pci was configured on purpose: if virtual machines use these GPUs, do not run this",
         )
     ids = bound.value.split(",") if bound and bound.line else []
     if bound and ids and all(one.startswith("10de:") for one in ids):

@@ -38,7 +38,7 @@ REPORT = fixes.same(
 )
 REPLACE_GPU = replace(
     REPORT.other,
-    change="First keep new work away from this GPU; on a Kubernetes node: kubectl cordon NODE",
+    before="First keep new work away from this GPU; on a Kubernetes node: kubectl cordon NODE",
 )
 CLOCKS = fixes.same(
     fixes.look(
@@ -96,7 +96,7 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
     return Fix(
         " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus),
         disruptive="drain",
-        change=fixes.RESET_FIRST,
+        before=fixes.RESET_FIRST,
         note=fixes.RESET_NOTE,
     )
 

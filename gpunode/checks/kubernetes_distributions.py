@@ -55,7 +55,7 @@ def microk8s_paths(node: Node) -> Verdict:
         seen(ROOT, there),
         fix=Fix(
             f"{aside}ln -s {SNAP_ROOT} {ROOT}",
-            effect="running pods continue; a device plugin must restart to use the new directory",
+            note="Running pods continue; a device plugin must restart to use the new directory",
         ),
     )
 

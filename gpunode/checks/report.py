@@ -319,8 +319,7 @@ def _fix(
     if above != finding.id:
         yield Text(f"  {label}: the same as for {above}", Style.COMMAND)
         return
-    if fix.change:
-        yield Text(f"  {fix.change}")
+    yield from (Text(f"  {text}") for text in (fix.before, fix.change) if text)
     yield Text(f"  {label}: {fix.command}", Style.COMMAND)
     drain = "drain this Kubernetes node" if node.kubernetes else ""
     before = []

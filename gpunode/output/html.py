@@ -259,8 +259,7 @@ def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) ->
         notes += [fix["effect"]] if fix["effect"] else []
         drained = bool(drain) and fix["disruptive"] in ("drain", "reboot")
         notes += [f"{drain} first"] if drained else []
-        if fix["change"]:
-            yield f"<p>{escaped(fix['change'])}</p>"
+        yield from (f"<p>{escaped(fix[name])}</p>" for name in ("before", "change") if fix.get(name))
         yield f'<p>{_label(fix)}:</p><div class="fix"><pre tabindex="0">'
         yield f"<code>{escaped(fix['command'])}</code></pre>"
         label = f"Copy the command of {finding['id']}"

@@ -140,9 +140,9 @@ class Fix:
 
     `disruptive` is none, restart, drain or reboot, and `effect` says what that means on this node. A fix with
     `steps` can be carried out by `doctor --fix --apply`; one that is also `safe` disturbs nothing, can be
-    rolled back, and needs no further permission. `change` says what to do before the command, such as the
-    change in the file that it opens in an editor, `note` what to know or to do beside the command: one line
-    of text, then one for each command.
+    rolled back, and needs no further permission. `change` says what to change in the file that the command
+    opens in an editor, `before` what to do before the command, `note` what to know or to do beside it: one
+    line of text, then one for each command.
     """
 
     command: str
@@ -154,6 +154,7 @@ class Fix:
     look: bool = False
     note: str = ""
     effect: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True)
