@@ -98,7 +98,8 @@ def syntax(text: str | None, line: int | None) -> str:
     shown = lines[line - 1].strip()[:_SHOWN] if line and line <= len(lines) else ""
     if not shown:
         return "correct the syntax error shown above"
-    return f"correct the syntax error in this line or just before it: {without_secrets(shown)}"
+    text = without_secrets(shown).encode("utf-8", "backslashreplace").decode()  # a byte that isn't UTF-8
+    return f"correct the syntax error in this line or just before it: {text}"
 
 
 _UPGRADE = {

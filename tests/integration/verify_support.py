@@ -24,6 +24,7 @@ from gpunode.gpu.vectoradd import MODULE
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
 from gpunode.runtime.verify import run_program
+from gpunode.runtime.verify.container import ContainerRequest
 request = ContainerRequest(sys.argv[1], socket=sys.argv[2], argv=("-m", MODULE, "--timeout", "60"))
 try:
     run_program(Host(), request, SilentProgress())

@@ -284,7 +284,7 @@ def test_lock_hidden_by_the_kernel_is_waited_for(apt, repository, tmp_path):
     with apt.locked() as other:
         code, message = while_it_waits([*hidden, *argv], apt, other)
     assert code == 0 and "waiting: E: Could not get lock" in message and apt.installed() == NEWEST, message
-    assert message.count("apt-get install") == 1
+    assert message.count("waiting: ") == 1
 
 
 def test_packages_are_installed_from_a_directory(apt, repository, tmp_path):

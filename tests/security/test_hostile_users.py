@@ -77,6 +77,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "manifests daemon-set": ((),),
     "manifests rbac": (("--for", "verify"),),
     "manifests vector-add": ((),),
+    "reset": (_DRY,),
+    "schema": ((), ("all",)),
     "demo": ((),),
     "completion": (("bash",),),
 }
