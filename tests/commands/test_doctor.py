@@ -57,6 +57,7 @@ def test_json_output_follows_the_contract(tmp_path):
         "look": False,
         "note": "",
         "effect": "reboots the node",
+        "before": "",
     }
     assert finding["fix"] == [fix]
     assert sum(document["data"]["counts"].values()) == len(document["data"]["findings"])
