@@ -68,20 +68,27 @@ def variables(root: Any) -> list[Variable]:
 
 
 def check_environment(context: Any, environ: Mapping[str, str]) -> None:
-    """Warn of GPUNODE variables that no option has. `UsageError` for one that is named after this command.
+    """Warn of GPUNODE variables that no option has. `UsageError` for one that names a one-shot flag of this
+    command: the command
+    would do what the flag was to prevent.
 
     The variables of other commands are theirs to check.
     """
     names = [name for name in environ if name.startswith(PREFIX) and environ[name]]
     names = sorted(name for name in names if name not in NO_OPTION and not _SERVICE.search(name))
     own = context.auto_envvar_prefix
-    table = context.find_root().command
-    for name in set(names) - _known(context.command.get_params(context), own):
+    options, table = context.command.get_params(context), context.find_root().command
+    for name in sorted(set(names) - _known(options, own)):
+        _refuse_one_shot(name, options, own)
         if name.startswith(f"{own}_"):
-            raise _unknown(context, name)
-        if not any(name.startswith(f"{_prefix(command)}_") for command in table.commands):
-            near = _nearest(name, [one.name for one in variables(table)])
-            say(f"warning: {name} is unknown" + (f"; did you mean {near}?" if near else ""))
+            _warn(name, list(_known(options, own)))
+        elif not any(name.startswith(f"{_prefix(command)}_") for command in table.commands):
+            _warn(name, [one.name for one in variables(table)])
+
+
+def _warn(name: str, known: list[str]) -> None:
+    near = _nearest(name, known)
+    say(f"warning: {name} is unknown" + (f"; did you mean {near}?" if near else ""))
 
 
 def _known(options: list[Any], prefix: str) -> set[str]:
@@ -90,15 +97,11 @@ def _known(options: list[Any], prefix: str) -> set[str]:
     return named | {f"{prefix}_{one.name}".upper() for one in automatic}
 
 
-def _unknown(context: Any, name: str) -> UsageError:
-    options = context.command.get_params(context)
+def _refuse_one_shot(name: str, options: list[Any], prefix: str) -> None:
     for option in options:
-        if option.name in ONE_SHOT and name == f"{context.auto_envvar_prefix}_{option.name}".upper():
+        if option.name in ONE_SHOT and name == f"{prefix}_{option.name}".upper():
             flag = next(flag for flag in option.opts if flag.startswith("--"))
-            return UsageError(f"{name}: {flag} has no variable", hint="give it on the command line")
-    near = _nearest(name, list(_known(options, context.auto_envvar_prefix)))
-    page = context.command_path.replace("gpunode", "gpunode help environment", 1)
-    return UsageError(f"{name} is unknown", hint=f"did you mean {near}?" if near else f"list: {page}")
+            raise UsageError(f"{name}: {flag} has no variable", hint="give it on the command line")
 
 
 def _nearest(name: str, known: list[str]) -> str:
