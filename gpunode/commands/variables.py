@@ -68,11 +68,10 @@ def variables(root: Any) -> list[Variable]:
 
 
 def check_environment(context: Any, environ: Mapping[str, str]) -> None:
-    """Warn of GPUNODE variables that no option has. `UsageError` for one that names a one-shot flag of this
-    command: the command
-    would do what the flag was to prevent.
+    """Warn of GPUNODE variables that set no option. `UsageError` for one named after a one-shot flag of this
+    command: without --dry-run the command would change the node.
 
-    The variables of other commands are theirs to check.
+    Variables named after other commands are ignored: those commands check them.
     """
     names = [name for name in environ if name.startswith(PREFIX) and environ[name]]
     names = sorted(name for name in names if name not in NO_OPTION and not _SERVICE.search(name))
