@@ -35,6 +35,7 @@ SPECS = st.builds(
 )
 
 
+@pytest.mark.full
 @given(SPECS)
 def test_yaml_and_json_parse_to_the_same_specification(spec):
     tree = json.loads(json.dumps(as_tree(spec)))

@@ -24,6 +24,7 @@ def test_driver_container_with_responding_gpus_is_ready(tmp_path):
     assert "Ready: no check found a fault" in html
 
 
+@pytest.mark.full
 def test_driver_container_with_other_library_paths_is_examined(tmp_path):
     spec = overlay(machine("gpu-operator-driver"), {"remove": ["/run/nvidia/driver/usr/lib"]})
     spec["recording"]["devices"] = machine("healthy-h100")["recording"]["devices"]
@@ -31,6 +32,7 @@ def test_driver_container_with_other_library_paths_is_examined(tmp_path):
     assert line == READY
 
 
+@pytest.mark.full
 def test_driver_container_without_a_device_file_is_not_ready(tmp_path):
     spec = machine("gpu-operator-driver")
     del spec["recording"]["devices"]["/run/nvidia/driver/dev/nvidiactl"]
@@ -43,6 +45,7 @@ def test_driver_container_without_a_device_file_is_not_ready(tmp_path):
     assert "Ready" not in html
 
 
+@pytest.mark.full
 def test_machine_without_recorded_nvml_is_not_ready(tmp_path):
     spec = machine("healthy-h100")
     del spec["recording"]["nvml"]

@@ -199,6 +199,7 @@ def test_nodes_with_equal_names_are_distinguished_by_file(tmp_path):
     assert lines[0] == "2 nodes, 1 difference" and any(str(other) in line for line in lines)
 
 
+@pytest.mark.full
 def test_thousand_nodes_are_printed_in_two_lines(tmp_path):
     text = Path(saved(tmp_path, "healthy-docker-rocky9", "n")).read_text()
     report = json.loads(text)

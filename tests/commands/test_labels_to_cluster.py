@@ -337,6 +337,7 @@ def running(api: ApiServer, tmp_path: Path) -> Iterator[list[Running]]:
             one.process.wait(PATIENCE)
 
 
+@pytest.mark.full
 def test_watch_keeps_labels_updated_and_leaves_them_on_exit(
     api: ApiServer, tmp_path: Path, running: list[Running]
 ) -> None:

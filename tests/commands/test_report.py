@@ -377,6 +377,7 @@ def cuts(document):
     return [[one["profile"] for one in gpu["instances"]] for gpu in document["data"]["gpus"]]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 @pytest.mark.parametrize("hidden", [(), ("--redact", "all")], ids=["plain", "redacted"])
 def test_bundle_contains_the_mig_layout(hidden, tmp_path):
@@ -401,6 +402,7 @@ def test_bundle_contains_the_mig_layout(hidden, tmp_path):
     assert exported.out == gpunode("mig", "export", env=node.env).out
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 def test_mig_layout_that_nvml_cannot_read_is_left_out_by_name(tmp_path):
     fault = Fault("nvmlGpuInstanceGetComputeInstances", abort=True)

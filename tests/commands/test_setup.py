@@ -75,6 +75,7 @@ def test_output_says_where_setup_stopped_and_what_to_do_first(tmp_path: Path) ->
     assert "error: gpunode doctor failed" in ran.err
 
 
+@pytest.mark.full
 def test_stopped_kubelet_does_not_stop_setup_for_containers(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("kubelet-not-running", root)
@@ -97,6 +98,7 @@ def test_later_stage_keeps_the_reports_of_earlier_ones(tmp_path: Path) -> None:
     assert "directory" in ran.document["errors"][0]["message"]
 
 
+@pytest.mark.full
 def test_fault_of_another_engine_does_not_stop_setup(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("containerd-config-not-toml", root)
@@ -127,6 +129,7 @@ def test_node_without_the_toolkit_is_set_up_with_cdi(tmp_path: Path) -> None:
     assert 'kind: "nvidia.com/gpu"' in (Host(root).read_text("/var/run/cdi/nvidia.yaml") or "")
 
 
+@pytest.mark.full
 def test_stale_specification_is_rewritten_only_with_cdi(tmp_path: Path) -> None:
     root = tmp_path / "node"
     host = recorded_host("cdi-spec-stale", root)

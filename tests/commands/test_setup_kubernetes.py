@@ -105,6 +105,7 @@ def test_second_run_is_unchanged_and_writes_nothing(tmp_path: Path) -> None:
     assert (files(root), entries(root)) == (before, journal)
 
 
+@pytest.mark.full
 def test_each_step_is_undone_by_the_journal(tmp_path: Path) -> None:
     root = node(tmp_path)
     before = (root / CONTAINERD).read_bytes()
@@ -116,6 +117,7 @@ def test_each_step_is_undone_by_the_journal(tmp_path: Path) -> None:
     assert (root / CONTAINERD).read_bytes() == before
 
 
+@pytest.mark.full
 def test_foreign_unit_is_kept(tmp_path: Path) -> None:
     root = node(tmp_path)
     unit(root).parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +128,7 @@ def test_foreign_unit_is_kept(tmp_path: Path) -> None:
     assert step(done, "plugin")["result"]["changes"][0]["action"] == "unchanged"
 
 
+@pytest.mark.full
 def test_own_unit_of_another_release_is_updated(tmp_path: Path) -> None:
     root = node(tmp_path)
     assert setup(root).code == 0
@@ -189,6 +192,7 @@ def test_missing_toolkit_is_a_step_and_no_fault_of_the_doctor_step(tmp_path: Pat
     assert files(root) == before
 
 
+@pytest.mark.full
 def test_with_cdi_no_toolkit_is_needed_and_the_plugin_uses_cdi_devices(tmp_path: Path) -> None:
     root = node(tmp_path, "toolkit-missing")
     done = setup(root, "--cdi", "-o", "json")

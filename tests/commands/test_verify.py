@@ -118,6 +118,7 @@ def test_mig_gpu_without_devices_is_skipped_with_a_hint(make_node):
     assert "nvidia-smi mig" in devices(ran)[1]["message"]
 
 
+@pytest.mark.full
 def test_without_nvml_the_devices_are_listed_by_cuda(make_node):
     ran = gpunode("verify", "-o", "json", env=make_node(machine(2), "cuda").env)
     assert (ran.code, [one["uuid"] for one in devices(ran)]) == (0, [gpu_uuid(0), gpu_uuid(1)])

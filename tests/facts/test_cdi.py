@@ -52,6 +52,7 @@ SPECS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.full
 @settings(
     max_examples=200,
     deadline=None,

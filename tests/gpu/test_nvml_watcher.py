@@ -199,6 +199,7 @@ def _has_switch_links(count: int, document: dict[str, Any]) -> bool:
     return from_plain(Topology, document["topology"]).switch_links.get(gpu_uuid(1)) == count
 
 
+@pytest.mark.full
 def test_gpus_and_mig_devices_appear_and_disappear(start: Start) -> None:
     watcher = start(machine(1))
     watcher.inventory()
@@ -210,6 +211,7 @@ def test_gpus_and_mig_devices_appear_and_disappear(start: Start) -> None:
     assert [device.uuid for device in cut.gpus[2].mig] == [device.uuid for device in mixed_layout(2)[:2]]
 
 
+@pytest.mark.full
 def test_line_on_stdin_triggers_a_poll_and_end_of_file_ends_it(start: Start) -> None:
     watcher = start(machine(1), poll=60, rediscover=60)
     watcher.inventory()
@@ -246,6 +248,7 @@ def test_library_path_from_the_options_is_used(start: Start, tmp_path: Path) -> 
         child.end()
 
 
+@pytest.mark.full
 def test_library_replaced_on_disk_is_opened_by_a_new_process(tmp_path: Path) -> None:
     node = stub_node(tmp_path, machine(1), libraries="nvml")
     path = tmp_path / "libnvidia-ml.so.1"

@@ -213,6 +213,7 @@ def test_only_gpu_settings_of_an_image_are_recorded():
     assert kept["commands"]["true"] == {"stdout": "1"}
 
 
+@pytest.mark.full
 def test_long_line_is_redacted_quickly():
     import time
 

@@ -88,6 +88,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.full
 @settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None)
 @given(place=st.sampled_from(PLACES), value=st.sampled_from(OTHERS))
 def test_wrong_type_is_one_error_and_breaks_no_check(

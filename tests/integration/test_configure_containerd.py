@@ -141,6 +141,7 @@ def test_daemon_that_fails_to_restart_is_rolled_back(cli: Cli) -> None:
     assert cli.engine.running and handlers(cli) == ("runc",)
 
 
+@pytest.mark.full
 def test_daemon_without_the_runtime_after_its_restart_is_rolled_back(cli: Cli) -> None:
     before = digest(cli.engine.config)
     done = cli.run("configure-runtime", restart="true")  # reports a restart and does nothing
@@ -184,6 +185,7 @@ def test_kill_between_write_and_restart_is_recovered_by_the_next_run(cli: Cli) -
     assert digest(cli.engine.config) == before and handlers(cli) == ("runc",)
 
 
+@pytest.mark.full
 def test_rollback_right_after_a_killed_run_undoes_it(cli: Cli) -> None:
     before = digest(cli.engine.config)
     mark = cli.state.parent / "waiting"

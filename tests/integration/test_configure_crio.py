@@ -58,6 +58,7 @@ def test_pods_find_the_handler_once_it_is_configured(tmp_path: Path) -> None:
         assert not drop_in(cli.engine).exists()
 
 
+@pytest.mark.full
 def test_reload_lists_a_handler_that_pods_cannot_use(tmp_path: Path) -> None:
     """Why the verb is restart: the stub does on SIGHUP what CRI-O up to 1.37 does."""
     with crio("packaged", tmp_path) as cli:
@@ -67,6 +68,7 @@ def test_reload_lists_a_handler_that_pods_cannot_use(tmp_path: Path) -> None:
         assert "failed to find runtime handler" in pod_problem(cli.engine, "nvidia")
 
 
+@pytest.mark.full
 def test_handler_that_was_only_reloaded_is_restarted(tmp_path: Path) -> None:
     with crio("packaged", tmp_path) as cli:
         started = Host().monotonic()
@@ -87,6 +89,7 @@ def test_default_is_set_and_restored(tmp_path: Path) -> None:
         assert cli.engine.config.read_bytes() == before and not drop_in(cli.engine).exists()
 
 
+@pytest.mark.full
 def test_operator_file_is_replaced_by_ours_with_all_its_handlers(tmp_path: Path) -> None:
     with crio("operator-conf", tmp_path) as cli:
         data = cli.data("configure-runtime")
@@ -149,6 +152,7 @@ def test_drop_in_that_crio_does_not_read_is_refused(tmp_path: Path) -> None:
         assert str(drop_in(cli.engine)) in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", ["1.29.1", "1.37.0"])
 def test_version_is_that_of_the_running_program(tmp_path: Path, version: str) -> None:
     with crio("packaged", tmp_path, version=version) as cli:
@@ -161,6 +165,7 @@ def test_engine_is_found_by_its_process(tmp_path: Path) -> None:
         assert data["engine"] == "crio" and f"process {cli.engine.pid}" in data["configSource"]
 
 
+@pytest.mark.full
 def test_unit_is_restarted_if_systemd_runs(tmp_path: Path) -> None:
     require("gcc")
     require_namespace()
@@ -181,6 +186,7 @@ def test_unit_is_restarted_if_systemd_runs(tmp_path: Path) -> None:
         assert "default_runtime" not in drop_in(engine).read_text()
 
 
+@pytest.mark.full
 def test_handler_uses_the_monitor_of_crios_own_handlers(tmp_path: Path) -> None:
     """nvidia-ctk leaves one without a monitor (toolkit issue 681); it gets that of CRI-O's own handlers."""
     with crio("nvidia-ctk", tmp_path) as cli:

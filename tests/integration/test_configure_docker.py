@@ -72,6 +72,7 @@ def test_file_edited_since_loses_only_the_runtime(cli: Cli) -> None:
     assert cli.engine.running and info(cli)["DefaultRuntime"] == "runc"
 
 
+@pytest.mark.full
 def test_reload_without_effect_is_rolled_back(tmp_path: Path) -> None:
     # a number below zero, written since dockerd started: it logs the error and ignores the whole file
     with configuring(start_dockerd({}), tmp_path) as cli:

@@ -35,6 +35,7 @@ def test_runtime_is_found_by_name_and_removed_again(node: PodmanNode) -> None:
     assert '"nvidia" not found' in node.runtime("--runtime", "nvidia") and not node.drop_in.exists()
 
 
+@pytest.mark.full
 def test_default_is_set_and_rolled_back(node: PodmanNode) -> None:
     (node.etc / "containers.conf").write_text('# ours\n[engine]\nruntime = "runc"  # not crun\n')
     assert node.configure("--set-as-default")["active"]["default"] == "nvidia"
@@ -44,6 +45,7 @@ def test_default_is_set_and_rolled_back(node: PodmanNode) -> None:
     assert node.runtime() == "runc" and not node.drop_in.exists()
 
 
+@pytest.mark.full
 def test_runtime_in_the_administrators_file_is_not_changed(node: PodmanNode) -> None:
     conf = node.etc / "containers.conf"
     conf.write_text(f'[engine.runtimes]\nnvidia = ["{node.program}"]   # by hand\n')

@@ -331,6 +331,7 @@ objects = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.full
 @given(first=objects, second=objects)
 def test_any_object_is_compared_without_an_error(first: Any, second: Any) -> None:
     for one in (first, second):

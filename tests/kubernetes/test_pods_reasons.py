@@ -98,6 +98,7 @@ nonsense = st.recursive(
 )
 
 
+@pytest.mark.full
 @given(status=nonsense, events=st.lists(st.dictionaries(words, nonsense, max_size=3), max_size=3), log=words)
 def test_any_server_response_gives_a_printable_reason(
     status: Any, events: list[dict[str, Any]], log: str

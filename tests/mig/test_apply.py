@@ -48,6 +48,7 @@ def test_json_results_of_apply(mig_node: MigMaker) -> None:
     assert len(document["data"]["devices"]) == len(document["data"]["new"]) == 7
 
 
+@pytest.mark.full
 def test_equal_layout_changes_nothing(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("a100-40gb", "a30"))
     assert node.apply("all-1g").code == 0
@@ -248,6 +249,7 @@ def test_failure_restores_the_previous_layout(mig_node: MigMaker, after: int) ->
     assert node.run("assert", "-f", EXAMPLES, "-c", "all-balanced").code == 0
 
 
+@pytest.mark.full
 def test_nvml_crash_restores_the_previous_layout(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
@@ -276,6 +278,7 @@ def test_nvml_crash_names_the_queried_gpu(mig_node: MigMaker, function: str, ste
     assert f"NVML crashed the process that queried it (SIGABRT): {function} of GPU 1" in ran.err, ran.err
 
 
+@pytest.mark.full
 def test_nvml_hang_names_the_queried_gpu(mig_node: MigMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpunode.mig.session.READ_SECONDS", 5.0)
     hang = Fault("nvmlDeviceGetMigMode", uuid=gpu_uuid(1), hang=60.0)

@@ -138,6 +138,7 @@ def serving(made: MigNode, pod: bool = False, shows: tuple[str, int] = ("gpu", 1
             process.wait(PATIENCE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pod", [False, True], ids=["service", "pod"])
 def test_plugin_closes_nvml_for_a_reset_and_advertises_the_new_layout(pod: bool, mig_node: MigMaker) -> None:
     """As long as it has NVML open an Ampere GPU can't be reset."""

@@ -122,6 +122,7 @@ def read_only(place):
     return f"mount --bind {place} {place}; mount -o remount,bind,ro {place}"
 
 
+@pytest.mark.full
 def test_full_disk_during_download_or_install_is_reported(apt, fails):
     for place in ("var/cache/apt/archives", "var/lib/apt/lists", "usr"):
         output = fails(script=full(apt.root / place))
@@ -129,6 +130,7 @@ def test_full_disk_during_download_or_install_is_reported(apt, fails):
         assert "hint: free disk space, then run this again" in output
 
 
+@pytest.mark.full
 def test_read_only_directories_are_reported(apt, fails):
     for place in ("etc", "var", "usr"):
         output = fails(script=read_only(apt.root / place))

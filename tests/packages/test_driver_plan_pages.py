@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from fixtures.package_answers import record
 from gpunode.commands.driver import made
 from gpunode.packages.driver_model import Wish
@@ -29,6 +31,7 @@ def _page(name: str) -> dict[str, str]:
     return {line: _printed(Ran(0, text, "")) for line, text in runs(name).items()}
 
 
+@pytest.mark.full
 def test_toolkit_page_is_up_to_date(apt: AptRoot, repository: Repository) -> None:
     page = _page("docs/toolkit.md")
     runs: dict[str, str] = {}

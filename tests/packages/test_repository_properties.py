@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ def keys(root):
     (root / "keys/other.asc").write_text("no key at all\n")
 
 
+@pytest.mark.full
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(NAMES, ENTRIES, max_size=3), st.dictionaries(NAMES, ENTRIES, max_size=2), BASES)
 def test_apt(lists, sources, base):
@@ -104,6 +106,7 @@ def test_apt(lists, sources, base):
         assert_settles(root, AptShelf(host, Apt(host, places)), host, base)
 
 
+@pytest.mark.full
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(NAMES, ENTRIES, max_size=3), BASES)
 def test_dnf_and_zypper(files, base):

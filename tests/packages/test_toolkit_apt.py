@@ -48,6 +48,7 @@ def test_dry_run_shows_files_and_commands_and_writes_nothing(apt, repository):
     assert apt.installed() == OLDER
 
 
+@pytest.mark.full
 def test_pinned_version_applies_to_all_four_packages_and_is_held(apt, repository):
     apt.gpunode("toolkit", "install", *from_mirror(repository))
     done = apt.gpunode("toolkit", "install", "--version", "1.19.0", "--hold")
@@ -158,6 +159,7 @@ def test_file_edited_since_is_kept(apt, repository):
     assert apt.ours.exists() and not apt.key.exists() and apt.installed() == {}
 
 
+@pytest.mark.full
 def test_foreign_package_depending_on_the_toolkit_is_not_removed(apt, repository, tmp_path):
     apt.gpunode("toolkit", "install", *from_mirror(repository))
     needy = build(tmp_path, "my-cluster", "1.0", extra="Depends: nvidia-container-toolkit\n")
@@ -193,6 +195,7 @@ def test_a_dependency_that_stays_after_a_failed_install_is_named_with_its_comman
     assert apt.installed() == {"other": "1.0", "helper": "2.0"} and not apt.ours.exists()
 
 
+@pytest.mark.full
 def test_partially_failed_upgrade_restores_the_old_version(apt, signer, tmp_path):
     mirror = make_repository(tmp_path / "mirror", signer, "1.19.0-1")
     apt.gpunode("toolkit", "install", *from_mirror(mirror))
@@ -287,6 +290,7 @@ def test_lock_hidden_by_the_kernel_is_waited_for(apt, repository, tmp_path):
     assert message.count("waiting: ") == 1
 
 
+@pytest.mark.full
 def test_packages_are_installed_from_a_directory(apt, repository, tmp_path):
     place = tmp_path / "media"
     shutil.copytree(repository.flat, place)
@@ -348,6 +352,7 @@ def test_contradicting_options_are_refused_before_any_change(apt, argv, message)
     assert apt.tree() == before and journal(apt) == []
 
 
+@pytest.mark.full
 def test_rollback_leaves_packages_to_their_own_command(apt, repository):
     apt.gpunode("toolkit", "install", *from_mirror(repository))
     before = apt.tree()

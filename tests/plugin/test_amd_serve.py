@@ -93,6 +93,7 @@ def test_repartitioned_gpu_is_advertised_with_its_new_partitions(node) -> None:
     assert len(stub.registrations) == registrations
 
 
+@pytest.mark.full
 def test_uncorrectable_errors_mark_exactly_the_partitions_of_their_gpu(node) -> None:
     root, stub, start = node
     machine = AmdMachine(root, [MI300X_CPX, MI300X], [0, 1])

@@ -45,6 +45,7 @@ def fields(line: str) -> dict[str, str]:
     return {key: json.loads(text) if text.startswith('"') else text for key, text in pairs}
 
 
+@pytest.mark.full
 def test_every_cause_is_in_log_status_and_metrics_until_it_ends(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:8", *LISTEN, *hold(place, "1h"))

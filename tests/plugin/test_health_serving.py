@@ -69,6 +69,7 @@ def config(node: Node, short: Path, document: dict[str, object]) -> tuple[str, s
     return ("--config-file", str(path))
 
 
+@pytest.mark.full
 def test_every_share_of_a_failing_gpu_is_marked_and_recovers(node: Node, short: Path) -> None:
     shared = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 4}]}}
     seen = ("--health-hold-down", "3s")  # the longest time until a poll
@@ -111,6 +112,7 @@ def test_recreated_mig_devices_are_detected_without_ending_a_stream(node: Node) 
     assert serving.log().count("the kubelet watches") == before
 
 
+@pytest.mark.full
 def test_hotplugged_gpus_are_detected_and_watched(node: Node) -> None:
     serving = node.serve(machine(2))
     assert node.ready(2), serving.log()
@@ -150,6 +152,7 @@ def test_nvml_crash_only_restarts_the_child(node: Node) -> None:
     assert serving.process.poll() is None
 
 
+@pytest.mark.full
 def test_unhealthy_gpu_is_remembered_over_a_restart_and_cleared_by_a_new_driver(
     node: Node, short: Path
 ) -> None:

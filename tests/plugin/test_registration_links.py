@@ -265,6 +265,7 @@ def test_delay_for_the_socket_of_a_killed_plugin_does_not_block_its_successor(ho
     stub.stop()
 
 
+@pytest.mark.full
 def test_plugin_returning_while_the_kubelet_dials_is_registered_once(host: Host) -> None:
     left_socket(host, "nvidia-gpu.sock")
     stub = KubeletStub(host, times=Times(reconcile=0.3))

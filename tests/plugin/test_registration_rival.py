@@ -44,6 +44,7 @@ def ours_again(stub: KubeletStub) -> bool:
     )
 
 
+@pytest.mark.full
 def test_killed_plugin_that_replaced_our_socket_is_replaced_again(node: Node) -> None:
     host, stub, made = node
     with other_plugin(host.path(DIRECTORY), "nvidia-gpu.sock", RESOURCE, "X-0", "X-1", "X-2"):

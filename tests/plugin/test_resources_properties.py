@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -55,6 +56,7 @@ def wishes(draw: some.DrawFn) -> Settings:
     )
 
 
+@pytest.mark.full
 @settings(max_examples=400, deadline=None)
 @given(nodes(), wishes())
 def test_every_unit_is_advertised_once_or_left_out_with_a_reason(

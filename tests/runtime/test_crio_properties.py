@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ def carry_out(root: Path, plan: Plan) -> None:
             real.write_bytes(edit.after)
 
 
+@pytest.mark.full
 @settings(max_examples=80, deadline=None)
 @given(drawn=st.dictionaries(PLACES, RUNTIME, max_size=6))
 def test_any_files_are_configured_or_refused(drawn: dict[str, dict[str, Any]]) -> None:

@@ -140,6 +140,7 @@ def _state(text: str, release: tuple[int, ...], tmp: Any) -> State:
     return State(config, {config.path: text}, release, drop_in="/etc/containerd/conf.d/99-nvidia.toml")
 
 
+@pytest.mark.full
 @given(text=documents(), default=st.booleans())
 def test_configure_changes_only_our_keys_and_unconfigure_restores(
     text: str, default: bool, tmp_path_factory: pytest.TempPathFactory
@@ -179,6 +180,7 @@ THREE = tuple(
 )
 
 
+@pytest.mark.full
 @given(text=documents(), default=st.booleans(), cdi=st.booleans(), version=st.sampled_from([2, 3, 4]))
 def test_drop_in_contains_only_ours_and_is_removed_again(
     text: str, default: bool, cdi: bool, version: int, tmp_path_factory: pytest.TempPathFactory

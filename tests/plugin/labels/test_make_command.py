@@ -74,6 +74,7 @@ def test_labels_from_nvml(node: StubNode) -> None:
     assert abs(int(found["nvidia.com/gfd.timestamp"]) - time.time()) < 60
 
 
+@pytest.mark.full
 @needs_stub
 def test_clique_and_gpus_without_mig(tmp_path: Path) -> None:
     linked = machine(2).with_gpu(0, fabric=(3, 0, 0), reported={"cluster": 0xA1, "clique": 7})
@@ -110,6 +111,7 @@ def test_flags_variables_and_file_of_gpu_feature_discovery(node: StubNode, tmp_p
     assert go["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-INVALID"
 
 
+@pytest.mark.full
 @needs_stub
 @pytest.mark.parametrize("flag", ["--output", "-o"])
 def test_feature_file_under_its_other_option_names(node: StubNode, tmp_path: Path, flag: str) -> None:

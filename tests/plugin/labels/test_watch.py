@@ -121,6 +121,7 @@ def test_changed_config_file_is_applied(tmp_path: Path, kept: list[Kept]) -> Non
     assert one.end() == 0
 
 
+@pytest.mark.full
 def test_unwritable_target_is_retried(tmp_path: Path, kept: list[Kept]) -> None:
     node = stub_node(tmp_path, machine(1))
     blocked = tmp_path / "features.d"
@@ -133,6 +134,7 @@ def test_unwritable_target_is_retried(tmp_path: Path, kept: list[Kept]) -> None:
     assert eventually(lambda: "the labels are updated again" in one.log()), one.log()
 
 
+@pytest.mark.full
 def test_tegra_is_queried_through_cuda_until_it_responds(tmp_path: Path, kept: list[Kept]) -> None:
     orin = machine(1, name="Orin", cc="8.7")
     node = stub_node(tmp_path, orin.with_faults(Fault("cuInit", 100)), libraries="cuda")

@@ -50,6 +50,7 @@ def holders(unit: dict[str, Any]) -> list[str]:
     return [f"{one['namespace']}/{one['pod']}/{one['container']}" for one in unit["holders"]]
 
 
+@pytest.mark.full
 def test_holders_and_unhealthy_devices_are_listed(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
@@ -104,6 +105,7 @@ def test_table_has_holders_and_problems(node) -> None:
     assert "reboot the node" in done.stdout
 
 
+@pytest.mark.full
 def test_narrow_terminal_gets_one_line_per_device(node, monkeypatch) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
@@ -266,6 +268,7 @@ def test_dead_plugin_is_detected(node) -> None:
     assert f"{place}/dp/nvidia-gpu.sock: no process listens on it" in table
 
 
+@pytest.mark.full
 def test_clean_exit_is_reported_as_such(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)
@@ -277,6 +280,7 @@ def test_clean_exit_is_reported_as_such(node) -> None:
     assert data["plugin"]["stopped"].endswith("Z")
 
 
+@pytest.mark.full
 def test_without_pod_resources_the_checkpoint_is_used(node) -> None:
     place, stub, start = node
     serving = start("--simulate", "h100:2", *QUICK)

@@ -119,6 +119,7 @@ def test_twelve_of_sixteen_gpus_in_fours_are_divided_as_well_as_by_brute_force(n
     assert rank(matrix, choose_group(matrix, free, (), 4), free, 4) == brute_force(matrix, free, (), 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SIXTEEN)
 def test_sixteen_gpus_are_divided_no_worse_than_by_the_nvidia_plugin(name: str) -> None:
     """NVIDIA's plugin tries every division and doesn't count links to NVSwitches, which are equal here."""
@@ -141,6 +142,7 @@ def least_share_of_best(seed: int, sizes: Iterable[int], must: tuple[int, ...] =
     return min(shares)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_sixteen_gpus_with_random_links_reach_99_percent_of_the_best_division(seed: int) -> None:
     assert least_share_of_best(seed, [4], (3,)) >= 0.99

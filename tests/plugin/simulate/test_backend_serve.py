@@ -102,6 +102,7 @@ def test_xid_makes_its_gpu_unhealthy_until_a_reset(node) -> None:
     assert stub.wait_allocatable(GPU, 4, 30), serving.log()
 
 
+@pytest.mark.full
 def test_unloaded_driver_affects_all_gpus_until_it_returns(node) -> None:
     stub, start = node
     serving = start("--simulate", "t4:2", *QUICK)
@@ -184,6 +185,7 @@ def test_invalid_control_message_is_answered_and_the_plugin_keeps_running(node) 
     assert "Traceback" not in serving.log()
 
 
+@pytest.mark.full
 def test_silent_client_delays_others_only_briefly(node) -> None:
     _, start = node
     serving = start("--simulate", "h100:1", *QUICK)

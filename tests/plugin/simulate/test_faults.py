@@ -138,6 +138,7 @@ def test_script_runs_in_the_order_of_its_times() -> None:
         parse_script('{"gpu": 1, "xid": 1}\n{"gpu": 1, "xid": 1, "ecc": 1}', "f")
 
 
+@pytest.mark.full
 @given(
     st.text(max_size=80)
     | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps)
