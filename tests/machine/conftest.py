@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.debian_base import PYTHONS, base, missing_programs
-from fixtures.newer_engines import Unavailable
+from fixtures.newer_engines import Unavailable, alone
 from fixtures.stubs import have_compiler
 from gpunode import __version__
 from scripts.build_packages import build
@@ -49,10 +49,18 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The deb and, where rpmbuild is installed, the rpm in two versions, and the bundle."""
-    output = tmp_path_factory.mktemp("dist")
+    """The deb and, where rpmbuild is installed, the rpm in two versions, and the bundle.
+
+    The first test process that needs them builds them for all.
+    """
+    process = tmp_path_factory.getbasetemp()
+    run = process.parent if "PYTEST_XDIST_WORKER" in os.environ else process
+    output = run / "dist"
     kinds = ("deb", "rpm", "bundle") if shutil.which("rpmbuild") else ("deb", "bundle")
-    build(kinds, output, __version__, NEXT)
+    with alone("dist"):
+        if not output.exists():
+            build(kinds, run / "dist.new", __version__, NEXT)
+            (run / "dist.new").rename(output)
     return output
 
 
