@@ -422,7 +422,7 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
         bad = Style.BAD if health == "unhealthy" else Style.WARN
         yield Text(f"GPU {', '.join(unit.index or unit.id for unit in units)}: {problem.reason}{since}", bad)
         gpus = dict.fromkeys(unit.index.partition(":")[0] for unit in units)
-        if mend := how_to_mend(problem.mend, ",".join(gpus), pid):
+        if mend := how_to_mend(problem.mend, units[0].gpu, ",".join(gpus), pid):
             yield Text(f"  {mend}", Style.COMMAND)
     known = {(unit.id, unit.index) for unit in data.units if unit.problem}
     for item in data.left_out:

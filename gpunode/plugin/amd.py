@@ -253,13 +253,6 @@ class Watch:
         return self._settings.rediscover_seconds if any(gpu.error for gpu in seen.gpus) else math.inf
 
 
-_MENDS = {
-    "reset": "; reset it: amd-smi reset --gpureset -g {0}",
-    "reboot": "; reboot the node",
-    "replace": "; the GPU has to be replaced",
-}
-
-
 class AmdBackend:
     """See `gpunode.plugin.model.Backend`."""
 
@@ -288,7 +281,7 @@ class AmdBackend:
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         """/dev/kfd once, and each unit's /dev/dri nodes. `AllocationError` for a request that can't be
         met."""
-        devices = requested(snapshot, ids, _MENDS)
+        devices = requested(snapshot, ids)
         own = (path for device in devices for path in device.unit.paths)
         paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))
         return Answer(nodes=tuple(DeviceNode(path, path) for path in paths))

@@ -266,18 +266,18 @@ class Ledger:
                 self._reported[unit_id] = now
             where = {"device": unit_id, "index": device.unit.index}
             if now and (before is None or before.reason != now.reason):
-                self._report_problem(now, where)
+                self._report_problem(now, device.unit)
             elif before and not now:
                 self._log.info("GPU is ready" if before.starting else "GPU is healthy again", **where)
 
-    def _report_problem(self, problem: Problem, where: Mapping[str, object]) -> None:
+    def _report_problem(self, problem: Problem, unit: Unit) -> None:
         if problem.logged:
             return
-        fields = {**where, "code": problem.code, "reason": problem.reason}
+        fields = {"device": unit.id, "index": unit.index, "code": problem.code, "reason": problem.reason}
         if problem.starting:
             self._log.info("GPU is not ready yet", **fields)
             return
-        hint = how_to_mend(problem.mend, str(where["index"]), os.getpid())
+        hint = how_to_mend(problem.mend, unit.gpu, unit.index, os.getpid())
         more = {"mend": problem.mend, "hint": hint} if problem.mend else {}
         self._log.error("GPU is unhealthy", **fields, **more)
 

@@ -6,6 +6,7 @@ what the kubelet counts: a unit, or one of several shares of it. A *resource* is
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -374,10 +375,9 @@ _SHOWN = 8
 _SHOWN_CHARACTERS = 80
 
 
-def requested(snapshot: Snapshot, ids: Sequence[str], mends: Mapping[str, str]) -> list[Device]:
+def requested(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
     """The devices with these ids. `AllocationError` names one that doesn't exist, with some that do, or one
-    that is unhealthy, with the reason; `mends` has the text for each `Problem.mend`, ``{0}`` is the GPU's
-    index."""
+    that is unhealthy, with the reason and what to do."""
     if not ids:
         raise AllocationError("the request names no device")
     devices = []
@@ -387,7 +387,7 @@ def requested(snapshot: Snapshot, ids: Sequence[str], mends: Mapping[str, str]) 
         if device is None:
             raise _unknown(snapshot, device_id)
         if device.problem:
-            raise _unhealthy(device, device.problem, mends)
+            raise _unhealthy(device, device.problem)
         shares += SHARE_MARK in device_id
         devices.append(device)
     if shares and len(ids) > 1 and snapshot.resource.single_share:
@@ -395,10 +395,10 @@ def requested(snapshot: Snapshot, ids: Sequence[str], mends: Mapping[str, str]) 
     return devices
 
 
-def _unhealthy(device: Device, problem: Problem, mends: Mapping[str, str]) -> AllocationError:
-    mend = mends.get(problem.mend, "").format(device.unit.index.partition(":")[0])
+def _unhealthy(device: Device, problem: Problem) -> AllocationError:
+    fix = how_to_mend(problem.mend, device.unit.gpu, device.unit.index, os.getpid())
     return AllocationError(
-        f"device {device.id} is unhealthy: {problem.reason}{mend}",
+        f"device {device.id} is unhealthy: {problem.reason}{f'; {fix}' if fix else ''}",
         hint="gpunode plugin status",
         code="unhealthy",
     )
@@ -489,7 +489,8 @@ def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str
     return reasons, warnings
 
 
-# The action for a problem's `mend`, for users: the same text in the log and in `plugin status`.
+# The action for a problem's `mend`, for users: the same text in the log, in a pod's events and in
+# `plugin status`.
 
 _WORDS = {
     "restart-app": "restart the application that failed",
@@ -498,15 +499,20 @@ _WORDS = {
 }
 
 
-def how_to_mend(mend: str, index: str, pid: int = 0) -> str:
-    """ "" for a `mend` that needs no action. `index` is the unit's, `pid` the serving plugin's if known.
+def how_to_mend(mend: str, gpu: str, index: str, pid: int = 0) -> str:
+    """ "" for a `mend` that needs no action. `gpu` and `index` are the unit's, `pid` the serving plugin's if
+    known.
 
-    A reset fails while any process has NVML open, and the plugin does: SIGUSR1 makes it close NVML.
+    A reset of an NVIDIA GPU fails while any process has NVML open, and the plugin does: SIGUSR1 makes it
+    close NVML. Only NVIDIA's GPUs have ids with "GPU-"; AMD's are PCI addresses.
     """
     if mend != "reset":
         return _WORDS.get(mend, "")
+    number = index.partition(":")[0]
+    if gpu and not gpu.startswith("GPU-"):
+        return f"drain the node, then amd-smi reset --gpureset -g {number}"
     closing = f"kill -USR1 {pid} (closes NVML for 2 min), " if pid else ""
-    return f"drain the node, {closing}then nvidia-smi --gpu-reset -i {index.partition(':')[0]}"
+    return f"drain the node, {closing}then nvidia-smi --gpu-reset -i {number}"
 
 
 # Parts of the service beside the ledger and the kubelet links: each gets a turn a few times a second.

@@ -120,7 +120,7 @@ def test_unknown_or_unhealthy_device_is_refused(tmp_path: Path) -> None:
     )
     ill = Snapshot(2, replace(snapshot.resource, devices=(sick, *snapshot.devices[1:])))
     with pytest.raises(
-        AllocationError, match="two errors; reset it: amd-smi reset --gpureset -g 0"
+        AllocationError, match="two errors; drain the node, then amd-smi reset --gpureset -g 0"
     ) as caught:
         backend.answer(AMD, ill, [sick.id])
     assert caught.value.code == "unhealthy"

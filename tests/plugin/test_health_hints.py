@@ -19,21 +19,22 @@ from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
 
 
 @pytest.mark.parametrize(
-    ("mend", "index", "expected"),
+    ("mend", "gpu", "index", "expected"),
     [
-        ("reset", "1:4", "nvidia-smi --gpu-reset -i 1"),
-        ("reset", "1:4", "kill -USR1 77 (closes NVML for 2 min)"),
-        ("reboot", "1", "reboot the node"),
-        ("replace", "1", "replaced"),
+        ("reset", "GPU-1", "1:4", "nvidia-smi --gpu-reset -i 1"),
+        ("reset", "GPU-1", "1:4", "kill -USR1 77 (closes NVML for 2 min)"),
+        ("reset", "0000:03:00.0", "1", "drain the node, then amd-smi reset --gpureset -g 1"),
+        ("reboot", "GPU-1", "1", "reboot the node"),
+        ("replace", "GPU-1", "1", "replaced"),
     ],
 )
-def test_hint_is_a_command_if_there_is_one(mend: str, index: str, expected: str) -> None:
-    assert expected in how_to_mend(mend, index, 77)
+def test_hint_is_a_command_if_there_is_one(mend: str, gpu: str, index: str, expected: str) -> None:
+    assert expected in how_to_mend(mend, gpu, index, 77)
 
 
 def test_self_clearing_problem_has_no_hint() -> None:
-    assert how_to_mend("", "1", 77) == ""
-    assert "USR1" not in how_to_mend("reset", "1")
+    assert how_to_mend("", "GPU-1", "1", 77) == ""
+    assert "USR1" not in how_to_mend("reset", "GPU-1", "1")
 
 
 class Starting:

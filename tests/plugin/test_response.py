@@ -201,7 +201,12 @@ def test_request_for_nothing_is_invalid(four):
 
 
 @pytest.mark.parametrize(
-    ("mend", "hint"), [("", ""), ("reset", "nvidia-smi --gpu-reset -i 1"), ("reboot", "reboot the node")]
+    ("mend", "hint"),
+    [
+        ("", ""),
+        ("reset", "(closes NVML for 2 min), then nvidia-smi --gpu-reset -i 1"),
+        ("reboot", "reboot the node"),
+    ],
 )
 def test_unhealthy_device_is_refused_with_the_reason_and_the_fix(four, mend, hint):
     problem = Problem("xid-79", "XID 79: the GPU has fallen off the bus", mend=mend)

@@ -18,12 +18,6 @@ CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 MOUNTED = "/var/run/nvidia-container-devices"
 _ANNOTATION = "nvidia-device-plugin_"
 _MAX_KEY = 63  # of an annotation's name after its prefix
-_MENDS = {
-    "restart-app": "; it returns when the application is restarted",
-    "reset": "; reset it: nvidia-smi --gpu-reset -i {0}",
-    "reboot": "; reboot the node",
-    "replace": "; the GPU has to be replaced",
-}
 
 
 def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
@@ -32,7 +26,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     `AllocationError` names a device that doesn't exist, with some that do, or one that is unhealthy, with the
     reason: a container would not start on it, and would not say why.
     """
-    devices = requested(snapshot, ids, _MENDS)
+    devices = requested(snapshot, ids)
     resource = snapshot.resource
     units = tuple({device.unit.id: device.unit for device in devices}.values())
     names = [unit.index if settings.device_id_strategy == "index" else unit.id for unit in units]
