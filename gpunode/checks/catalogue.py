@@ -32,89 +32,88 @@ from gpunode.checks import (
     toolkit_config,
     xids,
 )
-from gpunode.checks.model import LAYERS, Check
+from gpunode.checks.model import Check
 from gpunode.errors import UsageError
 
-_IN_ORDER = (
-    # The PCI bus and the drivers that control its devices.
-    *hardware.BUS_CHECKS,
-    *hardware.NOUVEAU_CHECKS,
-    *pcie.CHECKS,
-    *hardware.MEMORY_CHECKS,
-    # The kernel module and its userspace libraries.
-    *kernel_module.BUILD_CHECKS,
-    *kernel_module.SIGNATURE_CHECKS,
-    *driver_libraries.SUPPORT_CHECKS,
-    *kernel_module.MODULE_CHECKS,
-    *driver_libraries.VERSIONS_CHECKS,
-    *driver_libraries.LIBRARIES_CHECKS,
-    *driver_packages.CHECKS,
-    *kernel_module.NEXT_BOOT_CHECKS,
-    # Device files, unified memory, persistence.
-    *devices.NODES_CHECKS,
-    *devices.ACCESS_CHECKS,
-    *devices.CONTAINERS_CHECKS,
-    *devices.PERSISTENCE_CHECKS,
-    # Condition of the GPUs as they and the kernel report it.
-    *health.LOST_CHECKS,
-    *health.MEMORY_CHECKS,
-    *xids.CHECKS,
-    *health.SPEED_CHECKS,
-    *health.USE_CHECKS,
-    # NVSwitch fabrics, MIG layouts, vGPU, confidential computing, GPUDirect.
-    *fabric.SWITCHES_CHECKS,
-    *mig.CHECKS,
-    *mig.MIG_PLUGINS_CHECKS,
-    *fabric.VIRTUAL_CHECKS,
-    *fabric.RDMA_CHECKS,
-    # The NVIDIA Container Toolkit.
-    *toolkit.INSTALLED_CHECKS,
-    *toolkit.RELEASES_CHECKS,
-    *toolkit_config.CHECKS,
-    *toolkit.CALLS_CHECKS,
-    # CDI specifications.
-    *cdi.SUPPLY_CHECKS,
-    *cdi.SPECS_CHECKS,
-    *cdi.CONTENTS_CHECKS,
-    *cdi.REBOOT_CHECKS,
-    # Docker: its file, its daemon, its runtimes.
-    *docker_variants.CHECKS,
-    *docker.SETTINGS_CHECKS,
-    *docker.FILE_CHECKS,
-    *docker.DAEMON_CHECKS,
-    *docker.PROBE_CHECKS,
-    # containerd: its file, its daemon, its handlers and what it imports.
-    *containerd.DAEMON_CHECKS,
-    *containerd_imports.CHECKS,
-    *containerd.HANDLERS_CHECKS,
-    *containerd.BESIDE_CHECKS,
-    # CRI-O: its handlers and their programs, its files, its hooks.
-    *crio.HANDLERS_CHECKS,
-    *crio.FILES_CHECKS,
-    # podman.
-    *podman.CHECKS,
-    # The kubelet, Kubernetes distributions, device plugins, the GPU operator.
-    *kubelet.DAEMON_CHECKS,
-    *kubernetes_distributions.RANCHER_CHECKS,
-    *kubernetes_distributions.OTHERS_CHECKS,
-    *gpu_operator.CHECKS,
-    *device_plugin.PLUGIN_SETTINGS_CHECKS,
-    *device_plugin.PLUGIN_CHECKS,
-    *kubelet.PODS_CHECKS,
-    *kubelet.RESOURCES_CHECKS,
-    # CUDA releases and images against the driver and its GPUs.
-    *cuda.RELEASES_CHECKS,
-    *cuda.IMAGES_CHECKS,
-    *cuda.RUNNING_CHECKS,
-    # The operating system around the GPUs: SELinux, WSL, Jetson, clocks, disks.
-    *platform.SYSTEM_CHECKS,
-    *platform.SPECIAL_CHECKS,
-    # Known vulnerabilities and unprotected access.
-    *security.HOLES_CHECKS,
-    *security.DOORS_CHECKS,
+_MODULES = (
+    *(cdi, containerd, containerd_imports, crio, cuda, device_plugin, devices, docker, docker_variants),
+    *(driver_libraries, driver_packages, fabric, gpu_operator, hardware, health, kernel_module, kubelet),
+    *(kubernetes_distributions, mig, pcie, platform, podman, security, toolkit, toolkit_config, xids),
 )
-# a module may contain checks of a neighbouring layer
-ALL_CHECKS: tuple[Check, ...] = tuple(sorted(_IN_ORDER, key=lambda check: LAYERS.index(check.layer)))
+# a paragraph per layer, in the order of `model.LAYERS`; a module may contain checks of a neighbouring layer
+_ORDER = """
+pci-no-gpu pci-gpu-count-mismatch gpu-bound-other-driver nouveau-loaded nova-core-loaded
+nouveau-not-blacklisted bar-too-small pcie-link-degraded pcie-aer-errors iommu-acs pcie-aspm
+numa-affinity-missing aux-power coherent-memory-mode uvm-hmm-kaslr
+
+driver-not-installed dkms-not-built kernel-headers-missing secureboot-unsigned mok-pending
+driver-too-old gpu-arch-dropped kmod-flavour driver-eol module-not-loaded
+module-disabled-next-boot gsp-firmware driver-persist-modprobe-conf driver-oops
+driver-libs-mixed driver-lib-mismatch driver-upgrade-pending libnvidia-ml-missing
+libcuda-missing libcuda-stub nvidia-smi-missing unattended-upgrades-driver
+driver-two-installs
+
+nvml-hang uvm-lost-at-reboot dev-char-lost-at-reboot dev-nodes-missing mig-caps-missing
+dev-node-major-stale uvm-not-loaded dev-perms dev-char-symlinks imex-channels
+cgroup-device-revoked persistenced-broken persistence-off
+
+gpu-lost gpu-reset-required inforom-corrupt ecc-uncorrectable row-remap-pending
+channel-repair-pending ecc-mode-pending xid-recent thermal-power-throttle power-cap-low
+nvlink-down compute-mode gpu-used-by-desktop zombie-gpu-memory bad-cuda-env
+
+fabricmanager-version fabric-topology fabricmanager-missing fabric-training mig-mode-pending
+mig-enabled-no-instances mig-config-lost mig-cdi-stale mig-nvml-regression
+mig-strategy-mismatch mps-mig-mixed vgpu-driver-mismatch vgpu-license cc-mode peermem
+gds-gdrcopy
+
+toolkit-missing toolkit-too-old toolkit-versions-mixed toolkit-known-bad-version
+apt-signed-by toolkit-config-invalid ldconfig-fails no-cgroups-wrong runtime-mode
+toolkit-not-on-daemon-path hook-conflict toolkit-cli-probe
+
+cdi-spec-missing cdi-disabled cdi-perms cdi-refresh-inactive cdi-spec-stale
+cdi-uvm-absent-in-spec cdi-duplicate cdi-unsupported-version cdi-wsl-dxcore
+cdi-lost-at-reboot
+
+docker-snap docker-desktop docker-rootless docker-version-old docker-unknown-key
+docker-default-runtime docker-cgroup-driver-mismatch docker-config-invalid-json
+docker-flag-file-conflict docker-not-running docker-not-restarted docker-runtime-missing
+docker-gpus-run-probe
+
+containerd-config-version containerd-cri-disabled containerd-not-restarted
+containerd-imports-clobber containerd-config-drift containerd-runtime-missing
+containerd-runtime-binary containerd-systemdcgroup containerd-nri containerd-deprecations
+containerd-memlock
+
+crio-not-running crio-runtime-missing crio-runtime-path crio-cgroup-manager
+crio-stray-dropin crio-hooks-mode crio-not-selected
+
+podman-cdi
+
+kubelet-not-running kubelet-device-plugin-dir plugin-socket-dead k3s-edited-generated
+k3s-wrong-template k3s-nvidia-wrong-root k3s-nvidia-not-detected microk8s-paths k0s-dropin
+cri-dockerd kind-nested operator-host-driver-conflict operator-validations
+operator-leftovers plugin-mount-mismatch plugin-strategy-mismatch plugin-device-specs
+gpus-offered-twice plugin-multiple plugin-cannot-see-nvml plugin-not-registered
+allocatable-zero hostusers-false runtimeclass-missing pod-driver-capabilities disk-pressure
+kubelet-swap-memlock-hugepages
+
+cuda-driver-version ptx-unsupported-toolchain no-kernel-image image-needs-newer-driver
+vectoradd-image-arch forward-compat-803-804 cuda-uninitialised
+
+selinux-nvml apparmor-denied clock-skew reboot-required kernel-unsupported memory-cgroup-v1
+wsl2 jetson lxc-nested nixos-flatcar-immutable
+
+toolkit-cve driver-cve accept-envvar-unprivileged daemon-tcp docker-group cap-profiling
+"""
+_PLACES = {name: place for place, name in enumerate(_ORDER.split())}
+_DECLARED = (
+    check
+    for module in _MODULES
+    for check in vars(module).values()
+    if isinstance(check, Check) and check.run.__module__ == module.__name__  # not an imported one
+)
+# KeyError for a check without a place in the order
+ALL_CHECKS: tuple[Check, ...] = tuple(sorted(_DECLARED, key=lambda check: _PLACES[check.id]))
 BY_ID = {check.id: check for check in ALL_CHECKS}
 
 

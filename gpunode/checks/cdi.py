@@ -149,9 +149,6 @@ def _enable(node: Node) -> Fix | None:
     return Fix(f"systemctl enable --now {_WRITERS[0]} nvidia-cdi-refresh.path")
 
 
-REBOOT_CHECKS = (cdi_lost_at_reboot,)
-
-
 # Which specification takes effect if two define the same device: the one in the later directory.
 
 
@@ -337,14 +334,6 @@ def cdi_wsl_dxcore(node: Node) -> Verdict:
     return ok("the CDI specifications include libdxcore.so") if _of_gpus(node) else skip(_NONE)
 
 
-CONTENTS_CHECKS = (
-    cdi_uvm_absent_in_spec,
-    cdi_duplicate,
-    cdi_unsupported_version,
-    cdi_wsl_dxcore,
-)
-
-
 # Whether CDI specifications still match this machine.
 
 _SHOWN = 6
@@ -398,9 +387,6 @@ def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
     gpus = known_gpus(node.nvml.inventory) if names_gpus and node.module is not None else None
     version = node.module.version if node.module else ""
     yield from (seen(spec.path, part) for part in stale_parts(node.host, spec, version, gpus))
-
-
-SPECS_CHECKS = (cdi_spec_stale,)
 
 
 # Whether a specification exists where one is needed, and what keeps it up to date.
@@ -572,11 +558,3 @@ def cdi_refresh_inactive(node: Node) -> Verdict:
     if service.at_boot and path is not None and path.installed and not path.runs:
         return warn(f"{_PATH} isn't enabled", seen(_PATH, str(path)), seen(_SERVICE, str(service)))
     return ok(f"{_SERVICE}: {service}")
-
-
-SUPPLY_CHECKS = (
-    cdi_spec_missing,
-    cdi_disabled,
-    cdi_perms,
-    cdi_refresh_inactive,
-)

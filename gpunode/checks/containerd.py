@@ -365,13 +365,6 @@ def running_config(node: Node) -> dict[str, Any]:
         return {}
 
 
-DAEMON_CHECKS = (
-    containerd_config_version,
-    containerd_cri_disabled,
-    containerd_not_restarted,
-)
-
-
 # containerd's handlers: the nvidia handler and its binary exist, and all use one cgroup driver.
 
 _PROGRAM = "nvidia-container-runtime"
@@ -588,13 +581,6 @@ def _driver(systemd: bool) -> str:
     return "systemd" if systemd else "cgroupfs"
 
 
-HANDLERS_CHECKS = (
-    containerd_runtime_missing,
-    containerd_runtime_binary,
-    containerd_systemdcgroup,
-)
-
-
 # Fixes for containerd itself.
 
 UPGRADE = per_family(
@@ -757,10 +743,3 @@ def containerd_memlock(node: Node) -> Verdict:
         seen("/sys/class/infiniband", ", ".join(adapters[:4])),
         fix=Fix(command, True, "restart"),
     )
-
-
-BESIDE_CHECKS = (
-    containerd_nri,
-    containerd_deprecations,
-    containerd_memlock,
-)

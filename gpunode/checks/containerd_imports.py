@@ -130,9 +130,3 @@ def containerd_config_drift(node: Node) -> Verdict:
         seen(daemon.config_path, daemon.config_source),
         fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart"),
     )
-
-
-CHECKS = (
-    containerd_imports_clobber,
-    containerd_config_drift,
-)

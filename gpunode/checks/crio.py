@@ -324,14 +324,6 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     return fail("CRI-O and the kubelet use different cgroup drivers", answer, setting, fix=fix)
 
 
-HANDLERS_CHECKS = (
-    crio_not_running,
-    crio_runtime_missing,
-    crio_runtime_path,
-    crio_cgroup_manager,
-)
-
-
 # names of copies that editors, package managers and users make; OpenShift's own files have no suffix
 _COPIES = (
     ".bak",
@@ -496,10 +488,3 @@ def crio_not_selected(node: Node) -> Verdict:
         seen(node.kubelet.endpoint_source, node.kubelet.endpoint),
         fix=Fix("systemctl disable --now crio", disruptive="restart"),
     )
-
-
-FILES_CHECKS = (
-    crio_stray_dropin,
-    crio_hooks_mode,
-    crio_not_selected,
-)

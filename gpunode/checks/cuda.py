@@ -232,12 +232,6 @@ def vectoradd_image_arch(node: Node) -> Verdict:
     )
 
 
-IMAGES_CHECKS = (
-    image_needs_newer_driver,
-    vectoradd_image_arch,
-)
-
-
 # A requested CUDA release (--cuda), against the driver and the GPUs of this node.
 
 _NO_CUDA_OPTION = "not requested: --cuda X.Y compares a CUDA release with this node"
@@ -361,13 +355,6 @@ def _last(capability: str) -> str:
     return releases.last_for(capability) or "today"
 
 
-RELEASES_CHECKS = (
-    cuda_driver_version,
-    ptx_unsupported_toolchain,
-    no_kernel_image,
-)
-
-
 # CUDA on the host itself: which libcuda programs load, and whether it initialises.
 
 _LINKER_FILES = "/etc/ld.so.conf.d"
@@ -467,9 +454,3 @@ def cuda_uninitialised(node: Node) -> Verdict:
         evidence = (seen(f"{source}, {one.name or one.uuid}", one.message or "fail") for one in broken)
         return fail(f"{len(broken)} of {len(answer.devices)} devices can't compute", *evidence)
     return ok(f"CUDA computes on {len(answer.devices)} devices")
-
-
-RUNNING_CHECKS = (
-    forward_compat_803_804,
-    cuda_uninitialised,
-)

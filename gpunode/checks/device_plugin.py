@@ -394,13 +394,6 @@ def shown(line: str) -> str:
     return message(line)[:_SHOWN]
 
 
-PLUGIN_CHECKS = (
-    plugin_cannot_see_nvml,
-    plugin_not_registered,
-    allocatable_zero,
-)
-
-
 # The device plugin's configuration against the kubelet and the engine.
 
 _SETTLED_SECONDS = 90.0
@@ -731,12 +724,3 @@ def _mounted(node: Node, plugin: PluginProcess) -> str:
         if len(fields) > 4 and fields[4] == DEVICE_PLUGINS:
             return f", but {fields[3]}"
     return ""
-
-
-PLUGIN_SETTINGS_CHECKS = (
-    plugin_mount_mismatch,
-    plugin_strategy_mismatch,
-    plugin_device_specs,
-    gpus_offered_twice,
-    plugin_multiple,
-)

@@ -175,14 +175,6 @@ def uvm_not_loaded(node: Node) -> Verdict:
     return ok("nvidia-uvm is loaded and its device file exists")
 
 
-NODES_CHECKS = (
-    dev_nodes_missing,
-    mig_caps_missing,
-    dev_node_major_stale,
-    uvm_not_loaded,
-)
-
-
 # Fixes for device files and the persistence daemon.
 
 _ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
@@ -400,13 +392,6 @@ def _clustered(cluster: str | None) -> bool:
     return bool(cluster) and not set(cluster or "") <= _ZEROS
 
 
-ACCESS_CHECKS = (
-    dev_perms,
-    dev_char_symlinks,
-    imex_channels,
-)
-
-
 # Running GPU containers: whether they can still open their device files.
 
 _SLACK_SECONDS = 5.0  # a container's start and a reload are measured with different clocks
@@ -520,9 +505,6 @@ def _recreate(lost: list[Container]) -> Fix | None:
 
 def _count(number: int) -> str:
     return "1 container" if number == 1 else f"{number} containers"
-
-
-CONTAINERS_CHECKS = (cgroup_device_revoked,)
 
 
 # Whether the driver keeps the GPUs initialised while they are idle.
@@ -646,9 +628,3 @@ def _missing_user(node: Node, argv: tuple[str, ...]) -> str:
     if not user or user.isdecimal() or not text:
         return ""
     return "" if any(line.startswith(f"{user}:") for line in text.splitlines()) else user
-
-
-PERSISTENCE_CHECKS = (
-    persistenced_broken,
-    persistence_off,
-)

@@ -89,9 +89,6 @@ def docker_gpus_run_probe(node: Node) -> Verdict:
     return fail("a Docker container can't compute on a GPU", tried)
 
 
-PROBE_CHECKS = (docker_gpus_run_probe,)
-
-
 # Fixes for Docker itself.
 
 _GUIDE = "https://docs.docker.com/engine/install/"
@@ -292,12 +289,6 @@ def line_of(text: str, needle: str) -> int | None:
     """The first line, 1-based, that holds `needle`."""
     lines = enumerate(text.splitlines(), start=1)
     return next((number for number, line in lines if needle in line), None)
-
-
-FILE_CHECKS = (
-    docker_config_invalid_json,
-    docker_flag_file_conflict,
-)
 
 
 @check(
@@ -562,13 +553,6 @@ def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-DAEMON_CHECKS = (
-    docker_not_running,
-    docker_not_restarted,
-    docker_runtime_missing,
-)
-
-
 # Docker's settings: unknown keys, a missing default runtime, a different cgroup driver.
 
 
@@ -709,10 +693,3 @@ def _same_driver(node: Node, docker: Daemon, driver: str) -> Fix:
     text = node.host.read_text(docker.config_path) or ""
     line = line_of(text, "native.cgroupdriver")
     return edit(docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')
-
-
-SETTINGS_CHECKS = (
-    docker_unknown_key,
-    docker_default_runtime,
-    docker_cgroup_driver_mismatch,
-)

@@ -204,11 +204,3 @@ def docker_version_old(node: Node) -> Verdict:
 
 def _dotted(daemon: Daemon) -> str:
     return ".".join(map(str, daemon.version)) or "(unknown)"
-
-
-CHECKS = (
-    docker_snap,
-    docker_desktop,
-    docker_rootless,
-    docker_version_old,
-)

@@ -215,15 +215,6 @@ def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
     return tuple(xid_storms(node)) or failures(node, *addresses)
 
 
-LIBRARIES_CHECKS = (
-    libnvidia_ml_missing,
-    libcuda_missing,
-    libcuda_stub,
-    nvidia_smi_missing,
-    nvml_hang,
-)
-
-
 # One driver, one version: the loaded module, the one on disk, and the libraries.
 
 
@@ -363,13 +354,6 @@ def driver_upgrade_pending(node: Node) -> Verdict:
         seen(stays.real, f"{stays.version} ({stays.soname})"),
         fix=driver_packages.reinstall_libraries(node),
     )
-
-
-VERSIONS_CHECKS = (
-    driver_libs_mixed,
-    driver_lib_mismatch,
-    driver_upgrade_pending,
-)
 
 
 # The driver against the GPUs: its branch, and the kind of its kernel module.
@@ -565,11 +549,3 @@ def driver_eol(node: Node) -> Verdict:
         ),
         fix=driver_packages.install_driver(node),
     )
-
-
-SUPPORT_CHECKS = (
-    driver_too_old,
-    gpu_arch_dropped,
-    kmod_flavour,
-    driver_eol,
-)

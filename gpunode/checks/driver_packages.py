@@ -506,9 +506,3 @@ def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
     again = reinstall(node, [one.name for one in packaged])
     note = "GPU programs that start before the reboot fail"
     return Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive, note=note) if again else None
-
-
-CHECKS = (
-    unattended_upgrades_driver,
-    driver_two_installs,
-)

@@ -119,12 +119,6 @@ def gds_gdrcopy(node: Node) -> Verdict:
     )
 
 
-RDMA_CHECKS = (
-    peermem,
-    gds_gdrcopy,
-)
-
-
 # Fixes for the fabric, MIG layouts and virtual GPUs.
 
 _ENABLE = "systemctl enable --now nvidia-fabricmanager"
@@ -447,14 +441,6 @@ def _health(mask: int | None) -> str:
     return ", ".join(word for shift, word in words if ((mask or 0) >> shift) & 3 == 1)
 
 
-SWITCHES_CHECKS = (
-    fabricmanager_version,
-    fabric_topology,
-    fabricmanager_missing,
-    fabric_training,
-)
-
-
 # Virtual GPUs (vGPU) as the guest sees them, and confidential computing.
 
 _TOKENS = "/etc/nvidia/ClientConfigToken"
@@ -592,10 +578,3 @@ def cc_mode(node: Node) -> Verdict:
         "confidential computing is on, but the GPUs are not set to ready",
         seen("NVML, confidential computing", "on, GPUs not ready"),
     )
-
-
-VIRTUAL_CHECKS = (
-    vgpu_driver_mismatch,
-    vgpu_license,
-    cc_mode,
-)

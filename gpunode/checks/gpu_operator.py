@@ -178,10 +178,3 @@ def _configure_again(node: Node) -> Fix:
     install = fixes.INSTALL_TOOLKIT.other
     before = "" if own and not own.startswith(TOOLKIT) else f"{install.command} && "
     return Fix(f"{before}{command}", True, "restart")
-
-
-CHECKS = (
-    operator_host_driver_conflict,
-    operator_validations,
-    operator_leftovers,
-)

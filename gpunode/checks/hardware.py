@@ -231,13 +231,6 @@ def owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:
     return tuple(seen(f"{DEVICES}/{gpu.address}/driver", gpu.driver or "no driver link") for gpu in gpus)
 
 
-BUS_CHECKS = (
-    pci_no_gpu,
-    pci_gpu_count_mismatch,
-    gpu_bound_other_driver,
-)
-
-
 # Fixes for the hardware's findings, beside the shared remedies of fixes.py.
 
 _PARAMETERS = "https://docs.kernel.org/admin-guide/kernel-parameters.html"
@@ -439,13 +432,6 @@ def uvm_hmm_kaslr(node: Node) -> Verdict:
     return fail("nvidia-uvm found no address range for the GPUs' memory, so CUDA can't start", *evidence)
 
 
-MEMORY_CHECKS = (
-    aux_power,
-    coherent_memory_mode,
-    uvm_hmm_kaslr,
-)
-
-
 # The kernel's own drivers for NVIDIA GPUs, nouveau and nova, which keep nvidia from binding to them.
 
 _OLDER_SECONDS = 60  # an initramfs that was written this long before the blacklist can't contain it
@@ -588,10 +574,3 @@ def _older_initramfs(node: Node) -> bool:
         return False
     written = [found.st_mtime for one in refusals if (found := node.host.stat(one.source))]
     return bool(written) and min(written) > image.st_mtime + _OLDER_SECONDS
-
-
-NOUVEAU_CHECKS = (
-    nouveau_loaded,
-    nova_core_loaded,
-    nouveau_not_blacklisted,
-)

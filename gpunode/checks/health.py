@@ -263,13 +263,6 @@ def inforom_corrupt(node: Node) -> Verdict:
     return ok("the infoROMs are valid")
 
 
-LOST_CHECKS = (
-    gpu_lost,
-    gpu_reset_required,
-    inforom_corrupt,
-)
-
-
 # Memory errors: uncorrectable ones, repairs that wait for a reset, memory that can't be repaired any more.
 
 _MOST_REMAPPED = 512  # rows; NVIDIA's GPU memory error management: the rows that a GPU can remap
@@ -431,14 +424,6 @@ def _on(mode: bool | None) -> str:
     return "on" if mode else "off"
 
 
-MEMORY_CHECKS = (
-    ecc_uncorrectable,
-    row_remap_pending,
-    channel_repair_pending,
-    ecc_mode_pending,
-)
-
-
 # What throttles GPUs: heat, power, links that are down.
 
 _SPEED_WORDS = {
@@ -576,13 +561,6 @@ def _up(gpu: Condition) -> int:
 def _which(gpu: Condition) -> str:
     down = [str(number) for number, state in enumerate(gpu.nvlinks or ()) if not state]
     return f"link {', '.join(down)} is down" if len(down) == 1 else f"links {', '.join(down)} are down"
-
-
-SPEED_CHECKS = (
-    thermal_power_throttle,
-    power_cap_low,
-    nvlink_down,
-)
 
 
 # What uses the GPUs, and what blocks other programs.
@@ -735,11 +713,3 @@ def bad_cuda_env(node: Node) -> Verdict:
     if fix is None:
         fix = Fix(f"systemctl edit {units[0]}") if units else Fix(f"unset {names.replace(',', '')}", False)
     return warn(f"{names} {what}", *evidence, fix=fix)
-
-
-USE_CHECKS = (
-    compute_mode,
-    gpu_used_by_desktop,
-    zombie_gpu_memory,
-    bad_cuda_env,
-)

@@ -175,13 +175,6 @@ def kernel_headers_missing(node: Node) -> Verdict:
     return warn(f"the headers of kernel {release} are not installed", seen(build, state), fix=fix)
 
 
-BUILD_CHECKS = (
-    driver_not_installed,
-    dkms_not_built,
-    kernel_headers_missing,
-)
-
-
 # Secure Boot: whether the firmware's keys accept the module, now and at the next boot.
 
 # shim or the kernel includes these certificates, so their modules need no enrolment
@@ -287,12 +280,6 @@ def mok_pending(node: Node) -> Verdict:
     )
 
 
-SIGNATURE_CHECKS = (
-    secureboot_unsigned,
-    mok_pending,
-)
-
-
 # What a reboot doesn't restore: modules that were loaded manually, links to device files.
 
 _UVM = "nvidia_uvm"
@@ -389,12 +376,6 @@ def dev_char_lost_at_reboot(node: Node) -> Verdict:
         seen(needing[0].source, needing[0].forgets),
         seen("/etc/udev/rules.d", f"no rule with {_LINKS[0]}"),
     )
-
-
-NEXT_BOOT_CHECKS = (
-    uvm_lost_at_reboot,
-    dev_char_lost_at_reboot,
-)
 
 
 # Lines of the kernel's log as evidence for findings of other sources.
@@ -691,12 +672,3 @@ def driver_oops(node: Node) -> Verdict:
         return ok("the kernel's log reports no crash in the NVIDIA module")
     evidence = [seen("dmesg", f"[{line.seconds:.6f}] {line.text}") for line in found]
     return warn("the NVIDIA module has crashed in the kernel", *evidence)
-
-
-MODULE_CHECKS = (
-    module_not_loaded,
-    module_disabled_next_boot,
-    gsp_firmware,
-    driver_persist_modprobe_conf,
-    driver_oops,
-)

@@ -197,13 +197,6 @@ def has_own_plugin(node: Node) -> bool:
     return read_unit(node.host, _OUR_UNIT) is not None
 
 
-DAEMON_CHECKS = (
-    kubelet_not_running,
-    kubelet_device_plugin_dir,
-    plugin_socket_dead,
-)
-
-
 # Disk space for images and pods, and what keeps a kubelet from starting.
 
 _PRUNE = everywhere(
@@ -373,12 +366,6 @@ def kubelet_swap(node: Node) -> Verdict:
     return fail("swap is on, and this kubelet refuses to start with swap", *evidence)
 
 
-RESOURCES_CHECKS = (
-    disk_pressure,
-    kubelet_swap,
-)
-
-
 # Pods with allocated GPUs: whether they can access them.
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
@@ -493,10 +480,3 @@ def hostusers_false(node: Node) -> Verdict:
             "pods on this node use user namespaces, where the toolkit's hook can't add GPUs", *found[:4]
         )
     return ok("no pod on this node uses a user namespace")
-
-
-PODS_CHECKS = (
-    hostusers_false,
-    runtimeclass_missing,
-    pod_driver_capabilities,
-)

@@ -173,14 +173,6 @@ def kind_nested(node: Node) -> Verdict:
     )
 
 
-OTHERS_CHECKS = (
-    microk8s_paths,
-    k0s_dropin,
-    cri_dockerd,
-    kind_nested,
-)
-
-
 # k3s and rke2: they write containerd's file again at each start.
 
 _RUNTIME = "nvidia-container-runtime"
@@ -418,11 +410,3 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
                     fix=_configure(daemon),
                 )
     return ok(f"no other containerd than {daemon.manager}'s is configured")
-
-
-RANCHER_CHECKS = (
-    k3s_edited_generated,
-    k3s_wrong_template,
-    k3s_nvidia_wrong_root,
-    k3s_nvidia_not_detected,
-)

@@ -247,15 +247,6 @@ def _nvml(gpu: Gpu, what: str) -> Evidence:
     return seen(f"NVML, GPU {gpu.index} ({gpu.pci})", what)
 
 
-CHECKS = (
-    mig_mode_pending,
-    mig_enabled_no_instances,
-    mig_config_lost,
-    mig_cdi_stale,
-    mig_nvml_regression,
-)
-
-
 # MIG layouts against the device plugin's strategy for them.
 
 _NONE = "no device plugin for NVIDIA GPUs runs on this node"
@@ -390,9 +381,3 @@ def _mixed(node: Node, answer: Evidence) -> Verdict:
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     on = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", "MIG is on") for gpu in gpus if gpu.mig_enabled]
     return warn("the device plugin shares GPUs with MPS, which doesn't work with MIG", answer, *on[:8])
-
-
-MIG_PLUGINS_CHECKS = (
-    mig_strategy_mismatch,
-    mps_mig_mixed,
-)

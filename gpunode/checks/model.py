@@ -102,7 +102,7 @@ def check(
 ) -> Callable[[Callable[[Node], Verdict]], Check]:
     """Decorator that makes a `Check` of a pure function; the docstring is the check's `why`.
 
-    It registers nothing: each module lists its checks, and checks/catalogue.py orders the lists.
+    checks/catalogue.py finds the checks of each module and has their order.
     """
 
     def declare(run: Callable[[Node], Verdict]) -> Check:

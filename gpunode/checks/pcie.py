@@ -273,13 +273,3 @@ def numa_affinity_missing(node: Node) -> Verdict:
 
 def _numa(node: Node, address: str) -> str:
     return (node.host.read_text(f"{DEVICES}/{address}/numa_node") or "").strip()
-
-
-CHECKS = (
-    bar_too_small,
-    pcie_link_degraded,
-    pcie_aer_errors,
-    iommu_acs,
-    pcie_aspm,
-    numa_affinity_missing,
-)

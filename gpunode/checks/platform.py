@@ -288,14 +288,6 @@ def immutable(node: Node) -> Verdict:
     return note(f"{' and '.join(missing)} can't be installed as packages: {how}", shown, fix=Fix(command))
 
 
-SPECIAL_CHECKS = (
-    wsl2,
-    jetson,
-    lxc_nested,
-    immutable,
-)
-
-
 # The system around the driver: its access control, clock, kernel, control groups and pending reboots.
 
 _BOOLEANS = ("container_use_devices", "container_use_xserver_devices")
@@ -514,13 +506,3 @@ def memory_cgroup_v1(node: Node) -> Verdict:
         evidence,
         fix=fix,
     )
-
-
-SYSTEM_CHECKS = (
-    selinux_nvml,
-    apparmor_denied,
-    clock_skew,
-    reboot_required,
-    kernel_unsupported,
-    memory_cgroup_v1,
-)

@@ -92,6 +92,3 @@ def _place(files: PodmanConfig, release: str) -> Evidence:
         if number:
             return seen(file.path, f"{_KEY} = {list(files.strings(_KEY))}", number)
     return seen(f"podman {release}", f"reads only {_DIRECTORIES[0]}")
-
-
-CHECKS = (podman_cdi,)

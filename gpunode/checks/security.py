@@ -228,14 +228,6 @@ def cap_profiling(node: Node) -> Verdict:
     )
 
 
-DOORS_CHECKS = (
-    accept_envvar_unprivileged,
-    daemon_tcp,
-    docker_group,
-    cap_profiling,
-)
-
-
 # Fixes for a vulnerable driver on this node: a fixed release from the same source.
 
 _OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
@@ -332,9 +324,3 @@ def driver_cve(node: Node) -> Verdict:
         *evidence,
         fix=driver_upgrade(node, found[0][1]),
     )
-
-
-HOLES_CHECKS = (
-    toolkit_cve,
-    driver_cve,
-)

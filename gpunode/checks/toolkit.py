@@ -156,12 +156,6 @@ def _gates(node: Node) -> tuple[str, ...]:
     return ("device-plugin", *cgroup, *(("tegra",) if node.kind == TEGRA else ()))
 
 
-INSTALLED_CHECKS = (
-    toolkit_missing,
-    toolkit_too_old,
-)
-
-
 # Installed releases of the toolkit and its packages, and their sources.
 
 _MAIN = "nvidia-container-toolkit"
@@ -320,13 +314,6 @@ def _removal(sources: list[AptSource]) -> Fix:
     """Rename files with a suffix that apt ignores."""
     paths = dict.fromkeys(source.path for source in sources)
     return Fix(" && ".join(f"mv {path} {path}.disabled" for path in paths) + " && apt update")
-
-
-RELEASES_CHECKS = (
-    toolkit_versions_mixed,
-    toolkit_known_bad_version,
-    apt_signed_by,
-)
 
 
 # Which of the toolkit's methods the engines of this node use.
@@ -539,10 +526,3 @@ def toolkit_cli(node: Node) -> Verdict:
         return skip("nvidia-container-cli isn't installed")
     user = cli_user(node)
     return toolkit_cli_probe(node) if user else skip("no engine of this node calls nvidia-container-cli")
-
-
-CALLS_CHECKS = (
-    toolkit_not_on_daemon_path,
-    hook_conflict,
-    toolkit_cli,
-)

@@ -277,11 +277,3 @@ def runtime_mode(node: Node) -> Verdict:
 
 def _engines(node: Node) -> bool:
     return any(role(node).used for role in (docker_role, containerd_role, crio_role))
-
-
-CHECKS = (
-    toolkit_config_invalid,
-    ldconfig_fails,
-    no_cgroups_wrong,
-    runtime_mode,
-)

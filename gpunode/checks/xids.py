@@ -142,6 +142,3 @@ def _fix(node: Node, lines: tuple[XidLine, ...]) -> Fix:
         return fixes.REBOOT.other
     addresses = {line.address for line in lines}
     return reset_gpus(node, tuple(gpu for gpu in node.conditions if gpu.pci in addresses))
-
-
-CHECKS = (xid_recent,)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.checks.catalogue import ALL_CHECKS, BY_ID, find_check
+from gpunode.checks.catalogue import _ORDER, ALL_CHECKS, BY_ID, find_check
 from gpunode.checks.document import markdown
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import LAYERS, PREFLIGHTS
@@ -28,8 +28,9 @@ def test_every_failure_mode_in_the_catalogue_has_a_check_or_a_reason():
     assert {why.removeprefix("in ") for why in known.values() if why.startswith("in ")} <= set(BY_ID)
 
 
-def test_check_ids_are_unique():
+def test_check_ids_are_unique_and_in_the_order_of_the_report():
     assert len(BY_ID) == len(ALL_CHECKS)
+    assert list(BY_ID) == _ORDER.split()
 
 
 def test_blockers_exist_and_have_no_cycle():
