@@ -212,10 +212,7 @@ def _distribution(daemon: Daemon, file: ConfigFile) -> str:
 
 def _is_conffile(host: Host, path: str, data: bytes) -> bool:
     """Whether dpkg installed the file and it is unchanged since (deb-conffiles(5), MD5 sums)."""
-    try:
-        status = host.read_text(_DPKG) or ""
-    except GpunodeError:
-        return False
+    status = host.text_or_empty(_DPKG)
     return f"\n {path} {hashlib.md5(data, usedforsecurity=False).hexdigest()}" in status
 
 

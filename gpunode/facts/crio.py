@@ -18,7 +18,7 @@ from typing import Any
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import cri_version
 from gpunode.facts.daemons import Daemon, Kind, find_binary, locate, socket_path
-from gpunode.facts.processes import Process, option_value, running
+from gpunode.facts.processes import Process, environment, option_value, running
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import DEFAULT_PATH
@@ -75,11 +75,7 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
 
 def _with_environment(host: Host, process: Process) -> Process:
     """The process with its environment variables as flags."""
-    try:
-        text = host.read_text(f"/proc/{process.pid}/environ") or ""
-    except GpunodeError:
-        return process  # only root may read it; otherwise only the flags count
-    variables = dict(one.partition("=")[::2] for one in text.split("\0"))
+    variables = environment(host, process.pid)  # only root may read it; otherwise only the flags count
     return replace(process, argv=_with_variables(process.argv, variables))
 
 

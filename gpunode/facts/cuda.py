@@ -70,7 +70,7 @@ def _own(environ: Mapping[str, str]) -> Iterator[Setting]:
 
 def _of_node(host: Host) -> Iterator[Setting]:
     for path in (_ENVIRONMENT, _SYSTEMD[0], *host.glob(_SYSTEMD[1], "*.conf")):
-        for number, line in enumerate(_text(host, path).splitlines(), 1):
+        for number, line in enumerate(host.text_or_empty(path, SMALL_BYTES).splitlines(), 1):
             stripped = line.strip().removeprefix("export ")
             if path != _ENVIRONMENT:
                 key, _, stripped = stripped.partition("=")
@@ -102,13 +102,6 @@ def _of_units(host: Host, units: Collection[str]) -> Iterator[Setting]:
         for name, value in found.environment.items() if found is not None else ():
             if name in DEBUGGING or name in HIDING:
                 yield Setting(name, value, unit)
-
-
-def _text(host: Host, path: str) -> str:
-    try:
-        return host.read_text(path, SMALL_BYTES) or ""
-    except GpunodeError:
-        return ""
 
 
 # CUDA releases: the drivers that run them and the GPUs that they support, from the tables.

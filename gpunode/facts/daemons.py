@@ -90,11 +90,7 @@ def _exe(host: Host, pid: int) -> str | None:
 
 def process_unit(host: Host, process: Process, name: str) -> Unit | None:
     """The unit in whose control group a process runs, if that unit is the one that starts `name`."""
-    try:
-        text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
-    except GpunodeError:
-        return None
-    for line in text.splitlines():
+    for line in host.text_or_empty(f"/proc/{process.pid}/cgroup").splitlines():
         owner = line.rpartition(":")[2].rpartition("/")[2]
         if owner.endswith(".service"):
             unit = read_unit(host, owner)

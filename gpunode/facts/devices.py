@@ -37,11 +37,8 @@ def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
     """From /proc/driver/nvidia/gpus/*/information."""
     found = []
     for address in host.listdir(_GPUS):
-        try:
-            text = host.read_text(f"{_GPUS}/{address}/information") or ""
-        except GpunodeError:
-            text = ""  # reading a lost GPU fails here; it stays in the list without its numbers
-        fields = dict(_pairs(text))
+        # reading a lost GPU fails here; it stays in the list without its numbers
+        fields = dict(_pairs(host.text_or_empty(f"{_GPUS}/{address}/information")))
         minor = fields.get("Device Minor", "")
         found.append(
             DriverGpu(

@@ -117,10 +117,7 @@ def manager(host: Host, process: Process) -> str:
 
 def _service(host: Host, process: Process) -> str:
     """The service of a process, by its control group; empty if unknown."""
-    try:
-        text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
-    except GpunodeError:
-        return ""
+    text = host.text_or_empty(f"/proc/{process.pid}/cgroup")
     return next((part for line in text.splitlines() for part in line.split("/") if part in _UNITS), "")
 
 
@@ -228,10 +225,7 @@ def _setting(host: Host, kind: _Kind, key: str) -> str:
         return ""
     found = ""
     for path in (kind.settings, *sorted(host.glob(f"{kind.settings}.d", "*.yaml"))):
-        try:
-            text = host.read_text(path) or ""
-        except GpunodeError:
-            continue  # a command that needs root reports it elsewhere
+        text = host.text_or_empty(path)  # a command that needs root reports one that it can't read elsewhere
         shown = re.findall(rf"""^["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s#]+)""", text, re.MULTILINE)
         found = shown[-1] if shown else found
     return found

@@ -268,11 +268,7 @@ def flag_place(host: Host, unit: str | None, key: str) -> str:
     pattern = re.compile("|".join(filter(None, [*(rf"--{name}\b(?!-)" for name in names), shorts])))
     found = read_unit(host, unit) if unit else None
     for path in (*reversed(found.files if found else ()), *_ENVIRONMENT_FILES):
-        try:
-            lines = (host.read_text(path) or "").splitlines()
-        except GpunodeError:
-            continue
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(host.text_or_empty(path).splitlines(), start=1):
             if pattern.search(line) and not line.lstrip().startswith(("#", ";")):
                 return f"{path}:{number}"
     return ""
@@ -505,10 +501,7 @@ def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
     """Whether the user's systemd runs it: a dockerd that was started in a terminal is in another group."""
     if process is None:
         return True
-    try:
-        text = host.read_text(f"/proc/{process.pid}/cgroup") or ""
-    except GpunodeError:
-        return True
+    text = host.text_or_empty(f"/proc/{process.pid}/cgroup")
     parts = [part for line in text.splitlines() for part in line.rpartition(":")[2].split("/")]
     return unit.name in parts or not any(part.endswith((".service", ".scope")) for part in parts)
 

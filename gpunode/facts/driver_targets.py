@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpunode.errors import GpunodeError
 from gpunode.facts import driver
 from gpunode.facts.driver import driver_packages
 from gpunode.facts.node import Node
@@ -51,10 +50,7 @@ def repository_lines(node: Node) -> tuple[str, ...]:
     found: list[str] = []
     for directory in _REPOSITORY_DIRECTORIES:
         for path in node.host.glob(directory, "*"):
-            try:
-                found += (node.host.read_text(path) or "").splitlines()
-            except GpunodeError:
-                continue
+            found += node.host.text_or_empty(path).splitlines()
     return tuple(found)
 
 

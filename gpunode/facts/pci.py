@@ -69,10 +69,7 @@ def lone_audio(host: Host) -> tuple[str, ...]:
 
 
 def _word(host: Host, path: str) -> str:
-    try:
-        return (host.read_text(path) or "").strip()
-    except GpunodeError:
-        return ""  # a device that fell off the bus answers with an I/O error
+    return host.text_or_empty(path).strip()  # a device that fell off the bus answers with an I/O error
 
 
 def _numa(host: Host, place: str) -> int | None:
@@ -119,7 +116,7 @@ class Link:
 
 def memory_bars(host: Host, address: str) -> tuple[Bar, ...] | None:
     """The memory windows of a function; None if its `resource` can't be read or is incomplete."""
-    lines = _read(host, f"{DEVICES}/{address}/resource").splitlines()
+    lines = host.text_or_empty(f"{DEVICES}/{address}/resource").splitlines()
     if len(lines) < _BARS:
         return None
     found = []
@@ -148,8 +145,8 @@ def read_link(host: Host, address: str) -> Link | None:
     """None unless both ends report their widths."""
     port = next(iter(bridges(host, address)), "")
     place = f"{DEVICES}/{address}"
-    words = [_link_word(host, f"{place}/{name}") for name in ("current_link_width", "max_link_width")]
-    words.append(_link_word(host, f"{_place(host, address, port)}/max_link_width") if port else "")
+    words = [_word(host, f"{place}/{name}") for name in ("current_link_width", "max_link_width")]
+    words.append(_word(host, f"{_place(host, address, port)}/max_link_width") if port else "")
     if not set(words) <= _WIDTHS:
         return None
     width, most, port_most = (int(word) for word in words)
@@ -166,7 +163,7 @@ def error_counters(host: Host, address: str, kind: str) -> dict[str, int]:
     """Advanced error reporting since the boot, by error: `kind` is correctable, nonfatal or fatal. {} if the
     function or the kernel doesn't count (ABI/testing/sysfs-bus-pci-devices-aer_stats)."""
     found = {}
-    for line in _read(host, f"{DEVICES}/{address}/aer_dev_{kind}").splitlines():
+    for line in host.text_or_empty(f"{DEVICES}/{address}/aer_dev_{kind}").splitlines():
         name, _, number = line.rpartition(" ")
         if name and number.isascii() and number.isdigit() and len(number) < 20:
             found[name.strip()] = int(number)
@@ -202,13 +199,13 @@ def _redirects(config: bytes) -> bool:
 
 def processor_nodes(host: Host) -> tuple[int, ...]:
     """NUMA nodes that have processors; () if the kernel doesn't report them."""
-    return _numbers(_link_word(host, f"{NODES}/has_cpu"))
+    return _numbers(_word(host, f"{NODES}/has_cpu"))
 
 
 def memory_only_nodes(host: Host) -> tuple[int, ...]:
     """NUMA nodes with memory and without processors: a coherent GPU's memory, or memory behind CXL."""
     processors = set(processor_nodes(host))
-    memory = _numbers(_link_word(host, f"{NODES}/has_memory"))
+    memory = _numbers(_word(host, f"{NODES}/has_memory"))
     return tuple(node for node in memory if node not in processors) if processors else ()
 
 
@@ -220,14 +217,3 @@ def _numbers(text: str) -> tuple[int, ...]:
         if all(word.isascii() and word.isdigit() and len(word) < 5 for word in (first, last or first)):
             found += range(int(first), int(last or first) + 1)
     return tuple(found)
-
-
-def _link_word(host: Host, path: str) -> str:
-    return _read(host, path).strip()
-
-
-def _read(host: Host, path: str) -> str:
-    try:
-        return host.read_text(path) or ""
-    except GpunodeError:
-        return ""  # a device that fell off the bus answers with an I/O error

@@ -64,10 +64,7 @@ def option_values(argv: tuple[str, ...], *names: str) -> tuple[str, ...]:
 
 def environment(host: Host, pid: int) -> Mapping[str, str]:
     """A process's environment at its start; {} without permission to read it."""
-    try:
-        text = host.read_text(f"/proc/{pid}/environ") or ""
-    except GpunodeError:
-        return {}
+    text = host.text_or_empty(f"/proc/{pid}/environ")
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 

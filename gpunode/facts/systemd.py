@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.host.files import SMALL_BYTES
 
@@ -53,7 +52,9 @@ def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES)
     files = (fragment, *_drop_ins(host, name, places))
     environment: dict[str, str] = {}
     command = ""
-    for key, value in (pair for path in files for pair in _service_settings(_text(host, path))):
+    # a drop-in that this user may not read must not hide the rest
+    texts = (host.text_or_empty(path, SMALL_BYTES) for path in files)
+    for key, value in (pair for text in texts for pair in _service_settings(text)):
         if key == "Environment":
             environment.update(_assignments(value))
         elif key == "EnvironmentFile":
@@ -70,13 +71,6 @@ def _drop_ins(host: Host, name: str, places: tuple[str, ...]) -> tuple[str, ...]
         for path in host.glob(f"{place}/{name}.d", "*.conf"):
             found.setdefault(path.rpartition("/")[2], path)
     return tuple(found[key] for key in sorted(found))
-
-
-def _text(host: Host, path: str) -> str:
-    try:
-        return host.read_text(path, SMALL_BYTES) or ""
-    except GpunodeError:
-        return ""  # a drop-in that this user may not read must not hide the rest
 
 
 def _service_settings(text: str) -> Iterator[tuple[str, str]]:
@@ -114,7 +108,7 @@ def _specified(text: str, name: str) -> str:
 def _environment_file(host: Host, value: str) -> dict[str, str]:
     """Variables of an EnvironmentFile; like systemd, a leading ``-`` means that it may be missing."""
     variables: dict[str, str] = {}
-    for line in _text(host, value.lstrip("-")).splitlines():
+    for line in host.text_or_empty(value.lstrip("-"), SMALL_BYTES).splitlines():
         stripped = line.strip()
         if stripped and stripped[0] not in "#;" and "=" in stripped:
             key, _, raw = stripped.partition("=")

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
@@ -91,12 +90,8 @@ def containers(host: Host, processes: Sequence[Process]) -> tuple[Container, ...
 
 def container_of(host: Host, pid: int) -> tuple[str, str, str]:
     """The id of a process's container, its group in v2 and that of v1's devices; empty if there is none."""
-    try:
-        text = host.read_text(f"/proc/{pid}/cgroup") or ""
-    except GpunodeError:
-        return "", "", ""
     unified = devices = ""
-    for line in text.splitlines():
+    for line in host.text_or_empty(f"/proc/{pid}/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:

@@ -81,10 +81,7 @@ def listed(host: Host, directory: str) -> tuple[str, ...]:
 
 def text_of(host: Host, path: str) -> str:
     """A file's text, empty if it is missing or can't be read now, which is common in sysfs."""
-    try:
-        return (host.read_text(path) or "").strip()
-    except GpunodeError:
-        return ""
+    return host.text_or_empty(path).strip()
 
 
 def number_of(text: str) -> int | None:

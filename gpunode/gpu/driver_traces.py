@@ -20,7 +20,8 @@ Traces = tuple[object, ...]
 
 def driver_traces(host: Host, library: str = "") -> Traces:
     """The loaded driver: module, version, GPUs, MIG instances, and the present file of `library`."""
-    return (module(host), _text(host, _VERSION), _names(host, _GPUS), _instances(host), _file(host, library))
+    version = host.text_or_empty(_VERSION)
+    return (module(host), version, _names(host, _GPUS), _instances(host), _file(host, library))
 
 
 def gpu_addresses(host: Host) -> tuple[str, ...]:
@@ -51,7 +52,7 @@ def generation(host: Host, driver_version: str) -> str:
 
 def boot_id(host: Host) -> str:
     """The kernel's own id of this boot, "" where it reports none."""
-    return _text(host, _BOOT_ID).strip()
+    return host.text_or_empty(_BOOT_ID).strip()
 
 
 def _instances(host: Host) -> tuple[str, ...]:
@@ -69,13 +70,6 @@ def _names(host: Host, directory: str) -> tuple[str, ...]:
         return host.listdir(directory)
     except GpunodeError:
         return ()
-
-
-def _text(host: Host, path: str) -> str:
-    try:
-        return host.read_text(path) or ""
-    except GpunodeError:
-        return ""
 
 
 def _file(host: Host, path: str) -> tuple[int, int]:

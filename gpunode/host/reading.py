@@ -171,7 +171,7 @@ class ReadingHost:
 
         unknown = -1 if self.live else 0
         ours = self if self.behalf is None else replace(self, behalf=None)
-        return owner_in(ours._text_of(pid, "status"), unknown)
+        return owner_in(ours.text_or_empty(f"/proc/{pid}/status"), unknown)
 
     def is_own(self, pid: int) -> bool:
         """Whether a process is the node's own, as gpunode/host/trust.py defines it: only such a process is
@@ -182,7 +182,7 @@ class ReadingHost:
             return False
         if self.in_pid_namespace(pid):
             return False  # also a container that a system service runs, such as one of systemd-nspawn
-        cgroup = self._text_of(pid, "cgroup")
+        cgroup = self.text_or_empty(f"/proc/{pid}/cgroup")
         if trust.in_system_service(cgroup):
             return True
         ours = [name for name in ("self", "1") if self.live or name == "1"]
@@ -199,19 +199,13 @@ class ReadingHost:
 
     def in_pid_namespace(self, pid: int) -> bool:
         """Whether a process is in a PID namespace below ours: proc_pid_status(5) then shows two numbers."""
-        lines = self._text_of(pid, "status").splitlines()
+        lines = self.text_or_empty(f"/proc/{pid}/status").splitlines()
         return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
     def _namespace(self, pid: str, kind: str) -> str:
         """A process's namespace; empty if this user can't see it, or it wasn't recorded."""
         try:
             return self.readlink(f"/proc/{pid}/ns/{kind}") or ""
-        except GpunodeError:
-            return ""
-
-    def _text_of(self, pid: int, name: str) -> str:
-        try:
-            return self.read_text(f"/proc/{pid}/{name}") or ""
         except GpunodeError:
             return ""
 
@@ -249,6 +243,14 @@ class ReadingHost:
         """Like `read_bytes`, decoded; bytes that are no UTF-8 are kept as surrogates."""
         data = self.read_bytes(path, limit)
         return None if data is None else data.decode("utf-8", "surrogateescape")
+
+    def text_or_empty(self, path: str, limit: int = READ_BYTES) -> str:
+        """Like `read_text`, but empty for a file that doesn't exist or can't be read: for facts that a node
+        needn't have, such as those of a process that may have ended or of a device that fell off the bus."""
+        try:
+            return self.read_text(path, limit) or ""
+        except GpunodeError:
+            return ""
 
     def read_tail(self, path: str, limit: int) -> str:
         """The last `limit` bytes of a file of any size, decoded like `read_text`; empty if it doesn't

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gpunode.errors import GpunodeError, PreconditionError, UsageError, install_command
+from gpunode.errors import PreconditionError, UsageError, install_command
 from gpunode.host import Host
 from gpunode.kubernetes.api import ClusterError, ExtraMissing, Json, NoAccess
 
@@ -315,11 +315,7 @@ def _own(host: Host) -> dict[str, str]:
     numbers = {}
     for key, paths in _FILES.items():
         for path in paths:
-            try:
-                text = (host.read_text(path) or "").strip().lower()
-            except GpunodeError:
-                continue  # only root can read the firmware's
-            if text:
+            if text := host.text_or_empty(path).strip().lower():  # only root can read the firmware's
                 numbers[key] = text
                 break
     return numbers

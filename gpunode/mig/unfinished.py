@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpunode.errors import GpunodeError
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
@@ -220,10 +219,7 @@ def lives(host: Host, run: Run) -> bool:
 
 
 def _start(host: Host, pid: int) -> str:
-    try:
-        fields = (host.read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
-    except GpunodeError:
-        return ""
+    fields = host.text_or_empty(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 

@@ -107,7 +107,7 @@ def obstacles(
 
     Files that this user may not read are skipped; only root can read those of every process.
     """
-    caps = {number: name for name, number in mig_minors(_text(node.host, MIG_MINORS)).items()}
+    caps = {number: name for name, number in mig_minors(node.host.text_or_empty(MIG_MINORS)).items()}
     held: dict[int, tuple[Held, ...]] = {}
     if any(_changes(plan) for plan in plans):
         for process in node.processes:
@@ -210,7 +210,7 @@ def _draws(host: Host) -> bool:
     """Whether nvidia_drm holds the GPUs: with modeset off it is loaded and has none open."""
     if not host.is_dir(f"/sys/module/{DRM}"):
         return False
-    return _text(host, f"/sys/module/{DRM}/parameters/modeset").strip() != "N"
+    return host.text_or_empty(f"/sys/module/{DRM}/parameters/modeset").strip() != "N"
 
 
 def _held(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
@@ -222,13 +222,6 @@ def _held(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
     for number in sorted(files.caps):
         if names := _INSTANCE.fullmatch(caps.get(number, "")):
             yield int(names[1]), int(names[2]), int(names[3]) if names[3] else None
-
-
-def _text(host: Host, path: str) -> str:
-    try:
-        return host.read_text(path) or ""
-    except GpunodeError:
-        return ""
 
 
 class _Who:
@@ -244,9 +237,9 @@ class _Who:
         host = self._node.host
         container, group, v1 = container_of(host, pid)
         engine = _ENGINE.search(f"{group} {v1}") if "user@" not in group else None
-        units = _UNIT.findall(_text(host, f"/proc/{pid}/cgroup").replace("\n", "/"))
+        units = _UNIT.findall(host.text_or_empty(f"/proc/{pid}/cgroup").replace("\n", "/"))
         unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
-        said = self._names.get(pid) or _text(host, f"/proc/{pid}/comm")
+        said = self._names.get(pid) or host.text_or_empty(f"/proc/{pid}/comm")
         name = " ".join(said.split()) or "a process"  # a name may contain line breaks
         pod = self._pod(container)
         runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
@@ -528,11 +521,8 @@ def _is_known(host: Host, process: Process) -> bool:
 
 def _field(host: Host, pid: int, name: str) -> tuple[str, ...]:
     """Lines of /proc/PID/status with this prefix (proc_pid_status(5)); none if the process has ended."""
-    try:
-        text = host.read_text(f"/proc/{pid}/status") or ""
-    except GpunodeError:
-        return ()
-    return tuple(line for line in text.splitlines() if line.startswith(name))
+    lines = host.text_or_empty(f"/proc/{pid}/status").splitlines()
+    return tuple(line for line in lines if line.startswith(name))
 
 
 def _parent(lines: Sequence[str]) -> int:

@@ -261,7 +261,8 @@ def holder(host: Host, paths: Sequence[str]) -> Lock | None:
 
     A lock that an overlay or a container hides isn't found; the manager itself reports it when it starts.
     """
-    listed = [match for line in _locks(host).splitlines() if (match := _LINE.match(line))]
+    lines = host.text_or_empty("/proc/locks").splitlines()
+    listed = [match for line in lines if (match := _LINE.match(line))]
     for path in paths:
         found = host.stat(path) if listed else None
         for match in listed if found else ():
@@ -269,7 +270,7 @@ def holder(host: Host, paths: Sequence[str]) -> Lock | None:
             if int(match[4]) != found.st_ino or int(match[1]) == os.getpid():
                 continue
             pid = max(0, int(match[1]))
-            name = _name(host, pid)
+            name = host.text_or_empty(f"/proc/{pid}/comm").strip() if pid else ""
             same_device = (int(match[2], 16), int(match[3], 16)) == (
                 os.major(found.st_dev),
                 os.minor(found.st_dev),
@@ -277,20 +278,6 @@ def holder(host: Host, paths: Sequence[str]) -> Lock | None:
             if same_device or name in _AT_WORK:  # a file of btrfs or an overlay has two device numbers
                 return Lock(path, pid, name)
     return None
-
-
-def _locks(host: Host) -> str:
-    try:
-        return host.read_text("/proc/locks") or ""
-    except GpunodeError:
-        return ""
-
-
-def _name(host: Host, pid: int) -> str:
-    try:
-        return (host.read_text(f"/proc/{pid}/comm") or "").strip() if pid else ""
-    except GpunodeError:
-        return ""
 
 
 # Run a package manager's command: never while another process runs one, and always to its end.

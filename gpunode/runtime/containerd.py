@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gpunode.errors import GpunodeError, PreconditionError, ValidationError
+from gpunode.errors import PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import CONFIG, setting
@@ -216,10 +216,7 @@ class ContainerdEngine:
 
     def _wants_systemd_cgroup(self) -> bool:
         """The kubelet's cgroupDriver, else kubeadm's default where systemd uses cgroup v2."""
-        try:
-            driver = setting(self.host.read_text(CONFIG) or "", "cgroupDriver")
-        except GpunodeError:
-            driver = None
+        driver = setting(self.host.text_or_empty(CONFIG), "cgroupDriver")
         if driver:
             return driver == "systemd"
         return self.host.systemd_runs() and self.host.exists("/sys/fs/cgroup/cgroup.controllers")

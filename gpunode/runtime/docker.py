@@ -103,10 +103,7 @@ def _pods(host: Host, desired: DesiredConfig, active: Active | None) -> str:
 def _global_no_cgroups(host: Host, daemon: Daemon) -> str:
     if daemon.user:
         return ""
-    try:
-        text = host.read_text(DEFAULT_PATH) or ""
-    except GpunodeError:
-        return ""
+    text = host.text_or_empty(DEFAULT_PATH)
     found = re.search(r"^[ \t]*no-cgroups[ \t]*=[ \t]*true", text, re.MULTILINE)
     if found is None:
         return ""

@@ -14,9 +14,10 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from gpunode.errors import ConfigError, GpunodeError, PreconditionError
+from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
@@ -77,13 +78,7 @@ def _path(host: Host, daemon: Daemon) -> str:
     given = unit.environment.get("PATH", "") if unit else ""
     if given or daemon.process is None:
         return given or _DEFAULT_PATH
-    try:
-        raw = host.read_bytes(f"/proc/{daemon.process.pid}/environ") or b""
-    except GpunodeError:
-        return _DEFAULT_PATH
-    pairs = (part.partition(b"=") for part in raw.split(b"\0"))
-    own = next((value for key, _, value in pairs if key == b"PATH"), b"")
-    return own.decode("utf-8", "replace") or _DEFAULT_PATH
+    return environment(host, daemon.process.pid).get("PATH") or _DEFAULT_PATH
 
 
 # The Go template from which k3s and rke2 render containerd's file, as text. Pure functions.
