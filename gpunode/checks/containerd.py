@@ -30,6 +30,7 @@ from gpunode.facts.gpu_use import other_way
 from gpunode.facts.node import Node
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.output.result import Evidence, Fix
+from gpunode.output.typed import as_dict
 
 # containerd's docs: the newest configuration version that each release reads
 _NEWEST = (((2, 3), 4), ((2, 0), 3), ((1, 3), 2), ((1, 0), 1))
@@ -470,7 +471,7 @@ def containerd_runtime_binary(node: Node) -> Verdict:
     if node.containerd is None or config is None:
         return skip(containerd_role(node).reason)
     running = running_config(node)
-    tables = {**config.runtimes, **(_dict(dig(running, "containerd", "runtimes")))}
+    tables = {**config.runtimes, **as_dict(dig(running, "containerd", "runtimes"))}
     default = str(dig(running, "containerd", "defaultRuntimeName") or config.default_runtime)
     names = [name for name in tables if name.startswith(HANDLER) or name == default]
     for name in names:
@@ -500,10 +501,6 @@ def _handlers_in_file(node: Node, config: ContainerdConfig, name: str, program: 
         if line:
             return seen(path, f"{name}: BinaryName {program}", line)
     return seen(config.path, f"{name}: BinaryName {program}")
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 @check(

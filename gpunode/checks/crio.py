@@ -20,6 +20,7 @@ from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host import Host
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
+from gpunode.output.typed import as_dict, as_strings
 
 # Fixes for CRI-O.
 
@@ -65,14 +66,12 @@ _PACKAGED_HOOKS = SYSTEM_DIRECTORIES[:1]  # CRI-O's default for hooks_dir
 
 def running_runtime(node: Node) -> dict[str, Any]:
     """``crio.runtime`` of the running daemon; `DaemonError` if it doesn't report it."""
-    found = dig(node.crio_config, "crio", "runtime")
-    return found if isinstance(found, dict) else {}
+    return as_dict(dig(node.crio_config, "crio", "runtime"))
 
 
 def _handlers(runtime: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found = runtime.get("runtimes")
-    tables = found.items() if isinstance(found, dict) else ()
-    return {name: table for name, table in tables if isinstance(table, dict)}
+    tables = as_dict(runtime.get("runtimes"))
+    return {name: table for name, table in tables.items() if isinstance(table, dict)}
 
 
 def nvidia_handlers(runtime: dict[str, Any]) -> list[str]:
@@ -82,9 +81,7 @@ def nvidia_handlers(runtime: dict[str, Any]) -> list[str]:
 
 def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
     """Directories where the running CRI-O looks for OCI hooks."""
-    found = runtime.get("hooks_dir")
-    listed = tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
-    return listed or _PACKAGED_HOOKS
+    return as_strings(runtime.get("hooks_dir")) or _PACKAGED_HOOKS
 
 
 @check(

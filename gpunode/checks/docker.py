@@ -30,6 +30,7 @@ from gpunode.facts.users import sudo_name
 from gpunode.gpu.vectoradd import plan
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
+from gpunode.output.typed import as_dict
 
 # Test of Docker with a container that computes on a GPU. Only with --deep, if a container can be started.
 
@@ -441,14 +442,14 @@ def docker_not_restarted(node: Node) -> Verdict:
         return skip(f"Docker doesn't report its configuration: {error.message}")
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
-    missing = sorted(set(named) - set(_table(info, "Runtimes")))
+    missing = sorted(set(named) - set(as_dict(info.get("Runtimes"))))
     default = config.get("default-runtime")
     evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
         evidence.append(seen(path, f'default-runtime "{default}"', line_of(text, '"default-runtime"')))
     if not evidence:
         return ok("the running Docker has loaded its configuration file")
-    active = ", ".join(sorted(_table(info, "Runtimes"))) or "none"
+    active = ", ".join(sorted(as_dict(info.get("Runtimes")))) or "none"
     answer = seen(f"{node.docker.socket} /info", f"runtimes: {active}; default: {info.get('DefaultRuntime')}")
     judge = fail if docker_role(node).used else warn
     what = f"the runtime {', '.join(missing)}" if missing else f"the default runtime {default}"
@@ -546,11 +547,6 @@ def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
         seen(source, value or "installed"),
         seen(f"/proc/{process.pid}", f"dockerd, started {utc(process.started)}"),
     )
-
-
-def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
-    value = tree.get(key)
-    return value if isinstance(value, dict) else {}
 
 
 # Docker's settings: unknown keys, a missing default runtime, a different cgroup driver.

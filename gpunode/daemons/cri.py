@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
+from gpunode.output.typed import as_dict, as_strings, as_text
 
 if TYPE_CHECKING:
     import grpc
@@ -59,8 +60,8 @@ class CriStatus:
 
     def systemd_cgroup(self, handler: str) -> bool:
         """Whether this handler makes systemd create the cgroups (its option SystemdCgroup)."""
-        runtimes = _table(_table(self.config.get("containerd")).get("runtimes"))
-        return _table(_table(runtimes.get(handler)).get("options")).get("SystemdCgroup") is True
+        runtimes = as_dict(as_dict(self.config.get("containerd")).get("runtimes"))
+        return as_dict(as_dict(runtimes.get(handler)).get("options")).get("SystemdCgroup") is True
 
 
 class Cri:
@@ -173,34 +174,27 @@ def parse_status(config: str, named: tuple[str, ...], conditions: Mapping[str, b
     means the default handler and is left out.
     """
     tree = _json_object(config)
-    engine = _table(tree.get("containerd"))
-    default = engine.get("defaultRuntimeName")
-    handlers = dict.fromkeys([*_table(engine.get("runtimes")), *filter(None, named)])
-    return CriStatus(tuple(handlers), default if isinstance(default, str) else "", tree, dict(conditions))
+    engine = as_dict(tree.get("containerd"))
+    handlers = dict.fromkeys([*as_dict(engine.get("runtimes")), *filter(None, named)])
+    return CriStatus(tuple(handlers), as_text(engine.get("defaultRuntimeName")), tree, dict(conditions))
 
 
 def recorded_status(data: Mapping[str, Any]) -> CriStatus:
     """A status in the form of docs/recorded-machines.md; entries of another type count as absent."""
-    names = data.get("handlers")
-    default = data.get("defaultHandler")
     return CriStatus(
-        tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else (),
-        default if isinstance(default, str) else "",
-        _table(data.get("config")),
-        {name: bool(holds) for name, holds in _table(data.get("conditions")).items()},
+        as_strings(data.get("handlers")),
+        as_text(data.get("defaultHandler")),
+        as_dict(data.get("config")),
+        {name: bool(holds) for name, holds in as_dict(data.get("conditions")).items()},
     )
 
 
 def _json_object(text: str) -> dict[str, Any]:
     """Empty for anything else, and for JSON that is nested more deeply than the parser accepts."""
     try:
-        return _table(json.loads(text))
+        return as_dict(json.loads(text))
     except (ValueError, RecursionError):
         return {}
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def explain(error: CallError, socket: str, method: str, service: str = "containerd") -> DaemonError:
@@ -247,7 +241,7 @@ def image_config(host: Host, socket: str, reference: str, timeout: float) -> dic
     if not answer.HasField("image"):
         return None
     spec = _json_object(answer.info.get("info", "")).get("imageSpec")
-    return _table(_table(spec).get("config"))
+    return as_dict(as_dict(spec).get("config"))
 
 
 # Running containers, by the CRI's lists.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,8 +24,9 @@ from gpunode.facts.daemons import (
 )
 from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution, manager, owner
 from gpunode.facts.processes import Process, option_value, running
-from gpunode.facts.toml import dig, line_of_key, parse_toml, place
+from gpunode.facts.toml import dig, leaves, line_of_key, parse_toml, place
 from gpunode.host import Host
+from gpunode.output.typed import as_dict, as_strings, as_text
 
 # The files that containerd's `imports` name.
 #
@@ -230,25 +231,25 @@ class ContainerdConfig:
         containerd 2.3 migrates a file without version whatever the name of its table.
         """
         if self.version == 1 and self.release >= (2, 3):
-            tables = _table(self.merged.get("plugins"))
+            tables = as_dict(self.merged.get("plugins"))
             return next((name for name in CRI_PLUGINS.values() if name in tables), CRI_PLUGINS[1])
         return CRI_PLUGINS[min(self.version, 3)] if self.version > 0 else CRI_PLUGINS[1]
 
     @cached_property
     def cri(self) -> dict[str, Any]:
         """The merged CRI table; {} if there is none."""
-        table = _table(dig(self.merged, "plugins", self.plugin))
+        table = as_dict(dig(self.merged, "plugins", self.plugin))
         if not self.deep or self.version not in (2, 3):
             return table
         # containerd 2 merges the migrated table of version 2 under the one with the newer name
-        older, newer = (_table(dig(self.merged, "plugins", CRI_PLUGINS[number])) for number in (2, 3))
+        older, newer = (as_dict(dig(self.merged, "plugins", CRI_PLUGINS[number])) for number in (2, 3))
         migrates = self.version == 2 or self.release >= (2, 3)
         return _merge_tables(older, newer) if migrates else newer
 
     @property
     def runtimes(self) -> dict[str, Any]:
         """Handlers by name, merged; containerd's built-in runc is included only if a file defines it."""
-        return _table(dig(self.cri, "containerd", "runtimes"))
+        return as_dict(dig(self.cri, "containerd", "runtimes"))
 
     @property
     def default_runtime(self) -> str:
@@ -258,8 +259,7 @@ class ContainerdConfig:
     @property
     def named_default(self) -> str:
         """Name of the default handler that a file sets; empty if none does."""
-        name = dig(self.cri, "containerd", "default_runtime_name")
-        return name if isinstance(name, str) else ""
+        return as_text(dig(self.cri, "containerd", "default_runtime_name"))
 
     @property
     def disabled(self) -> tuple[str, ...]:
@@ -270,12 +270,7 @@ class ContainerdConfig:
     @property
     def imports(self) -> tuple[str, ...]:
         """The main file's own import patterns."""
-        listed = self.main.get("imports")
-        return tuple(one for one in listed if isinstance(one, str)) if isinstance(listed, list) else ()
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+        return as_strings(self.main.get("imports"))
 
 
 def load_config(
@@ -405,21 +400,13 @@ def lost_settings(config: ContainerdConfig) -> tuple[Lost, ...]:
         table = dig(tree, "plugins", config.plugin)
         if not isinstance(table, dict):
             continue
-        here = dict(_leaves(table))
+        here = dict(leaves(table))
         for keys, (value, file) in before.items():
             if keys not in here:
                 found.setdefault(keys, Lost(keys, value, file, path))
         before |= {keys: (value, path) for keys, value in here.items()}
         found = {keys: lost for keys, lost in found.items() if keys not in here}
     return tuple(found.values())
-
-
-def _leaves(table: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*keys, key))
-        else:
-            yield (*keys, key), value
 
 
 def is_lost(running: Mapping[str, Any], one: Lost) -> bool:
@@ -512,10 +499,9 @@ def _full(config: ContainerdConfig, tree: dict[str, Any], plugin: str) -> str:
 
 def _lost(config: ContainerdConfig, table: dict[str, Any], kept: list[dict[str, Any]]) -> tuple[str, ...]:
     """Handlers, their cgroup driver and registries; other settings fall back to the same default."""
-    runtimes = dig(table, "containerd", "runtimes")
     found = [
         name if systemd is None else f"{name}: SystemdCgroup = true"
-        for name, runtime in (runtimes if isinstance(runtimes, dict) else {}).items()
+        for name, runtime in as_dict(dig(table, "containerd", "runtimes")).items()
         for systemd in _missed(name, runtime, [dig(one, "containerd", "runtimes", name) for one in kept])
     ]
     registry = dig(table, "registry")

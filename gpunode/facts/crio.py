@@ -24,6 +24,7 @@ from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
+from gpunode.output.typed import as_dict, as_text
 
 DEFAULT_CONFIG = "/etc/crio/crio.conf"
 DEFAULT_DIRECTORY = "/etc/crio/crio.conf.d"
@@ -116,12 +117,12 @@ class CrioFile:
     @property
     def runtime(self) -> dict[str, Any]:
         """Its ``crio.runtime`` table."""
-        return _table(dig(self.tree, "crio", "runtime"))
+        return as_dict(dig(self.tree, "crio", "runtime"))
 
     @property
     def handlers(self) -> dict[str, Any]:
         """The handlers in this file."""
-        return _table(self.runtime.get("runtimes"))
+        return as_dict(self.runtime.get("runtimes"))
 
     def line_of(self, key: str) -> int:
         """First line of `key`, as a key or as the last part of a table's header; 1 if there is none."""
@@ -150,8 +151,7 @@ class CrioConfig:
     @property
     def named_default(self) -> str:
         """The default handler that a file sets; empty if none does."""
-        name = self.setting("runtime", "default_runtime")
-        return name if isinstance(name, str) else ""
+        return as_text(self.setting("runtime", "default_runtime"))
 
     def defines(self, name: str) -> tuple[CrioFile, ...]:
         """The files that define a handler; the last one takes effect."""
@@ -228,10 +228,6 @@ def _wrong(file: CrioFile, key: str, kind: str) -> ConfigError:
         f"{file.path}:{line}: {key} is not {kind}, so CRI-O can't start",
         hint=f"correct that line: ${{EDITOR:-vi}} +{line} {file.path}",
     )
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 # The programs behind CRI-O's handlers, and which of them NVIDIA's runtime finds. CRI-O's packages install

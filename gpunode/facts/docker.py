@@ -20,7 +20,7 @@ from gpunode.facts.daemons import (
     same_file,
     socket_path,
 )
-from gpunode.facts.processes import Process, environment, option_value, running
+from gpunode.facts.processes import Process, environment, option_value, option_values, running
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.facts.tables import can, table
 from gpunode.facts.toml import dig
@@ -29,6 +29,7 @@ from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
 from gpunode.host.documents import toml
+from gpunode.output.typed import as_strings
 
 # dockerd's daemon.json as text: its settings, syntax errors, and the socket that its daemon listens on.
 
@@ -99,7 +100,7 @@ def _hosts_in_file(host: Host, config: str) -> list[str]:
         hosts = parse_daemon_json(host.read_text(config) or "", config, twice=True).get("hosts")
     except GpunodeError:
         return []  # the command that edits or checks the file reports what is wrong with it
-    return [one for one in hosts if isinstance(one, str)] if isinstance(hosts, list) else []
+    return list(as_strings(hosts))
 
 
 def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str, Any]:
@@ -236,24 +237,15 @@ def file_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
 def flag_features(argv: tuple[str, ...]) -> dict[str, bool]:
     """What ``--feature NAME`` and ``--feature NAME=true`` switch (dockerd 28.0 and up)."""
     found: dict[str, bool] = {}
-    for position, argument in enumerate(argv):
-        head, equals, value = argument.partition("=")
-        if head == "--feature":
-            given = value if equals else "".join(argv[position + 1 : position + 2])
-            name, _, state = given.partition("=")
-            found[name] = state.lower() not in ("false", "0", "f")
+    for given in option_values(argv, "--feature"):
+        name, _, state = given.partition("=")
+        found[name] = state.lower() not in ("false", "0", "f")
     return found
 
 
 def flag_runtimes(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the runtimes that ``--add-runtime NAME=PATH`` registers."""
-    found = []
-    for position, argument in enumerate(argv):
-        head, equals, value = argument.partition("=")
-        if head == "--add-runtime":
-            given = value if equals else "".join(argv[position + 1 : position + 2])
-            found.append(given.partition("=")[0])
-    return tuple(found)
+    return tuple(given.partition("=")[0] for given in option_values(argv, "--add-runtime"))
 
 
 def flag_default(argv: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from gpunode.facts.processes import option_value, option_values
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import GeneratedCopy, generated_copy
 from gpunode.host import Host
+from gpunode.output.typed import as_strings, as_text
 
 CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # every engine's default
 COMMAND_LINE = "its command line"  # where a handler comes from a flag
@@ -93,7 +94,7 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
     for name, table in config.runtimes.items():
         where = [one for one in trees if _has_runtime(trees[one], config.plugin, name)]
         program = dig(table, "options", "BinaryName")
-        handlers.append(ConfiguredHandler(name, _text(program), where[-1] if where else config.path))
+        handlers.append(ConfiguredHandler(name, as_text(program), where[-1] if where else config.path))
     switch = config.cri.get("enable_cdi")
     cdi = switch if isinstance(switch, bool) else _since(daemon, _CONTAINERD_CDI_ON)
     return Configured(
@@ -115,7 +116,7 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
     tree = parse_daemon_json(text or "", path)
     runtimes = tree.get("runtimes")
     handlers = tuple(
-        ConfiguredHandler(name, _text(dig(entry, "path")), path)
+        ConfiguredHandler(name, as_text(dig(entry, "path")), path)
         for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
     )
     switch = flag_features(daemon.argv).get("cdi", dig(tree, "features", "cdi"))
@@ -123,7 +124,7 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
     return Configured(
         (ConfigFile(path, "main", text, tree),),
         (*handlers, *_named(option_values(daemon.argv, "--add-runtime"), "=")),
-        option_value(daemon.argv, "--default-runtime") or _text(tree.get("default-runtime")),
+        option_value(daemon.argv, "--default-runtime") or as_text(tree.get("default-runtime")),
         cdi if _since(daemon, _DOCKER_CDI) else None,
         tuple(option_values(daemon.argv, "--cdi-spec-dir")) or _directories(tree.get("cdi-spec-dirs")),
     )
@@ -134,7 +135,7 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
 
     config = load_crio(host, daemon.config_path, drop_in_directory(daemon))
     handlers = tuple(
-        ConfiguredHandler(name, _text(dig(table, "runtime_path")), config.defines(name)[-1].path)
+        ConfiguredHandler(name, as_text(dig(table, "runtime_path")), config.defines(name)[-1].path)
         for name, table in config.handlers.items()
     )
     return Configured(
@@ -159,7 +160,7 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
     return Configured(
         _files(daemon.config_path, ((one.path, one.text, one.tree) for one in config.files)),
         handlers,
-        _text(config.setting("runtime")),
+        as_text(config.setting("runtime")),
         True if _since(daemon, _PODMAN_CDI) else None,
         _directories(config.setting("cdi_spec_dirs")),
     )
@@ -199,9 +200,4 @@ def _since(daemon: Daemon, version: tuple[int, ...]) -> bool:
 
 
 def _directories(value: Any) -> tuple[str, ...]:
-    given = tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
-    return given or CDI_DIRECTORIES
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return as_strings(value) or CDI_DIRECTORIES

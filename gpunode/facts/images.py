@@ -11,6 +11,7 @@ from typing import Any
 from gpunode.errors import DaemonError
 from gpunode.facts.tables import table
 from gpunode.host import Host
+from gpunode.output.typed import as_dict, as_strings
 
 DAEMON_SECONDS = 3.0
 _PODMAN_SECONDS = 10.0
@@ -123,8 +124,7 @@ def _of_podman(host: Host, reference: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         answer = None
     first = answer[0] if isinstance(answer, list) and answer else None
-    config = first.get("Config") if isinstance(first, dict) else None
-    return config if isinstance(config, dict) else {}
+    return as_dict(first.get("Config")) if isinstance(first, dict) else {}
 
 
 def _recorded(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
@@ -138,9 +138,8 @@ def _recorded(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
 
 def _environment(config: Mapping[str, Any]) -> dict[str, str]:
     """Env of an image's settings: ``NAME=VALUE`` strings; anything else is left out."""
-    listed = config.get("Env")
-    pairs = (item for item in (listed if isinstance(listed, list) else ()) if isinstance(item, str))
-    return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+    pairs = (pair.partition("=") for pair in as_strings(config.get("Env")))
+    return {name: value for name, _, value in pairs}
 
 
 # The language of NVIDIA_REQUIRE_*: an image's requirements for the driver and the GPU that it runs on.

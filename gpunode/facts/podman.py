@@ -15,6 +15,7 @@ from gpunode.errors import ConfigError
 from gpunode.facts.daemons import Daemon, daemon_version
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
+from gpunode.output.typed import as_dict, as_strings
 
 CONFIG = "/etc/containers/containers.conf"
 DROP_INS = f"{CONFIG}.d"
@@ -41,8 +42,7 @@ class PodmanFile:
     @property
     def runtimes(self) -> dict[str, list[str]]:
         """Runtimes by name, each with the paths that podman tries in order."""
-        table = dig(self.tree, "engine", "runtimes")
-        return table if isinstance(table, dict) else {}
+        return as_dict(dig(self.tree, "engine", "runtimes"))
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ class PodmanConfig:
 
     def strings(self, key: str) -> tuple[str, ...]:
         """A list setting's strings; empty if no file has it."""
-        value = self.setting(key)
-        return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+        return as_strings(self.setting(key))
 
 
 def load_podman(host: Host) -> PodmanConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunode.errors import ConfigError
@@ -53,6 +53,15 @@ def dig(tree: Any, *keys: str) -> Any:
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
+
+
+def leaves(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value that isn't a table, with its path."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
 
 
 def header_path(line: str) -> KeyPath | None:

@@ -8,9 +8,12 @@ whose values then override every later change of the main file.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gpunode.facts.toml import KeyPath, dig, leaves
+from gpunode.output.typed import as_dict
 
 NVIDIA_CTK = "nvidia-ctk"
 GPU_OPERATOR = "gpu-operator"
@@ -19,8 +22,6 @@ _PROGRAM = re.compile(r"(^|/)nvidia-container-runtime(\.[a-z-]+)?$")
 # the toolkit's container installs below TOOLKIT_INSTALL_DIR/toolkit, which is /usr/local/nvidia by default
 _CONTAINERS_PLACE = "/toolkit/nvidia-container-runtime"
 _HEADER = re.compile(r"^( *)\[([^\[\]]+)\]$")
-
-KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,15 @@ def generated_copy(
     file has there, or, where the main file has nothing, a runtime that isn't NVIDIA's: the copy was then made
     from the daemon's own dump.
     """
-    section, own = (_dict(_dict(one, "plugins"), plugin) for one in (tree, main_tree))
+    section, own = (as_dict(dig(one, "plugins", plugin)) for one in (tree, main_tree))
     handlers = nvidia_handlers(section)
-    if not handlers or set(tree) - {"version", "plugins"} or set(_dict(tree, "plugins")) != {plugin}:
+    if not handlers or set(tree) - {"version", "plugins"} or set(as_dict(dig(tree, "plugins"))) != {plugin}:
         return None
-    default = _dict(section, "containerd").get("default_runtime_name")
+    default = dig(section, "containerd", "default_runtime_name")
     ours = default if isinstance(default, str) and default in handlers else ""
     cdi = section.get("enable_cdi") is True
     copied, there = (
-        {path: value for path, value in _leaves(one) if not _belongs(path, handlers, bool(ours), cdi)}
+        {path: value for path, value in leaves(one) if not _belongs(path, handlers, bool(ours), cdi)}
         for one in (section, own)
     )
     if not _is_copy(copied, there):
@@ -85,8 +86,8 @@ def _belongs(path: KeyPath, handlers: Mapping[str, str], default: bool, cdi: boo
 def nvidia_handlers(section: Mapping[str, Any]) -> dict[str, str]:
     """Runtimes of a CRI section whose program is NVIDIA's: name to program."""
     found = {}
-    for name, runtime in _dict(_dict(section, "containerd"), "runtimes").items():
-        program = _dict(runtime, "options").get("BinaryName")
+    for name, runtime in as_dict(dig(section, "containerd", "runtimes")).items():
+        program = dig(runtime, "options", "BinaryName")
         if isinstance(program, str) and is_nvidia_program(program):
             found[name] = program
     return found
@@ -103,7 +104,7 @@ def nvidia_writer(text: str, tree: Mapping[str, Any]) -> str:
     `tree` is the parsed file, of containerd, CRI-O or Docker. The operator's is recognized by the directory
     of its container's programs, nvidia-ctk's by the form of a file that names an nvidia runtime.
     """
-    programs = [value for path, value in _leaves(tree) if isinstance(value, str) and is_nvidia_program(value)]
+    programs = [value for path, value in leaves(tree) if isinstance(value, str) and is_nvidia_program(value)]
     if not programs:
         return ""
     if any(_CONTAINERS_PLACE in program for program in programs):
@@ -114,7 +115,7 @@ def nvidia_writer(text: str, tree: Mapping[str, Any]) -> str:
 
 def _as_go_json(tree: Mapping[str, Any]) -> bool:
     """nvidia-ctk writes a runtime's arguments as ``args``; dockerd's own key is ``runtimeArgs``."""
-    runtimes = [one for one in _dict(tree, "runtimes").values() if isinstance(one, dict)]
+    runtimes = [one for one in as_dict(dig(tree, "runtimes")).values() if isinstance(one, dict)]
     return any("args" in one and is_nvidia_program(str(one.get("path"))) for one in runtimes)
 
 
@@ -147,17 +148,3 @@ def as_go_toml(text: str) -> bool:
 def _parent(header: str) -> str:
     """The header one level up, as written: without the last key, quoted or not."""
     return re.sub(r'(^|\.)("(?:[^"\\]|\\.)*"|[^."]+)$', "", header)
-
-
-def _leaves(tree: Any, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value that isn't a table, with its path."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*above, key))
-        else:
-            yield (*above, key), value
-
-
-def _dict(tree: Any, key: str) -> dict[str, Any]:
-    value = tree.get(key) if isinstance(tree, dict) else None
-    return value if isinstance(value, dict) else {}

@@ -61,6 +61,21 @@ class StrEnum(str, Enum):
     __str__ = str.__str__
 
 
+def as_dict(value: Any) -> dict[str, Any]:
+    """A mapping in data of unknown shape; {} for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_strings(value: Any) -> tuple[str, ...]:
+    """The texts of a list in data of unknown shape; () for anything else."""
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+
+
+def as_text(value: Any) -> str:
+    """A text in data of unknown shape; empty for anything else."""
+    return value if isinstance(value, str) else ""
+
+
 class PlainError(ValueError):
     """Data of another shape; the message starts with the keys that lead to it, such as ``gpus[0].uuid``."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, covers
 from gpunode.facts.toml import BYTE_ORDER_MARK, dig, line_of_key, line_of_text, parse_toml, place
+from gpunode.output.typed import as_strings
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import Handler
 from gpunode.runtime.trees import Tree
@@ -245,8 +246,7 @@ def take_out(tree: Tree, patterns: Iterable[str]) -> None:
 
 
 def _patterns(tree: Tree) -> tuple[str, ...]:
-    listed = tree.get("imports")
-    return tuple(one for one in listed if isinstance(one, str)) if isinstance(listed, list) else ()
+    return as_strings(tree.get("imports"))
 
 
 def without(text: str, patterns: Iterable[str], path: str) -> str:

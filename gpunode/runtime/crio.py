@@ -44,6 +44,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
+from gpunode.output.typed import as_dict, as_strings
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import (
     Active,
@@ -211,7 +212,7 @@ def configured(state: State, desired: DesiredConfig) -> Draft:
     work = _Work(state, _leftovers(state))
     base = base_handler(state.config, state.version, desired.names)
     for handler in desired.handlers:
-        existing = {} if desired.replace else _own(state.config, handler.name)
+        existing = {} if desired.replace else as_dict(state.config.handlers.get(handler.name))
         table = handler_table(base, existing, handler, state.missing)
         if state.conmon and not table.get("monitor_path"):
             table["monitor_path"] = state.conmon
@@ -235,11 +236,6 @@ def _carry_over(work: _Work, desired: DesiredConfig) -> None:
         for name in file.handlers if read else ():
             if name not in desired.names:
                 _put(work, name, work.state.config.handlers[name])
-
-
-def _own(config: CrioConfig, name: str) -> Tree:
-    table = config.handlers.get(name)
-    return dict(table) if isinstance(table, dict) else {}
 
 
 def _put(work: _Work, name: str, table: Tree) -> None:
@@ -626,8 +622,7 @@ class CrioEngine:
 
     def _hooks(self, config: CrioConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from the directories where this CRI-O looks for hooks."""
-        listed = config.setting("runtime", "hooks_dir")
-        named = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
+        named = as_strings(config.setting("runtime", "hooks_dir"))
         return hook_removals(self.host, named or _HOOK_DIRECTORIES)
 
     def _refuse(self, desired: DesiredConfig) -> None:

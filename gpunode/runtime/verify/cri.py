@@ -23,6 +23,7 @@ from gpunode.facts.toml import dig
 from gpunode.host import Host
 from gpunode.host.documents import toml
 from gpunode.output.result import Progress
+from gpunode.output.typed import as_strings, as_text
 from gpunode.runtime.find import FINDERS
 from gpunode.runtime.verify.container import (
     MAKER_LABEL,
@@ -243,7 +244,7 @@ def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress)
         status = first_contact(cri.status)
         reading = _reading(cri, status, "" if request.engine == "containerd" else request.engine)
         way = choose(host, request.runtime_name, request.cdi, status.handlers, reading)
-        snapshotter = _text(_table(status.config.get("containerd")).get("snapshotter"))
+        snapshotter = as_text(dig(status.config, "containerd", "snapshotter"))
         ctr = _Ctr(host, _client(host, daemon), socket, snapshotter)
         # runc refuses a cgroup that is no slice where systemd makes the cgroups
         systemd = status.systemd_cgroup(way.handler or status.default_handler)
@@ -272,16 +273,14 @@ def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
 def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
     """containerd 1.6 reports nothing of CDI; 1.7 to 2.2 have a switch, which later ones may omit."""
     enabled = status.config.get("enableCDI")
-    directories = status.config.get("cdiSpecDirs")
-    found = tuple(filter(None, map(_text, directories))) if isinstance(directories, list) else ()
     version = parse_version(cri.version()[1])
     switch = enabled if isinstance(enabled, bool) else None
-    return CdiReading("containerd", version, switch, found or DIRECTORIES, manager)
+    return CdiReading("containerd", version, switch, _directories(status.config.get("cdiSpecDirs")), manager)
 
 
 def _pause_name(host: Host, status: CriStatus, daemon: Daemon | None) -> str:
     """The sandbox image's name: containerd 1.x has it in its status, 2.x only in its configuration."""
-    name = _text(status.config.get("sandboxImage"))
+    name = as_text(status.config.get("sandboxImage"))
     if name or daemon is None or daemon.binary is None:
         return name
     done = host.run((daemon.binary, "--config", daemon.config_path, "config", "dump"))
@@ -289,9 +288,7 @@ def _pause_name(host: Host, status: CriStatus, daemon: Daemon | None) -> str:
         tree: Any = toml(done.stdout) if done.ok else {}
     except ValueError:
         return ""
-    for key in ("plugins", "io.containerd.cri.v1.images", "pinned_images", "sandbox"):
-        tree = _table(tree).get(key)
-    return _text(tree)
+    return as_text(dig(tree, "plugins", "io.containerd.cri.v1.images", "pinned_images", "sandbox"))
 
 
 @dataclass(frozen=True)
@@ -320,14 +317,6 @@ class _Ctr:
         if done.timed_out:
             return f"it did not end within {_IMPORT_SECONDS:g} s"
         return "" if done.ok else f"ctr: {done.stderr.strip() or f'exit code {done.code}'}"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 # Run a program through CRI-O's CRI: podman or skopeo, which share its storage, import the images.
@@ -393,11 +382,11 @@ def _settings(host: Host, socket: str, daemon: Daemon | None) -> _Settings:
     runtimes = dig(tree, "crio", "runtime", "runtimes")
     return _Settings(
         tuple(runtimes) if isinstance(runtimes, dict) else None,
-        _strings(dig(tree, "crio", "runtime", "cdi_spec_dirs")) or DIRECTORIES,
-        _crio_text(dig(tree, "crio", "image", "pause_image")),
-        _crio_text(dig(tree, "crio", "root")),
-        _crio_text(dig(tree, "crio", "runroot")),
-        _crio_text(dig(tree, "crio", "storage_driver")),
+        _directories(dig(tree, "crio", "runtime", "cdi_spec_dirs")),
+        as_text(dig(tree, "crio", "image", "pause_image")),
+        as_text(dig(tree, "crio", "root")),
+        as_text(dig(tree, "crio", "runroot")),
+        as_text(dig(tree, "crio", "storage_driver")),
     )
 
 
@@ -409,8 +398,8 @@ def _from_files(host: Host, daemon: Daemon | None) -> _Settings:
     except GpunodeError:
         return _Settings()  # configure-runtime reports errors in a file; here only defaults depend on it
     handlers = dict.fromkeys((compiled_default(daemon.version), *config.handlers))
-    directories = _strings(config.setting("runtime", "cdi_spec_dirs")) or DIRECTORIES
-    return _Settings(tuple(handlers), directories, _crio_text(config.setting("image", "pause_image")))
+    directories = _directories(config.setting("runtime", "cdi_spec_dirs"))
+    return _Settings(tuple(handlers), directories, as_text(config.setting("image", "pause_image")))
 
 
 @dataclass(frozen=True)
@@ -476,9 +465,5 @@ def _names_of(archive: bytes) -> tuple[str, ...]:
     return tuple(name for image in manifest for name in image["RepoTags"])
 
 
-def _crio_text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _strings(value: Any) -> tuple[str, ...]:
-    return tuple(filter(None, map(_crio_text, value))) if isinstance(value, list) else ()
+def _directories(value: Any) -> tuple[str, ...]:
+    return tuple(filter(None, as_strings(value))) or DIRECTORIES
