@@ -73,7 +73,7 @@ def replaces_driver(command: str) -> bool:
 def containers_of_docker(node: Node, command: str) -> str:
     """What a restart of Docker does to its containers, from the report that a check has read; a check that
     wasn't selected hasn't read it, and a daemon that hangs must not be queried again."""
-    info = node.__dict__.get("_docker_answer")
+    info = node.__dict__.get("docker_info")
     if not isinstance(info, dict) or "sudo -Hu" in command or "snap" in command:
         return _UNKNOWN
     live_restore, running = info.get("LiveRestoreEnabled"), info.get("ContainersRunning")

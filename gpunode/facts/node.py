@@ -7,8 +7,9 @@ The topics are grouped by subject. A topic raises `Unreadable` if this user has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import (
@@ -82,8 +83,6 @@ NVML_SECONDS_MANY = (
 )
 FEW_GPUS = 4
 
-_Answer = TypeVar("_Answer")
-
 
 @dataclass(frozen=True)
 class Questions:
@@ -106,14 +105,6 @@ class Trial:
 
     passed: bool | None
     text: str
-
-
-def or_raise(answer: _Answer | DaemonError) -> _Answer:
-    """Return a daemon's answer, or raise the stored error: a topic stores both, so that a hanging daemon is
-    waited for once and not by every check."""
-    if isinstance(answer, DaemonError):
-        raise answer
-    return answer
 
 
 # Topics of `Node`: the engines beside Docker and containerd's CRI, and other Dockers than the main one.
@@ -387,17 +378,9 @@ class Node:
     @topic
     def crio_config(self) -> dict[str, Any]:
         """Configuration of the running CRI-O (``/config``); `DaemonError` if it doesn't report it."""
-        return or_raise(self._crio_answer)
-
-    @topic
-    def _crio_answer(self) -> dict[str, Any] | DaemonError:
         from gpunode.daemons.crio import DEFAULT_SOCKET, CrioApi
 
-        socket = self.crio.socket if self.crio else DEFAULT_SOCKET
-        try:
-            return CrioApi(self.host, socket, DAEMON_SECONDS).config()
-        except DaemonError as error:
-            return error
+        return CrioApi(self.host, self.crio.socket if self.crio else DEFAULT_SOCKET, DAEMON_SECONDS).config()
 
     @topic
     def podman(self) -> Daemon | None:
@@ -445,17 +428,9 @@ class Node:
     @topic
     def docker_info(self) -> dict[str, Any]:
         """The running daemon's own report; `DaemonError` if there is none."""
-        return or_raise(self._docker_answer)
-
-    @topic
-    def _docker_answer(self) -> dict[str, Any] | DaemonError:
-        """A failure is stored too: a hanging daemon is waited for once, not by every check."""
         from gpunode.daemons.docker import DockerApi
 
-        try:
-            return DockerApi(self.host, self.docker.socket if self.docker else "", DAEMON_SECONDS).info()
-        except DaemonError as error:
-            return error
+        return DockerApi(self.host, self.docker.socket if self.docker else "", DAEMON_SECONDS).info()
 
     @topic
     def containerd(self) -> Daemon | None:
@@ -477,17 +452,10 @@ class Node:
     @topic
     def cri(self) -> CriStatus:
         """The running containerd's report of its CRI; `DaemonError` if there is none."""
-        return or_raise(self._cri_answer)
-
-    @topic
-    def _cri_answer(self) -> CriStatus | DaemonError:
         from gpunode.daemons.cri import Cri
 
-        try:
-            with Cri(self.host, self.containerd.socket if self.containerd else "", DAEMON_SECONDS) as client:
-                return client.status()
-        except DaemonError as error:
-            return error
+        with Cri(self.host, self.containerd.socket if self.containerd else "", DAEMON_SECONDS) as client:
+            return client.status()
 
     # The container image that the user requests.
 
@@ -536,10 +504,9 @@ class Node:
     @topic
     def allocatable(self) -> Allocatable | None:
         """From the running kubelet (PodResources), else from its checkpoint; None if neither is available."""
-        answer = self._allocatable_answer
-        if not isinstance(answer, DaemonError):
+        with suppress(DaemonError):
             socket = kubelet.pod_resources_socket(self.kubelet)
-            return Allocatable(answer, f"GetAllocatableResources at {socket}", True)
+            return Allocatable(self._live_allocatable, f"GetAllocatableResources at {socket}", True)
         checkpoint = read_checkpoint(self.host, kubelet.DEVICE_PLUGINS)
         path = f"{kubelet.DEVICE_PLUGINS}/{NAME}"
         if checkpoint is None or self._older_than_kubelet(path):
@@ -553,35 +520,28 @@ class Node:
         return found is not None and process is not None and found.st_mtime < process.started
 
     @topic
-    def _allocatable_answer(self) -> Mapping[str, tuple[str, ...]] | DaemonError:
+    def _live_allocatable(self) -> Mapping[str, tuple[str, ...]]:
         from gpunode.daemons import pod_resources
 
         socket = kubelet.pod_resources_socket(self.kubelet)
-        try:
-            return pod_resources.allocatable(self.host, socket, DAEMON_SECONDS)
-        except DaemonError as error:
-            return error
+        return pod_resources.allocatable(self.host, socket, DAEMON_SECONDS)
 
     @topic
     def kubelet_silence(self) -> str:
         """The query that a running kubelet doesn't answer; empty if it answers or can't be queried."""
-        answer = self._allocatable_answer
-        return answer.message if isinstance(answer, DaemonError) and answer.code == "timeout" else ""
+        try:
+            self._live_allocatable  # noqa: B018 - its error is the answer
+        except DaemonError as error:
+            return error.message if error.code == "timeout" else ""
+        return ""
 
     @topic
     def gpu_holdings(self) -> tuple[Holding, ...]:
         """Which containers have which NVIDIA devices; `DaemonError` if the kubelet doesn't report it."""
-        return or_raise(self._holdings_answer)
-
-    @topic
-    def _holdings_answer(self) -> tuple[Holding, ...] | DaemonError:
         from gpunode.daemons import pod_resources
 
         socket = kubelet.pod_resources_socket(self.kubelet)
-        try:
-            held = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
-        except DaemonError as error:
-            return error
+        held = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
         return tuple(one for one in held if one.resource.startswith("nvidia.com/"))
 
     @topic

@@ -1,7 +1,8 @@
 """`topic`: one fact about a machine, read at its first use and stored.
 
 Unlike with functools.cached_property a hanging read is waited for only once: if one thread hangs inside a
-topic (a stuck file system, a process table that blocks), the next caller gets an error at once.
+topic (a stuck file system, a process table that blocks), the next caller gets an error at once, and so does
+one that asks a daemon that didn't answer before.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Generic, TypeVar, overload
 
-from gpunode.errors import GpunodeError
+from gpunode.errors import DaemonError, GpunodeError
 
 _Value = TypeVar("_Value")
 _BUSY = "_busy_topics"
+_FAILED = "_failed_topics"
 
 
 class Stuck(GpunodeError):
@@ -42,11 +44,17 @@ class topic(Generic[_Value]):
     def __get__(self, node: object | None, owner: type[Any]) -> topic[_Value] | _Value:
         if node is None:
             return self
+        failed: dict[str, DaemonError] = node.__dict__.setdefault(_FAILED, {})
+        if self._name in failed:
+            raise failed[self._name]
         busy: dict[str, int] = node.__dict__.setdefault(_BUSY, {})
         if busy.setdefault(self._name, get_ident()) != get_ident():
             raise Stuck(f"waits for a hanging query: {self._name.replace('_', ' ').strip()}")
         try:
             value = node.__dict__[self._name] = self._read(node)
+        except DaemonError as error:
+            failed[self._name] = error
+            raise
         finally:
             del busy[self._name]
         return value

@@ -161,7 +161,7 @@ def test_stuck_file_system_is_one_finding_with_its_name(tmp_path, monkeypatch):
 
 
 # the longest wait of each client, as the node configures it: the sum stays below the limit of one check
-CLIENTS = ("_docker_answer", "_cri_answer", "_crio_answer", "_allocatable_answer", "_holdings_answer")
+CLIENTS = ("docker_info", "cri", "crio_config", "_live_allocatable", "gpu_holdings")
 
 
 def test_every_daemon_timeout_is_shorter_than_a_checks() -> None:
