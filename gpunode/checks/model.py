@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from gpunode.checks.fixes import Remedy
 from gpunode.facts.node import Node
@@ -52,25 +52,25 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Check:
-    """One rule of the doctor, made by `check`.
+    """One rule of the doctor, declared by decorating its function with `check`, this class's other name.
 
     `severity` is how a failure counts (error, warning, or info for one that only notes); `blocked_by` are the
     checks whose failure explains this one. `classes` are the node classes that it can run on, `needs` the
     traits (facts/traits.py) that such a node must have and `unless` those that it must not have: elsewhere it
     is not applicable. `preflight` are the installations that its failure blocks (`PREFLIGHTS`). With `reboot`
     it belongs to the section "Safe to reboot?", with `deep` it runs only with --deep. `table` is the
-    reference table (tables/) that it uses, if any. `looks_at` and `why` are for users; `refs` are public
-    addresses for further reading.
+    reference table (tables/) that it uses, if any. `looks_at` and `why`, the function's docstring, are for
+    users; `refs` are public addresses for further reading. checks/catalogue.py finds the checks of each
+    module and has their order.
     """
 
     id: str
-    title: str
     layer: str
-    severity: str
+    _: KW_ONLY
+    title: str
     looks_at: str
-    why: str
     remedy: Remedy
-    run: Callable[[Node], Verdict]
+    severity: str = "error"
     blocked_by: tuple[str, ...] = ()
     classes: tuple[str, ...] = HOST
     refs: tuple[str, ...] = ()
@@ -80,53 +80,15 @@ class Check:
     reboot: bool = False
     deep: bool = False
     table: str = ""
+    why: str = ""
+    run: Callable[[Node], Verdict] = lambda _node: skip("no function is decorated with it")
+
+    def __call__(self, run: Callable[[Node], Verdict]) -> Check:
+        """The check with this function, which is pure."""
+        return replace(self, run=run, why=" ".join((run.__doc__ or "").split()))
 
 
-def check(
-    id: str,
-    layer: str,
-    *,
-    title: str,
-    looks_at: str,
-    remedy: Remedy,
-    severity: str = "error",
-    blocked_by: tuple[str, ...] = (),
-    classes: tuple[str, ...] = HOST,
-    refs: tuple[str, ...] = (),
-    needs: tuple[str, ...] = (),
-    unless: tuple[str, ...] = (),
-    preflight: tuple[str, ...] = (),
-    reboot: bool = False,
-    deep: bool = False,
-    table: str = "",
-) -> Callable[[Callable[[Node], Verdict]], Check]:
-    """Decorator that makes a `Check` of a pure function; the docstring is the check's `why`.
-
-    checks/catalogue.py finds the checks of each module and has their order.
-    """
-
-    def declare(run: Callable[[Node], Verdict]) -> Check:
-        return Check(
-            id=id,
-            title=title,
-            layer=layer,
-            severity=severity,
-            looks_at=looks_at,
-            why=" ".join((run.__doc__ or "").split()),
-            remedy=remedy,
-            run=run,
-            blocked_by=blocked_by,
-            classes=classes,
-            refs=refs,
-            needs=needs,
-            unless=unless,
-            preflight=preflight,
-            reboot=reboot,
-            deep=deep,
-            table=table,
-        )
-
-    return declare
+check = Check
 
 
 def ok(summary: str, *evidence: Evidence) -> Verdict:
