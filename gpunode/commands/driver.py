@@ -23,6 +23,7 @@ from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, 
 from gpunode.packages.apply import CarriedOut, Job, Run, back, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.driver_model import DISTRIBUTION, FLAVOURS, NVIDIA, DriverPlan, Situation, Wish
 from gpunode.packages.driver_plan import hint_of
+from gpunode.packages.find import find_manager
 from gpunode.packages.manager import (
     WAIT_SECONDS,
     Command,
@@ -354,7 +355,7 @@ def install(
         situation, plan = made(host, wish)
     if yes and not dry_run and plan.commands and not plan.refusals:
         require_live(host)
-        if _undisturbed(host, situation, progress, lock_seconds):
+        if _undisturbed(host, progress, lock_seconds):
             situation, plan = made(host, wish)
     if plan.up_to_date:
         return _result(plan, CarriedOut((), (), "", ()), dry_run=dry_run)
@@ -369,11 +370,9 @@ def install(
     return _install(host, situation, plan, wish, lock_seconds, progress)
 
 
-def _undisturbed(host: Host, situation: Situation, progress: Progress, lock_seconds: float) -> bool:
+def _undisturbed(host: Host, progress: Progress, lock_seconds: float) -> bool:
     """Wait until no other package manager runs; True if one did, because the node must then be read again."""
-    from gpunode.packages.driver_plan import manager_of
-
-    manager = manager_of(host, situation.distribution.family)
+    manager = find_manager(host)
     if holder(host, manager.lock_files) is None:
         return False
     wait_for_others(host, manager, progress, lock_seconds)
@@ -405,11 +404,9 @@ def _install(
     lock_seconds: float,
     progress: Progress,
 ) -> Result:
-    from gpunode.packages.driver_plan import manager_of
-
     if not plan.preparing:
         _require(plan)
-    manager = manager_of(host, situation.distribution.family)
+    manager = find_manager(host)
     watched = (*plan.watched, *((_KEYRING,) if plan.preparing and manager.name == "apt" else ()))
     before = {name: state.installed for name, state in manager.installed(watched).items()}
     context = {"branch": plan.branch, "flavour": plan.flavour, "driver": plan.version}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.errors import PreconditionError
 from gpunode.facts.driver import branch
 from gpunode.facts.driver_targets import RUN_INSTALLER
 from gpunode.facts.fabric import UNIT
@@ -29,6 +28,7 @@ from gpunode.packages.driver_source import (
     resolve,
     to_build,
 )
+from gpunode.packages.find import find_manager
 from gpunode.packages.manager import (
     Command,
     FileChange,
@@ -409,28 +409,6 @@ _NO_NEW_KERNELS = (
 States = Mapping[str, PackageState]
 
 
-def manager_of(host: Host, family: str) -> Manager:
-    """The node's own; on a recorded machine without programs, that of its distribution's family."""
-    from gpunode.packages.find import find_manager
-
-    try:
-        return find_manager(host)
-    except PreconditionError as error:
-        if host.live or error.code != "no-package-manager":
-            raise
-    if family == "debian":
-        from gpunode.packages.apt import Apt
-
-        return Apt.of(host)
-    if family == "suse":
-        from gpunode.packages.zypper import Zypper
-
-        return Zypper(host)
-    from gpunode.packages.dnf import Dnf
-
-    return Dnf(host)
-
-
 def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
     """The whole plan, with its refusals. It queries the package manager and changes nothing."""
     barred = against_node(situation)
@@ -454,9 +432,7 @@ def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
     )
     if not route.name:
         return base
-    return _with_packages(
-        base, situation, wish, choice, route, manager_of(host, situation.distribution.family)
-    )
+    return _with_packages(base, situation, wish, choice, route, find_manager(host))
 
 
 def _with_packages(
