@@ -179,30 +179,32 @@ _VERSION_UNKNOWN = 25  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH
 _UNTOLD = {
     *(NOT_SUPPORTED, NO_PERMISSION, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND, _VERSION_UNKNOWN),
 }
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class _ReadingQuestions:
-    """Queries one value after another; the first error that concerns the GPU itself ends all queries."""
+class _Queries:
+    """Queries one value after another; one that NVML doesn't report is None. An error of which the code
+    `ends` the queries is kept."""
 
-    def __init__(self) -> None:
-        self.error = ""
+    def __init__(self, ends: Callable[[int], bool]) -> None:
+        self.error: NvmlError | None = None
+        self._ends = ends
 
-    def query(self, question: Callable[[], T]) -> T | None:
-        if self.error:
+    def query(self, question: Callable[[], _T]) -> _T | None:
+        if self.error is not None:
             return None
         try:
             return question()
         except NvmlError as error:
-            if error.code not in _UNTOLD:
-                self.error = str(error)
+            if self._ends(error.code):
+                self.error = error
             return None
 
 
 def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, generation: str = "") -> Reading:
     """One GPU's reading; `use` adds utilisation and memory, including those of MIG devices. Never raises."""
-    questions = _ReadingQuestions()
-    query = questions.query
+    queries = _Queries(lambda code: code not in _UNTOLD)
+    query = queries.query
     volatile = query(lambda: nvml.uncorrectable_errors(device, aggregate=False))
     aggregate = query(lambda: nvml.uncorrectable_errors(device, aggregate=True))
     remap = query(lambda: nvml.row_remap(device))
@@ -213,7 +215,7 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
     used = query(lambda: nvml.memory_used(device)) if use else None
     return Reading(
         uuid,
-        questions.error,
+        str(queries.error or ""),
         volatile,
         aggregate,
         remap_pending=None if remap is None else remap[0],
@@ -225,7 +227,7 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
         busy_percent=busy,
         memory_used_bytes=used,
         generation=generation,
-        parts_used_bytes=_parts(nvml, device) if use and not questions.error else {},
+        parts_used_bytes=_parts(nvml, device) if use and queries.error is None else {},
     )
 
 
@@ -262,7 +264,6 @@ _SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _RETIRED_FOR = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS, _DOUBLE_BIT_ECC_ERROR
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: includes the driver's reserved memory
 _THE_GPU_ITSELF = (TIMEOUT, GPU_IS_LOST, RESET_REQUIRED)
-_T = TypeVar("_T")
 
 
 def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
@@ -304,35 +305,17 @@ def _ended(gpu: _Gpu, condition: Condition, bits: int | None) -> Condition:
 
 def _confidential(nvml: Nvml) -> tuple[bool | None, bool | None]:
     """Whether confidential computing is enabled on the node's GPUs, and then whether they accept work."""
-    node = _Questions()
+    node = _Queries(_THE_GPU_ITSELF.__contains__)
     enabled = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeState").ccFeature))
     ready = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeGpusReadyState"))) if enabled else None
     return enabled, ready
 
 
-class _Questions:
-    """Makes the calls one after another; values that NVML doesn't report are None. `error` is what ended
-    them."""
-
-    def __init__(self) -> None:
-        self.error: NvmlError | None = None
-
-    def query(self, question: Callable[[], _T]) -> _T | None:
-        if self.error is not None:
-            return None
-        try:
-            return question()
-        except NvmlError as error:
-            if error.code in _THE_GPU_ITSELF:
-                self.error = error
-            return None
-
-
-class _Gpu(_Questions):
+class _Gpu(_Queries):
     """Queries one GPU."""
 
     def __init__(self, nvml: Nvml, device: Handle) -> None:
-        super().__init__()
+        super().__init__(_THE_GPU_ITSELF.__contains__)
         self.nvml, self.device = nvml, device
 
     def call(self, function: str, *arguments: Any) -> Any:
