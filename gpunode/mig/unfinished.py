@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
@@ -195,21 +194,9 @@ def load_unfinished(host: Host) -> Run | None:
         data = json.loads(host.read_text(unfinished_path(host)) or "null")
         if not isinstance(data, dict) or data.get("boot") != boot_id(host):
             return None
-        run = data["run"]
-        command = tuple(map(str, run["command"]))
-        pid, started = run["process"]
-        return Run(float(run["since"]), command, _drained(run["drained"]), (int(pid), str(started)))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return from_plain(Run, data["run"])
+    except (ValueError, KeyError):
         return None
-
-
-def _drained(data: dict[str, Any]) -> Drained:
-    return Drained(
-        tuple(map(str, data["units"])),
-        bool(data["module"]),
-        tuple(map(int, data["pids"])),
-        tuple(map(str, data["containers"])),
-    )
 
 
 def lives(host: Host, run: Run) -> bool:
