@@ -154,9 +154,8 @@ class Cri:
         return self._channel
 
     def _recalled(self, what: str, kind: type[Any]) -> Any:
-        seen = self.host.recorded("daemons", self.socket)
-        answer = seen.get(what) if isinstance(seen, dict) else None
-        problem = seen.get("problem") if isinstance(seen, dict) else None
+        seen = as_dict(self.host.recorded("daemons", self.socket))
+        answer, problem = seen.get(what), seen.get("problem")
         if isinstance(problem, dict) and not answer:
             raise DaemonError(str(problem.get("message", "")), code=str(problem.get("code", "")))
         if not isinstance(answer, kind) or not answer:

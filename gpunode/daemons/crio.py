@@ -1,6 +1,6 @@
-"""CRI-O's own requests over HTTP on the CRI socket: its running configuration and its facts.
+"""CRI-O's own request over HTTP on the CRI socket: its running configuration.
 
-CRI-O serves them beside the CRI's gRPC on one socket (server/inspect.go; ``crio status`` requests the same).
+CRI-O serves it beside the CRI's gRPC on one socket (server/inspect.go; ``crio status`` requests the same):
 ``/config`` is the daemon's configuration with its files and flags merged, as TOML.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.daemons.http import UnixHttp, decoded
+from gpunode.daemons.http import UnixHttp
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.host.documents import toml
@@ -34,7 +34,12 @@ class CrioApi:
 
     def config(self) -> dict[str, Any]:
         """The running configuration as a tree; `DaemonError` if the answer isn't TOML."""
-        text: str = self._get("config", str)
+        http = UnixHttp(self.host, self.socket, _HINTS, "journalctl -u crio -n 50")
+        if self.host.live:
+            text = http.request("GET", "/config", timeout=self.timeout).decode("utf-8", "replace")
+            self.host.heard("daemons", self.socket, {"config": text})
+        else:
+            text = http.recall("config", str)
         try:
             return toml(text)
         except (ValueError, RecursionError) as error:
@@ -43,20 +48,3 @@ class CrioApi:
                 hint=f"find the process that listens on it: ss -xlp src {self.socket}",
                 code="malformed",
             ) from error
-
-    def info(self) -> dict[str, Any]:
-        """``storage_driver``, ``cgroup_driver`` and the like."""
-        answer: dict[str, Any] = self._get("info", dict)
-        return answer
-
-    def _get(self, what: str, kind: type) -> Any:
-        """The answer as `kind`: a dict is JSON, a str is the unchanged text."""
-        http = UnixHttp(self.host, self.socket, _HINTS, "journalctl -u crio -n 50")
-        if not self.host.live:
-            return http.recall(what, kind)
-        data = http.request("GET", f"/{what}", timeout=self.timeout)
-        answer = data.decode("utf-8", "replace") if kind is str else decoded(data)
-        if not isinstance(answer, kind):
-            raise http.not_an_object(f"/{what}")
-        self.host.heard("daemons", self.socket, {what: answer})
-        return answer

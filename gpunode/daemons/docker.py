@@ -36,20 +36,14 @@ class DockerApi:
 
     # --- the daemon ------------------------------------------------------------------------------------
 
-    def ping(self) -> bool:
-        """Whether the daemon answers at all; never raises for a daemon that is down."""
-        try:
-            return self._request("GET", "/_ping") == b"OK"
-        except DaemonError:
-            return False
-
     def info(self) -> dict[str, Any]:
         """``/info``: Runtimes, DefaultRuntime, CgroupDriver, LiveRestoreEnabled, ContainersRunning, ..."""
-        return self._query_or_recall("info")
-
-    def version(self) -> dict[str, Any]:
-        """``/version``: Version, ApiVersion, ..."""
-        return self._query_or_recall("version")
+        if self.host.live:
+            answer = self._object("GET", "/info")
+            self.host.heard("daemons", self.socket, {"info": answer})
+            return answer
+        recorded: dict[str, Any] = self._http.recall("info", dict)
+        return recorded
 
     def program_version(self) -> str:
         """The running program's version from the header of the smallest response; empty if it isn't Docker's.
@@ -60,25 +54,11 @@ class DockerApi:
         server = self._http.response("GET", "/_ping", timeout=self.timeout).headers.get("server", "")
         return server.removeprefix("Docker/") if server.startswith("Docker/") else ""
 
-    def _query_or_recall(self, what: str) -> dict[str, Any]:
-        if self.host.live:
-            answer = self._object("GET", f"/{what}")
-            self.host.heard("daemons", self.socket, {what: answer})
-            return answer
-        recorded: dict[str, Any] = self._http.recall(what, dict)
-        return recorded
-
     # --- images ----------------------------------------------------------------------------------------
 
     def has_image(self, reference: str) -> bool:
         """Whether the daemon has this image; nothing is pulled."""
-        try:
-            self._object("GET", f"/images/{_quoted(reference)}/json")
-        except DaemonError as error:
-            if error.code == "not-found":
-                return False
-            raise
-        return True
+        return self.image_config(reference) is not None
 
     def image_config(self, reference: str) -> dict[str, Any] | None:
         """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't have it."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.errors import DaemonError
 from gpunode.host import Host
+from gpunode.output.typed import as_dict
 
 if TYPE_CHECKING:
     import socket
@@ -85,10 +86,9 @@ class UnixHttp:
 
     def recall(self, what: str, kind: type) -> Any:
         """The recorded answer of the daemon on a recorded machine; `DaemonError` if nothing was recorded."""
-        recorded = self.host.recorded("daemons", self.socket)
-        answer = recorded.get(what) if isinstance(recorded, dict) else None
+        recorded = as_dict(self.host.recorded("daemons", self.socket))
+        answer, problem = recorded.get(what), recorded.get("problem")
         if not isinstance(answer, kind):
-            problem = recorded.get("problem") if isinstance(recorded, dict) else None
             if isinstance(problem, dict):
                 raise self.failed(str(problem.get("code", "")), str(problem.get("message", "")))
             state = self.host.socket_state(self.socket)

@@ -71,7 +71,7 @@ def daemon_version(host: Host, name: str, binary: str | None) -> tuple[int, ...]
 def find_binary(host: Host, name: str, process: Process | None, unit: Unit | None) -> str | None:
     """Path of the daemon's program: of the running process, else of the unit, else on PATH."""
     if process is not None:
-        link = _exe(host, process.pid)
+        link = exe_of(host, process.pid)
         if link:
             return link
         if process.argv[0].startswith("/"):
@@ -81,7 +81,8 @@ def find_binary(host: Host, name: str, process: Process | None, unit: Unit | Non
     return host.which(name)
 
 
-def _exe(host: Host, pid: int) -> str | None:
+def exe_of(host: Host, pid: int) -> str | None:
+    """The program that a process runs; None if it is hidden."""
     try:
         return (host.readlink(f"/proc/{pid}/exe") or "").removesuffix(" (deleted)") or None
     except (OSError, GpunodeError):

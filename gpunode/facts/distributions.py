@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpunode.errors import GpunodeError
-from gpunode.facts.daemons import Daemon, parse_version, same_file, socket_path
+from gpunode.facts.daemons import Daemon, exe_of, parse_version, same_file, socket_path
 from gpunode.facts.processes import Process, option_value, running
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.host import Host
@@ -239,11 +238,7 @@ def _settled(host: Host, path: str) -> str:
 
 def _binary(host: Host, kind: _Kind, process: Process | None, data: str) -> str | None:
     if process is not None:
-        try:
-            link = (host.readlink(f"/proc/{process.pid}/exe") or "").removesuffix(" (deleted)")
-        except (OSError, GpunodeError):
-            link = ""  # another user's process hides it
-        for path in (link, process.argv[0]):
+        for path in (exe_of(host, process.pid) or "", process.argv[0]):
             if path.startswith("/") and host.executable(path):
                 return path
     found = [path for pattern in kind.binaries for path in _expanded(host, _in(pattern, data))]

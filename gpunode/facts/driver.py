@@ -160,29 +160,31 @@ def _dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
             )
 
 
+_MODULES = ("nvidia", "nvidia-current")  # Debian's own packages have the second
+
+
 def module_file(host: Host) -> ModuleFile | None:
     """modinfo(8)'s output for the module on disk; None if modinfo finds none or isn't installed."""
-    for name in ("nvidia", "nvidia-current"):
-        answer = host.run(["modinfo", "-F", "version", name], timeout=5.0)
-        if answer.ok and answer.stdout.strip():
-            signer = host.run(["modinfo", "-F", "signer", name], timeout=5.0)
-            return ModuleFile(answer.stdout.strip(), signer.stdout.strip() if signer.ok else "")
+    for name in _MODULES:
+        if version := _modinfo(host, "version", names=(name,)):
+            return ModuleFile(version, _modinfo(host, "signer", names=(name,)))
     return None
 
 
 def module_license(host: Host) -> str:
     """The license of the module on disk: ``Dual MIT/GPL`` for the open one, ``NVIDIA``; empty if unknown."""
-    for name in ("nvidia", "nvidia-current"):
-        answer = host.run(["modinfo", "-F", "license", name], timeout=5.0)
-        if answer.ok and answer.stdout.strip():
-            return answer.stdout.strip()
-    return ""
+    return _modinfo(host, "license")
 
 
 def next_version(host: Host, release: str) -> str:
     """The version of the module that kernel `release` would load; empty if modinfo finds none."""
-    for name in ("nvidia", "nvidia-current"):
-        answer = host.run(["modinfo", "-k", release, "-F", "version", name], timeout=5.0)
+    return _modinfo(host, "version", "-k", release)
+
+
+def _modinfo(host: Host, field: str, *options: str, names: tuple[str, ...] = _MODULES) -> str:
+    """A field of the first of these modules on disk that has one; empty if modinfo finds none."""
+    for name in names:
+        answer = host.run(["modinfo", *options, "-F", field, name], timeout=5.0)
         if answer.ok and answer.stdout.strip():
             return answer.stdout.strip()
     return ""
