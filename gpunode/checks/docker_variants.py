@@ -8,8 +8,7 @@ from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, 
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker import as_user, hook_injects, no_cgroups, nvidia_programs
-from gpunode.facts.docker_desktop import CONTEXT
+from gpunode.facts.docker import DESKTOP_CONTEXT, as_user, hook_injects, no_cgroups, nvidia_programs
 from gpunode.facts.effective import configured
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
@@ -90,7 +89,7 @@ def docker_desktop(node: Node) -> Verdict:
     if not node.docker_desktop:
         return ok("Docker Desktop isn't running on this node")
     for desktop in node.docker_desktop:
-        if desktop.context != CONTEXT:
+        if desktop.context != DESKTOP_CONTEXT:
             continue
         return fail(
             f"the docker command of {desktop.user} uses Docker Desktop, which runs in a virtual machine "

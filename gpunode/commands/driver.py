@@ -174,7 +174,7 @@ def build_wish(
     """The request that the command line makes; `key` is a file. `ConfigError` for a file that isn't a key."""
     data = b""
     if key:
-        from gpunode.packages.openpgp import armored, fingerprints
+        from gpunode.packages.repository import armored, fingerprints
 
         found = host.read_bytes(str(Path(key).absolute()))
         if found is None:

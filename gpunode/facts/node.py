@@ -42,13 +42,14 @@ from gpunode.facts.device_plugins import (
 from gpunode.facts.distributions import distribution_at
 from gpunode.facts.docker import (
     SNAP_UNIT,
+    Desktop,
     find_docker,
     find_others,
     find_rootless,
     find_snap,
     parse_daemon_json,
+    running_desktops,
 )
-from gpunode.facts.docker_desktop import Desktop, running_desktops
 from gpunode.facts.driver import Unsuited, unsuited
 from gpunode.facts.fabric import LogFinding, NvSwitch, read_log, read_switches
 from gpunode.facts.images import Search, find_image

@@ -13,10 +13,9 @@ from gpunode.facts.gpu_use import GpuUsers, gpu_users
 from gpunode.facts.kernel_modules import ModuleOptions
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Packages, module_stream
-from gpunode.facts.pci import PciGpu
+from gpunode.facts.pci import PciGpu, read_vgpus
 from gpunode.facts.system import Distribution
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
-from gpunode.facts.vgpu import read_vgpus
 from gpunode.packages.manager import Command, FileChange, PackageChange
 
 OPEN, PROPRIETARY = "open", "proprietary"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpunode.checks.steps import carry_out
 from gpunode.commands import journal as rollback
+from gpunode.commands.doctor_fix import carry_out
 from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import Entry

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.vgpu import VirtualGpu, parse_config_space, read_vgpus
+from gpunode.facts.pci import VirtualGpu, parse_config_space, read_vgpus
 from gpunode.host import Host
 
 DEVICES = "sys/bus/pci/devices"

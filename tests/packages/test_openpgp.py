@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
-from gpunode.packages.openpgp import armored, binary, fingerprints
-from gpunode.packages.repository import desired_repository, facts
+from gpunode.packages.repository import armored, binary, desired_repository, facts, fingerprints
 
 
 def test_bundled_key_is_nvidias():

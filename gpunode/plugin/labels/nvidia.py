@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from gpunode.cdi.nodes import NodeFacts
 from gpunode.errors import GpunodeError
-from gpunode.facts.pci import DEVICES, PciGpu, read_gpus
-from gpunode.facts.vgpu import VirtualGpu, read_vgpus
+from gpunode.facts.pci import DEVICES, PciGpu, VirtualGpu, read_gpus, read_vgpus
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, inventory_from_json
 from gpunode.host import Host
