@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -99,6 +100,7 @@ _STYLES = {
 }
 _ENGINES = ("docker", "containerd")
 _KUBELET = "kubelet-not-running"
+_DRAIN = "drain this Kubernetes node"
 # the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
@@ -121,26 +123,28 @@ def blocks(
         *_unreadable(findings),
         *_reboot(findings),
         *_tables(tables),
-        *_first(findings),
+        *_first(node, findings),
     )
 
 
 def first(findings: tuple[Finding, ...]) -> str | None:
     """The id of the finding to fix first: a root cause, or the first warning. A reboot comes after the
     findings that it would make worse. None if nothing can be fixed."""
-    fixable = [finding for finding in _ordered(findings) if finding.fix]
+    fixable = [finding for finding in _causes_first(findings) if finding.fix]
     if not fixable:
         return None
     worst = fixable[0]
-    before = _before_reboot(findings, worst)
+    before = reboot(findings).before.get(worst.id, ())
     return next((finding.id for finding in fixable if finding.id in before), worst.id)
 
 
-def _before_reboot(findings: tuple[Finding, ...], finding: Finding) -> tuple[str, ...]:
+def _before_reboot(
+    findings: tuple[Finding, ...], finding: Finding, breaks: tuple[str, ...]
+) -> tuple[str, ...]:
     """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. A drain waits for
-    the kubelet to end the pods."""
+    the kubelet to end the pods. `breaks` are the findings that a reboot makes worse."""
     bad = {one.id for one in findings if one.status in _BAD}
-    breaks = (*(one for one in (_KUBELET,) if one in bad and one != finding.id), *reboot(findings).findings)
+    breaks = (*(one for one in (_KUBELET,) if one in bad and one != finding.id), *breaks)
     if _fixed_by_reboot(finding):
         return breaks
     if not _reboots_last(finding):
@@ -153,12 +157,14 @@ def _before_reboot(findings: tuple[Finding, ...], finding: Finding) -> tuple[str
 class RebootVerdict:
     """Ids of findings: `findings` to fix before a reboot, `mends` that a reboot fixes, and `unjudged` checks
     without a result because this user has no permission or the check itself failed. `safe` is null if nothing
-    was found but not everything was checked."""
+    was found but not everything was checked. `before` has the findings with a reboot in their fix, each with
+    those to fix before that reboot."""
 
     safe: bool | None
     findings: tuple[str, ...]
     mends: tuple[str, ...]
     unjudged: tuple[str, ...]
+    before: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
@@ -175,7 +181,8 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
         one.id in mends or (one.status is FindingStatus.PASS and one.layer not in _ENGINES) for one in here
     )
     safe = False if breaks else (True if judged and not unjudged else None)
-    return RebootVerdict(safe, breaks, mends, unjudged)
+    before = {one.id: _before_reboot(findings, one, breaks) for one in findings if one.status in _BAD}
+    return RebootVerdict(safe, breaks, mends, unjudged, {name: ids for name, ids in before.items() if ids})
 
 
 def _fixed_by_reboot(finding: Finding) -> bool:
@@ -190,6 +197,35 @@ def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
     return sorted(bad, key=lambda finding: (_BAD.index(finding.status), -waiting[finding.id]))
 
 
+def order(findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    """The ids of errors and warnings in the order of their fixes: after `first` the worst, but none before
+    its cause."""
+    return tuple(finding.id for finding in _in_order(findings))
+
+
+def _in_order(findings: tuple[Finding, ...]) -> list[Finding]:
+    identifier = first(findings)
+    return sorted(_causes_first(findings), key=lambda finding: finding.id != identifier)
+
+
+def _causes_first(findings: tuple[Finding, ...]) -> list[Finding]:
+    """As `_ordered`, but a finding comes after those that its check is blocked by: a warning doesn't block
+    a check, but its fix may still change what the check sees."""
+    left, sorted_ = _ordered(findings), []
+    while left:
+        following = next(one for one in left if not any(other.id in _blockers(one.id) for other in left))
+        left.remove(following)
+        sorted_.append(following)
+    return sorted_
+
+
+@cache
+def _blockers(identifier: str) -> frozenset[str]:
+    """All checks that this one is blocked by, directly or through others; the graph has no cycles."""
+    direct = BY_ID[identifier].blocked_by
+    return frozenset(direct).union(*(_blockers(blocker) for blocker in direct))
+
+
 def _verdict(node: NodeSummary, findings: tuple[Finding, ...], selection: Selection) -> Iterator[Block]:
     counts = Counter(finding.status for finding in findings)
     errors = counts[FindingStatus.FAIL] + counts[FindingStatus.ERROR]
@@ -198,7 +234,7 @@ def _verdict(node: NodeSummary, findings: tuple[Finding, ...], selection: Select
     parts += [_many(warnings, "warning")] if warnings else []
     if parts:
         yield Text(
-            ", ".join(parts) + f": {_ordered(findings)[0].summary}", Style.BAD if errors else Style.WARN
+            ", ".join(parts) + f": {_causes_first(findings)[0].summary}", Style.BAD if errors else Style.WARN
         )
     else:
         yield _no_fault(findings, counts[FindingStatus.PASS], selection, node.class_)
@@ -295,8 +331,9 @@ def _word(status: FindingStatus) -> str:
 
 
 def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
+    before = reboot(findings).before
     shown: dict[str, str] = {}  # a command, and the finding that shows it
-    for finding in _ordered(findings):
+    for finding in _in_order(findings):
         yield Text("")
         yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
         if finding.ignored is not None:
@@ -306,37 +343,46 @@ def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Bloc
         if finding.why:
             yield Text(f"  {finding.why}", Style.DIM)
         if finding.fix:
-            yield from _fix(node, findings, finding, shown)
+            yield from _fix(node, finding, before.get(finding.id, ()), shown)
 
 
 def _fix(
-    node: NodeSummary, findings: tuple[Finding, ...], finding: Finding, shown: dict[str, str]
+    node: NodeSummary, finding: Finding, before: tuple[str, ...], shown: dict[str, str]
 ) -> Iterator[Block]:
-    """The command, once on a page, and what it disrupts. A reboot is a step of its own."""
+    """The command, once on a page, and what it disrupts. A reboot is a step of its own; `before` are the
+    findings to fix before it."""
     fix = finding.fix[0]
     above = shown.setdefault(fix.command, finding.id)
     label = "Look" if fix.look else "Fix"
     if above != finding.id:
         yield Text(f"  {label}: the same as for {above}", Style.COMMAND)
         return
-    yield from (Text(f"  {text}") for text in (fix.before, fix.change) if text)
+    if fix.before:
+        yield Text(f"  {fix.before}")
+    if fix.change:
+        change, *lines = fix.change.split("\n")
+        yield Text(f"  {change}")
+        yield from (Text(f"    {line}", Style.DOCUMENT) for line in lines)
     yield Text(f"  {label}: {fix.command}", Style.COMMAND)
-    drain = "drain this Kubernetes node" if node.kubernetes else ""
-    before = []
-    if fix.disruptive in ("drain", "reboot"):
-        breaks = _before_reboot(findings, finding) if _fixed_by_reboot(finding) else ()
-        before = [*(f"fix {one}" for one in breaks), *([drain] if drain else ())]
-    first = f"; {' and '.join(before)} first" if before else ""
     if fix.effect:
-        yield Text(f"  ({fix.effect}{first})", Style.DIM)
+        yield Text(f"  ({_effect(node, finding, before)})", Style.DIM)
     text, *commands = fix.note.split("\n")
     if text:
         yield Text(f"  {text}", Style.DIM)
     yield from (Text(f"  {command}", Style.COMMAND) for command in commands)
     if _reboots_last(finding):
-        steps = [f"fix {one}" for one in _before_reboot(findings, finding)]
-        steps += ["reboot the node"] if before or not drain else [f"{drain} and reboot it"]
+        drained = fix.disruptive in ("drain", "reboot") or not node.kubernetes
+        steps = [f"fix {one}" for one in before]
+        steps += ["reboot the node"] if drained else [f"{_DRAIN} and reboot it"]
         yield Text(f"  Then {', '.join(steps)}", Style.DIM)
+
+
+def _effect(node: NodeSummary, finding: Finding, before: tuple[str, ...]) -> str:
+    """What the command disrupts, and what to do before it."""
+    fix = finding.fix[0]
+    steps = [f"fix {one}" for one in before] if _fixed_by_reboot(finding) else []
+    steps += [_DRAIN] if node.kubernetes and fix.disruptive in ("drain", "reboot") else []
+    return f"{fix.effect}; {' and '.join(steps)} first" if steps else fix.effect
 
 
 def _reboots_last(finding: Finding) -> bool:
@@ -383,15 +429,20 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text(f"  A reboot fixes {', '.join(mends)}", Style.DIM)
 
 
-def _first(findings: tuple[Finding, ...]) -> Iterator[Block]:
+def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
+    """The first fix again, so that the end of a long page says what to run."""
     identifier = first(findings)
     finding = next((one for one in findings if one.id == identifier), None)
     if finding is None:
         return
     yield Text("")
     fix = finding.fix[0]
+    if fix.before:
+        yield Text(f"{finding.id}: {fix.before}")
     label = f"{'Look' if fix.look else 'Fix'} first{', as root' if fix.needs_root else ''}"
-    yield Text(f"{label}: {finding.id}", Style.COMMAND)
+    yield Text(f"{label}: {fix.command}", Style.COMMAND)
+    effect = f": {_effect(node, finding, reboot(findings).before.get(finding.id, ()))}" if fix.effect else ""
+    yield Text(f"  (for {finding.id}{effect})", Style.DIM)
     yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 
 

@@ -22,6 +22,7 @@ from gpunode.checks.report import (
     describe,
     first,
     gpus_not_examined,
+    order,
     reboot,
 )
 from gpunode.checks.runner import EVERY, Selection, run_checks
@@ -92,9 +93,10 @@ class Selected:
 class DoctorReport:
     """`data` of the envelope: the node, and one finding per check.
 
-    `first` is the id to fix first; `chains` maps each root cause to the checks that wait for it, each with
-    the check that directly blocks it. `gpus_not_examined` is why NVML wasn't queried for the GPUs, empty if
-    it was. `at` is in seconds since the epoch.
+    `first` is the id to fix first, `order` has the ids of errors and warnings in the order of their fixes;
+    `chains` maps each root cause to the checks that wait for it, each with the check that directly blocks it.
+    `gpus_not_examined` is why NVML wasn't queried for the GPUs, empty if it was. `at` is in seconds since the
+    epoch.
     """
 
     node: NodeSummary
@@ -102,6 +104,7 @@ class DoctorReport:
     counts: dict[str, int]
     selection: Selected
     first: str | None
+    order: tuple[str, ...]
     chains: dict[str, dict[str, str]]
     reboot: RebootVerdict
     gpus_not_examined: str
@@ -135,6 +138,7 @@ def run(
         counts,
         Selected(tuple(selection.only), tuple(selection.skip), selection.preflight),
         first(findings),
+        order(findings),
         behind(findings),
         reboot(findings),
         gpus_not_examined(findings, about.class_),

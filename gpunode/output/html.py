@@ -201,8 +201,9 @@ def _filters(report: Report) -> Iterator[str]:
 
 
 def _problems(report: Report) -> Iterator[str]:
+    places = {name: place for place, name in enumerate(report.data.get("order", (report.data["first"],)))}
     problems = sorted(
-        report.having("fail", "error", "warn"), key=lambda one: one["id"] != report.data["first"]
+        report.having("fail", "error", "warn"), key=lambda finding: places.get(finding["id"], len(places))
     )
     if not problems:
         return
@@ -247,30 +248,48 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
 
 def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
     """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
-    drain = "drain this Kubernetes node" if report.data["node"].get("kubernetes") else ""
+    drain = ["drain this Kubernetes node"] if report.data["node"].get("kubernetes") else []
+    names = report.data["reboot"].get("before", {})  # reports of earlier versions don't contain it
+    before = [f"fix {_link(name)}" for name in names.get(finding["id"], ())]
+    reboots_last = len(finding["fix"]) > 1
     drained = False
     for fix in finding["fix"][:1]:
         above = shown.setdefault(fix["command"], finding["id"])
         if above != finding["id"]:
-            link = f'<a href="#{escaped(above)}">{escaped(above)}</a>'
-            yield f"<p>{_label(fix)}: the same as for {link}</p>"
+            yield f"<p>{_label(fix)}: the same as for {_link(above)}</p>"
             return
-        notes = ["as root"] if fix["needsRoot"] else []
-        notes += [fix["effect"]] if fix["effect"] else []
         drained = bool(drain) and fix["disruptive"] in ("drain", "reboot")
-        notes += [f"{drain} first"] if drained else []
-        yield from (f"<p>{escaped(fix[name])}</p>" for name in ("before", "change") if fix.get(name))
-        yield f'<p>{_label(fix)}:</p><div class="fix"><pre tabindex="0">'
-        yield f"<code>{escaped(fix['command'])}</code></pre>"
-        label = f"Copy the command of {finding['id']}"
-        yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
-        yield f'<p class="quiet">{escaped(", ".join(notes))}</p></div>' if notes else "</div>"
-        if fix["note"]:
-            text, *commands = fix["note"].split("\n")
-            yield f"<p>{escaped(text)}</p>"
-            yield from (f"<pre><code>{escaped(command)}</code></pre>" for command in commands)
-    if len(finding["fix"]) > 1:
-        yield f"<p>Then {'reboot the node' if drained or not drain else f'{drain} and reboot it'}.</p>"
+        yield from _command(finding, fix, [*(() if reboots_last else before), *(drain if drained else ())])
+    if reboots_last:
+        steps = [*before, *(["reboot the node"] if drained or not drain else [f"{drain[0]} and reboot it"])]
+        yield f"<p>Then {', '.join(steps)}.</p>"
+
+
+def _command(finding: Mapping[str, Any], fix: Mapping[str, Any], before: Sequence[str]) -> Iterator[str]:
+    """One command with what surrounds it; `before` are steps before it, as HTML."""
+    if fix.get("before"):
+        yield f"<p>{escaped(fix['before'])}</p>"
+    if fix.get("change"):
+        change, _, lines = fix["change"].partition("\n")
+        yield f"<p>{escaped(change)}</p>"
+        if lines:
+            yield f"<pre><code>{escaped(lines)}</code></pre>"
+    yield f'<p>{_label(fix)}:</p><div class="fix"><pre tabindex="0">'
+    yield f"<code>{escaped(fix['command'])}</code></pre>"
+    label = f"Copy the command of {finding['id']}"
+    yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
+    notes = ["as root"] if fix["needsRoot"] else []
+    notes += [escaped(fix["effect"])] if fix["effect"] else []
+    notes += [f"{' and '.join(before)} first"] if before else []
+    yield f'<p class="quiet">{", ".join(notes)}</p></div>' if notes else "</div>"
+    if fix["note"]:
+        text, *commands = fix["note"].split("\n")
+        yield f"<p>{escaped(text)}</p>"
+        yield from (f"<pre><code>{escaped(command)}</code></pre>" for command in commands)
+
+
+def _link(identifier: str) -> str:
+    return f'<a href="#{escaped(identifier)}">{escaped(identifier)}</a>'
 
 
 def _label(fix: Mapping[str, Any]) -> str:

@@ -272,7 +272,7 @@ def test_page_has_one_first_step(name, tmp_path):
     chosen = by_id.get(result.data.first)
     root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
     label = "Look" if chosen is not None and chosen.fix[0].look else "Fix"
-    first = [f"{label} first{root}: {chosen.id}"] if chosen is not None else []
+    first = [f"{label} first{root}: {chosen.fix[0].command}"] if chosen is not None else []
     assert [line for line in lines if line.startswith(("Fix first", "Look first"))] == first
     assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line]
     fixes = [

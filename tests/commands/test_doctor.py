@@ -107,7 +107,8 @@ def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     assert skipped.endswith(" checks  waiting for dkms-not-built: see --explain")
     (fix,) = [line for line in shown if line.startswith("  Fix: ")]
     assert fix.startswith("  Fix: apt install linux-headers-5.15.0-124-generic && dkms")
-    assert shown[-2] == "Fix first, as root: dkms-not-built"
+    assert shown[-3] == fix.strip().replace("Fix:", "Fix first, as root:")
+    assert shown[-2] == "  (for dkms-not-built)"
     assert shown[-1] == "More: gpunode explain dkms-not-built"
 
 
@@ -217,7 +218,7 @@ def test_no_command_is_wrapped(tmp_path):
     commands = [fix.command for finding in result.data.findings for fix in finding.fix]
     assert commands[1:] == ["reboot"]
     shown = [block for block in result.blocks if isinstance(block, Text) and commands[0] in block.text]
-    assert len(shown) == 1
+    assert len(shown) == 2  # of the finding, and as the first fix
     assert {block.style for block in shown} == {Style.COMMAND}
 
 

@@ -136,9 +136,21 @@ def test_json_has_the_same_reboot_verdict(ask):
     def verdict(machine, *arguments):
         return json.loads(ask(machine, "-o", "json", *arguments))["data"]["reboot"]
 
-    assert verdict("mok-pending") == {"safe": False, "findings": ["mok-pending"], "mends": [], "unjudged": []}
+    assert verdict("mok-pending") == {
+        "safe": False,
+        "findings": ["mok-pending"],
+        "mends": [],
+        "unjudged": [],
+        "before": {},
+    }
     mends = verdict("driver-lib-mismatch")
-    assert mends == {"safe": True, "findings": [], "mends": ["driver-lib-mismatch"], "unjudged": []}
+    assert mends == {
+        "safe": True,
+        "findings": [],
+        "mends": ["driver-lib-mismatch"],
+        "unjudged": [],
+        "before": {},
+    }
 
 
 def test_table_that_containerd_ignores_does_not_stop_it_at_a_reboot(text):
@@ -158,6 +170,15 @@ def test_fault_that_breaks_a_reboot_is_fixed_before_the_reboot_that_ends_another
 def test_every_page_has_the_section(ask):
     page = ask("driver-lib-mismatch", "-o", "html")
     assert "Safe to reboot?" in page and "A reboot fixes driver-lib-mismatch." in page
+
+
+def test_html_page_names_what_to_fix_before_the_reboot(ask):
+    page = ask("nouveau-loaded-docker-invalid-cdi-stale", "-o", "html")
+    link = '<a href="#docker-config-invalid-json">docker-config-invalid-json</a>'
+    assert f"<p>Then fix {link}, drain this Kubernetes node and reboot it.</p>" in page
+    page = ask("driver-lib-mismatch-kubelet-not-running", "-o", "html")
+    link = '<a href="#kubelet-not-running">kubelet-not-running</a>'
+    assert f"reboots the node, fix {link} and drain this Kubernetes node first</p>" in page
 
 
 def test_check_without_access_does_not_count_as_safe(tmp_path):
