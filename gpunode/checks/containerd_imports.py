@@ -3,7 +3,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import WHERE, edit, judged, running_config
@@ -15,6 +15,8 @@ from gpunode.facts.containerd import DEFAULT_CONFIG, Lost, is_lost, lost_setting
 from gpunode.facts.distributions import DISTRIBUTIONS, manager
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
+from gpunode.facts.toml import KeyPath, as_key, as_value, headers
+from gpunode.host.redact import without_secrets
 from gpunode.output.result import Fix
 
 _PROGRAM = "nvidia-container-runtime"
@@ -92,9 +94,27 @@ def _finding(node: Node, judge: Callable[..., Verdict], summary: str, gone: tupl
     plugin = node.containerd_config.plugin if node.containerd_config else ""
     line = line_of(node.host.read_text(gone[0].by) or "", plugin)
     places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
-    change = f"copy the settings above from {gone[0].file} into this table"
+    change = "add these settings; where a table has a line number, add only its settings there"
+    lines = _pasted(node, plugin, [one for one in gone if one.by == gone[0].by])
     table = seen(gone[0].by, f'a table "{plugin}" without these settings', line)
-    return judge(summary, *places, table, fix=edit(node, gone[0].by, line, change))
+    return judge(summary, *places, table, fix=edit(node, gone[0].by, line, "\n".join((change, *lines))))
+
+
+def _pasted(node: Node, plugin: str, gone: Sequence[Lost]) -> Iterator[str]:
+    """Settings of one file as TOML, by table. A table that the file has is named with its line: a second
+    header of the same table is a syntax error. A possible password is not shown."""
+    numbers = {
+        table: number for number, table in headers((node.host.read_text(gone[0].by) or "").splitlines())
+    }
+    tables: dict[KeyPath, list[Lost]] = {}
+    for setting in gone:
+        tables.setdefault(("plugins", plugin, *setting.keys[:-1]), []).append(setting)
+    for table, settings in tables.items():
+        yield f"[{as_key(table)}]" + (f"  # line {numbers[table] + 1}" if table in numbers else "")
+        for setting in settings:
+            key = as_key(setting.keys[-1:])
+            shown = without_secrets(f"{key} = {as_value(setting.value)}")
+            yield f"# {key}: copy it from {setting.file}" if setting.secret else shown
 
 
 def _line(node: Node, one: Lost) -> int | None:

@@ -81,7 +81,8 @@ TOOLKIT_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/container-toolk
 
 
 def edit_file(path: str, line: int | None, change: str, restart: str = "", *, needs_root: bool = True) -> Fix:
-    """Open a file at a line in an editor, then restart what reads it. `change` is what to change there."""
+    """Open a file at a line in an editor, then restart what reads it. `change` is what to change there, as in
+    `Fix`."""
     command = " ".join((EDITOR, *([f"+{line}"] if line else ()), path))
     place = f"{path}, line {line}" if line else path
     return Fix(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers
-from gpunode.checks.fixes import edit_file, everywhere
+from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.daemons import Daemon
@@ -302,12 +302,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
             f"{daemon.manager}'s template doesn't include the nvidia runtime",
             seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
             seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers or ())}"),
-            fix=edit_file(
-                f"{directory}/{used}",
-                None,
-                f"add {{{{ {_BASE} . }}}} as the first line and delete the tables that it generates",
-                _restart(daemon).command,
-            ),
+            fix=_configure(daemon),
         )
     unread = templates.get(_OLD, "") if used == _NEW else ""
     if "nvidia" in unread and "nvidia" not in text and _BASE not in text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from gpunode.facts.daemons import (
 )
 from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution, manager, owner
 from gpunode.facts.processes import Process, option_value, running
-from gpunode.facts.toml import dig, leaves, line_of_key, parse_toml, place
+from gpunode.facts.toml import as_key, as_value, dig, leaves, line_of_key, parse_toml, place
 from gpunode.host import Host
 from gpunode.output.typed import as_dict, as_strings, as_text
 
@@ -382,12 +381,14 @@ class Lost:
     def name(self) -> str:
         return ".".join(self.keys)
 
+    @property
+    def secret(self) -> bool:
+        """Whether the value may be a password, which is not shown."""
+        return any(word in key for key in self.keys for word in _SECRET)
+
     def __str__(self) -> str:
-        """Text for users; possible passwords are not shown."""
-        secret = any(word in key for key in self.keys for word in _SECRET)
-        # as TOML, to be copied into the file: JSON's strings, numbers, booleans and arrays are TOML's
-        shown = "" if secret else f" = {json.dumps(self.value, ensure_ascii=False, default=str)}"
-        return f"{self.name}{shown}"
+        """The setting as TOML, below the plugin's table."""
+        return as_key(self.keys) + ("" if self.secret else f" = {as_value(self.value)}")
 
 
 def lost_settings(config: ContainerdConfig) -> tuple[Lost, ...]:

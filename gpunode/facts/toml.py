@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from datetime import date, datetime, time
 from typing import Any
 
 from gpunode.errors import ConfigError
@@ -12,6 +14,7 @@ from gpunode.host.documents import toml
 KeyPath = tuple[str, ...]
 _HEADER = re.compile(r"^([ \t]*)(\[\[?)([^\[\]].*?)\]\]?[ \t]*(?:#.*)?$")
 _KEY = re.compile(r"""^[ \t]*((?:[A-Za-z0-9_.\- \t]|"(?:[^"\\]|\\.)*"|'[^']*')+?)[ \t]*=""")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 LARGEST = 512 << 10  # characters; the largest known file has 80 KB, and editing takes 4 s per megabyte
 BYTE_ORDER_MARK = "\ufeff"  # containerd skips one at the start of its file, Python's parser does not
 
@@ -46,6 +49,32 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
             f"{path}: nested too deeply to be a containerd configuration",
             hint=f"inspect the file: less {path}",
         ) from error
+
+
+def as_key(path: KeyPath) -> str:
+    """A dotted key as TOML writes it."""
+    return ".".join(key if _BARE.fullmatch(key) else _quoted(key) for key in path)
+
+
+def as_value(value: Any) -> str:
+    """A value of a parsed file as TOML writes it, on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_value, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{as_key((key,))} = {as_value(below)}" for key, below in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    return str(value)
+
+
+def _quoted(text: str) -> str:
+    """JSON's strings are TOML's, but for one control character that JSON allows."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def dig(tree: Any, *keys: str) -> Any:

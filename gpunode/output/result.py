@@ -141,8 +141,8 @@ class Fix:
     `disruptive` is none, restart, drain or reboot, and `effect` says what that means on this node. A fix with
     `steps` can be carried out by `doctor --fix --apply`; one that is also `safe` disturbs nothing, can be
     rolled back, and needs no further permission. `change` says what to change in the file that the command
-    opens in an editor, `before` what to do before the command, `note` what to know or to do beside it: one
-    line of text, then one for each command.
+    opens in an editor: one line of text, then lines to paste into the file, if any. `before` is what to do
+    before the command, `note` what to know or to do beside it: one line of text, then one for each command.
     """
 
     command: str

@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from fixtures.machines import recorded_host
+from fixtures.machines import machine, recorded_host
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
+from gpunode.commands.demo import build_machine
+from gpunode.facts.containerd import lost_settings
 from gpunode.facts.node import Node, Questions, Trial
+from gpunode.host import Host
 from gpunode.output.result import FindingStatus
 from tests.required import required
 
@@ -46,9 +49,9 @@ def test_deep_check_starts_the_expected_container(passed, status, tmp_path):
 def test_no_container_is_started_if_it_cannot_run(tmp_path):
     assert deep("healthy-docker-rocky9", tmp_path / "a")[0].skipped == "nothing-to-judge"
     trial = Trial(True, "")
-    for machine in ("docker-not-running", "toolkit-missing", "docker-default-runtime", "healthy-crio"):
-        found, tried = deep(machine, tmp_path / machine, trial)
-        assert found.status is SKIP and tried == [], machine
+    for name in ("docker-not-running", "toolkit-missing", "docker-default-runtime", "healthy-crio"):
+        found, tried = deep(name, tmp_path / name, trial)
+        assert found.status is SKIP and tried == [], name
     host = recorded_host("healthy-docker-rocky9", tmp_path / "b")
     node = Node(host, Questions(), {"docker": lambda *_: trial})
     assert judged(node, DEEP).skipped == "left-out"
@@ -87,6 +90,60 @@ def test_setting_missing_from_the_containerd_dump_is_not_called_lost(setting, tm
     main.write_text(main.read_text().replace("  sandbox_image", f"  {setting}\n  sandbox_image", 1))
     found = judged(Node(host), "containerd-imports-clobber")
     assert found.status is PASS and "no setting is lost" in found.summary
+
+
+def pasted(text, lines):
+    """A file with the lines of a finding: below the header with their line number, new tables at the end."""
+    new: list[str] = []
+    inserted: dict[int, list[str]] = {}
+    below: int | None = None
+    for line in lines:
+        header, named, number = line.partition("  # line ")
+        if header.startswith("["):
+            below = int(number) if named else None
+        if below is None:
+            new.append(line)
+        elif not header.startswith("["):
+            inserted.setdefault(below, []).append(line)
+    whole = [
+        one
+        for number, line in enumerate(text.splitlines(), start=1)
+        for one in (line, *inserted.get(number, ()))
+    ]
+    return "\n".join([*whole, *new]) + "\n"
+
+
+@pytest.mark.parametrize("name", ["containerd-imports-clobber", "containerd-imports-clobber-suse"])
+def test_settings_pasted_from_the_finding_are_no_longer_lost(name, tmp_path):
+    host = recorded_host(name, tmp_path)
+    main = next(tmp_path.rglob("containerd/config.toml"))
+    more = '\n[plugins."io.containerd.grpc.v1.cri".registry.mirrors."docker.io"]\n  endpoint = ["https://m.example"]\n'
+    main.write_text(main.read_text() + more)
+    finding = judged(Node(host), "containerd-imports-clobber")
+    change, *lines = finding.fix[0].change.split("\n")
+    assert change.startswith("In /etc/containerd/conf.d/99-nvidia.toml, line 3: add these settings; ")
+    assert "SystemdCgroup = true" in lines and "True" not in "".join(lines)
+    drop_in = next(tmp_path.rglob("conf.d/99-nvidia.toml"))
+    drop_in.write_text(pasted(drop_in.read_text(), lines))
+    config = required(Node(host).containerd_config)
+    assert lost_settings(config) == ()
+    assert config.runtimes["runc"]["options"]["SystemdCgroup"] is True
+
+
+def test_password_in_a_lost_setting_is_not_printed(tmp_path):
+    spec = machine("containerd-imports-clobber")
+    status = spec["recording"]["daemons"]["/run/containerd/containerd.sock"]["status"]
+    status["config"]["registry"]["headers"] = {"X-Token": ["other"]}
+    spec["files"]["/etc/containerd/config.toml"] += (
+        '[plugins."io.containerd.grpc.v1.cri".registry.headers]\n  X-Token = ["hunter2"]\n'
+    )
+    host = Host(build_machine(spec, tmp_path), environ={})
+    finding = judged(Node(host), "containerd-imports-clobber")
+    lines = finding.fix[0].change.split("\n")
+    assert lines[lines.index('[plugins."io.containerd.grpc.v1.cri".registry.headers]') + 1] == (
+        "# X-Token: copy it from /etc/containerd/config.toml"
+    )
+    assert "hunter2" not in repr(finding)
 
 
 @pytest.mark.parametrize("name", [".99-nvidia.conf.swp", "README", "empty"])

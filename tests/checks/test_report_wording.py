@@ -174,6 +174,13 @@ def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
     lines = page("containerd-imports-clobber", tmp_path)
     assert '  /etc/containerd/config.toml:5: sandbox_image = "registry.example.com/pause:3.10"' in lines
     assert "  /etc/containerd/config.toml:14: containerd.runtimes.runc.options.SystemdCgroup = true" in lines
+    at = lines.index(
+        "  Fix: ${EDITOR:-vi} +3 /etc/containerd/conf.d/99-nvidia.toml && systemctl restart containerd"
+    )
+    assert lines[at - 2 : at] == [
+        '    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]  # line 8',
+        "    SystemdCgroup = true",
+    ]
 
 
 def test_the_headline_of_a_failing_plugin_is_the_root_cause(tmp_path):

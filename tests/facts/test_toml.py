@@ -1,0 +1,38 @@
+"""Values and keys of a parsed TOML file, written as TOML again."""
+
+import tomlkit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.facts.toml import as_key, as_value
+from gpunode.host.documents import toml
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.datetimes(),
+    st.dates(),
+    st.times(),
+    TEXT,
+)
+VALUES = st.recursive(
+    SCALARS, lambda below: st.lists(below, max_size=3) | st.dictionaries(TEXT, below, max_size=3)
+)
+
+
+@given(st.lists(TEXT, min_size=1, max_size=3), VALUES)
+def test_both_parsers_read_a_written_setting_as_it_was(path, value):
+    line = f"{as_key(tuple(path))} = {as_value(value)}"
+    expected = value
+    for key in reversed(path):
+        expected = {key: expected}
+    assert toml(line) == tomlkit.parse(line).unwrap() == expected
+
+
+def test_ordinary_settings_look_as_people_write_them():
+    assert as_key(("registry", "mirrors", "docker.io", "endpoint")) == 'registry.mirrors."docker.io".endpoint'
+    assert as_value(["https://mirror.example.com", True, {"a-b": 1}]) == (
+        '["https://mirror.example.com", true, {a-b = 1}]'
+    )
