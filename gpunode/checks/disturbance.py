@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 
 from gpunode.checks.fixes import POWER_OFF
+from gpunode.errors import GpunodeError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.docker import beyond_reload
 from gpunode.facts.node import Node
 from gpunode.output.result import Fix
 
 _DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
 _UNKNOWN = "stops its containers unless live-restore is on"
+RELOADS_DOCKER = "reloads Docker: running containers continue"
+_LOADS = "loads Docker's runtimes"  # by a reload or a restart; `_of_docker` says which
+_RESTARTS_DOCKER = "restarts Docker"
 # what a command with `restart` restarts, the most disruptive first: the layer of a check doesn't show it
 _RESTARTS = (
     (r"wsl\.exe --shutdown", "ends everything that runs in WSL"),
     (r"\bpct reboot\b", "reboots this LXC container"),
-    (
-        r"configure-runtime --runtime docker\b(?!.*--cdi)",  # runtime/docker.py chooses by the live daemon
-        "reloads Docker; a restart, if it needs one (see --dry-run), {containers}",
-    ),
+    (r"configure-runtime --runtime docker\b(?!.*--cdi)", _LOADS),
     (
         r"--runtime docker\b|(start|stop|update) docker\b|\bdocker-ce\b|\bdocker\.io\b",
-        "restarts Docker, which {containers}",
+        _RESTARTS_DOCKER,
     ),
     (
         r"--runtime (k3s|rke2|k0s|microk8s)\b|restart (k3s|rke2|k0s|microk8s)|k0s stop",
@@ -51,9 +54,9 @@ _RESTARTS = (
 _REPLACES_DRIVER = re.compile(r"\bdriver install\b|\bakmod-nvidia\b|\bkmod-nvidia\b|NVIDIA-Linux-\S+\.run\b")
 
 
-def disturbance(fix: Fix, containers: str = _UNKNOWN) -> str:
-    """What a fix disturbs, its own `effect` if it has one; empty for nothing. `containers` is what a restart
-    of Docker does to them."""
+def disturbance(fix: Fix, node: Node | None = None) -> str:
+    """What a fix disturbs, its own `effect` if it has one; empty for nothing. Without a `node` nothing is
+    known of its Docker."""
     if fix.effect or fix.disruptive == "none":
         return fix.effect
     if fix.command == POWER_OFF.other.command:
@@ -62,7 +65,30 @@ def disturbance(fix: Fix, containers: str = _UNKNOWN) -> str:
         return "GPU programs that start before the reboot fail"
     effects = (effect for pattern, effect in _RESTARTS if re.search(pattern, fix.command))
     effect = _DISTURBS.get(fix.disruptive) or next(effects, "restarts a daemon")
-    return effect.format(containers=containers)
+    return _of_docker(node, fix.command, effect) if effect in (_LOADS, _RESTARTS_DOCKER) else effect
+
+
+def _of_docker(node: Node | None, command: str, effect: str) -> str:
+    """What a command does to the containers of the system's Docker, as checks have read it; a daemon that
+    hangs must not be queried again."""
+    docker = node.__dict__.get("docker") if node is not None else None
+    if node is None or not isinstance(docker, Daemon) or "sudo -Hu" in command or "snap" in command:
+        if effect == _LOADS:
+            return f"reloads Docker; a restart, if it needs one (see --dry-run), {_UNKNOWN}"
+        return f"restarts Docker, which {_UNKNOWN}"
+    if docker.process is None:
+        return "starts Docker, which isn't running"
+    if effect == _LOADS and not _beyond_reload(node, docker):
+        return RELOADS_DOCKER
+    return f"restarts Docker, which {_containers(node)}"
+
+
+def _beyond_reload(node: Node, docker: Daemon) -> bool:
+    """As `gpunode configure-runtime` decides it. A fact that can't be read counts as a reason to restart."""
+    try:
+        return bool(beyond_reload(node.host, docker))
+    except (GpunodeError, OSError):
+        return True
 
 
 def replaces_driver(command: str) -> bool:
@@ -70,11 +96,11 @@ def replaces_driver(command: str) -> bool:
     return _REPLACES_DRIVER.search(command) is not None
 
 
-def containers_of_docker(node: Node, command: str) -> str:
+def _containers(node: Node) -> str:
     """What a restart of Docker does to its containers, from the report that a check has read; a check that
-    wasn't selected hasn't read it, and a daemon that hangs must not be queried again."""
+    wasn't selected hasn't read it."""
     info = node.__dict__.get("docker_info")
-    if not isinstance(info, dict) or "sudo -Hu" in command or "snap" in command:
+    if not isinstance(info, dict):
         return _UNKNOWN
     live_restore, running = info.get("LiveRestoreEnabled"), info.get("ContainersRunning")
     if live_restore is True:

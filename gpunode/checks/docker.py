@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
+from gpunode.checks.disturbance import RELOADS_DOCKER
 from gpunode.checks.fixes import everywhere, per_family
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
@@ -14,6 +16,7 @@ from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import (
     TABLE,
+    beyond_reload,
     flag_conflicts,
     listens_there,
     nvidia_programs,
@@ -102,6 +105,9 @@ UPGRADE = per_family(
     "restart",
 )
 
+# settings that a running dockerd takes over on SIGHUP (moby daemon/reload.go)
+_RELOADED = ("runtimes", "default-runtime", "live-restore", "insecure-registries", "registry-mirrors")
+
 _PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
 
 
@@ -118,11 +124,20 @@ def restart_docker(daemon: Daemon | None, verb: str = "restart") -> str:
     return f"systemctl {'--user ' if daemon is not None and daemon.user else ''}{verb} docker"
 
 
-def edit(daemon: Daemon, line: int | None, change: str) -> Fix:
-    """Open its file at a line, and make dockerd read it again."""
-    return fixes.edit_file(
-        daemon.config_path, line, change, restart_docker(daemon), needs_root=not daemon.user
-    )
+def edit(node: Node, docker: Daemon, line: int | None, change: str, *, reload: bool = False) -> Fix:
+    """Open its file at a line, and restart dockerd. With `reload`, a running dockerd takes this change over
+    without a restart."""
+    restart = restart_docker(docker)
+    again = restart_docker(docker, "reload") if reload and _reloads(node, docker) else restart
+    fix = fixes.edit_file(docker.config_path, line, change, _by_init(node, again), needs_root=not docker.user)
+    return fix if again == restart else replace(fix, disruptive="none", effect=RELOADS_DOCKER)
+
+
+def _reloads(node: Node, docker: Daemon) -> bool:
+    """Whether dockerd is running and can load its runtimes by a reload; a snap can only be restarted."""
+    if docker.process is None or docker.manager == "snap":
+        return False
+    return not beyond_reload(node.host, docker)
 
 
 _CONFIGURE = "gpunode configure-runtime --runtime docker"
@@ -198,8 +213,8 @@ def docker_config_invalid_json(node: Node) -> Verdict:
     except ConfigError as error:
         judge = fail if docker_role(node).used else warn
         where = _position(error.message, path)
-        fix = fixes.edit_file(path, where.line, fixes.syntax(node.host.read_text(path), where.line))
-        return judge(f"{path} can't be parsed", where, fix=fix)
+        change = fixes.syntax(node.host.read_text(path), where.line)
+        return judge(f"{path} can't be parsed", where, fix=_correct(node, node.docker, where.line, change))
     return _unusual_text(node, node.docker) or ok(
         f"{path} can be parsed" if config else f"{path} doesn't exist or is empty, which is valid"
     )
@@ -224,9 +239,23 @@ def _unusual_text(node: Node, docker: Daemon) -> Verdict | None:
         parse_daemon_json(text, path)
     except ConfigError as error:
         where = _position(error.message, path)
-        fix = fixes.edit_file(path, where.line, "delete all but one of the duplicate keys")
+        fix = _correct(node, docker, where.line, "delete all but one of the duplicate keys")
         return warn(f"{path} has a duplicate key: the last value takes effect", where, fix=fix)
     return None
+
+
+def _correct(node: Node, docker: Daemon, line: int | None, change: str) -> Fix:
+    """Correct the file. A running dockerd needs nothing more, one that is this node's engine and isn't
+    running has to start."""
+    if docker.process is None and docker_role(node).used:
+        return edit(node, docker, line, change)
+    fix = fixes.edit_file(docker.config_path, line, change)
+    if not _reloads(node, docker):
+        return fix
+    note = (
+        "Docker keeps the settings that it has loaded. This loads the corrected file and stops no container:"
+    )
+    return replace(fix, note=f"{note}\n{_by_init(node, restart_docker(docker, 'reload'))}")
 
 
 def readable(node: Node) -> dict[str, Any] | None:
@@ -282,7 +311,8 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     judge = fail if docker_role(node).used else warn
     settings = ", ".join(f'"{key}"' for key in keys)
     change = f"delete {settings}: dockerd uses the flag"
-    fix = edit(node.docker, line_of(text, f'"{keys[0]}"'), change)
+    # a running dockerd started with the flag alone, so nothing changes for it
+    fix = edit(node, node.docker, line_of(text, f'"{keys[0]}"'), change, reload=True)
     return judge(f"{', '.join(keys)}: set both as a flag and in {path}", *evidence, flags, fix=fix)
 
 
@@ -385,10 +415,15 @@ def _by_init(node: Node, command: str) -> str:
     return command
 
 
-def _reload(node: Node) -> Fix:
-    """dockerd reads runtimes and default-runtime again on SIGHUP; no container is stopped."""
-    command, restart = _by_init(node, restart_docker(node.docker, "reload")), _restart(node)
-    return Fix(command, restart.needs_root, "none") if command != restart.command else restart
+def _reload(node: Node, docker: Daemon, config: dict[str, Any], info: dict[str, Any]) -> Fix:
+    """dockerd reads runtimes and default-runtime again on SIGHUP. Docker 20.10 then crashes if its present
+    default isn't in the file."""
+    command, restart = _by_init(node, restart_docker(docker, "reload")), _restart(node)
+    known = ("runc", *_table(config, "runtimes"))
+    crashes = not config.get("default-runtime") and info.get("DefaultRuntime") not in known
+    if command == restart.command or crashes or not _reloads(node, docker):
+        return restart
+    return Fix(command, restart.needs_root, effect=RELOADS_DOCKER)
 
 
 def _socket(node: Node) -> str:
@@ -454,7 +489,7 @@ def docker_not_restarted(node: Node) -> Verdict:
     judge = fail if docker_role(node).used else warn
     what = f"the runtime {', '.join(missing)}" if missing else f"the default runtime {default}"
     summary = f"Docker hasn't loaded {what} from {path} yet"
-    return judge(summary, *evidence, answer, fix=_reload(node))
+    return judge(summary, *evidence, answer, fix=_reload(node, node.docker, config, info))
 
 
 @check(
@@ -509,7 +544,8 @@ def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evi
     text = node.host.read_text(docker.config_path) or ""
     name = evidence.value.partition(":")[0]
     line = line_of(text, '"nvidia-container-runtime"')
-    fix = edit(docker, line, f'delete the entry "{name}" of "runtimes"') if by_cdi else None
+    change = f'delete the entry "{name}" of "runtimes"'
+    fix = edit(node, docker, line, change, reload=info.get("DefaultRuntime") != name) if by_cdi else None
     return (warn if by_cdi else fail)(f'the binary of the runtime "{name}" is missing', evidence, fix=fix)
 
 
@@ -588,15 +624,16 @@ def docker_unknown_key(node: Node) -> Verdict:
     text = node.host.read_text(path) or ""
     places = [seen(path, f'"{key}"', line_of(text, f'"{key}"')) for key in keys]
     judge = fail if docker_role(node).used else warn
-    change = "; ".join(_renamed(key) for key in keys)
-    fix = edit(node.docker, places[0].line, change)
+    change = "; ".join(_renamed(key)[0] for key in keys)
+    reload = all(_renamed(key)[1] in ("", *_RELOADED) for key in keys)
+    fix = edit(node, node.docker, places[0].line, change, reload=reload)
     return judge(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix)
 
 
-def _renamed(key: str) -> str:
-    """How to correct an unknown setting: rename a known misspelling, else delete it."""
+def _renamed(key: str) -> tuple[str, str]:
+    """How to correct an unknown setting: rename a known misspelling, else delete it; and its right name."""
     name = {"runtime": "runtimes"}.get(key, key.replace("_", "-"))
-    return f'delete "{key}"' if name == key else f'change "{key}" to "{name}"'
+    return (f'delete "{key}"', "") if name == key else (f'change "{key}" to "{name}"', name)
 
 
 @check(
@@ -644,7 +681,9 @@ def docker_default_runtime(node: Node) -> Verdict:
         f"the binary of Docker's default runtime {name} is missing, so no container can start",
         *evidence,
         answer,
-        fix=None if elsewhere else edit(node.docker, line, f'change "{name}" to "runc"'),
+        fix=None
+        if elsewhere
+        else edit(node, node.docker, line, f'change "{name}" to "runc"', reload=line is not None),
     )
 
 
@@ -688,4 +727,4 @@ def _same_driver(node: Node, docker: Daemon, driver: str) -> Fix:
     """Change Docker to the kubelet's driver: the other direction would require restarting every pod."""
     text = node.host.read_text(docker.config_path) or ""
     line = line_of(text, "native.cgroupdriver")
-    return edit(docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')
+    return edit(node, docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
-from gpunode.checks.disturbance import containers_of_docker, disturbance, replaces_driver
+from gpunode.checks.disturbance import disturbance, replaces_driver
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.checks.preconditions import fitting, separate_reboot
@@ -55,9 +55,7 @@ def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding,
 
 def _with_effects(node: Node, finding: Finding) -> Finding:
     """What the fixes disturb on this node. After all checks, which read what this depends on."""
-    fixes = tuple(
-        replace(fix, effect=disturbance(fix, containers_of_docker(node, fix.command))) for fix in finding.fix
-    )
+    fixes = tuple(replace(fix, effect=disturbance(fix, node)) for fix in finding.fix)
     return replace(finding, fix=fixes)
 
 

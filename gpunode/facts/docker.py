@@ -249,6 +249,24 @@ def flag_runtimes(argv: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(given.partition("=")[0] for given in option_values(argv, "--add-runtime"))
 
 
+FLAG_REASON = "a reload would forget the runtimes that --add-runtime gave dockerd"
+HOOK = "nvidia-container-runtime-hook"
+
+
+def beyond_reload(host: Host, daemon: Daemon) -> str:
+    """Why a reload (SIGHUP) isn't enough for this running dockerd to load the nvidia runtime; empty if it
+    is."""
+    if flag_runtimes(daemon.argv):
+        return FLAG_REASON
+    if not host.live:
+        return ""  # the mtime of a recorded file is that of the recording
+    process, hook = daemon.process, host.which(HOOK)
+    status = host.stat(hook) if hook else None
+    if process and status and status.st_ctime > process.started:
+        return f"{HOOK} is newer than the running dockerd, which looks for it only at start (--gpus)"
+    return ""
+
+
 def flag_default(argv: tuple[str, ...]) -> str:
     """Value of ``--default-runtime``; empty if it isn't set."""
     return option_value(argv[1:], "--default-runtime") or ""

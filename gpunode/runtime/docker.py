@@ -17,7 +17,9 @@ from gpunode.errors import (
 )
 from gpunode.facts.daemons import Daemon, parse_version
 from gpunode.facts.docker import (
+    FLAG_REASON,
     PROGRAMS,
+    beyond_reload,
     flag_conflicts,
     flag_default,
     flag_features,
@@ -436,11 +438,9 @@ def _flags_without_config(argv: tuple[str, ...]) -> list[str]:
     return flags
 
 
-HOOK = "nvidia-container-runtime-hook"
 _PROGRAM = "nvidia-container-runtime"
 _HAS_CDI = (25,)
 _CDI_REASON = "features.cdi is read only when dockerd starts"
-_FLAG_REASON = "a reload would forget the runtimes that --add-runtime gave dockerd"
 
 
 @dataclass(frozen=True)
@@ -549,7 +549,7 @@ class DockerEngine:
         if self._cdi_is_on(before) != self._cdi_is_on(after):
             return Plan("docker", (edit,), "restart", _CDI_REASON)
         if flag_runtimes(self.daemon.argv):
-            return Plan("docker", (edit,), "restart", _FLAG_REASON)
+            return Plan("docker", (edit,), "restart", FLAG_REASON)
         interim, undo = (for_reload(text, edit.path).encode() for text in (after, before))
         edit = FileEdit(edit.path, edit.before, edit.after, interim, undo)
         return Plan("docker", (edit,), "reload", "dockerd reloads its runtimes on SIGHUP")
@@ -577,23 +577,11 @@ class DockerEngine:
             return "restart", _CDI_REASON
         if self._is_down(active):
             return "restart", "dockerd doesn't run; it reads the file when it starts"
-        if flag_runtimes(self.daemon.argv):
-            return "restart", _FLAG_REASON
-        if self._hook_is_news():
-            return (
-                "restart",
-                f"{HOOK} is newer than the running dockerd, which looks for it only at start (--gpus)",
-            )
+        if reason := beyond_reload(self.host, self.daemon):
+            return "restart", reason
         if edit.action == "unchanged":
             return "reload", "daemon.json has the runtime already, the running dockerd has not"
         return "reload", "dockerd reloads its runtimes on SIGHUP"
-
-    def _hook_is_news(self) -> bool:
-        if not self.host.live:
-            return False  # the mtime of a recorded file is that of the recording
-        process, hook = self.daemon.process, self.host.which(HOOK)
-        found = self.host.stat(hook) if hook else None
-        return bool(process and found and found.st_ctime > process.started)
 
     def _refuse_cdi(self, desired: DesiredConfig) -> None:
         if desired.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:

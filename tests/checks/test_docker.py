@@ -1,9 +1,12 @@
 """Unusual Docker setups: a working one is no finding, and a fix suits the owner of the Docker."""
 
+import json
+
 import pytest
 
 from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
@@ -160,3 +163,84 @@ def test_rootless_docker_is_known_without_systemd_and_docker_service(tmp_path, p
         spec["files"] |= {path: ""} if path else {}
 
     assert judged(tmp_path, "docker-not-running", "docker-rootless", changed).status.value == expected
+
+
+RELOADS = "reloads Docker: running containers continue"
+INFO = {"LiveRestoreEnabled": False, "ContainersRunning": 3}
+
+
+def fix_of(tmp_path, identifier, name, change=lambda spec: None):
+    """The first fix of a finding, with what it disturbs."""
+    spec = machine(name)
+    answer = spec["recording"]["daemons"].get(SOCKET)
+    if answer:
+        answer["info"] |= INFO
+    change(spec)
+    findings = run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))
+    (finding,) = [finding for finding in findings if finding.id == identifier]
+    return finding.fix[0]
+
+
+def with_flag(spec):
+    spec["files"]["/proc/1210/cmdline"] += "--add-runtime\0other=/usr/bin/other\0"
+
+
+@pytest.mark.parametrize(
+    ("identifier", "reload", "restart"),
+    [
+        (
+            "docker-runtime-missing",
+            "gpunode configure-runtime --runtime docker",
+            "gpunode configure-runtime --runtime docker",
+        ),
+        ("docker-not-restarted", "systemctl reload docker", "systemctl restart docker"),
+        (
+            "docker-unknown-key",
+            "${EDITOR:-vi} +3 /etc/docker/daemon.json && systemctl reload docker",
+            "${EDITOR:-vi} +3 /etc/docker/daemon.json && systemctl restart docker",
+        ),
+    ],
+)
+def test_docker_is_restarted_only_where_a_reload_is_not_enough(identifier, reload, restart, tmp_path):
+    """A reload makes dockerd forget runtimes that were given as flags."""
+    fix = fix_of(tmp_path / "reload", identifier, identifier)
+    assert (fix.command, fix.effect) == (reload, RELOADS)
+    fix = fix_of(tmp_path / "restart", identifier, identifier, with_flag)
+    assert (fix.command, fix.effect) == (restart, "restarts Docker, which stops 3 running containers")
+
+
+def test_setting_that_only_a_start_reads_needs_a_restart(tmp_path):
+    def change(spec):
+        for text in (spec["files"], spec["recording"]["commands"]):
+            whole = json.dumps(text).replace("default_runtime", "storage_driver")
+            text |= json.loads(whole)
+
+    fix = fix_of(tmp_path, "docker-unknown-key", "docker-unknown-key", change)
+    assert fix.change.endswith('change "storage_driver" to "storage-driver"')
+    assert fix.command.endswith("&& systemctl restart docker")
+    assert fix.effect == "restarts Docker, which stops 3 running containers"
+
+
+def test_default_runtime_missing_from_the_file_is_not_reloaded(tmp_path):
+    """Docker 20.10 crashes at such a reload."""
+
+    def change(spec):
+        spec["files"][FILE] = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}'
+        spec["recording"]["daemons"][SOCKET]["info"]["DefaultRuntime"] = "other"
+
+    fix = fix_of(tmp_path, "docker-not-restarted", "docker-not-restarted", change)
+    assert fix.command == "systemctl restart docker"
+
+
+def test_corrected_file_of_a_running_docker_is_loaded_by_a_reload(tmp_path):
+    fix = fix_of(tmp_path / "up", "docker-config-invalid-json", "docker-config-invalid-json")
+    assert fix.command == "${EDITOR:-vi} +4 /etc/docker/daemon.json"
+    assert fix.note.split("\n")[1:] == ["systemctl reload docker"]
+
+    def stopped(spec):
+        for path in [path for path in spec["files"] if path.startswith("/proc/1210/")]:
+            del spec["files"][path]
+
+    fix = fix_of(tmp_path / "down", "docker-config-invalid-json", "docker-config-invalid-json", stopped)
+    assert fix.command == "${EDITOR:-vi} +4 /etc/docker/daemon.json && systemctl restart docker"
+    assert fix.effect == "starts Docker, which isn't running"
