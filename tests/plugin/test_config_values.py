@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.plugin.config.settings import Settings, resource_name_problem
-from gpunode.plugin.config.values import value_problem
+from tests.plugin.config.test_values import value_problem
 
 
 def test_socket_is_named_after_the_resource_beside_the_kubelets() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.output.result import ErrorInfo, ExitCode
-from gpunode.plugin.config.options import BY_FIELD, LISTS, Option
+from gpunode.plugin.config.options import LISTS, Option
 from gpunode.plugin.config.settings import ALL_XIDS, resource_name_problem
 from gpunode.plugin.model import pci_numbers
 
@@ -199,15 +199,6 @@ _KINDS: dict[str, Callable[[str], Any]] = {
 _ITEMS: dict[str, Callable[[str], Any]] = {
     **{"words": _text, "integers": _integer, "selectors": selector, "xids": xid},
 }
-
-
-def value_problem(field: str, *texts: str) -> str:
-    """Why these texts aren't a valid value of that option; empty if they are."""
-    try:
-        parse(BY_FIELD[field], texts)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 # All problems of a configuration at once, each with its location.

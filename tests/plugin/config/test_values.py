@@ -11,11 +11,20 @@ from gpunode.commands.plugin_options import default_text
 from gpunode.plugin.config.options import BY_FIELD, OPTIONS
 from gpunode.plugin.config.resolve import option_value
 from gpunode.plugin.config.settings import ALL_XIDS, Settings
-from gpunode.plugin.config.values import parse, value_problem
+from gpunode.plugin.config.values import parse
 
 
 def value(field: str, *texts: str) -> object:
     return parse(BY_FIELD[field], texts)
+
+
+def value_problem(field: str, *texts: str) -> str:
+    """Why these texts aren't a valid value of that option; empty if they are."""
+    try:
+        value(field, *texts)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 THEIRS = """
