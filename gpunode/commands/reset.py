@@ -76,7 +76,7 @@ from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit
 from gpunode.runtime import find
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Request
-from gpunode.runtime.removal import Past, configured, restoring, runtimes_of
+from gpunode.runtime.removal import configured, restoring, runtimes_of
 from gpunode.runtime.workflow import shown
 
 KIND = "Reset"
@@ -274,10 +274,8 @@ def _entries(journal: Journal, part: Part) -> tuple[Entry, ...]:
     """The active entries of a part, newest first."""
     return tuple(
         entry
-        for entry in reversed(journal.entries())
-        if entry.state == "committed"
-        and entry.undoable
-        and entry.manifest.get("operation") in part.operations
+        for entry in reversed(journal.active())
+        if entry.undoable and entry.manifest.get("operation") in part.operations
     )
 
 
@@ -344,6 +342,8 @@ def _state_of(plan: Planned) -> State:
 def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[], Planned]) -> Result:
     plan = planned()  # the present state of the units; the files are read again under the lock
     rest = tuple(unit for unit in plan.stop if unit not in plan.removed_units)
+    journal = Journal.of(host)
+    undoes = [entry.id for entry in plan.undone]
 
     def activate() -> None:
         with uninterrupted():
@@ -358,14 +358,16 @@ def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[]
             raise DaemonError(f"{still[0]} still runs", hint=f"see why: systemctl status {still[0]}")
 
     def done() -> None:
-        Past(plan.undone, ()).finish(Journal.of(host))
+        for entry in plan.undone:
+            journal.own(entry)
+            journal.tidy(entry)
 
     changed = change_files(
         host,
         OPERATION,
         lambda: planned().edits,
         engine_restart(host, progress),
-        context={"part": part.name, "stopped": list(plan.stop)},
+        context={"part": part.name, "stopped": list(plan.stop), "undoes": undoes},
         named_units=plan.removed_units,
         activate=activate,
         acts=bool(plan.stop),

@@ -33,6 +33,7 @@ _MAY_FILE: Mapping[str, type] = {"directories": list, "generated": bool, "beside
 _MAY: Mapping[str, type] = {
     "state": str, "operation": str, "engine": str, "manager": str, "config": str, "socket": str,
     "verb": str, "restartCommand": str, "runtimes": list, "units": list, "cdi": list,
+    "undoes": list,
 }  # fmt: skip
 
 
@@ -173,6 +174,11 @@ class Entry:
         """The systemd units among its files."""
         return tuple(self.manifest.get("units", ()))
 
+    @property
+    def undoes(self) -> tuple[str, ...]:
+        """The ids of the entries that a reset has undone with this one."""
+        return tuple(self.manifest.get("undoes", ()))
+
 
 @dataclass(frozen=True)
 class Journal:
@@ -270,6 +276,13 @@ class Journal:
     def unfinished(self) -> tuple[Entry, ...]:
         """Entries of a process that was killed; only meaningful while holding the lock."""
         return tuple(entry for entry in self.entries() if entry.state in OPEN_STATES)
+
+    def active(self) -> tuple[Entry, ...]:
+        """Committed entries, oldest first, without those that another one of them undoes. When a reset is
+        rolled back, what it had undone is active again."""
+        committed = [entry for entry in self.entries() if entry.state == "committed"]
+        undone = {name for entry in committed for name in entry.undoes}
+        return tuple(entry for entry in committed if entry.id not in undone)
 
     def committed(self, name: str = "") -> Entry:
         """The committed entry `name`, by default the last. `UsageError` lists the existing ones."""
@@ -411,15 +424,14 @@ class Journal:
 
 def _needed(entries: Iterable[Entry]) -> frozenset[str]:
     """IDs of committed entries without which a change can't be undone: of each file the oldest, which has its
-    original content, and all that installed packages."""
+    original content, all that installed packages, and the resets by which any of these is not active."""
+    committed = [entry for entry in entries if entry.state == "committed"]
     oldest: dict[str, str] = {}
-    packages = set()
-    for entry in entries:
-        if entry.state == "committed":
-            for file in entry.files:
-                oldest.setdefault(file["path"], entry.id)
-            packages |= {entry.id} if entry.of_packages else set()
-    return frozenset({*oldest.values(), *packages})
+    for entry in committed:
+        for file in entry.files:
+            oldest.setdefault(file["path"], entry.id)
+    needed = {*oldest.values(), *(entry.id for entry in committed if entry.of_packages)}
+    return frozenset(needed | {entry.id for entry in committed if needed.intersection(entry.undoes)})
 
 
 def state_of(file: Mapping[str, Any], content: bytes | None) -> str:

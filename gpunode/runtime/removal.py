@@ -88,9 +88,7 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
     Removing the specification ends that for all of them.
     """
     users: list[str] = []
-    for entry in journal.entries():
-        if entry.state != "committed":
-            continue
+    for entry in journal.active():
         name = name_of(entry.manifest)
         if entry.manifest.get("operation") == REMOVAL:
             gone = any(file.get("generated") and not file["after"] for file in entry.files)
@@ -102,7 +100,7 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
 def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
     """Active configurations of this engine's file that registered nothing but `names`."""
     desired = {"operation": OPERATION, "config": engine.daemon.config_path}
-    entries = [entry for entry in journal.entries() if entry.state == "committed"]
+    entries = journal.active()
     undone = [
         entry.sequence
         for entry in entries
@@ -207,10 +205,10 @@ def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
     A removal ends those of which it removed all runtimes.
     """
     groups: dict[tuple[str, str], tuple[Entry, ...]] = {}
-    for entry in journal.entries():
+    for entry in journal.active():
         key = name_of(entry.manifest), _text(entry.manifest.get("config"))
         operation = entry.manifest.get("operation")
-        if entry.state != "committed" or operation not in (OPERATION, REMOVAL):
+        if operation not in (OPERATION, REMOVAL):
             continue
         before, names = groups.get(key, ()), set(runtimes_of(entry.manifest))
         if operation == OPERATION:

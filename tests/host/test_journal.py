@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit, Journal, digest, lock_path
+from gpunode.host.journal import Entry, FileEdit, Journal, digest, lock_path
 
 
 @pytest.fixture
@@ -139,6 +139,23 @@ def test_entry_with_the_original_of_a_file_is_never_pruned(host: Host) -> None:
         journal.mark(journal.unfinished()[0], "committed")
     journal.prune(keep=2)
     assert first in {entry.id for entry in journal.entries()}
+
+
+def test_reset_by_which_a_kept_entry_is_not_active_is_kept_too(host: Host) -> None:
+    journal = Journal.of(host)
+
+    def commit(operation: str, context: dict[str, list[str]]) -> Entry:
+        edit = FileEdit("/etc/a", b"1", b"2")
+        return journal.mark(journal.begin(operation, (edit,), context), "committed")
+
+    first = commit("toolkit-config", {})
+    reset = commit("reset", {"undoes": [first.id]})
+    later = [commit("toolkit-config", {}) for _ in range(4)]
+    journal.prune(keep=2)
+    assert [entry.id for entry in journal.entries()] == [first.id, reset.id, later[-1].id]
+    assert [entry.id for entry in journal.active()] == [reset.id, later[-1].id]
+    journal.mark(reset, "rolled-back")
+    assert [entry.id for entry in journal.active()] == [first.id, later[-1].id]
 
 
 def test_directory_without_a_manifest_is_not_an_entry(host: Host, tmp_path: Path) -> None:

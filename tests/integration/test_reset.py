@@ -114,6 +114,30 @@ def test_a_failed_step_stops_only_what_needs_it(node: KubernetesNode, api: ApiSe
     assert "nvidia" not in node.sh(f"cat {CONFIG}")
 
 
+def test_a_reset_that_was_rolled_back_is_undone_by_the_next(node: KubernetesNode) -> None:
+    """The entries that it had undone are active again; no mark of gpunode's identifies this file."""
+    before = snapshot(node)
+    level = "nvidia-container-runtime.log-level=debug"
+    for command in (("configure-runtime",), ("toolkit", "config", "set", "--create", level)):
+        done = node.gpunode(*command)
+        assert done.code == 0, done.err
+    changed = snapshot(node)
+    for _ in range(2):
+        done = node.gpunode("reset", "--yes", "-o", "json")
+        assert done.code == 0, done.err
+        reports = {name for name, state in states(done).items() if state == "done"}
+        assert reports == {"runtime-containerd", "toolkit-config"}
+        assert snapshot(node) == before
+        assert node.gpunode("reset").out.startswith("nothing to reset\n")
+        first = node.gpunode("journal", "-o", "json").document["data"]["entries"][1]
+        assert first["operation"] == "toolkit-config" and not first["rollback"]
+        for operation in ("reset", "unconfigure-runtime"):
+            back = node.gpunode("rollback", "-o", "json")
+            assert back.code == 0, back.err
+            assert back.document["data"]["changes"][0]["action"] == "restored", operation
+        assert snapshot(node) == changed
+
+
 def _plugin_refuses(node: KubernetesNode, api: ApiServer) -> None:
     (node.place / "refuses").touch()
 
