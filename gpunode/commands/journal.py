@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -392,6 +393,7 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
         if not killed:
             return None
         manifest = killed[-1].manifest
+        before = {file["path"]: _content(host, file["path"]) for entry in killed for file in entry.files}
         request = Request(
             runtimes=(find.name_of(manifest),),
             config=str(manifest.get("config", "")),
@@ -404,12 +406,18 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
                 hint=f"correct it, then run this again: gpunode rollback {name}".rstrip(),
             )
     changes = tuple(
-        Change(path, "restored" if host.exists(path) else "removed")
-        for path in dict.fromkeys(file["path"] for entry in killed for file in entry.files)
+        shown(FileEdit(path, content, _content(host, path)), "Rollback") for path, content in before.items()
     )
-    data = _of_files(killed[-1].manifest, changes)
+    data = _of_files(manifest, changes)
     blocks = tuple(Text(f"{change.path} {change.action}", Style.GOOD) for change in changes)
     return Result("Rollback", data, messages=notes, blocks=blocks)
+
+
+def _content(host: Host, path: str) -> bytes | None:
+    """A file's bytes; None if it doesn't exist or is now something that gpunode doesn't restore."""
+    with suppress(ConfigError):
+        return host.read_bytes(path)
+    return None
 
 
 def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) -> Result:

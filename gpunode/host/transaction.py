@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -362,7 +361,7 @@ class Transaction:
     def _end_superseded(self) -> None:
         """Mark rolled-back entries of which only the daemon's restart failed: it has read new files since.
 
-        Without a restart (`context` has the verb none) they stay open, and `recover` tries the restart again.
+        Without a restart (`context` has the verb none) they stay open: `recover` reports that there was none.
         """
         paths = {edit.path for edit in self.edits if self.context.get("verb") != "none"}
         for entry in self.journal.unfinished():
@@ -415,7 +414,8 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
     """Roll back killed runs; returns notes for the user. Needs the lock.
 
     An entry stays unfinished if its daemon's restart failed. If a later run changed one of its files, all of
-    them were restored before that; only the restart is left to do.
+    them were restored before that, and the daemon isn't restarted: with the later files that is for the user
+    to decide.
     """
     notes = _without_leftovers(host, journal)
     for entry in reversed(journal.unfinished()):
@@ -425,12 +425,11 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
             notes.append(f"{killed}; {_packages_stay(entry)}")
             continue
         if _is_superseded(journal, entry):
-            restored = Restored({}, None, _error_of(functools.partial(restart, entry)))
             journal.mark(entry, "rolled-back")
-            notes.append(f"{killed}; later runs changed its files")
-        else:
-            restored = restore(journal, entry, restart)
-            notes.append(f"{killed}; its files were rolled back")
+            notes.append(f"{killed}; {_later_files_stay(entry)}")
+            continue
+        restored = restore(journal, entry, restart)
+        notes.append(f"{killed}; its files were rolled back")
         notes += [f"{problem.message}; {problem.hint}" for problem in restored.problems]
         if restored.daemon is not None:
             journal.mark(entry, entry.state)
@@ -470,8 +469,15 @@ def _next_step(journal: Journal, entry: Entry) -> str:
     if entry.stays:
         return _packages_stay(entry)
     if _is_superseded(journal, entry):
-        return "the next run first restarts its engine"
+        return _later_files_stay(entry)
     return f"the next run first rolls back {_paths(entry)}"
+
+
+def _later_files_stay(entry: Entry) -> str:
+    """The note about an unfinished entry of which later runs changed the files."""
+    engine = entry.manifest.get("manager") or entry.manifest.get("engine")
+    unread = f"; {engine} may not have read them yet: see gpunode doctor" if engine else ""
+    return f"later runs changed its files, which stay{unread}"
 
 
 def _packages_stay(entry: Entry) -> str:

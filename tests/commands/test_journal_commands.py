@@ -161,6 +161,33 @@ def test_removed_engine_does_not_stop_a_later_run(tmp_path: Path) -> None:
     assert [one["state"] for one in listed["data"]["entries"]] == ["rolled-back", "committed"]
 
 
+def test_rollback_of_a_killed_run_claims_nothing_of_files_that_later_runs_changed(tmp_path: Path) -> None:
+    """The daemon did not restart in the recovery, then the file was changed with --no-restart."""
+    config, state, restarted = tmp_path / "daemon.json", tmp_path / "state", tmp_path / "restarted"
+    config.write_text("{}")
+    for number, (reached, before, after) in enumerate(
+        (("applied", "old", "new"), ("committed", "old", "{}"))
+    ):
+        place = state / f"journal/20260101T00000{number}Z-configure-runtime"
+        place.mkdir(parents=True)
+        (place / "00-daemon.json").write_text(before)
+        file = {"path": str(config), "existed": True, "mode": 0o644, "uid": 0, "gid": 0, "interim": []}
+        file |= {
+            "backup": "00-daemon.json",
+            "before": digest(before.encode()),
+            "after": digest(after.encode()),
+        }
+        manifest = {"state": reached, "engine": "docker", "verb": "restart", "sequence": number}
+        manifest |= {"config": str(config), "restartCommand": f"touch {restarted}", "files": [file]}
+        (place / "manifest.json").write_text(json.dumps(manifest))
+    argv = ("rollback", "20260101T000000Z-configure-runtime", "-o", "json")
+    ran = gpunode(*argv, env={"GPUNODE_STATE_DIR": str(state)})
+    assert ran.code == 0, ran.err
+    assert [one["action"] for one in ran.document["data"]["changes"]] == ["unchanged"]
+    assert "later runs changed its files, which stay" in ran.document["messages"][0]
+    assert config.read_text() == "{}" and not restarted.exists()
+
+
 def test_rollback_killed_after_its_last_write_is_finished_by_the_next_run(tmp_path: Path) -> None:
     """Its files are restored, and the entry must not stay the last one that can be rolled back."""
     config, state = tmp_path / "config", tmp_path / "state"
