@@ -367,10 +367,10 @@ def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[]
         OPERATION,
         lambda: planned().edits,
         engine_restart(host, progress),
-        context={"part": part.name, "stopped": list(plan.stop), "undoes": undoes},
+        context={"part": part.name, "undoes": undoes},
         named_units=plan.removed_units,
+        stopped_units=rest,
         activate=activate,
-        acts=bool(plan.stop),
         done=done,
     )
     return _files_result(plan, changed.journal, changed.notes, dry_run=False)

@@ -43,8 +43,16 @@ def is_manifest(manifest: Any) -> bool:
         return False
     before = manifest.get("activeBefore")
     handlers = before.get("handlers", []) if isinstance(before, dict) else []
-    files = manifest.get("files", [])
+    files, units = manifest.get("files", []), manifest.get("unitsBefore", {})
+    if not isinstance(units, dict) or not all(
+        _is(words, list) and len(words) == 2 for words in units.values()
+    ):
+        return False
     return isinstance(files, list) and isinstance(handlers, list) and all(map(_is_file, files))
+
+
+def _is_unit_state(words: Any) -> bool:
+    return _is(words, list) and len(words) == 2
 
 
 def _is_file(file: Any) -> bool:
@@ -173,6 +181,12 @@ class Entry:
     def units(self) -> tuple[str, ...]:
         """The systemd units among its files."""
         return tuple(self.manifest.get("units", ()))
+
+    @property
+    def units_before(self) -> Mapping[str, Sequence[str]]:
+        """What ``systemctl is-enabled`` and ``is-active`` reported before the change, by unit."""
+        units: Mapping[str, Sequence[str]] = self.manifest.get("unitsBefore", {})
+        return units
 
     @property
     def undoes(self) -> tuple[str, ...]:

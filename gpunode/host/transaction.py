@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, TypeVar
 
 from gpunode.errors import (
@@ -122,15 +122,16 @@ class UnitChanges:
         )
 
     @classmethod
-    def of_restoring(cls, entry: Entry, states: Mapping[str, UnitBefore]) -> UnitChanges:
-        """When an entry's files are restored; units of which the state before isn't known were enabled."""
+    def of_restoring(cls, entry: Entry) -> UnitChanges:
+        """When an entry's files are restored. Units of which the state before isn't known were enabled;
+        `restore_unit_states` does the rest for the others."""
         files = {file["path"].rpartition("/")[2]: file for file in entry.files}
-        known = [unit for unit in entry.units if unit in files]
-        off = {unit for unit, state in states.items() if not state.enabled and not state.active}
+        units = [unit for unit in entry.units if unit in files]
+        enable = tuple(unit for unit in units if not files[unit]["after"] and unit not in entry.units_before)
         return cls(
-            enable=tuple(unit for unit in known if not files[unit]["after"] and unit not in off),
-            disable=tuple(unit for unit in known if not files[unit]["existed"]),
-            read=tuple(unit for unit in known if files[unit]["existed"] and files[unit]["after"]),
+            enable=enable,
+            disable=tuple(unit for unit in units if not files[unit]["existed"]),
+            read=tuple(unit for unit in units if files[unit]["existed"] and unit not in enable),
         )
 
     def before_files(self, host: Host) -> None:
@@ -156,38 +157,27 @@ class UnitChanges:
                     raise
 
 
-@dataclass(frozen=True)
-class UnitBefore:
-    """Whether a systemd unit was enabled and active before a change."""
-
-    enabled: bool
-    active: bool
-
-
-def unit_states(host: Host, units: Iterable[str]) -> dict[str, UnitBefore]:
-    """The units' states by name; without those that systemd doesn't report, {} where it doesn't run."""
+def unit_states(host: Host, units: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """What ``systemctl is-enabled`` and ``is-active`` report, by unit; {} where systemd doesn't run."""
 
     def state(verb: str, unit: str) -> str:
         return host.run(("systemctl", verb, unit), timeout=_SYSTEMCTL_SECONDS).stdout.strip()
 
-    states: dict[str, UnitBefore] = {}
-    for unit in units if _acts(host) else ():
-        enabled, active = state("is-enabled", unit), state("is-active", unit)
-        if enabled and active:
-            states[unit] = UnitBefore(
-                enabled not in ("disabled", "not-found"),
-                active in ("active", "reloading", "activating", "refreshing"),
-            )
-    return states
+    states = {unit: (state("is-enabled", unit), state("is-active", unit)) for unit in units if _acts(host)}
+    return {unit: words for unit, words in states.items() if all(words)}
 
 
-def restore_unit_states(host: Host, states: Mapping[str, UnitBefore]) -> None:
-    """Stop and disable the units that were not active or not enabled. `DaemonError` if systemd refuses."""
-    for unit, state in states.items():
-        if not state.active:
+def restore_unit_states(host: Host, states: Mapping[str, Sequence[str]]) -> None:
+    """Enable or disable, start or stop each unit, so that it is as `unit_states` found it. `DaemonError` if
+    systemd refuses."""
+    for unit, (enabled, active) in states.items():
+        if enabled in ("enabled", "enabled-runtime", "disabled"):  # others, such as static, are not changed
+            systemctl(host, "disable" if enabled == "disabled" else "enable", unit)
+        if active not in ("active", "reloading", "activating", "refreshing"):
             systemctl(host, "stop", unit)
-        if not state.enabled:
-            systemctl(host, "disable", unit)
+        elif unit not in _NOT_NOW:
+            # the run of a oneshot service may take longer than our time limit
+            systemctl(host, "start", *(("--no-block",) if active == "activating" else ()), unit)
 
 
 def systemctl(host: Host, *arguments: str) -> None:
@@ -243,7 +233,6 @@ def restore(
     entry: Entry,
     restart: Restart,
     state: str = "rolled-back",
-    units_before: Mapping[str, UnitBefore] = MappingProxyType({}),
 ) -> Restored:
     """Restore an entry's files and units, then restart its daemon; `state` is the entry's state afterwards.
 
@@ -254,15 +243,15 @@ def restore(
     with uninterrupted():
         if entry.state not in OPEN_STATES:
             entry = journal.mark(entry, "applied")  # if this run is killed, the next one continues
-        units = UnitChanges.of_restoring(entry, units_before)
+        units = UnitChanges.of_restoring(entry)
         units.before_files(host)
         journal.restore(entry)
         foreign = {path: _changed(entry, path) for path in journal.foreign(entry)}
         daemon = _error_of(lambda: restart(entry))
         enabling = _error_of(lambda: units.after_files(host))
-        disabling = _error_of(lambda: restore_unit_states(host, units_before))
+        states = _error_of(lambda: restore_unit_states(host, entry.units_before))
         journal.mark(entry, state)
-    return Restored(foreign, enabling or disabling, daemon)
+    return Restored(foreign, enabling or states, daemon)
 
 
 def _error_of(do: Callable[[], None]) -> GpunodeError | None:
@@ -317,14 +306,17 @@ class Transaction:
         self.rolled_back = False
         self.stays = False
         self._written: list[str] = []
-        self.units_before: Mapping[str, UnitBefore] = {}
         self._acted = False
         self._restart = restart
 
     def open(self) -> Entry:
-        """The entry, which is on disk when this returns."""
+        """The entry, which is on disk when this returns, with the units' present state."""
         if self.entry is None:
-            self.entry = self.journal.begin(self.operation, self.edits, self.context)
+            existing = [edit for edit in self.edits if edit.before is not None]
+            units = UnitChanges.of_edits(self.context.get("units", ()), existing)
+            names = dict.fromkeys((*units.enable, *units.disable, *self.context.get("stopped", ())))
+            context = {**self.context, "unitsBefore": unit_states(self.journal.host, names)}
+            self.entry = self.journal.begin(self.operation, self.edits, context)
         return self.entry
 
     def run(self, act: Callable[[], _Outcome]) -> _Outcome:
@@ -337,9 +329,6 @@ class Transaction:
     def _forward(self, act: Callable[[], _Outcome]) -> _Outcome:
         host = self.journal.host
         if self.edits:
-            existing = [edit for edit in self.edits if edit.before is not None]
-            units = UnitChanges.of_edits(self.open().units, existing)
-            self.units_before = unit_states(host, (*units.enable, *units.disable))
             units = UnitChanges.of_edits(self.open().units, self.edits)
             units.before_files(host)
             for edit in self.edits:
@@ -379,7 +368,7 @@ class Transaction:
             return
         state = "committed" if self.stays else "rolled-back"
         try:
-            restored = restore(self.journal, self.entry, self._restart, state, self.units_before)
+            restored = restore(self.journal, self.entry, self._restart, state)
         except (GpunodeError, OSError) as failure:
             hint = f"correct it, then run: gpunode rollback {self.entry.id}"
             message = f"{_message(error)}; not rolled back: {_message(failure)}"
@@ -510,8 +499,8 @@ def change_files(
     *,
     context: Mapping[str, Any] | None = None,
     named_units: Sequence[str] = (),
+    stopped_units: Sequence[str] = (),
     activate: Callable[[], None] = lambda: None,
-    acts: bool = False,
     done: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> FilesChanged:
@@ -520,9 +509,10 @@ def change_files(
     `restart` is for a killed run of another command. `context` goes into the journal's manifest, where
     ``engine`` is empty: a rollback restores files only.
     Of `named_units` those are enabled that get a file, and those disabled that lose theirs.
-    `activate` is called when the files are written; if it raises, they are rolled back. With `acts` it is
-    called, and recorded in the journal, even if no file changes. `done` is called after success, also if
-    nothing had to change, still under the lock.
+    `activate` is called when the files are written; if it raises, they are rolled back. `stopped_units` are
+    other units that it stops and disables, which a rollback undoes; with these it is called, and recorded in
+    the journal, even if no file changes. `done` is called after success, also if nothing had to change, still
+    under the lock.
     `PreconditionError` for files that this user may not write. `RolledBackError` or `NotRestoredError` if
     `activate` fails with a `DaemonError`.
     """
@@ -533,10 +523,11 @@ def change_files(
         changed = tuple(edit for edit in edits if edit.action != "unchanged")
         if dry_run:
             return FilesChanged(edits, "", notes)
-        if not changed and not acts:
+        if not changed and not stopped_units:
             done()
             return FilesChanged(edits, "", notes)
         manifest = {"engine": "", "units": list(named_units), **(context or {})}
+        manifest |= {"stopped": list(stopped_units)} if stopped_units else {}
         change = Transaction(journal, operation, changed, manifest)
 
         def act() -> None:

@@ -16,7 +16,7 @@ from gpunode.errors import (
 )
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal
-from gpunode.host.transaction import Restart, Transaction, UnitBefore, not_restored, restore, write
+from gpunode.host.transaction import Restart, Transaction, not_restored, restore, write
 from gpunode.output.result import Progress
 from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Plan, Request, decode
@@ -31,16 +31,12 @@ _SETTLE_SECONDS = 8.0  # a daemon that answers but lacks the runtime may still b
 
 @dataclass(frozen=True)
 class Applied:
-    """The result. `seconds` is the restart's duration; `active` is None if the daemon wasn't queried.
-
-    `units_before` are the states of changed systemd units, for a rollback.
-    """
+    """The result. `seconds` is the restart's duration; `active` is None if the daemon wasn't queried."""
 
     journal: str = ""
     performed: bool = False
     seconds: float = 0.0
     active: Active | None = None
-    units_before: Mapping[str, UnitBefore] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,8 +93,7 @@ def apply(job: Job, journal: Journal) -> Applied:
             "\n".join(filter(None, (message, *log))),
             hint="correct what the daemon complains about, then run this again",
         ) from error
-    units = change.units_before
-    return Applied(change.open().id, job.restarter is not None, seconds, active, units)
+    return Applied(change.open().id, job.restarter is not None, seconds, active)
 
 
 def _activate(job: Job) -> tuple[float, Active | None]:
@@ -158,7 +153,7 @@ def roll_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: 
         try:
             entry = next(one for one in journal.entries() if one.id == applied.journal)
             restart = functools.partial(_restart_with_old_files, job)
-            remaining = restore(journal, entry, restart, units_before=applied.units_before).problems
+            remaining = restore(journal, entry, restart).problems
         except GpunodeError as failure:  # the others must be rolled back all the same
             remaining = (GpunodeError(f"{engine} was not rolled back: {failure.message}", hint=failure.hint),)
         else:

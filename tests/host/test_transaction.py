@@ -288,6 +288,34 @@ def test_failed_change_restores_the_enabled_and_active_state_of_a_unit(
 
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("ends", [fail, die], ids=["failed", "killed"])
+def test_unit_without_a_file_that_a_change_stopped_is_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[[], None], enabled: bool, active: bool
+) -> None:
+    """A unit of gpunode's package: its file stays when a reset stops it."""
+    monkeypatch.setattr(transaction, "_acts", lambda _host: True)
+    host = Systemd(tmp_path, environ={})
+    host.enabled, host.active = enabled, active
+
+    def activate() -> None:
+        host.run(("systemctl", "disable", "--now", UNIT))
+        ends()
+
+    def change() -> None:
+        change_files(host, "test", lambda: (), nothing, stopped_units=(UNIT,), activate=activate)
+
+    if ends is fail:
+        with pytest.raises(RolledBackError):
+            change()
+    else:
+        killed(change)
+        host.enabled = host.active = False  # what the other process has done
+        recover(host, Journal.of(host), nothing)
+    assert (host.enabled, host.active, states(host)) == (enabled, active, ["rolled-back"])
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("active", [False, True])
 def test_plugin_without_gpus_restores_the_enabled_and_active_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool, active: bool
 ) -> None:

@@ -103,8 +103,13 @@ case "$1 $2" in
 "show "*) shift 2; for unit; do show $unit; done ;;
 "enable --now") start $3 || exit 1; touch /run/units/$3.enabled ;;
 "disable --now")
+    rm -f /run/units/$3.enabled
     [ -e {place}/refuses ] && {{ echo "Job for $3 failed." >&2; exit 1; }}
-    stop $3; rm -f /run/units/$3.enabled ;;
+    stop $3 ;;
+"is-enabled "*) [ -e /run/units/$2.enabled ] && echo enabled || echo disabled ;;
+"is-active "*) runs $2 && echo active || echo inactive ;;
+"enable "*) touch /run/units/$2.enabled ;;
+"start "*) start $2 ;;
 "disable "*) rm -f /run/units/$2.enabled ;;
 "stop "*) stop $2 ;;
 "restart containerd.service") {place}/bin/containerd-again ;;

@@ -194,6 +194,22 @@ def test_each_step_that_fails_is_rolled_back_and_the_others_are_taken(
     assert snapshot(node) == before
 
 
+def test_unit_of_the_package_that_a_failed_step_disabled_is_as_before(node: KubernetesNode) -> None:
+    """Its file is not gpunode's to remove, so there is none to restore either."""
+    unit = f"/run/systemd/system/{UNIT}"
+    node.sh(f"printf '[Service]\\nExecStart=sleep 1000\\n' > {unit}; systemctl enable --now {UNIT}")
+    (node.place / "refuses").touch()
+    failed = node.gpunode("reset", "--yes", "-o", "json")
+    assert failed.code == 1 and states(failed)["plugin"] == "failed", failed.out
+    assert f"Job for {UNIT} failed" in failed.document["errors"][0]["message"]
+    assert node.sh(f"systemctl is-enabled {UNIT}; systemctl is-active {UNIT}") == "enabled\nactive\n"
+
+    (node.place / "refuses").unlink()
+    done = node.gpunode("reset", "--yes", "-o", "json")
+    assert (done.code, states(done)["plugin"]) == (0, "done"), done.out
+    assert node.sh(f"systemctl is-enabled {UNIT}; systemctl is-active {UNIT}") == "disabled\ninactive\n"
+
+
 def test_ctrl_c_and_kill_leave_no_half_of_a_step(node: KubernetesNode, api: ApiServer) -> None:
     before = snapshot(node)
     for name, code in (("INT", 130), ("KILL", -9)):
