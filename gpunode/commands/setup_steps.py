@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpunode.commands import manifests
@@ -149,11 +150,16 @@ def journal_ids(host: Host) -> frozenset[str]:
     return frozenset()
 
 
+Interrupted = Callable[[str, Sequence[StepReport]], ErrorInfo]
+"""The error after Ctrl-C during a step's command, which was rolled back, or between two steps (empty)."""
+
+
 def interruption(
-    host: Host, command: str, before: frozenset[str], reports: Sequence[StepReport] = ()
+    host: Host, before: frozenset[str], command: str, reports: Sequence[StepReport]
 ) -> ErrorInfo:
-    """Changes that remain after Ctrl-C during `command`, and the commands that undo them: files, of which the
-    journal held `before` at the start, and objects in the cluster. The command itself was rolled back."""
+    """Changes that remain after Ctrl-C during set-up, and the commands that undo them: files, of which the
+    journal held `before` at the start, and objects in the cluster."""
+    command = command or "set-up"
     changed: list[str] = []
     undo: list[str] = []
     for one in reversed(reports):
@@ -190,12 +196,11 @@ def walk(
     *,
     dry_run: bool,
     problems: bool = True,
-    name: str = "set-up",
+    interrupted: Interrupted | None = None,
 ) -> Walked:
     """Run the steps and show each when it is done; with `problems` also the error that stopped it. A dry run
-    shows every step's plan, including those after one that would fail. `name` is for the error of an
-    interruption."""
-    before = journal_ids(host)
+    shows every step's plan, including those after one that would fail."""
+    interrupted = interrupted or partial(interruption, host, journal_ids(host))
     reports: list[StepReport] = []
     messages: dict[str, None] = {}
     failures: list[Result] = []
@@ -205,7 +210,7 @@ def walk(
             if blocker and not (step.needs is not None and _is_right(step)):
                 reports.append(StepReport(step.name, step.command, "waiting", f"waits for {blocker}"))
                 continue
-            report, result = _take(host, step, show, dry_run, before, reports)
+            report, result = _take(host, step, show, dry_run, interrupted, reports)
             reports.append(report)
             if result is not None:
                 errors = result.errors if problems else ()
@@ -214,10 +219,9 @@ def walk(
             if result is not None and report.state in ("failed", "interrupted"):
                 failures.append(result)
     except KeyboardInterrupt:  # between two steps, or while a step's result is printed
-        changes = interruption(host, name, before, reports)
-        exit_code = ExitCode.INTERRUPTED
+        info = interrupted("", reports)
         raise GpunodeError(
-            changes.message, hint=changes.hint, code=changes.code, exit_code=exit_code
+            info.message, hint=info.hint, code=info.code, exit_code=ExitCode.INTERRUPTED
         ) from None
     return Walked(tuple(reports), tuple(messages), tuple(failures))
 
@@ -227,7 +231,7 @@ def _take(
     step: Step,
     show: Show,
     dry_run: bool,
-    before: frozenset[str],
+    interrupted: Interrupted,
     reports: Sequence[StepReport],
 ) -> tuple[StepReport, Result | None]:
     """Run one step. An expected failure becomes its result, so that the report still has the earlier
@@ -246,8 +250,8 @@ def _take(
         result = Result("Error", None, "error", error.exit_code, errors=(error.info(),))
         became, why = "failed", error.message
     except KeyboardInterrupt:
-        left = interruption(host, step.command, before, reports)
-        result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(left,))
+        info = interrupted(step.command, reports)
+        result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(info,))
         became, why = "interrupted", "interrupted; this step was rolled back"
     if heading:  # it couldn't read the node's state
         show(*heading)

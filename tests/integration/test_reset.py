@@ -227,6 +227,9 @@ def test_ctrl_c_and_kill_leave_no_half_of_a_step(node: KubernetesNode, api: ApiS
             assert states(stopped)["plugin"] == "done"
             assert states(stopped)["runtime-containerd"] == "interrupted"
             assert "nvidia" in node.sh(f"cat {CONFIG}")
+            (error,) = stopped.document["errors"]
+            assert error["message"].endswith("; undone before it: plugin, node-labels, node-resources")
+            assert error["hint"] == "go on with: gpunode reset; see what was done: gpunode journal list"
         assert not has_unit(node)
         done = reset(node, "--yes")
         assert done.code == 0, done.err + done.out
