@@ -42,6 +42,7 @@ if [ "${1:-}" = --remove ]; then
         systemd disable --now "$unit" 2> /dev/null || true
         rm -f "/usr/local/lib/systemd/system/$unit"
     done
+    /opt/gpunode/warn-of-changes || true
     [ "$(readlink -f /usr/local/bin/gpunode)" != /opt/gpunode/bin/gpunode ] || rm -f /usr/local/bin/gpunode
     rm -rf /opt/gpunode
     rm -f /usr/local/share/man/man1/gpunode*.1.gz

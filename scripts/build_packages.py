@@ -151,6 +151,7 @@ def opt_tree(root: Path, wheel_file: Path) -> None:
     """`root`/opt/gpunode."""
     libraries(wheel_file, root / "opt/gpunode")
     write(root / "opt/gpunode/bin/gpunode", (_PACKAGING / "gpunode").read_text(), 0o755)
+    write(root / "opt/gpunode/warn-of-changes", (_PACKAGING / "warn-of-changes").read_text(), 0o755)
 
 
 def system_tree(root: Path) -> None:
@@ -221,8 +222,11 @@ fi
 _PRERM = """\
 #!/bin/sh
 set -e
-if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now gpunode-device-plugin.service gpunode-doctor.timer || true
+if [ "$1" = remove ]; then
+    if [ -d /run/systemd/system ]; then
+        systemctl disable --now gpunode-device-plugin.service gpunode-doctor.timer || true
+    fi
+    /opt/gpunode/warn-of-changes || true
 fi
 """
 _POSTRM = """\
@@ -289,8 +293,11 @@ if [ -d /run/systemd/system ]; then
     systemctl try-restart gpunode-device-plugin.service gpunode-doctor.timer || :
 fi
 %preun
-if [ "$1" = 0 ] && [ -d /run/systemd/system ]; then
-    systemctl disable --now gpunode-device-plugin.service gpunode-doctor.timer || :
+if [ "$1" = 0 ]; then
+    if [ -d /run/systemd/system ]; then
+        systemctl disable --now gpunode-device-plugin.service gpunode-doctor.timer || :
+    fi
+    /opt/gpunode/warn-of-changes || :
 fi
 %postun
 if [ "$1" = 0 ]; then

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,7 @@ from gpunode.host import Host
 from gpunode.host.journal import Journal
 from gpunode.plugin.service import MARKER, UNIT_FILE
 from gpunode.runtime.removal import restoring
-from tests.cli import Ran, gpunode
+from tests.cli import REPOSITORY, Ran, command, gpunode
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
 CONFIG = "/etc/docker/daemon.json"
@@ -171,6 +175,35 @@ def test_a_runtime_of_another_tool_stays_as_that_tool_had_it(root: Path) -> None
     assert step["command"].startswith("gpunode rollback ")
     (change,) = step["result"]["changes"]
     assert change["action"] == "restored" and f"\n+{theirs}\n" in change["diff"]
+
+
+def _removal(root: Path, program: str) -> tuple[int, str]:
+    """Status and stderr of the packages' script on this node, where `program` is the installed gpunode."""
+    installed = root / "opt/gpunode/bin/gpunode"
+    installed.parent.mkdir(parents=True, exist_ok=True)
+    installed.write_text(f"#!/bin/sh\n{program}\n")
+    installed.chmod(0o755)
+    script = root / "opt/gpunode/warn-of-changes"
+    shutil.copy(REPOSITORY / "packaging/warn-of-changes", script)
+    environ = {**os.environ, "KUBECONFIG": "/etc/kubernetes/admin.conf"}
+    done = subprocess.run([script], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_removal_of_the_package_warns_while_changes_stay(root: Path) -> None:
+    program = f'[ -z "$KUBECONFIG" ] && exec {shlex.join(command("--root", str(root)))} "$@"'
+    code, printed = _removal(root, program)
+    assert code == 0 and printed.startswith(
+        "warning: gpunode's changes to this node stay\nhint: run gpunode reset"
+    )
+    assert run(root, "unconfigure-runtime", "--runtime", "docker").code == 0
+    assert _removal(root, program) == (0, "")
+
+
+@pytest.mark.parametrize("program", ["exit 1", "kill $$", "no-such-program"])
+def test_removal_of_the_package_succeeds_without_a_program_that_runs(tmp_path: Path, program: str) -> None:
+    assert _removal(tmp_path, program) == (0, "")
 
 
 def test_nothing_to_reset(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_purge_removes_only_files_of_gpunode(bare: Machine) -> None:
     done = bare.gpunode("configure-runtime", "--runtime", "containerd")
     assert done.code == 0, done.err
     configured = bare.sh("cat /etc/containerd/config.toml")
-    apt(bare, "remove", "gpunode")
+    assert "warning: gpunode's changes to this node stay\n" in apt(bare, "remove", "gpunode", "2>&1")
     assert bare.run("test", "-e", "/opt/gpunode").code == 1
     bare.sh("test -e /var/lib/gpunode/journal && test -e /etc/gpunode/env")
     assert bare.show(UNIT)["LoadState"] == "not-found"
