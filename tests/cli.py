@@ -108,14 +108,16 @@ def gpunode(
     timeout: float = PATIENCE,
     prefix: tuple[str, ...] = (),
     constants: Mapping[str, Any] | None = None,
+    sleepless: bool = False,
 ) -> Ran:
     """Run gpunode to its end, with the program `prefix` if there is one (as another user, say).
 
-    `constants`: see `ForkedCli.run_in`; a fresh interpreter has gpunode's own.
+    `constants` and `sleepless`: see `ForkedCli.run_in`; a fresh interpreter has gpunode's own constants and
+    sleeps.
     """
     environ = clean_environment(env)
     if not prefix and _at_start(environ) == _at_start(_FIRST):
-        return _forked().run_in(environ, *argv, seconds=timeout, constants=constants)
+        return _forked().run_in(environ, *argv, seconds=timeout, constants=constants, sleepless=sleepless)
     return fresh_gpunode(*argv, env=env, timeout=timeout, prefix=prefix)
 
 

@@ -14,13 +14,6 @@ NODE = "gpu-1"
 ADVERTISE = ("node", "advertise", "--resource", "a.b/c", "--count", "1")
 """A change of the Node for tests of what leads to the API server."""
 Gpunode = Callable[..., Ran]
-QUICK = {
-    "gpunode.kubernetes.changes:_PAUSES": [0.01, 0.02, 0.03, 0.04],
-    "gpunode.kubernetes.changes:_LONGEST_PAUSE": 0.05,
-    "gpunode.commands.node:_INTERVAL": 0.02,
-    "gpunode.commands.verify_kubernetes:_PAUSES": [0.02],
-}
-"""The same ways with shorter pauses: how often is tried, and for how long a pod is followed, stays."""
 
 
 def capacity(api: ApiServer) -> str | None:
@@ -45,7 +38,9 @@ def api(certificates: Path) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def run(api: ApiServer, tmp_path: Path) -> Gpunode:
-    """gpunode with a kubeconfig for `api`; HOME and KUBECONFIG are the test's, NODE_NAME is gpu-1."""
+    """gpunode with a kubeconfig for `api`; HOME and KUBECONFIG are the test's, NODE_NAME is gpu-1.
+
+    Its pauses take no time: a run that would wait an hour ends at once."""
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(api))
     # the kubelet of the machine that runs the tests may have a device plugin
@@ -56,6 +51,6 @@ def run(api: ApiServer, tmp_path: Path) -> Gpunode:
 
     def call(*argv: str, constants: Mapping[str, object] = {}, **env: str) -> Ran:
         own = {"HOME": str(tmp_path), "KUBECONFIG": str(path), "NODE_NAME": NODE, **env}
-        return gpunode(*argv, env=own, constants={**QUICK, **no_kubelet, **constants})
+        return gpunode(*argv, env=own, constants={**no_kubelet, **constants}, sleepless=True)
 
     return call

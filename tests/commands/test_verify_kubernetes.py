@@ -15,7 +15,7 @@ import yaml
 
 from fixtures.api_server import ADMIN, ApiServer, Fault, kubeconfig
 from tests.cli import Ran, clean_environment, command
-from tests.cluster import QUICK, Gpunode
+from tests.cluster import Gpunode
 from tests.kubernetes.pods import EVENTS, FAILED, GPU, PENDING, RUNNING, SUCCEEDED, unscheduled, waiting
 from tests.waiting import PATIENCE, eventually
 
@@ -400,18 +400,13 @@ def test_api_server_unavailable_for_a_moment_is_retried(gpu_node: ApiServer, run
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("silence", "words"),
-    [(0.5, ()), (60.0, ("--timeout", "3"))],
+    "words",
+    [(), ("--timeout", "3")],
     ids=["for-too-long", "past-the-timeout"],
 )
 def test_unavailable_api_server_is_reported_with_the_cleanup_command(
-    gpu_node: ApiServer,
-    run: Gpunode,
-    monkeypatch: pytest.MonkeyPatch,
-    silence: float,
-    words: tuple[str, ...],
+    gpu_node: ApiServer, run: Gpunode, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setitem(QUICK, "gpunode.commands.verify_kubernetes:_SILENCE", silence)
     gpu_node.faults += [Fault("GET", "/pods/gpunode", "cut", 9999), Fault("DELETE", "", "cut", 9999)]
     ran = verify(run, *words)
     (pod,) = gpu_node.store.list("Pod")

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from fixtures.stubs import SCENARIO_VARIABLE
+from gpunode.host import Host
 from tests.cli import REPOSITORY, Ran, clean_environment
 from tests.waiting import PATIENCE
 
@@ -82,13 +83,15 @@ class ForkedCli:
         *argv: str,
         seconds: float = SECONDS,
         constants: Mapping[str, Any] | None = None,
+        sleepless: bool = False,
     ) -> Ran:
         """Run gpunode to its end with this whole environment, in the directory of this process.
 
         `constants` are other values for constants of gpunode, by ``module:NAME``: shorter pauses, mostly.
+        With `sleepless`, `Host.sleep` advances the clocks of `Host` and returns at once.
         """
         order = {"argv": argv, "whole": dict(environ), "directory": os.getcwd(), "seconds": seconds}
-        return self._gpunode({**order, "constants": dict(constants or {})})
+        return self._gpunode({**order, "constants": dict(constants or {}), "sleepless": sleepless})
 
     def _gpunode(self, order: Mapping[str, Any]) -> Ran:
         """`TimeoutExpired`, as subprocess raises it."""
@@ -178,6 +181,8 @@ def _child(order: dict[str, Any], streams: list[int]) -> None:
     try:
         for place, value in order.get("constants", {}).items():
             _set(place, value)
+        if order.get("sleepless"):
+            _sleep_by_the_clocks_alone()
         main()
     except SystemExit as stop:
         code = int(stop.code or 0)
@@ -192,6 +197,19 @@ def _set(place: str, value: Any) -> None:
     imported = import_module(module)
     assert type(getattr(imported, name)) is type(value) or isinstance(value, list), f"{place} isn't that"
     setattr(imported, name, value)
+
+
+def _sleep_by_the_clocks_alone() -> None:
+    skipped = 0.0
+    now, monotonic = Host.now, Host.monotonic
+
+    def sleep(_: Host, seconds: float) -> None:
+        nonlocal skipped
+        skipped += seconds
+
+    Host.sleep = sleep  # type: ignore[method-assign]
+    Host.now = lambda host: now(host) + skipped  # type: ignore[method-assign]
+    Host.monotonic = lambda host: monotonic(host) + skipped  # type: ignore[method-assign]
 
 
 def _finish(code: int) -> None:
