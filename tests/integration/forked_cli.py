@@ -203,13 +203,13 @@ def _sleep_by_the_clocks_alone() -> None:
     skipped = 0.0
     now, monotonic = Host.now, Host.monotonic
 
-    def sleep(_: Host, seconds: float) -> None:
+    def sleep(self: Host, seconds: float) -> None:
         nonlocal skipped
         skipped += seconds
 
     Host.sleep = sleep  # type: ignore[method-assign]
-    Host.now = lambda host: now(host) + skipped  # type: ignore[method-assign]
-    Host.monotonic = lambda host: monotonic(host) + skipped  # type: ignore[method-assign]
+    Host.now = lambda self: now(self) + skipped  # type: ignore[method-assign]
+    Host.monotonic = lambda self: monotonic(self) + skipped  # type: ignore[method-assign]
 
 
 def _finish(code: int) -> None:

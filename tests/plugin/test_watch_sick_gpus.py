@@ -23,9 +23,10 @@ import pytest
 from fixtures.scenario import Event as StubEvent
 from fixtures.scenario import Fault, Scenario, gpu_uuid, machine, mixed_layout, with_mig, with_nvswitch
 from fixtures.stubs import StubNode, have_compiler, stub_node
-from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.nvidia.watch import Watch
+from tests.cli import REPOSITORY
+from tests.plugin.hanging_nvml import ENDLESS, HangingHost
 from tests.plugin.nodes import RESOURCE, MemoryLog, eventually
 from tests.plugin.serving import kubelet
 from tests.plugin.test_watch_discovery import Sink
@@ -77,23 +78,6 @@ sys.stdout.flush()
 os._exit(0)
 """
 
-IMPATIENT = """
-import sys
-from dataclasses import replace
-from gpunode.commands import plugin
-from gpunode.host import Host
-from gpunode.output.render import SilentProgress
-from gpunode.plugin import compose
-make_service = compose.make_service
-def impatient(host, settings, *rest):
-    return make_service(host, replace(settings, probe_seconds=1.0), *rest)
-compose.make_service = impatient
-flags = sys.argv[3:]
-given = {name[2:].replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2])}
-plugin.serve(Host(), given)
-"""
-"""`plugin serve` that gives NVML one second to answer instead of 15."""
-
 
 def scenario() -> Scenario:
     """Four GPUs; about the sick one NVML gets every query that the plugin may make."""
@@ -117,12 +101,12 @@ def questions(node: StubNode) -> tuple[set[str], set[str]]:
 def watching(place: Path, node: StubNode) -> Iterator[tuple[Watch, Sink, MemoryLog]]:
     log, sink, stop = MemoryLog(), Sink(), Event()
     settings = Settings(
-        probe_seconds=1.0,
+        probe_seconds=45.0,  # a hanging query uses it up at once; after a minute a child counts as healthy
         rediscover_seconds=0.3,
         container_driver_root="",
         listen="127.0.0.1:0",  # then the utilization of the GPUs is read, too
     )
-    watch = Watch(Host(environ={**os.environ, **node.env}), settings, log)
+    watch = Watch(HangingHost(environ={**os.environ, **node.env}), settings, log)
     thread = Thread(target=watch.run, args=(sink, stop))
     thread.start()
     try:
@@ -154,6 +138,10 @@ def problem(place: Path, function: str, fault: Fault) -> str:
         before = len(sink.of("seen"))  # a child that starts later doesn't get an earlier event
         if not eventually(lambda: len(sink.of("seen")) > before and errors() == expected, 60.0):
             return f"{function}: GPUs with an error {errors()}, {log.lines}"
+        watched = GPUS - (function not in LINK_QUESTIONS)
+        ready = ("info", "watching health events", {"count": watched})
+        if not eventually(lambda: ready in log.lines, 60.0):
+            return f"{function}: events aren't watched, {log.lines}"
         node.write(base.with_event(StubEvent(gpu_uuid(OTHER), data=79)))
         if not eventually(lambda: [event.uuid for event in sink.of("event")] == [gpu_uuid(OTHER)], 60.0):
             return f"{function}: the XID of another GPU was not noticed, {log.lines}"
@@ -172,7 +160,7 @@ def test_every_function_that_the_plugin_may_call_is_in_the_matrix(tmp_path: Path
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("fault", [Fault("", hang=60.0), Fault("", abort=True)], ids=["hangs", "crashes"])
+@pytest.mark.parametrize("fault", [ENDLESS, Fault("", abort=True)], ids=["hangs", "crashes"])
 def test_failing_query_affects_only_its_gpu(
     tmp_path: Path, short: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +177,7 @@ def test_failing_query_affects_only_its_gpu(
     ("fault", "program"),
     [
         (Fault("", abort=True), ("-m", "gpunode")),
-        pytest.param(Fault("", hang=600.0), ("-c", IMPATIENT), marks=pytest.mark.full),
+        (ENDLESS, ("-m", "tests.plugin.hanging_nvml")),
     ],
     ids=["crash", "hang"],
 )
@@ -204,7 +192,7 @@ def test_served_node_loses_only_gpus_with_queries_that_stop_nvml(
     healthy = with_nvswitch(machine(len(sick) + 2))
     node = stub_node(short, healthy, libraries="nvml")
     with kubelet(short, program=program) as (stub, start), pytest.MonkeyPatch.context() as patch:
-        for name, value in node.env.items():
+        for name, value in {**node.env, "PYTHONPATH": str(REPOSITORY)}.items():
             patch.setenv(name, value)
         serving = start("--rediscover-seconds", "0.3", "--listen", "127.0.0.1:0")
         assert stub.wait_allocatable(RESOURCE, len(sick) + 2, 60), serving.log()
