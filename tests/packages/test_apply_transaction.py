@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,10 +145,22 @@ def test_timed_out_command_is_ended_with_its_children():
     assert Host(environ={}).run(["/nonexistent"], watch=lambda _: None).code == 127
 
 
-def test_command_with_output_runs_past_its_limit():
-    script = "for n in 1 2 3 4 5 6 7 8 9; do echo $n; sleep 0.75; done"
-    done = Host(environ=dict(os.environ)).run(["sh", "-c", script], timeout=6.0, watch=lambda _: None)
+def test_command_with_output_runs_past_its_limit(tmp_path, monkeypatch):
+    """It prints its next line only once its last one was seen, and five seconds pass after each."""
+    script = "for n in 1 2 3 4 5 6 7 8 9; do until [ -e $0/$n ]; do sleep 0.01; done; echo $n; done"
+    clock, seen = 0.0, None
+
+    def watch(line):
+        nonlocal clock, seen
+        if line != seen:
+            seen, clock = line, clock + 5.0
+            (tmp_path / str(int(line or 0) + 1)).touch()
+
+    monkeypatch.setattr("gpunode.host.process.time", SimpleNamespace(monotonic=lambda: clock))
+    argv = ["sh", "-c", script, str(tmp_path)]
+    done = Host(environ=dict(os.environ)).run(argv, timeout=6.0, watch=watch)
     assert (done.timed_out, done.code, done.stdout.split()[-1]) == (False, 0, "9")
+    assert clock >= 40.0
 
 
 def test_silent_command_gets_sigterm_before_sigkill(tmp_path):
@@ -161,12 +174,26 @@ def test_silent_command_gets_sigterm_before_sigkill(tmp_path):
     assert left.read_text() == "tidy\n"
 
 
+SET_CLOCK = """
+import threading, time
+from types import SimpleNamespace
+now = 0.0
+render.time = SimpleNamespace(monotonic=lambda: now)
+render.SHOWN_SECONDS = 0.1
+def wait_until_shown():
+    while threading.active_count() > 1:
+        time.sleep(0.01)
+"""
+"""Lines of a program whose variable `now` is the clock of its progress."""
+
+
 def test_on_a_dumb_terminal_a_line_now_and_then():
     keeper, end = pty.openpty()
     program = (
-        "import time\nfrom gpunode.output import render\nrender._ALIVE_SECONDS = 0.0\n"
+        "from gpunode.output import render\nrender._ALIVE_SECONDS = 0.0\n"
+        f"{SET_CLOCK}"
         "with render.StderrProgress().following('apt-get install -y x', 'apt-get install') as tell:\n"
-        "    time.sleep(1.2); tell('Unpacking x \\x1b[1m')\n"
+        "    wait_until_shown(); now = 1.2; tell('Unpacking x \\x1b[1m')\n"
         "    render._ALIVE_SECONDS = 20.0; tell('Setting up x')\n"
     )
     env = clean_environment({"TERM": "dumb"})
@@ -191,9 +218,10 @@ def all_of(keeper):
 def test_terminal_progress_is_one_changing_line():
     keeper, end = pty.openpty()
     program = (
-        "from gpunode.output.render import StderrProgress\n"
+        "from gpunode.output import render\nfrom gpunode.output.render import StderrProgress\n"
+        f"{SET_CLOCK}"
         "with StderrProgress().following('apt-get install -y x', 'apt-get install') as tell:\n"
-        "    import time; time.sleep(1.2)\n"
+        "    wait_until_shown(); now = 1.2\n"
         "    tell('Unpacking x'); tell('Setting up\tx'); StderrProgress().note('Ctrl-C: it is left to end')\n"
     )
     env = clean_environment({"TERM": "xterm"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpunode.gpu.child import Note
+from gpunode.gpu.child import Note, NvmlQuestion
 from gpunode.gpu.model import Inventory, Pair, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
@@ -23,8 +22,9 @@ from gpunode.host.files import LARGE_BYTES
 from gpunode.host.process import LineChild, unnamed_file
 from gpunode.output.typed import plain
 from gpunode.plugin.config.settings import HealthSettings, Settings
+from gpunode.plugin.logfmt import Rarely
 from gpunode.plugin.nvidia.platform import nvml_library
-from gpunode.plugin.nvidia.watch import Outcome, Watch
+from gpunode.plugin.nvidia.watch import Hearing, MissedXids, Outcome, Watch
 from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, recorded_host, uuid
 
 
@@ -280,16 +280,22 @@ def test_other_gpus_reset_the_exclusions(tmp_path: Path) -> None:
 
 
 def test_slow_nvml_with_regular_responses_does_not_hang(tmp_path: Path) -> None:
-    with Node(tmp_path, [LIVES], probe=2.0).running() as node:
-        assert eventually(lambda: bool(node.started))
-        child = node.started[0][1]
-        child.lines = [SILENT]
-        begun, index = time.monotonic(), 0
-        while time.monotonic() < begun + 3.0:  # in total it takes longer than one response may
-            child.ask("nvmlDeviceGetName", index)
-            index += 1
-            time.sleep(0.05)
-        assert node.sink.of("broken") == []
+    """In total it takes longer than one response may; it hangs once a query has no response."""
+    clock, log = 0.0, MemoryLog()
+
+    class SlowChild(FakeChild):
+        def read_line(self, timeout: float) -> str | None:
+            nonlocal clock
+            clock += timeout
+            if len(self.asking) < 20:
+                self.ask("nvmlDeviceGetName", len(self.asking))
+            return None
+
+    child, missed = cast("LineChild", SlowChild([])), MissedXids(Rooted(tmp_path, {}), log)
+    hearing = Hearing(child, Sink(), log, 2.0, lambda _: None, lambda: clock, Rarely(), missed)
+    outcome = hearing.run(lambda: False)
+    assert (outcome.kind, outcome.question) == ("hung", NvmlQuestion("nvmlDeviceGetName", (19,)))
+    assert clock > 5.0
 
 
 def test_invalid_child_output_counts_as_a_crash(tmp_path: Path) -> None:
