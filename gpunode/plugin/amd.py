@@ -17,7 +17,7 @@ from gpunode.gpu.amd import (
     read_topology,
     trace,
 )
-from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.gpu.model import Inventory, Reading
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings, resource_name_problem
 from gpunode.plugin.logfmt import Log, OnChange
@@ -36,7 +36,6 @@ from gpunode.plugin.model import (
     requested,
     ruled_name,
 )
-from gpunode.plugin.placement import prefer
 from gpunode.plugin.sharing import share
 
 # What AMD GPUs are advertised as: partitions, selection, naming strategy, sharing. Pure.
@@ -285,14 +284,3 @@ class AmdBackend:
         own = (path for device in devices for path in device.unit.paths)
         paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))
         return Answer(nodes=tuple(DeviceNode(path, path) for path in paths))
-
-    def prefer(
-        self,
-        settings: Settings,
-        snapshot: Snapshot,
-        topology: Topology,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-    ) -> tuple[str, ...]:
-        return prefer(settings, snapshot, topology, available, must_include, size, together=True)

@@ -265,17 +265,6 @@ class Backend(Protocol):
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         """What a container gets for these devices. `AllocationError` has the reason for a refusal."""
 
-    def prefer(
-        self,
-        settings: Settings,
-        snapshot: Snapshot,
-        topology: Topology,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-    ) -> tuple[str, ...]:
-        """Which of the available devices a container should get: never an error."""
-
 
 # Names of resources: which rule gives a unit its name.
 

@@ -26,12 +26,11 @@ def prefer(
     available: Sequence[str],
     must_include: Sequence[str],
     size: int,
-    together: bool = False,
 ) -> tuple[str, ...]:
     """At most `size` ids: all of `must_include` first (as many as fit), then some of `available`.
 
     Unknown ids and unhealthy devices in `available` are skipped; an unknown id in `must_include` is returned.
-    With `together`, partitions come from as few GPUs as possible, whatever the allocation policy.
+    AMD's partitions come from as few GPUs as possible, whatever the allocation policy.
     """
     resource = snapshot.resource
     must = set(must_include)
@@ -47,7 +46,7 @@ def prefer(
     divided = shared or any(device.unit.partition for device in resource.devices)
     if need >= len(free):
         chosen = free
-    elif together and divided and not shared:
+    elif settings.vendor == "amd" and divided and not shared:
         chosen = _fewest_gpus(free, fixed, need, Links(topology))
     elif divided:
         packed = settings.shared_devices_allocation_policy == "packed"

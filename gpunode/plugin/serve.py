@@ -20,6 +20,7 @@ from gpunode.plugin.kubelet.server import LinkContext, check_directory, socket_d
 from gpunode.plugin.ledger import Feed, Judge, Ledger
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import Answer, Backend, Part, Snapshot
+from gpunode.plugin.placement import prefer
 from gpunode.plugin.service import Systemd
 
 if TYPE_CHECKING:
@@ -235,8 +236,7 @@ class PluginService:
     def prefer(
         self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
-        topology = self.ledger.topology
-        return self.backend.prefer(self.settings, snapshot, topology, available, must_include, size)
+        return prefer(self.settings, snapshot, self.ledger.topology, available, must_include, size)
 
     def _observed(self, call: Call) -> None:
         for observe in self.observers:

@@ -11,7 +11,6 @@ from gpunode.errors import ConfigError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.kubelet.server import first_available
 from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Sink, Snapshot, Unit
 from tests.plugin.nodes import inventory
 
@@ -65,17 +64,6 @@ class FakeBackend:
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         return Answer({"IDS": ",".join(ids), snapshot.resource.name: "here"})
-
-    def prefer(
-        self,
-        settings: Settings,
-        snapshot: Snapshot,
-        topology: Topology,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-    ) -> tuple[str, ...]:
-        return first_available(available, must_include, size)
 
 
 @dataclass

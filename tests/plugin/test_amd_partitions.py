@@ -48,7 +48,7 @@ def test_response_uses_the_fewest_gpus(data: st.DataObject) -> None:
     available = data.draw(st.lists(st.sampled_from(ids), min_size=1, unique=True))
     size = data.draw(st.integers(1, len(available)))
     must = data.draw(st.lists(st.sampled_from(available), max_size=size, unique=True))
-    found = prefer(AMD, snapshot, hives(gpus, 2), available, must, size, together=True)
+    found = prefer(AMD, snapshot, hives(gpus, 2), available, must, size)
     assert len(set(found)) == size
     assert set(must) <= set(found) <= set(available)
     used = {parent[one] for one in found}
@@ -61,20 +61,20 @@ def test_response_uses_the_fewest_gpus(data: st.DataObject) -> None:
         if sum(room[gpu] for gpu in (*begun, *more)) >= size
     )
     assert len(used) == fewest
-    assert found == prefer(AMD, snapshot, hives(gpus, 2), available[::-1], must[::-1], size, together=True)
+    assert found == prefer(AMD, snapshot, hives(gpus, 2), available[::-1], must[::-1], size)
 
 
 def test_two_gpus_of_one_hive_are_preferred_to_the_first_two() -> None:
     snapshot, parent = node(4, numa=1)
     available = [one for one, gpu in parent.items() if gpu != "gpu0"]
-    found = prefer(AMD, snapshot, hives(4, 2), available, (), 12, together=True)
+    found = prefer(AMD, snapshot, hives(4, 2), available, (), 12)
     assert {parent[one] for one in found} == {"gpu2", "gpu3"}
 
 
 def test_partially_used_gpu_is_filled_first() -> None:
     snapshot, parent = node(2)
     available = [one for one in parent if one not in ("gpu0", "xcp0-1")]
-    found = prefer(AMD, snapshot, hives(2, 2), available, ("xcp1-3",), 8, together=True)
+    found = prefer(AMD, snapshot, hives(2, 2), available, ("xcp1-3",), 8)
     assert {parent[one] for one in found} == {"gpu1"}
 
 
@@ -87,6 +87,6 @@ def test_many_gpus_need_no_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setattr(Links, "score", counted)
-    found = prefer(AMD, snapshot, Topology(), list(parent), (), 10, together=True)
+    found = prefer(AMD, snapshot, Topology(), list(parent), (), 10)
     assert len(found) == 10 and len({parent[one] for one in found}) == 5
     assert 0 < len(asked) <= 10 * 1000

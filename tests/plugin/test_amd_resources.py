@@ -15,6 +15,7 @@ from gpunode.host import Host
 from gpunode.plugin.amd import AmdBackend, plan
 from gpunode.plugin.config.settings import NameRule, Settings, SharedResource, Sharing
 from gpunode.plugin.model import AllocationError, Device, Plan, Problem, Snapshot, remembered
+from gpunode.plugin.placement import prefer
 from tests.plugin.nodes import MemoryLog
 
 AMD = Settings(vendor="amd")
@@ -128,6 +129,6 @@ def test_unknown_or_unhealthy_device_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_id_causes_no_error_in_placement(tmp_path: Path) -> None:
     AmdMachine(tmp_path, [MI210] * 2, [0, 0])
-    backend, snapshot = answering(tmp_path)
-    chosen = backend.prefer(AMD, snapshot, Topology(), ["x", "0000:05:00.0"], ["y"], 2)
+    _, snapshot = answering(tmp_path)
+    chosen = prefer(AMD, snapshot, Topology(), ["x", "0000:05:00.0"], ["y"], 2)
     assert len(chosen) <= 2

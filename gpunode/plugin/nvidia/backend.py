@@ -7,7 +7,7 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.model import Inventory, Topology
+from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
@@ -17,7 +17,6 @@ from gpunode.plugin.nvidia.platform import Site, read_site, still_so, uses_cdi
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
 from gpunode.plugin.nvidia.watch import Watch
-from gpunode.plugin.placement import prefer
 
 if TYPE_CHECKING:
     from gpunode.plugin.nvidia.cdi import CdiSpecs
@@ -94,14 +93,3 @@ class NvidiaBackend:
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         return answer(settings, snapshot, ids)
-
-    def prefer(
-        self,
-        settings: Settings,
-        snapshot: Snapshot,
-        topology: Topology,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-    ) -> tuple[str, ...]:
-        return prefer(settings, snapshot, topology, available, must_include, size)

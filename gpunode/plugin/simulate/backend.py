@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from threading import Event
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.model import Inventory, Topology
+from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
@@ -103,14 +103,3 @@ class SimulatedBackend:
         """Only the variables: a container with a missing mount or device node doesn't start."""
         real = self._nvidia.answer(settings, snapshot, ids)
         return Answer(envs={**real.envs, MARK: "1"})
-
-    def prefer(
-        self,
-        settings: Settings,
-        snapshot: Snapshot,
-        topology: Topology,
-        available: Sequence[str],
-        must_include: Sequence[str],
-        size: int,
-    ) -> tuple[str, ...]:
-        return self._nvidia.prefer(settings, snapshot, topology, available, must_include, size)

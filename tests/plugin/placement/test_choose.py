@@ -82,10 +82,10 @@ def test_unhealthy_devices_are_skipped() -> None:
     assert prefer(Settings(), example_request, Topology(), ids(0, 1, 2), (), 2) == ids(1, 2)
 
 
-def test_partitions_can_be_kept_together() -> None:
+def test_amd_partitions_come_from_the_fewest_gpus() -> None:
     snapshot = partitioned(4, 4)
     ids_of = [device.id for device in snapshot.devices]
-    answer = prefer(Settings(), snapshot, Topology(), ids_of[1:], (), 4, together=True)
+    answer = prefer(Settings(vendor="amd"), snapshot, Topology(), ids_of[1:], (), 4)
     assert answer == tuple(ids_of[4:])
 
 
