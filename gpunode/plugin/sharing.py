@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpunode.errors import ConfigError
 from gpunode.plugin.config.settings import SharedResource, Sharing, resource_name_problem
-from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Resource, Unit, matcher, unmatched
+from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Plan, Resource, Unit, matcher, unmatched
 
 Refusal = Callable[[Unit, SharedResource], str]
 """Why a unit can't be shared as an entry says; empty if it can."""
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Resources in the order in which they were named."""
-
-    resources: tuple[Resource, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusal: Refusal) -> Shared:
+def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusal: Refusal) -> Plan:
     """Give each device that an entry of `sharing` names its shares, under the name in the entry.
 
+    The plan has the resources in the order in which they were named, and what sharing leaves out of them.
     Devices without an entry stay unchanged. `ConfigError` if two entries name the same unit, or a rename
     isn't a valid resource name.
     """
     if sharing is None:
-        return Shared(tuple(Resource(name, tuple(devices)) for name, devices in named.items()))
+        return Plan(tuple(Resource(name, tuple(devices)) for name, devices in named.items()))
     warnings: list[str] = []
     entries = _assigned(named, sharing, warnings)
     left_out: list[LeftOut] = []
@@ -48,7 +40,7 @@ def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusa
             target = target_name(sharing, entry)
             made.setdefault(target, []).extend(_shares(device, entry.replicas))
             shares[target] = max(shares.get(target, 1), entry.replicas)
-    return Shared(tuple(_resources(made, shares, sharing)), tuple(left_out), tuple(warnings))
+    return Plan(tuple(_resources(made, shares, sharing)), tuple(left_out), tuple(warnings))
 
 
 def target_name(sharing: Sharing, entry: SharedResource) -> str:

@@ -53,8 +53,7 @@ def one_device_plan(platform: str, settings: Settings) -> Plan:
             hint=f"use envvar; nvidia-ctk cdi generate --mode={_CTK_MODES[platform]} serves other containers",
         )
     named = {settings.resource_name: (Device(_UNITS[platform].id, _UNITS[platform]),)}
-    shared = share(named, settings.sharing, lambda unit, entry: _refusal(settings))
-    return Plan(shared.resources, shared.left_out, shared.warnings)
+    return share(named, settings.sharing, lambda unit, entry: _refusal(settings))
 
 
 def _refusal(settings: Settings) -> str:
