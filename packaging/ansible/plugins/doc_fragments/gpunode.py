@@ -5,7 +5,8 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Options and return values of every module; C(KUBERNETES) of those that use an API server."""
+    """Options and requirements of every module; C(KUBERNETES) of those that use an API server, C(PACKAGES)
+    of those that install packages."""
 
     DOCUMENTATION = r"""
 options:
@@ -40,4 +41,19 @@ options:
   node:
     description: Name of the Node; by default the host name of the node.
     type: str
+"""
+
+    PACKAGES = r"""
+options:
+  key:
+    description: File on the node with the signing key of the mirror.
+    type: path
+  hold:
+    description: Exclude the packages from upgrades.
+    type: bool
+    default: false
+  lock_timeout:
+    description: Seconds to wait for another package manager.
+    type: int
+    default: 600
 """

@@ -7,29 +7,59 @@ import json
 import os
 from pathlib import Path
 
+from ansible.module_utils.basic import AnsibleModule
+
 API_VERSION = "gpunode/v1"
 DIRECTORIES = ["/usr/local/bin", "/opt/gpunode/bin"]
 
 COMMON = {"executable": {"type": "path"}, "root": {"type": "path"}}
 KUBERNETES = {name: {"type": "str"} for name in ("kubeconfig", "context", "server", "node")}
+PACKAGES = {
+    "hold": {"type": "bool", "default": False},
+    "key": {"type": "path", "no_log": False},
+    "lock_timeout": {"type": "int", "default": 600},
+}
 """Arguments as in the documentation fragments."""
 
 
 class Gpunode:
-    """The program on this node. A failure ends the module with one message."""
+    """A module that runs the program on this node. A failure ends the module with one message."""
 
-    def __init__(self, module):
-        self._module = module
-        self._program = self._find(module.params["executable"])
+    def __init__(self, options, **rules):
+        """`options` are the module's own arguments, `rules` further ones of AnsibleModule."""
+        self.module = AnsibleModule(argument_spec={**COMMON, **options}, supports_check_mode=True, **rules)
+        self.params = self.module.params
+        self.check_mode = self.module.check_mode
+        self._options = options
+        self._program = self._find(self.params["executable"])
+
+    def words(self, **flags):
+        """Words of the command line for the options that are set. An option is passed by its own name, unless
+        `flags` has another name, or None to leave it out."""
+        words = []
+        for name in self._options:
+            flag, value = flags.get(name, "--" + name.replace("_", "-")), self.params[name]
+            if flag is None or value is None or value is False:
+                continue
+            if value is True:
+                words.append(flag)
+            else:
+                words += [f"{flag}={one}" for one in (value if isinstance(value, list) else [value])]
+        return words
+
+    @property
+    def dry_run(self):
+        """The word that makes a command only print its plan, in check mode."""
+        return ["--dry-run"] if self.check_mode else []
 
     def _find(self, given):
         if given is None:
-            found = self._module.get_bin_path("gpunode", opt_dirs=DIRECTORIES)
+            found = self.module.get_bin_path("gpunode", opt_dirs=DIRECTORIES)
         else:
             found = given if os.access(given, os.X_OK) and Path(given).is_file() else None
         if found is None:
             where = f"there is no program {given}" if given else "gpunode is not installed on this node"
-            self._module.fail_json(
+            self.module.fail_json(
                 msg=f"{where}; hint: install gpunode with the role gpunode.node.gpu_node,"
                 " or set the option executable to its path",
                 code="gpunode-missing",
@@ -39,12 +69,12 @@ class Gpunode:
     def run(self, *words, accept=(0,), require=None, stdin=None):
         """The envelope of a command, whose exit code must be one of `accept`; its data must have the key
         `require`."""
-        root = self._module.params["root"]
+        root = self.params["root"]
         argv = [self._program, *([f"--root={root}"] if root else []), *words, "-o", "json"]
-        code, out, err = self._module.run_command(argv, data=stdin)
+        code, out, err = self.module.run_command(argv, data=stdin)
         envelope = _envelope(out)
         if envelope is None:
-            self._module.fail_json(
+            self.module.fail_json(
                 msg=f"{self._program} printed no envelope of gpunode (exit code {code}): {_last_line(err or out)}",
                 code="no-envelope",
                 command=argv,
@@ -52,7 +82,7 @@ class Gpunode:
                 stderr=err,
             )
         if code not in accept or (require is not None and require not in envelope["data"]):
-            self._module.fail_json(
+            self.module.fail_json(
                 msg=_message(envelope, code, err),
                 code=next((error.get("code", "") for error in envelope["errors"]), ""),
                 errors=envelope["errors"],
@@ -63,38 +93,15 @@ class Gpunode:
             )
         for text in envelope["messages"]:
             if text.startswith("warning: "):
-                self._module.warn(text[len("warning: ") :])
+                self.module.warn(text[len("warning: ") :])
         return envelope
 
-    def finish(self, envelope, changed, diffs=(), **values):
-        """End the module with the result of a command."""
-        if self._module._diff:
-            values["diff"] = list(diffs)
-        self._module.exit_json(changed=changed, messages=envelope["messages"], **values)
-
-
-def flags(params, names):
-    """Words of the command line for the parameters that are set: `names` maps a parameter to its option."""
-    words = []
-    for name, flag in names.items():
-        value = params[name]
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, list):
-            words += [f"{flag}={one}" for one in value]
-        elif value is not None and value is not False:
-            words.append(f"{flag}={value}")
-    return words
-
-
-def is_change(change):
-    """Whether an entry of `changes` is one."""
-    return change["action"] != "unchanged"
-
-
-def diffs_of(changes):
-    """Unified diffs of `changes` as Ansible prints them."""
-    return [{"prepared": one["diff"]} for one in changes if one.get("diff")]
+    def finish(self, envelope, changed=False, entries=(), diffs=(), **values):
+        """End the module with the result of a command. `entries` are those of `changes` in the envelope."""
+        if self.module._diff:
+            values["diff"] = [*diffs, *({"prepared": one["diff"]} for one in entries if one.get("diff"))]
+        changed = changed or any(one["action"] != "unchanged" for one in entries)
+        self.module.exit_json(changed=changed, messages=envelope["messages"], **values)
 
 
 def _envelope(text):

@@ -111,46 +111,31 @@ messages:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.gpunode import COMMON, Gpunode, flags
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import Gpunode
 
-FLAGS = {
-    "only": "--only",
-    "skip": "--skip",
-    "ignore": "--ignore",
-    "preflight": "--preflight",
-    "expect_gpus": "--expect-gpus",
-    "cuda": "--cuda",
-    "image": "--image",
-}
+SEVERAL = {"type": "list", "elements": "str", "default": []}
+PREFLIGHTS = ["docker", "containerd", "crio", "podman", "kubernetes"]
 
 
 def main():
-    several = {"type": "list", "elements": "str", "default": []}
-    preflights = ["docker", "containerd", "crio", "podman", "kubernetes"]
-    module = AnsibleModule(
-        argument_spec=dict(
-            COMMON,
-            only=several,
-            skip=several,
-            ignore=several,
-            preflight={"type": "str", "choices": preflights},
-            expect_gpus={"type": "int"},
-            cuda={"type": "str"},
-            image={"type": "str"},
-            deep={"type": "bool", "default": False},
-        ),
-        supports_check_mode=True,
+    gpunode = Gpunode(
+        {
+            "only": SEVERAL,
+            "skip": SEVERAL,
+            "ignore": SEVERAL,
+            "preflight": {"type": "str", "choices": PREFLIGHTS},
+            "expect_gpus": {"type": "int"},
+            "cuda": {"type": "str"},
+            "image": {"type": "str"},
+            "deep": {"type": "bool", "default": False},
+        }
     )
-    words = ["doctor", *flags(module.params, FLAGS)]
-    words += ["--deep"] if module.params["deep"] and not module.check_mode else []
-    gpunode = Gpunode(module)
+    words = gpunode.words(**({"deep": None} if gpunode.check_mode else {}))
     # 1 with findings is a report of faults; 1 without is a doctor that failed
-    envelope = gpunode.run(*words, accept=(0, 1), require="findings")
+    envelope = gpunode.run("doctor", *words, accept=(0, 1), require="findings")
     data = envelope["data"]
     gpunode.finish(
         envelope,
-        changed=False,
         status=envelope["status"],
         first=next((one for one in data["findings"] if one["id"] == data["first"]), None),
         counts=data["counts"],

@@ -25,19 +25,9 @@ options:
   repository:
     description: V(distribution), V(nvidia), or the URL of a mirror of NVIDIA's repository.
     type: str
-  key:
-    description: File on the node with the signing key of the mirror.
-    type: path
-  hold:
-    description: Exclude the packages from upgrades.
-    type: bool
-    default: false
-  lock_timeout:
-    description: Seconds to wait for another package manager.
-    type: int
-    default: 600
 extends_documentation_fragment:
   - gpunode.node.gpunode
+  - gpunode.node.gpunode.packages
 attributes:
   check_mode:
     support: full
@@ -79,54 +69,33 @@ messages:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.gpunode import (
-    COMMON,
-    Gpunode,
-    diffs_of,
-    flags,
-)
-
-FLAGS = {
-    "branch": "--branch",
-    "version": "--version",
-    "flavour": "--flavour",
-    "repository": "--repository",
-    "key": "--key",
-    "hold": "--hold",
-    "lock_timeout": "--lock-timeout",
-}
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import PACKAGES, Gpunode
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec=dict(
-            COMMON,
+    gpunode = Gpunode(
+        dict(
+            PACKAGES,
             branch={"type": "int"},
             version={"type": "str"},
             flavour={"type": "str", "choices": ["open", "proprietary"]},
             repository={"type": "str"},
-            key={"type": "path", "no_log": False},
-            hold={"type": "bool", "default": False},
-            lock_timeout={"type": "int", "default": 600},
-        ),
-        supports_check_mode=True,
+        )
     )
-    gpunode = Gpunode(module)
-    how = ["--dry-run"] if module.check_mode else ["--yes"]
-    envelope = gpunode.run("driver", "install", *flags(module.params, FLAGS), *how)
+    envelope = gpunode.run("driver", "install", *gpunode.words(), *(gpunode.dry_run or ["--yes"]))
     data = envelope["data"]
     plan = data["plan"]
     if plan["refusals"] and not plan["upToDate"]:
         first = plan["refusals"][0]
-        module.fail_json(msg=f"{first['message']}; hint: {first['hint']}", code=first["code"], plan=plan)
+        message = f"{first['message']}; hint: {first['hint']}"
+        gpunode.module.fail_json(msg=message, code=first["code"], plan=plan)
     gpunode.finish(
         envelope,
         changed=not plan["upToDate"],
-        diffs=diffs_of(data["changes"]),
+        entries=data["changes"],
         plan=plan,
         reboot=data["reboot"],
-        commands=plan["commands"] if module.check_mode else data["commands"],
+        commands=(plan if gpunode.check_mode else data)["commands"],
     )
 
 

@@ -81,59 +81,29 @@ messages:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.gpunode import (
-    COMMON,
-    KUBERNETES,
-    Gpunode,
-    diffs_of,
-    flags,
-    is_change,
-)
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import KUBERNETES, Gpunode
 
-FLAGS = {
-    "output_file": "--output-file",
-    "vendor": "--vendor",
-    "config_file": "--config-file",
-    "mig_strategy": "--mig-strategy",
-    "namespace": "--namespace",
-    "kubeconfig": "--kubeconfig",
-    "context": "--context",
-    "server": "--server",
-    "node": "--node",
-}
+SINKS = ["file", "node-feature", "node"]
 
 
 def main():
-    sinks = ["file", "node-feature", "node"]
-    module = AnsibleModule(
-        argument_spec=dict(
-            COMMON,
-            **KUBERNETES,
-            to={"type": "list", "elements": "str", "choices": sinks, "default": ["file"]},
+    gpunode = Gpunode(
+        dict(
+            KUBERNETES,
+            to={"type": "list", "elements": "str", "choices": SINKS, "default": ["file"]},
             output_file={"type": "path"},
             vendor={"type": "str", "choices": ["nvidia", "amd"], "default": "nvidia"},
             config_file={"type": "path"},
             mig_strategy={"type": "str", "choices": ["none", "single", "mixed"]},
             timestamp={"type": "bool", "default": False},
             namespace={"type": "str"},
-        ),
-        supports_check_mode=True,
+        )
     )
-    params = module.params
-    words = ["labels", f"--to={','.join(params['to'])}", *flags(params, FLAGS)]
-    words += [] if params["timestamp"] else ["--no-timestamp=true"]
-    words += ["--dry-run"] if module.check_mode else []
-    gpunode = Gpunode(module)
-    envelope = gpunode.run(*words)
+    words = [f"--to={','.join(gpunode.params['to'])}", *gpunode.words(to=None, timestamp=None)]
+    words += [] if gpunode.params["timestamp"] else ["--no-timestamp=true"]
+    envelope = gpunode.run("labels", *words, *gpunode.dry_run)
     data = envelope["data"]
-    gpunode.finish(
-        envelope,
-        changed=any(map(is_change, data["changes"])),
-        diffs=diffs_of(data["changes"]),
-        labels=data["labels"],
-        changes=data["changes"],
-    )
+    gpunode.finish(envelope, entries=data["changes"], labels=data["labels"], changes=data["changes"])
 
 
 if __name__ == "__main__":

@@ -93,68 +93,45 @@ messages:
 
 import json
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.gpunode import (
-    COMMON,
-    KUBERNETES,
-    Gpunode,
-    diffs_of,
-    flags,
-    is_change,
-)
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import KUBERNETES, Gpunode
 
-FLAGS = {
-    "label": "--selected-config",
-    "mode_only": "--mode-only",
-    "skip_reset": "--skip-reset",
-    "drain": "--drain",
-    "persist": "--persist",
-    "node_labels": "--node-labels",
-    "kubeconfig": "--kubeconfig",
-    "context": "--context",
-    "server": "--server",
-    "node": "--node",
-}
+SWITCH = {"type": "bool", "default": False}
 
 
 def main():
-    switch = {"type": "bool", "default": False}
-    module = AnsibleModule(
-        argument_spec=dict(
-            COMMON,
-            **KUBERNETES,
+    gpunode = Gpunode(
+        dict(
+            KUBERNETES,
             config={"type": "dict"},
             config_file={"type": "path"},
             label={"type": "str"},
-            mode_only=switch,
-            skip_reset=switch,
+            mode_only=SWITCH,
+            skip_reset=SWITCH,
             drain={"type": "list", "elements": "str", "default": []},
-            persist=switch,
-            node_labels=switch,
+            persist=SWITCH,
+            node_labels=SWITCH,
         ),
         mutually_exclusive=[("config", "config_file")],
         required_one_of=[("config", "config_file")],
-        supports_check_mode=True,
     )
-    params = module.params
-    inline = params["config"] is not None
-    words = ["mig", "apply", f"--config-file={'-' if inline else params['config_file']}"]
-    words += [*flags(params, FLAGS), *(["--dry-run"] if module.check_mode else [])]
-    gpunode = Gpunode(module)
+    config = gpunode.params["config"]
+    words = gpunode.words(config=None, label="--selected-config")
     # every JSON document is a YAML document
-    envelope = gpunode.run(*words, stdin=json.dumps(params["config"]) if inline else None)
+    inline = {} if config is None else {"stdin": json.dumps(config)}
+    words += ["--config-file=-"] if inline else []
+    envelope = gpunode.run("mig", "apply", *words, *gpunode.dry_run, **inline)
     data = envelope["data"]
     plan = data["plan"]
-    if module.check_mode:
+    if gpunode.check_mode:
         for one in plan["obstacles"]:
-            module.warn(f"GPU {one['gpu']} is in use by {one['name'] or one['what']}")
-    values = {} if module.check_mode else {"devices": data["devices"]}
+            gpunode.module.warn(f"GPU {one['gpu']} is in use by {one['name'] or one['what']}")
     gpunode.finish(
         envelope,
-        changed=plan["changes"] or any(map(is_change, data["changes"])),
-        diffs=[*_layouts(plan), *diffs_of(data["changes"])],
+        changed=plan["changes"],
+        entries=data["changes"],
+        diffs=_layouts(plan),
         plan=plan,
-        **values,
+        **({} if gpunode.check_mode else {"devices": data["devices"]}),
     )
 
 

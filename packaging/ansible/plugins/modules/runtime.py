@@ -139,76 +139,58 @@ messages:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.gpunode import (
-    COMMON,
-    Gpunode,
-    diffs_of,
-    flags,
-    is_change,
-)
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import Gpunode
 
-EVERY = {
-    "runtime": "--runtime",
+FLAGS = {
     "name": "--nvidia-runtime-name",
-    "config": "--config",
-    "drop_in_config": "--drop-in-config",
-    "socket": "--socket",
-    "restart_command": "--restart-command",
-    "cdi": "--cdi",
-    "stop_containers": "--yes",
-}
-PRESENT = {
     "path": "--nvidia-runtime-path",
-    "set_as_default": "--set-as-default",
-    "replace": "--replace",
+    "stop_containers": "--yes",
+    "state": None,
+    "also": None,
+    "restart": None,
 }
-PENDING = ("restart", "reload")
+# unconfigure-runtime has no such options
+ABSENT = {**FLAGS, "path": None, "set_as_default": None, "replace": None}
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec=dict(
-            COMMON,
-            runtime={"type": "list", "elements": "str", "default": ["auto"]},
-            state={"type": "str", "choices": ["present", "absent"], "default": "present"},
-            name={"type": "str", "default": "nvidia"},
-            path={"type": "str"},
-            set_as_default={"type": "bool", "default": False},
-            cdi={"type": "bool", "default": False},
-            also={"type": "list", "elements": "str", "choices": ["cdi", "legacy"], "default": []},
-            config={"type": "path"},
-            drop_in_config={"type": "path"},
-            socket={"type": "path"},
-            replace={"type": "bool", "default": False},
-            restart={"type": "bool", "default": True},
-            restart_command={"type": "str"},
-            stop_containers={"type": "bool", "default": False},
-        ),
-        supports_check_mode=True,
+    gpunode = Gpunode(
+        {
+            "runtime": {"type": "list", "elements": "str", "default": ["auto"]},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "name": {"type": "str", "default": "nvidia"},
+            "path": {"type": "str"},
+            "set_as_default": {"type": "bool", "default": False},
+            "cdi": {"type": "bool", "default": False},
+            "also": {"type": "list", "elements": "str", "choices": ["cdi", "legacy"], "default": []},
+            "config": {"type": "path"},
+            "drop_in_config": {"type": "path"},
+            "socket": {"type": "path"},
+            "replace": {"type": "bool", "default": False},
+            "restart": {"type": "bool", "default": True},
+            "restart_command": {"type": "str"},
+            "stop_containers": {"type": "bool", "default": False},
+        }
     )
-    params = module.params
+    params = gpunode.params
     if params["state"] == "present":
-        words = ["configure-runtime", *flags(params, EVERY), *flags(params, PRESENT)]
+        words = ["configure-runtime", *gpunode.words(**FLAGS)]
         words += [f"--also={','.join(params['also'])}"] if params["also"] else []
     else:
-        words = ["unconfigure-runtime", *flags(params, EVERY)]
+        words = ["unconfigure-runtime", *gpunode.words(**ABSENT)]
     words += [] if params["restart"] else ["--no-restart"]
-    words += ["--dry-run"] if module.check_mode else []
-    gpunode = Gpunode(module)
-    envelope = gpunode.run(*words)
+    envelope = gpunode.run(*words, *gpunode.dry_run)
     data = envelope["data"]
     engines = data.get("engines", [data])
-    changes = [change for engine in engines for change in engine["changes"]]
     restarts = [engine["restart"] for engine in engines]
-    if module.check_mode:
-        restarts = [one for one in restarts if one["verb"] in PENDING and params["restart"]]
+    if gpunode.check_mode:
+        restarts = [one for one in restarts if one["verb"] in ("restart", "reload") and params["restart"]]
     else:
         restarts = [one for one in restarts if one["performed"]]
     gpunode.finish(
         envelope,
-        changed=bool(restarts) or any(map(is_change, changes)),
-        diffs=diffs_of(changes),
+        changed=bool(restarts),
+        entries=[change for engine in engines for change in engine["changes"]],
         engines=engines,
         restart_needed=any(one["verb"] == "restart" for one in restarts),
     )

@@ -18,25 +18,15 @@ options:
     description: Upgrade an installed toolkit to the newest version.
     type: bool
     default: false
-  hold:
-    description: Exclude the packages from upgrades.
-    type: bool
-    default: false
   repository:
     description: URL of a mirror of NVIDIA's repository.
     type: str
-  key:
-    description: File on the node with the signing key of the mirror.
-    type: path
   packages:
     description: Directory on the node with the packages; no repository is added.
     type: path
-  lock_timeout:
-    description: Seconds to wait for another package manager.
-    type: int
-    default: 600
 extends_documentation_fragment:
   - gpunode.node.gpunode
+  - gpunode.node.gpunode.packages
 attributes:
   check_mode:
     support: full
@@ -71,48 +61,25 @@ messages:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.gpunode import (
-    COMMON,
-    Gpunode,
-    diffs_of,
-    flags,
-    is_change,
-)
-
-FLAGS = {
-    "version": "--version",
-    "upgrade": "--upgrade",
-    "hold": "--hold",
-    "repository": "--repository",
-    "key": "--key",
-    "packages": "--from",
-    "lock_timeout": "--lock-timeout",
-}
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import PACKAGES, Gpunode
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec=dict(
-            COMMON,
+    gpunode = Gpunode(
+        dict(
+            PACKAGES,
             version={"type": "str"},
             upgrade={"type": "bool", "default": False},
-            hold={"type": "bool", "default": False},
             repository={"type": "str"},
-            key={"type": "path", "no_log": False},
             packages={"type": "path"},
-            lock_timeout={"type": "int", "default": 600},
-        ),
-        supports_check_mode=True,
+        )
     )
-    gpunode = Gpunode(module)
-    dry_run = ["--dry-run"] if module.check_mode else []
-    envelope = gpunode.run("toolkit", "install", *flags(module.params, FLAGS), *dry_run)
+    envelope = gpunode.run("toolkit", "install", *gpunode.words(packages="--from"), *gpunode.dry_run)
     data = envelope["data"]
     gpunode.finish(
         envelope,
-        changed=bool(data["commands"]) or any(map(is_change, data["changes"])),
-        diffs=diffs_of(data["changes"]),
+        changed=bool(data["commands"]),
+        entries=data["changes"],
         version=data["version"],
         commands=data["commands"],
     )

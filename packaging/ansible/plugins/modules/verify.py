@@ -91,37 +91,15 @@ messages:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils.gpunode import (
-    COMMON,
-    KUBERNETES,
-    Gpunode,
-    flags,
-)
+from ansible_collections.gpunode.node.plugins.module_utils.gpunode import KUBERNETES, Gpunode
 
 PLACES = ["host", "docker", "containerd", "crio", "podman", "k3s", "rke2", "k0s", "microk8s", "kubernetes"]
-FLAGS = {
-    "on": "--on",
-    "image": "--image",
-    "name": "--nvidia-runtime-name",
-    "cdi": "--cdi",
-    "socket": "--socket",
-    "timeout": "--timeout",
-    "namespace": "--namespace",
-    "resource": "--resource",
-    "runtime_class": "--runtime-class",
-    "kubeconfig": "--kubeconfig",
-    "context": "--context",
-    "server": "--server",
-    "node": "--node",
-}
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec=dict(
-            COMMON,
-            **KUBERNETES,
+    gpunode = Gpunode(
+        dict(
+            KUBERNETES,
             on={"type": "str", "choices": PLACES, "default": "host"},
             image={"type": "str"},
             name={"type": "str", "default": "nvidia"},
@@ -131,15 +109,13 @@ def main():
             namespace={"type": "str"},
             resource={"type": "str"},
             runtime_class={"type": "str", "default": "auto"},
-        ),
-        supports_check_mode=True,
+        )
     )
-    gpunode = Gpunode(module)
-    if module.check_mode:
-        module.exit_json(changed=False, skipped=True, msg="the proof does not run in check mode")
-    envelope = gpunode.run("verify", *flags(module.params, FLAGS))
+    if gpunode.check_mode:
+        gpunode.module.exit_json(changed=False, skipped=True, msg="the proof does not run in check mode")
+    envelope = gpunode.run("verify", *gpunode.words(name="--nvidia-runtime-name"))
     data = envelope["data"]
-    gpunode.finish(envelope, changed=False, devices=data["devices"], via=data["via"], pod=data["pod"])
+    gpunode.finish(envelope, devices=data["devices"], via=data["via"], pod=data["pod"])
 
 
 if __name__ == "__main__":
