@@ -1,10 +1,15 @@
-"""gpunode's container image: made by a real dockerd from a local base and without a network, and run as the
-DaemonSet's container. The kubelet, the driver's libraries and NVIDIA's runtime are gpunode's stand-ins."""
+"""gpunode's container image, made by `make image` in a fresh checkout and run as the DaemonSet's container.
+
+dockerd is real, the base is made here, and there is no network. The kubelet, the libraries of the driver and
+the runtime of NVIDIA are stand-ins of gpunode.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -27,7 +32,6 @@ from fixtures.newer_engines import Unavailable
 from gpunode import __version__
 from gpunode.host import Host
 from gpunode.plugin.simulate.kubelet import KubeletStub
-from scripts.build_packages import build
 from tests.cli import REPOSITORY, gpunode
 from tests.integration.conftest import refuse_for, require
 from tests.integration.verify_support import UUIDS, GpuNode, gpu_node
@@ -40,6 +44,7 @@ pytestmark = [
     pytest.mark.containers,
 ]
 BASE, IMAGE = "gpunode.test/python:1", f"gpunode:{__version__}"
+BUNDLE = f"gpunode-{__version__}-linux-x86_64"
 LIMIT = 120_000_000
 """Bytes of all layers, the base's included, not compressed."""
 SECONDS = 600.0
@@ -54,12 +59,20 @@ class Docker:
     engine: Engine
     home: Path
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        return ("docker", "--host", f"unix://{self.engine.socket}")
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For the classic builder, the only one without a further download."""
+        return {"PATH": os.environ["PATH"], "DOCKER_BUILDKIT": "0", "DOCKER_CONFIG": str(self.home)}
+
     def __call__(self, *argv: str, code: int = 0) -> str:
         """Output of a command that exits with `code`: stdout, else stderr; of one that fails both."""
         done = subprocess.run(
-            ["docker", "--host", f"unix://{self.engine.socket}", *argv],
-            # the classic builder, the only one without a further download
-            env={"PATH": os.environ["PATH"], "DOCKER_BUILDKIT": "0", "DOCKER_CONFIG": str(self.home)},
+            [*self.program, *argv],
+            env=self.env,
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -80,29 +93,30 @@ class Docker:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> GpuNode:
-    require("dockerd", "docker", "containerd", "runc", "gcc", "mmdebstrap")
+    require("dockerd", "docker", "containerd", "runc", "gcc", "mmdebstrap", "make", "git")
     return gpu_node(tmp_path_factory.mktemp("gpus"))
 
 
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The offline bundle for two Pythons, one of them the base's, unpacked by a user with a tight umask."""
-    place = tmp_path_factory.mktemp("bundle")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scripts.build_packages.PYTHONS", ("3.12", "3.13"))  # each more takes ten seconds
-        (archive,) = build(("bundle",), place)
-    before = os.umask(0o077)
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(place, filter="data")
-    finally:
-        os.umask(before)
-    return place / archive.name.removesuffix(".tar.gz")
+def fresh_checkout(place: Path) -> Path:
+    """A copy of this checkout's files without anything that was built in it."""
+    listed = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    done = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    for name in filter(None, done.stdout.split("\0")):
+        if (REPOSITORY / name).exists():  # else it is deleted and not committed
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, place / name, follow_symlinks=False)
+    return place
+
+
+def virtual_environment() -> str:
+    """The one of these tests if `make` would use it as it is, else the name of one that `make` creates."""
+    digest = hashlib.sha256((REPOSITORY / "pyproject.toml").read_bytes()).hexdigest()[:16]
+    return sys.prefix if (Path(sys.prefix) / f".gpunode-{digest}-dev").exists() else ".venv"
 
 
 @pytest.fixture(scope="module")
-def docker(node: GpuNode, context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
-    """A daemon with the image."""
+def daemon(node: GpuNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
+    """A daemon with the base of the image."""
     try:
         base = image_base()
     except Unavailable as reason:
@@ -110,13 +124,58 @@ def docker(node: GpuNode, context: Path, tmp_path_factory: pytest.TempPathFactor
     with start_dockerd({"runtimes": {"nvidia": {"path": str(node.nvidia)}}}) as engine:
         docker = Docker(engine, tmp_path_factory.mktemp("docker"))
         docker("import", str(base), BASE)
-        build_image(docker, context)
         yield docker
 
 
-def build_image(docker: Docker, context: Path, base: str = BASE, code: int = 0) -> str:
-    options = ("--no-cache", "--network=none", "--build-arg", f"BASE={base}", "--tag", IMAGE)
-    return docker("build", *options, str(context), code=code)
+@pytest.fixture(scope="module")
+def checkout(daemon: Docker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `make image` has made the image."""
+    place = fresh_checkout(tmp_path_factory.mktemp("checkout"))
+    variables = {
+        "VENV": virtual_environment(),
+        "DOCKER": " ".join(daemon.program),
+        "BUILD": f"--network=none --build-arg BASE={BASE}",
+    }
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "image", *(f"{name}={value}" for name, value in variables.items())],
+        cwd=place,
+        env={**ours, **daemon.env},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+@pytest.fixture(scope="module")
+def docker(daemon: Docker, checkout: Path) -> Docker:
+    """The daemon, which has the image."""
+    assert (checkout / "dist").is_dir()
+    return daemon
+
+
+def build_image(docker: Docker, context: Path) -> None:
+    options = ("--no-cache", "--network=none", "--build-arg", f"BASE={BASE}", "--tag", IMAGE)
+    docker("build", *options, str(context))
+
+
+def test_make_image_leaves_the_bundle_and_nothing_else(checkout: Path) -> None:
+    assert [path.name for path in (checkout / "dist").iterdir()] == [f"{BUNDLE}.tar.gz"]
+
+
+@pytest.fixture
+def context(checkout: Path, tmp_path: Path) -> Path:
+    """The offline bundle, unpacked by a user with a tight umask."""
+    before = os.umask(0o077)
+    try:
+        with tarfile.open(checkout / f"dist/{BUNDLE}.tar.gz") as tar:
+            tar.extractall(tmp_path, filter="data")
+    finally:
+        os.umask(before)
+    return tmp_path / BUNDLE
 
 
 def test_the_image_is_small_and_each_build_gives_the_same_layers(docker: Docker, context: Path) -> None:
