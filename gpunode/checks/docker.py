@@ -419,7 +419,7 @@ def _reload(node: Node, docker: Daemon, config: dict[str, Any], info: dict[str, 
     """dockerd reads runtimes and default-runtime again on SIGHUP. Docker 20.10 then crashes if its present
     default isn't in the file."""
     command, restart = _by_init(node, restart_docker(docker, "reload")), _restart(node)
-    known = ("runc", *_table(config, "runtimes"))
+    known = ("runc", *as_dict(config.get("runtimes")))
     crashes = not config.get("default-runtime") and info.get("DefaultRuntime") not in known
     if command == restart.command or crashes or not _reloads(node, docker):
         return restart

@@ -149,17 +149,16 @@ def test_distribution_containerd_is_restarted_by_the_distribution(manager, unit,
     assert fixes.restart_managed(manager, unit) == command
 
 
-def test_each_docker_is_restarted_by_its_own_service_manager():
+def test_each_docker_is_restarted_by_its_own_service_manager(tmp_path):
     system = Daemon("docker", None, (27, 3), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
     snap = replace(system, config_path="/var/snap/docker/2893/config/daemon.json", manager="snap")
     own = replace(system, config_path="/home/anna/.config/docker/daemon.json", user="anna")
     assert docker_fixes.restart_docker(system, "reload") == "systemctl reload docker"
     assert docker_fixes.restart_docker(snap, "reload") == "snap restart docker"
     assert docker_fixes.restart_docker(own) == "systemctl --user restart docker"
-    assert (docker_fixes.edit(own, 3, "").needs_root, docker_fixes.edit(system, 3, "").needs_root) == (
-        False,
-        True,
-    )
+    node = Node(Host(tmp_path, environ={}))
+    assert not docker_fixes.edit(node, own, 3, "").needs_root
+    assert docker_fixes.edit(node, system, 3, "").needs_root
 
 
 def test_file_rendered_by_k3s_is_never_edited(tmp_path):

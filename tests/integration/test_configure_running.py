@@ -15,8 +15,8 @@ import pytest
 from fixtures.engines import start_dockerd
 from fixtures.images import load
 from gpunode.daemons.docker import DockerApi
+from gpunode.facts.docker import HOOK
 from gpunode.host import Host
-from gpunode.runtime.docker import HOOK
 from tests.integration.configuring import Cli, configuring
 from tests.waiting import PATIENCE
 
