@@ -28,7 +28,7 @@ from gpunode.facts.engines import containerd_role
 from gpunode.facts.fabric import locked_memory, rdma_adapters
 from gpunode.facts.gpu_use import other_way
 from gpunode.facts.node import Node
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import as_key, dig, headers, parse_toml
 from gpunode.output.result import Evidence, Fix
 from gpunode.output.typed import as_dict
 
@@ -190,14 +190,14 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     number = version_in_force(config)
     named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
     evidence += [seen(path, f"version = {number}") for path in named if path != one.path]
-    goes_by = f"uses version {number}" if named else f"finds no version and uses {number}"
+    goes_by = f"uses version {number}" if named else f"uses version {number} because no file sets one"
     # without registry settings, images come from their public registry, which may be good enough
     judge = warn if one.what == ("registry",) else fail
     change = f"rename this table to the plugin name of version {number}"
     if not named:
         line, change = 1, f"add version = {2 if 'grpc' in one.plugin else 3} above all other settings"
     ignored = judge(
-        f'containerd {goes_by} and ignores "{one.plugin}"',
+        f'containerd {goes_by}, so it ignores "{one.plugin}"',
         *evidence,
         fix=edit(node, one.path, line, change),
     )
@@ -647,7 +647,7 @@ def containerd_nri(node: Node) -> Verdict:
     switch = dig(config.merged, "plugins", _NRI, "disable")
     listed = config.merged.get("disabled_plugins")
     if switch is True or (isinstance(listed, list) and _NRI in listed):
-        change = f'set disable = false in [plugins."{_NRI}"]'
+        change = _enable_nri(node, config.path)
         if isinstance(listed, list) and _NRI in listed:
             change = f'delete "{_NRI}" from disabled_plugins'
         fix = edit(node, config.path, None, change)
@@ -657,9 +657,19 @@ def containerd_nri(node: Node) -> Verdict:
             f"containerd {release} disables NRI unless its file sets disable = false",
             who,
             seen(config.path, f"no disable setting in {_NRI}"),
-            fix=edit(node, config.path, None, f'add [plugins."{_NRI}"] with disable = false'),
+            fix=edit(node, config.path, None, _enable_nri(node, config.path)),
         )
     return ok("containerd's NRI is enabled", who)
+
+
+def _enable_nri(node: Node, path: str) -> str:
+    """The change that enables NRI: lines to paste, or the table's line if the file has it."""
+    table = ("plugins", _NRI)
+    lines = (node.host.read_text(path) or "").splitlines()
+    number = next((number for number, header in headers(lines) if header == table), None)
+    if number is not None:
+        return f"below line {number + 1}, [{as_key(table)}], set disable = false"
+    return f"add these lines at the end\n[{as_key(table)}]\ndisable = false"
 
 
 _BEFORE_UPGRADE = "Replace what it lists before the next upgrade of containerd"

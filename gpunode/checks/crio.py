@@ -183,7 +183,8 @@ def unreadable(host: Host, error: ConfigError) -> tuple[Evidence, Fix]:
         path = path.partition(" ")[0]
         return seen(path, message.removeprefix(path).strip(": ")), edit(path, None, syntax(None, None))
     line = int(number)
-    return seen(path, reason.strip(), line), edit(path, line, syntax(host.read_text(path), line))
+    place = seen(path, f"column {reason.strip()}", line)
+    return place, edit(path, line, syntax(host.read_text(path), line))
 
 
 def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:

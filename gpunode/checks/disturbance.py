@@ -20,6 +20,10 @@ _RESTARTS_DOCKER = "restarts Docker"
 _RESTARTS = (
     (r"wsl\.exe --shutdown", "ends everything that runs in WSL"),
     (r"\bpct reboot\b", "reboots this LXC container"),
+    (
+        r"\bsetup --kubernetes\b",
+        "configures the kubelet's container engine, and restarts it if needed: running pods continue",
+    ),
     (r"configure-runtime --runtime docker\b(?!.*--cdi)", _LOADS),
     (
         r"--runtime docker\b|(start|stop|update) docker\b|\bdocker-ce\b|\bdocker\.io\b",

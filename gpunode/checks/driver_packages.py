@@ -46,7 +46,11 @@ def install_headers(release: str) -> Remedy:
 # MokManager times out after ten seconds: before the reboot, an administrator must know what it will prompt
 # for
 LIST_NEW_KEYS = fixes.same(
-    fixes.look("mokutil --list-new", "Have the password ready that was set when the key was imported")
+    fixes.look(
+        "mokutil --list-new",
+        "Have the password ready that was set when the key was imported. Open the node's console (or "
+        "its BMC's) before the reboot, press a key within ten seconds, choose Enroll MOK and enter it",
+    )
 )
 
 SHOW_MODPROBE = fixes.same(

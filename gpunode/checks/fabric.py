@@ -503,7 +503,7 @@ def vgpu_license(node: Node) -> Verdict:
     if not _configured(node):
         fix = Fix(
             f"install -m 744 {_TOKEN} {_TOKENS}/ && systemctl restart nvidia-gridd",
-            note="Download the token from NVIDIA's licensing portal into the current directory first",
+            before="First download the token from NVIDIA's licensing portal into the current directory",
         )
         nothing = seen(_TOKENS, "no client configuration token")
         return warn(

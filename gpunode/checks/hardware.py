@@ -176,13 +176,22 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
     if not others:
         summary = f"the driver is loaded, but not bound to {of(orphans, node)}"
         evidence = (*owners(orphans), *failures(node, *(gpu.address for gpu in orphans)))
-        return (warn if ours else fail)(summary, *evidence, fix=fixes.READ_KERNEL_LOG.other)
+        windows = [pci.memory_bars(node.host, gpu.address) for gpu in orphans]
+        short = any(bars is not None and len(bars) < 2 for bars in windows)
+        fix = _AFTER_WINDOWS if short else fixes.READ_KERNEL_LOG.other
+        return (warn if ours else fail)(summary, *evidence, fix=fix)
     bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
     held = [*owners((*others, *orphans))]
     held += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
     fix = _rebind(node, others, bound)
     summary = f"{of((*others, *orphans), node)} bound to {names}, not to nvidia"
     return (warn if ours else fail)(summary, *held, fix=fix)
+
+
+_AFTER_WINDOWS = fixes.look(
+    "gpunode doctor bar-too-small gpu-bound-other-driver",
+    "A missing address window explains this: fix bar-too-small first, then run this",
+)
 
 
 def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
@@ -260,6 +269,12 @@ FIRMWARE_SETUP = everywhere(
     "reboot",
     note="The firmware's setup opens at the console (or the BMC's): change the setting named above",
 )
+ABOVE_4G = everywhere(
+    FIRMWARE_SETUP.other.command,
+    "reboot",
+    note="The firmware's setup opens at the console (or the BMC's): turn on Above 4G Decoding, and "
+    "Resizable BAR if it has it",
+)
 _VSPHERE = (
     "https://blogs.vmware.com/apps/2018/10/how-to-enable-nvidia-v100-gpu-in-passthrough-mode-on-vsphere-"
     "for-machine-learning-and-other-hpc-workloads.html"
@@ -271,12 +286,19 @@ def more_address_space(vendor: str) -> Fix:
     allocate more itself."""
     if vendor.startswith("VMware"):
         what = f"follow {_VSPHERE} to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB"
+        note = (
+            "In its advanced settings (VMX): pciPassthru.use64bitMMIO = TRUE, and "
+            "pciPassthru.64bitMMIOSizeGB = the memory of all its GPUs in GB, rounded up to the next "
+            "higher power of two (2 x 16 GB: 64)"
+        )
     else:
         what = (
             "give this virtual machine more 64-bit PCI address space on its host, with QEMU by "
             "-global q35-pcihost.pci-hole64-size=2048G"
         )
-    return Fix(what, needs_root=False, disruptive="reboot")
+        note = ""
+    off = "First shut this virtual machine down"
+    return Fix(what, needs_root=False, disruptive="reboot", note=note, before=off)
 
 
 NO_ASPM = kernel_argument("pcie_aspm=off")

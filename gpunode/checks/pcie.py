@@ -34,7 +34,7 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
         "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
         "fewer than two on a GPU without a driver; and the driver's BAR errors in the kernel's log."
     ),
-    remedy=hardware.FIRMWARE_SETUP,
+    remedy=hardware.ABOVE_4G,
     blocked_by=("pci-no-gpu",),
     preflight=ANY_ENGINE,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
@@ -65,7 +65,7 @@ def bar_too_small(node: Node) -> Verdict:
         evidence += [seen(SOURCE, line.text) for line in _log(node, _INVALID)[:3]]
     if not evidence:
         return ok("every GPU has its address windows")
-    fix = hardware.FIRMWARE_SETUP.other
+    fix = hardware.ABOVE_4G.other
     if node.kind == VM:
         fix = hardware.more_address_space(node.host.read_text("/sys/class/dmi/id/sys_vendor") or "")
     # a GPU that works beside it proves that the machine supports such windows

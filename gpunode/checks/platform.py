@@ -48,6 +48,15 @@ _MADE_BY = {
     "cri-containerd": "https://kubernetes.io/docs/tutorials/security/apparmor/",
     "crio-default": "https://kubernetes.io/docs/tutorials/security/apparmor/",
 }
+_BY_OPTION = (
+    "Load a profile that also allows what was denied, and start the container with --security-opt "
+    "apparmor=PROFILE. To try whether the profile is the cause: --security-opt apparmor=unconfined"
+)
+_BY_POD = (
+    "Load a profile that also allows what was denied, and name it in the pod's "
+    "securityContext.appArmorProfile (type Localhost). To try whether the profile is "
+    "the cause: type Unconfined"
+)
 _LXC_NUMBER = re.compile(r"^lxc-(\d+)_")  # Proxmox VE names the profile after the container
 _LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
 # packages can't be verified while the clock is wrong, so the fix installs nothing
@@ -71,7 +80,10 @@ def allow_in_apparmor(profile: str) -> Fix:
     if profile.startswith("lxc-"):
         return _allow_nesting(profile)
     guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
-    return Fix(f"follow {guide}", needs_root=False) if guide else EDIT_APPARMOR.other
+    if guide is None:
+        return EDIT_APPARMOR.other
+    how = _BY_POD if guide.startswith("https://kubernetes.io/") else _BY_OPTION
+    return Fix(f"follow {guide}", needs_root=False, note=how)
 
 
 def _allow_nesting(profile: str) -> Fix:

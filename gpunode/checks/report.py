@@ -370,8 +370,13 @@ def _fix(
     if text:
         yield Text(f"  {text}", Style.DIM)
     yield from (Text(f"  {command}", Style.COMMAND) for command in commands)
+    yield from _then_reboot(node, finding, before)
+
+
+def _then_reboot(node: NodeSummary, finding: Finding, before: tuple[str, ...]) -> Iterator[Block]:
+    """The reboot that ends a fix, with the steps before it."""
     if _reboots_last(finding):
-        drained = fix.disruptive in ("drain", "reboot") or not node.kubernetes
+        drained = finding.fix[0].disruptive in ("drain", "reboot") or not node.kubernetes
         steps = [f"fix {one}" for one in before]
         steps += ["reboot the node"] if drained else [f"{_DRAIN} and reboot it"]
         yield Text(f"  Then {', '.join(steps)}", Style.DIM)
@@ -441,8 +446,10 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text(f"{finding.id}: {fix.before}")
     label = f"{'Look' if fix.look else 'Fix'} first{', as root' if fix.needs_root else ''}"
     yield Text(f"{label}: {fix.command}", Style.COMMAND)
-    effect = f": {_effect(node, finding, reboot(findings).before.get(finding.id, ()))}" if fix.effect else ""
-    yield Text(f"  (for {finding.id}{effect})", Style.DIM)
+    before = reboot(findings).before.get(finding.id, ())
+    effect = f": {_effect(node, finding, before)}" if fix.effect else ""
+    yield Text(f"  (for {finding.id} above{effect})", Style.DIM)
+    yield from _then_reboot(node, finding, before)
     yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 
 

@@ -99,7 +99,7 @@ def toolkit_config_invalid(node: Node) -> Verdict:
         fix = fixes.edit_file(path, number, fixes.syntax(node.host.read_text(path), number))
         return fail(
             f"{path} can't be parsed",
-            seen(path, rest.partition(":")[2] if number else error.message, number),
+            seen(path, f"column {rest.partition(':')[2]}" if number else error.message, number),
             fix=fix,
         )
     if not settings.exists:

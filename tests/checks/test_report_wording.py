@@ -82,7 +82,8 @@ def test_command_that_fixes_several_findings_is_printed_once_and_as_the_first(tm
     command = commands[0].removeprefix("  Fix: ")
     assert [line for line in lines if command in line] == [commands[0], f"Fix first, as root: {command}"]
     assert lines.count("  Fix: the same as for cuda-driver-version") == 2
-    assert lines[-2].startswith("  (for cuda-driver-version: ")
+    assert lines[-3].startswith("  (for cuda-driver-version above: ")
+    assert lines[-2] == "  Then reboot the node"
 
 
 def page(name, root):
@@ -181,6 +182,39 @@ def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
         '    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]  # line 8',
         "    SystemdCgroup = true",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        (
+            "vgpu-license-no-token",
+            "  First download the token from NVIDIA's licensing portal into the current directory",
+        ),
+        ("esxi-bar-without-room", "  First shut this virtual machine down"),
+    ],
+)
+def test_what_comes_before_a_command_is_printed_before_it(name, line, tmp_path):
+    lines = page(name, tmp_path)
+    at = lines.index(line)
+    assert lines[at + 1].startswith("  Fix: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("bar-too-small", "turn on Above 4G Decoding"),
+        ("apparmor-denied", "start the container with --security-opt apparmor=PROFILE"),
+        ("esxi-bar-without-room", "fix bar-too-small first, then run this"),
+        ("mok-pending", "press a key within ten seconds, choose Enroll MOK and enter it"),
+        ("plugin-not-registered", "(configures the kubelet's container engine, and restarts it if needed"),
+        ("crio-not-running", "/etc/crio/crio.conf.d/99-nvidia.conf:3: column 16: invalid value"),
+        ("toolkit-config-invalid", "/etc/nvidia-container-runtime/config.toml:5: column 14: invalid value"),
+        ("containerd-nri-off", 'below line 18, [plugins."io.containerd.nri.v1.nri"], set disable = false'),
+    ],
+)
+def test_finding_says_what_to_do(name, text, tmp_path):
+    assert any(text in line for line in page(name, tmp_path))
 
 
 def test_the_headline_of_a_failing_plugin_is_the_root_cause(tmp_path):

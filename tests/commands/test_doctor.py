@@ -108,7 +108,7 @@ def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     (fix,) = [line for line in shown if line.startswith("  Fix: ")]
     assert fix.startswith("  Fix: apt install linux-headers-5.15.0-124-generic && dkms")
     assert shown[-3] == fix.strip().replace("Fix:", "Fix first, as root:")
-    assert shown[-2] == "  (for dkms-not-built)"
+    assert shown[-2] == "  (for dkms-not-built above)"
     assert shown[-1] == "More: gpunode explain dkms-not-built"
 
 
