@@ -282,11 +282,14 @@ _MOST_MARKS = 64  # of one GPU; a storm of different XIDs must not grow without 
 
 
 class HealthJudge:
-    """See `gpunode.plugin.ledger.Judge`. `kept` is the content for health memory, replaced as a whole."""
+    """Receives the ledger's events and returns each unit's problem. `now` is seconds since the epoch.
 
-    def __init__(
-        self, settings: HealthSettings, log: Log | None = None, remembered: Iterable[Mark] = ()
-    ) -> None:
+    The ledger calls it under its own lock, one call at a time. Other methods return nothing; the caller sees
+    changes by calling `problem` again, which is cheap. `kept` is the content for health memory, replaced as a
+    whole.
+    """
+
+    def __init__(self, settings: HealthSettings, log: Log, remembered: Iterable[Mark] = ()) -> None:
         self._settings = settings
         self._log = log
         self._rarely = Rarely()
@@ -353,7 +356,9 @@ class HealthJudge:
         elif event.uuid in self._gpus:
             self._add(mark, now)
         elif times := self._rarely.times(("unknown", mark.code, event.uuid)):
-            self._say("health event of an unknown GPU", device=event.uuid, reason=mark.reason, times=times)
+            self._log.error(
+                "health event of an unknown GPU", device=event.uuid, reason=mark.reason, times=times
+            )
 
     def broken(self, reason: str, sure: bool, now: float) -> None:
         if not sure:
@@ -452,7 +457,7 @@ class HealthJudge:
         """End marks that don't count under the present settings, including those from before a restart."""
         for gpu, marks in list(self._marks.items()):
             for mark in marks:
-                if not self._still_counts(mark) and self._log is not None:
+                if not self._still_counts(mark):
                     self._log.info("problem cleared", device=gpu, reason=mark.reason)
             self._put(gpu, [mark for mark in marks if self._still_counts(mark)])
 
@@ -483,14 +488,9 @@ class HealthJudge:
     # --- reporting --------------------------------------------------------------------------------------
 
     def _ignored(self, event: GpuEvent) -> None:
-        times = self._rarely.times((event.kind, event.uuid, event.xid))
-        if times and self._log is not None:
+        if times := self._rarely.times((event.kind, event.uuid, event.xid)):
             more = {"xid": event.xid, "meaning": xid(event.xid).meaning} if event.xid is not None else {}
             self._log.info("ignored GPU event", kind=event.kind, device=event.uuid, times=times, **more)
-
-    def _say(self, message: str, **fields: object) -> None:
-        if self._log is not None:
-            self._log.error(message, **fields)
 
 
 # Health memory: the marks in ``STATE_DIR/health.json``, so that a restarted plugin still knows an unhealthy

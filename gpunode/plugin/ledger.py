@@ -14,11 +14,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Condition, Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Reading, Topology
-from gpunode.plugin.config.settings import HealthSettings, Settings
+from gpunode.gpu.nvml import GpuEvent
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.health import HealthJudge
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import (
     Backend,
@@ -32,33 +34,8 @@ from gpunode.plugin.model import (
     remembered,
 )
 
-if TYPE_CHECKING:
-    from gpunode.gpu.nvml import GpuEvent  # imports ctypes, which the serving process doesn't need
-
 Problems = Mapping[tuple[str, str], Problem]
 """By resource name and unit id; healthy units are not in it."""
-
-
-class Judge(Protocol):
-    """Health: receives the same events and returns each unit's problem. `now` is seconds since the epoch.
-
-    The ledger calls it under its own lock, one call at a time. Methods return nothing; the caller sees
-    changes by calling `problem` again, which is cheap.
-    """
-
-    def configure(self, settings: HealthSettings) -> None: ...
-
-    def seen(self, inventory: Inventory, now: float) -> None: ...
-
-    def readings(self, readings: Sequence[Reading], now: float) -> None: ...
-
-    def event(self, event: GpuEvent, now: float) -> None: ...
-
-    def broken(self, reason: str, sure: bool, now: float) -> None: ...
-
-    def tick(self, now: float) -> None: ...
-
-    def problem(self, unit: Unit) -> Problem | None: ...
 
 
 class Veto(Protocol):
@@ -110,7 +87,7 @@ class Ledger:
     """
 
     def __init__(
-        self, backend: Backend, settings: Settings, judge: Judge, log: Log, clock: Callable[[], float]
+        self, backend: Backend, settings: Settings, judge: HealthJudge, log: Log, clock: Callable[[], float]
     ) -> None:
         self._backend = backend
         self._judge = judge

@@ -2,8 +2,7 @@
 kubelet.
 
 Two threads in addition to gRPC's own: `link` (the kubelet, our sockets, the parts, systemd) and `backend`
-(the GPUs). Only `link` must respond quickly; the other may hang with a failing GPU without affecting it. gRPC
-is imported by the first of them, while the other starts the child that queries the driver.
+(the GPUs). Only `link` must respond quickly; the other may hang with a failing GPU without affecting it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.kubelet.server import LinkContext, check_directory, socket_directories
-from gpunode.plugin.ledger import Feed, Judge, Ledger
+from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.kubelet.server import (
+    Call,
+    LinkContext,
+    Observer,
+    check_directory,
+    socket_directories,
+)
+from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import Answer, Backend, Part, Snapshot
 from gpunode.plugin.placement import prefer
@@ -25,7 +31,6 @@ from gpunode.plugin.service import Systemd
 
 if TYPE_CHECKING:
     from gpunode.host.waiting import Waiter
-    from gpunode.plugin.kubelet.server import Call, Observer
 
 
 TICK_SECONDS = 0.25
@@ -59,7 +64,7 @@ class PluginService:
         settings: Settings,
         log: Log,
         backend: Backend,
-        judge: Judge,
+        judge: HealthJudge,
         parts: Sequence[PartMaker] = (),
     ) -> None:
         self.host = host
@@ -179,8 +184,6 @@ class PluginService:
             self.stop()
 
     def _run_link(self) -> None:
-        from gpunode.plugin.kubelet.server import LinkContext
-
         assert self._waiter is not None  # `start` has made it
         context = LinkContext(self.host, self.settings, self, self.log, self._observed, self.wake)
         links = self._links = Links(context)

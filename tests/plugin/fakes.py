@@ -11,6 +11,7 @@ from gpunode.errors import ConfigError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.health import HealthJudge
 from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Sink, Snapshot, Unit
 from tests.plugin.nodes import inventory
 
@@ -66,11 +67,11 @@ class FakeBackend:
         return Answer({"IDS": ",".join(ids), snapshot.resource.name: "here"})
 
 
-@dataclass
-class FakeJudge:
+class FakeJudge(HealthJudge):
     """An event marks the unit that it names, one with XID 0 clears it; other events are ignored."""
 
-    bad: dict[str, Problem] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.bad: dict[str, Problem] = {}
 
     def configure(self, settings: Any) -> None: ...
 

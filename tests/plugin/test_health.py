@@ -323,7 +323,7 @@ def test_manual_repair_needs_a_reboot(changes: list[dict[str, object]], after: s
 
 def test_reset_while_the_plugin_was_stopped_is_detected_by_the_recovery_action() -> None:
     node = Node().xid(119).reads(recovery_action="reset")
-    judge = HealthJudge(HealthSettings(), None, node.judge.kept)
+    judge = HealthJudge(HealthSettings(), MemoryLog(), node.judge.kept)
     judge.seen(inventory(4), node.now)
     judge.readings([GOOD], node.now)
     judge.tick(node.now + 59)
@@ -401,7 +401,7 @@ def test_nothing_recovers_while_the_driver_is_broken() -> None:
 
 def test_remembered_mark_applies_from_the_start_and_clears_as_usual() -> None:
     mark = Mark(uuid(1), "xid-119", "XID 119", "reset", NOW - 100, NOW - 100, generation="boot/1/550", ecc=0)
-    judge = HealthJudge(HealthSettings(), None, [mark])
+    judge = HealthJudge(HealthSettings(), MemoryLog(), [mark])
     judge.seen(inventory(2), NOW)
     judge.readings([GOOD], NOW)
     judge.tick(NOW + 1000)

@@ -51,7 +51,7 @@ def test_hint_is_logged_and_a_normal_start_logs_no_error(tmp_path: Path) -> None
     log = MemoryLog()
     settings = Settings()
     ledger = Ledger(
-        NvidiaBackend(host, settings, log), settings, HealthJudge(settings.health), log, lambda: 1e9
+        NvidiaBackend(host, settings, log), settings, HealthJudge(settings.health, log), log, lambda: 1e9
     )
     starting = Starting()
     ledger.vetoes.append(starting)
