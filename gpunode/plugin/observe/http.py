@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import socket
     from io import BufferedIOBase
 
-    from gpunode.plugin.observe.metrics import Metrics
     from gpunode.plugin.serve import PluginService
 
 MAX_CONNECTIONS = 64
@@ -218,20 +217,15 @@ class Endpoints:
                 "--listen needs the package prometheus-client, which is not installed",
                 hint=f"install it beside gpunode: {install_command('metrics', 'prometheus-client')}",
             )
-        from gpunode.plugin.observe.metrics import Counters
+        from gpunode.plugin.observe.metrics import Metrics
 
         address, port = listen_address(service.settings.listen)
         listening = service.host.listen_tcp(address, port)
         self.port = int(listening.getsockname()[1])
         self._service = service
-        self._counters = Counters()
-        service.observers.append(self._counters.call)
-        service.ledger.witnesses.append(self._counters.event)
-        self._metrics: Metrics | None = None
-        self._making = Lock()
+        self._metrics = Metrics(service)
         self._turn = service.host.monotonic()
         self._settings = service.settings
-        self._began = self._configured = service.host.now()
         self._started = False
         routes = {"/metrics": self.metrics, "/healthz": self.healthz, "/readyz": self.readyz}
         self._server = WebServer(listening, routes, service.log)
@@ -239,7 +233,7 @@ class Endpoints:
     def tick(self, now: float) -> None:
         self._turn = now
         if self._service.settings is not self._settings:
-            self._settings, self._configured = self._service.settings, self._service.host.now()
+            self._settings, self._metrics.configured = self._service.settings, self._service.host.now()
         if not self._started:
             self._started = True
             self._server.start()
@@ -250,13 +244,6 @@ class Endpoints:
         self._server.close()
 
     def metrics(self, accept: str) -> Page:
-        with self._making:  # the first request imports the library
-            if self._metrics is None:
-                from gpunode.plugin.observe.metrics import Metrics, Times
-
-                self._metrics = Metrics(
-                    self._service, self._counters, lambda: Times(self._began, self._configured)
-                )
         return Page(200, *self._metrics.page(accept))
 
     def healthz(self, _accept: str) -> Page:

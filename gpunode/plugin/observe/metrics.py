@@ -6,7 +6,7 @@ A collector over the service's own state and a registry of its own: nothing is r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -432,19 +432,21 @@ _PODS_SECONDS = 5.0  # the kubelet is queried no more often, however many client
 _ASK_SECONDS = 1.0
 
 
-class Times(NamedTuple):
-    """When the plugin started, and when its settings were taken; seconds since the epoch."""
+class Metrics(Collector):
+    """The metrics of a service and its process, in the format that a scraper accepts.
 
-    started: float
-    configured: float
+    `configured` is when the present settings were taken, seconds since the epoch.
+    """
 
-
-class Metrics:
-    """Renders all metrics in the format that a scraper accepts."""
-
-    def __init__(self, service: PluginService, counters: Counters, times: Callable[[], Times]) -> None:
+    def __init__(self, service: PluginService) -> None:
+        self._service = service
+        self._counters = Counters()
+        service.observers.append(self._counters.call)
+        service.ledger.witnesses.append(self._counters.event)
+        self._pods = Pods(service)
+        self._started = self.configured = service.host.now()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(ServiceCollector(service, counters, times))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     def page(self, accept: str) -> tuple[str, bytes]:
@@ -452,21 +454,11 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return content_type, encode(self._registry)
 
-
-class ServiceCollector(Collector):
-    """The service's metrics for prometheus_client: `FAMILIES` with their present values."""
-
-    def __init__(self, service: PluginService, counters: Counters, times: Callable[[], Times]) -> None:
-        self._service = service
-        self._counters = counters
-        self._times = times
-        self._pods = Pods(service)
-
     def collect(self) -> Iterator[Metric]:
         counts = self._counters.counts()
         holdings = self._pods.holdings()
         samples = [
-            *of_service(self._service, *self._times()),
+            *of_service(self._service, self._started, self.configured),
             *of_counts(counts, tuple(self._service.snapshots)),
             *of_gpus(self._service),
             Sample("gpunode_plugin_pod_resources_up", (), holdings is not None),
