@@ -150,7 +150,6 @@ def test_dripping_client_is_disconnected(web, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_client_that_does_not_read_its_response_is_disconnected(web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "CONNECTION_SECONDS", 0.5)
     port, log = web
     threads = threading.active_count()
     with ExitStack() as stack:
@@ -161,6 +160,7 @@ def test_client_that_does_not_read_its_response_is_disconnected(web, monkeypatch
             client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         for client in clients:
             assert client.recv(1) == b"H"  # it is served
+        monkeypatch.setattr(http, "CONNECTION_SECONDS", 0.0)
         assert eventually(lambda: threading.active_count() <= threads, 60)
         for client in clients:
             assert rest_of(client) < 64 << 20
