@@ -75,7 +75,7 @@ class Service(Protocol):
 class ConfigWatch:
     """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: it rereads the GPUs.
 
-    `last_error` says why the present file isn't the active one; empty if it is.
+    `ledger.config_trouble` says why the present file isn't the active one; empty if it is.
     """
 
     def __init__(
@@ -97,7 +97,6 @@ class ConfigWatch:
         self._pending: bytes | str | None = None
         self._signature: object = None
         self._next = 0.0
-        self.last_error = ""
 
     def tick(self, now: float) -> None:
         if self._task.busy:  # requests that arrive meanwhile are handled next
@@ -158,7 +157,7 @@ class ConfigWatch:
         except GpunodeError as error:
             self._refuse([resolved.refused(error)])
             return
-        self._tell("")
+        self._service.ledger.config_trouble = ""
         for warning in resolved.warnings:
             self._service.log.warning(warning.text, **warning.fields)
         changed = ", ".join(_changed(before, settings)) or "nothing"
@@ -167,7 +166,7 @@ class ConfigWatch:
             self._service.log.warning("these changes need a restart", options=", ".join(waiting))
 
     def _refuse(self, problems: Sequence[Problem]) -> None:
-        self._tell("; ".join(problem.text for problem in problems))
+        self._service.ledger.config_trouble = "; ".join(problem.text for problem in problems)
         self._service.log.error(
             "the config file was rejected; the last valid one stays active",
             file=self._path,
@@ -175,10 +174,6 @@ class ConfigWatch:
         )
         for problem in problems:
             self._service.log.error(problem.text, **problem.fields)
-
-    def _tell(self, error: str) -> None:
-        self.last_error = error
-        self._service.ledger.config_trouble = error
 
 
 def _without_restart(desired: Settings, before: Settings) -> tuple[Settings, list[str]]:

@@ -111,10 +111,10 @@ def test_invalid_edit_changes_nothing_and_is_reported_once_with_every_problem(
         f"{file}:2: flags.migStrategy: 'every' is not one of none, single, mixed",
         f"{file}:3: nope: unknown key; known here: version, flags, resources, sharing, imex, health",
     ]
-    assert watched.watch.last_error == watched.service.config_trouble != ""
+    assert watched.service.config_trouble != ""
     file.write_text(GOOD)
     watched.tick(1)
-    assert watched.watch.last_error == watched.service.config_trouble == ""
+    assert watched.service.config_trouble == ""
 
 
 def test_partially_written_file_is_not_reported(watched: Watched, file: Path) -> None:
@@ -161,7 +161,7 @@ def test_removed_file_keeps_the_last_valid_settings(watched: Watched, file: Path
     assert watched.log.messages("error")[1:] == [f"{file} does not exist"]
     file.write_text(GOOD)
     watched.tick(1)
-    assert watched.watch.last_error == ""
+    assert watched.service.config_trouble == ""
 
 
 def test_settings_impossible_on_this_node_keep_the_last_valid_ones(watched: Watched, file: Path) -> None:
@@ -169,7 +169,7 @@ def test_settings_impossible_on_this_node_keep_the_last_valid_ones(watched: Watc
     file.write_text(BETTER)
     watched.tick(5)
     assert watched.service.settings.mig_strategy == "single"
-    assert "two entries share GPU 0" in watched.watch.last_error
+    assert "two entries share GPU 0" in watched.service.config_trouble
 
 
 def test_options_that_need_a_restart_are_named_and_the_rest_applied(watched: Watched, file: Path) -> None:
