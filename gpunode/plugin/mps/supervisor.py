@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from threading import Event, Thread, main_thread
-from typing import Protocol
 
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.host import Host
@@ -229,15 +228,6 @@ _BEFORE_SECONDS = 30.0  # how long another keeper may take to release its GPUs
 _ROOT = "0"  # the user to try a server for
 
 
-class Joinable(Protocol):
-    """A task that ends, like a keeper."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    def join(self, seconds: float) -> None: ...
-
-
 class Keeper:
     """`problem` is for every GPU of the daemon, `gpu_problems` for single ones, by UUID."""
 
@@ -258,12 +248,12 @@ class Keeper:
         self._next_start = self._next_ask = self._next_server = self._up_since = 0.0
         self._silent = False
         self._server_failures = 0
-        self._after: Sequence[Joinable] = ()
+        self._after: Sequence[Keeper | Onlooker] = ()
         # not a daemon thread: at exit the interpreter waits for it, so that no GPU stays in MPS's compute
         # mode
         self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=False)
 
-    def start(self, after: Sequence[Joinable] = ()) -> None:
+    def start(self, after: Sequence[Keeper | Onlooker] = ()) -> None:
         """Start after the keepers in `after`, which may hold the same GPUs, have ended."""
         self._after = after
         self._thread.start()
