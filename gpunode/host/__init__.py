@@ -26,6 +26,7 @@ from gpunode.host.files import (
     SMALL_BYTES,
     Place,
     explain_os_error,
+    explained,
     named,
     restrict_umask,
     socket_state_of,
@@ -276,13 +277,10 @@ class Host(ReadingHost):
         """
         from gpunode.host.files import write_atomic
 
-        try:
-            with self._held(path, follow=keep) as place:
-                if keep and self.live and trust.is_shared(os.fstat(place.directory)):
-                    keep, mode = False, self._mode_in_shared(path, place, mode, expect, owner is not None)
-                write_atomic(place, data, mode, expect, keep=keep, above=above, owner=owner)
-        except OSError as error:
-            raise explain_os_error(error, path, "write") from error
+        with explained(path, "write"), self._held(path, follow=keep) as place:
+            if keep and self.live and trust.is_shared(os.fstat(place.directory)):
+                keep, mode = False, self._mode_in_shared(path, place, mode, expect, owner is not None)
+            write_atomic(place, data, mode, expect, keep=keep, above=above, owner=owner)
 
     def _mode_in_shared(
         self, path: str, place: Place, mode: int, expect: bytes | None, restored: bool
@@ -357,12 +355,9 @@ class Host(ReadingHost):
         The umask is ignored: 077 would hide a CDI specification from other users' engines, 000 would open the
         journal.
         """
-        try:
-            with self._held(path, make=mode) as place:
-                if not stat.S_ISDIR(os.fstat(place.existing()).st_mode):
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        except OSError as error:
-            raise explain_os_error(error, path, "create") from error
+        with explained(path, "create"), self._held(path, make=mode) as place:
+            if not stat.S_ISDIR(os.fstat(place.existing()).st_mode):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
     def make_link(self, path: str, target: str) -> None:
         """Create a symlink to `target` at `path`. OSError if something exists there."""
@@ -371,13 +366,8 @@ class Host(ReadingHost):
 
     def remove(self, path: str) -> None:
         """Remove one file; a missing file is not an error."""
-        try:
-            with self._held(path) as place:
-                os.unlink(place.name, dir_fd=place.directory)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise explain_os_error(error, path, "remove") from error
+        with explained(path, "remove"), suppress(FileNotFoundError), self._held(path) as place:
+            os.unlink(place.name, dir_fd=place.directory)
 
     def remove_empty_directory(self, path: str) -> bool:
         """Remove a directory that gpunode created; False if it isn't empty, or doesn't exist."""
@@ -391,24 +381,18 @@ class Host(ReadingHost):
     def set_owner(self, path: str, uid: int, gid: int, mode: int) -> None:
         """Set owner and permission bits of an existing file; does nothing in a directory in which other users
         may replace it."""
-        try:
-            with self._held(path, follow=True) as place:
-                if not (self.live and trust.is_shared(os.fstat(place.directory))):
-                    os.chown(named(place.existing()), uid, gid)
-                    os.chmod(named(place.existing()), mode)  # noqa: PTH101
-        except OSError as error:
-            raise explain_os_error(error, path, "change the owner of") from error
+        with explained(path, "change the owner of"), self._held(path, follow=True) as place:
+            if not (self.live and trust.is_shared(os.fstat(place.directory))):
+                os.chown(named(place.existing()), uid, gid)
+                os.chmod(named(place.existing()), mode)  # noqa: PTH101
 
     def set_mode(self, path: str, mode: int) -> None:
         """Set the permission bits of a file that gpunode created. No symlink at the end of the path is
         followed."""
-        try:
-            with self._held(path) as place:
-                if stat.S_ISLNK(os.fstat(place.existing()).st_mode):
-                    raise OSError(errno.ELOOP, "it is a symlink", path)
-                os.chmod(named(place.existing()), mode)  # noqa: PTH101
-        except OSError as error:
-            raise explain_os_error(error, path, "change the mode of") from error
+        with explained(path, "change the mode of"), self._held(path) as place:
+            if stat.S_ISLNK(os.fstat(place.existing()).st_mode):
+                raise OSError(errno.ELOOP, "it is a symlink", path)
+            os.chmod(named(place.existing()), mode)  # noqa: PTH101
 
     def restrict_umask(self) -> None:
         """Deny group and others write access to files that this process makes; call it once, before it has
@@ -417,11 +401,8 @@ class Host(ReadingHost):
 
     def rename(self, old: str, new: str) -> None:
         """Atomic rename of a file or directory within one file system."""
-        try:
-            with self._held(old) as source, self._held(new) as target:
-                os.rename(source.name, target.name, src_dir_fd=source.directory, dst_dir_fd=target.directory)
-        except OSError as error:
-            raise explain_os_error(error, old, "rename") from error
+        with explained(old, "rename"), self._held(old) as source, self._held(new) as target:
+            os.rename(source.name, target.name, src_dir_fd=source.directory, dst_dir_fd=target.directory)
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory that gpunode created, with its contents."""
@@ -453,11 +434,8 @@ class Host(ReadingHost):
 
         directory, _, name = path.rpartition("/")
         self.make_dirs(directory, mode=0o700)
-        try:
-            with self._held(directory) as place:
-                descriptor = open_lock(place.existing(), name, directory)
-        except OSError as error:
-            raise explain_os_error(error, path, "lock") from error
+        with explained(path, "lock"), self._held(directory) as place:
+            descriptor = open_lock(place.existing(), name, directory)
         try:
             with exclusive_lock(descriptor, self.path(path), timeout):
                 yield

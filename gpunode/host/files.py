@@ -364,6 +364,15 @@ def explain_os_error(error: OSError, path: str, verb: str) -> GpunodeError:
     return kind(f"can't {verb} {path}: {reason}", hint=hints.get(number, f"inspect it: ls -ld {path}"))
 
 
+@contextmanager
+def explained(path: str, verb: str) -> Iterator[None]:
+    """Turn an OSError of the block into a message."""
+    try:
+        yield
+    except OSError as error:
+        raise explain_os_error(error, path, verb) from error
+
+
 def read_from(path: Path, offset: int, most: int) -> bytes:
     """At most `most` bytes of a growing file, from `offset` on; from its start if it has become shorter."""
     with path.open("rb") as stream:
