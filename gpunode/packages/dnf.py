@@ -55,10 +55,18 @@ def _queried(host: Host, *arguments: str) -> Iterator[tuple[str, str]]:
             yield name, version
 
 
-def state(
+Offers = Mapping[str, Sequence[tuple[str, str]]]
+
+
+def states(host: Host, family: str, names: Sequence[str], offers: Offers) -> Mapping[str, PackageState]:
+    """The packages as rpm knows them, with the versions that are available and their repositories."""
+    here = installed(host, names)
+    return {name: _state(host, family, name, here.get(name, ""), offers.get(name, ())) for name in names}
+
+
+def _state(
     host: Host, family: str, name: str, version: str, offers: Sequence[tuple[str, str]]
 ) -> PackageState:
-    """One package: `version` is installed, `offers` are available, with their repositories."""
     offered = newest_first(offers)
     candidate = offered[0].version if offered else version
     missing = version and all(one.version != version for one in offered)
@@ -156,7 +164,6 @@ class Dnf:
 
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """From rpm and ``repoquery``, which respects pins and modules."""
-        here = installed(self.host, names)
         argv = [self.program, "-q", "repoquery", "--available", "--qf", _QUERY, *names]
         answer = self.host.run(argv, timeout=_ASK_SECONDS)
         if not answer.ok:
@@ -167,14 +174,11 @@ class Dnf:
             words = line.split()
             if len(words) == 3:
                 offers.setdefault(words[0], []).append((words[1].removeprefix("0:"), words[2]))
-        return {
-            name: state(self.host, "rhel", name, here.get(name, ""), offers.get(name, [])) for name in names
-        }
+        return states(self.host, "rhel", names, offers)
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """From rpm, which has no repositories."""
-        here = installed(self.host, names)
-        return {name: state(self.host, "rhel", name, here.get(name, ""), []) for name in names}
+        return states(self.host, "rhel", names, {})
 
     def everything(self) -> frozenset[tuple[str, str]]:
         return everything(self.host)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpunode.host import Host
 from gpunode.host.process import Completed
-from gpunode.packages.dnf import everything, installed, state
+from gpunode.packages.dnf import everything, states
 from gpunode.packages.manager import (
     HINTS,
     Command,
@@ -59,7 +59,6 @@ class Zypper:
         return ("/run/zypp.pid", "/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
 
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        here = installed(self.host, names)
         argv = [*_QUIET, "--no-refresh", "--xmlout", "search", "--details", "--match-exact", "-t", "package"]
         answer = self.host.run([*argv, *names], timeout=_ASK_SECONDS)
         if answer.timed_out or answer.code not in (*_DONE, _NOTHING_FOUND):
@@ -71,14 +70,11 @@ class Zypper:
             repository = solvable.get("repository", "")
             if solvable.get("name") in names and repository != "(System Packages)":
                 offers.setdefault(solvable["name"], []).append((solvable.get("edition", ""), repository))
-        return {
-            name: state(self.host, "suse", name, here.get(name, ""), offers.get(name, [])) for name in names
-        }
+        return states(self.host, "suse", names, offers)
 
     def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """From rpm, which has no repositories."""
-        here = installed(self.host, names)
-        return {name: state(self.host, "suse", name, here.get(name, ""), []) for name in names}
+        return states(self.host, "suse", names, {})
 
     def everything(self) -> frozenset[tuple[str, str]]:
         return everything(self.host)
