@@ -23,6 +23,7 @@ from gpunode.output.result import (
     Style,
     Text,
 )
+from gpunode.packages.apply import CarriedOut
 from gpunode.runtime.apply import engine_restart
 
 ALLOWANCES = ("restart", "drain", "reboot")
@@ -221,16 +222,6 @@ def _done(fixes: Fixes) -> Iterator[Block]:
 _OPERATION = "doctor-fix"
 _SECONDS = 120.0  # an initramfs build, or a daemon that stops slowly
 _OURS = "gpunode"
-
-
-@dataclass(frozen=True)
-class CarriedOut:
-    """What was done. `journal` is the entry that rolls the files back, empty if none was written."""
-
-    changes: tuple[Change, ...] = ()
-    commands: tuple[str, ...] = ()
-    journal: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def carry_out(

@@ -358,12 +358,12 @@ def install(
         if _undisturbed(host, progress, lock_seconds):
             situation, plan = made(host, wish)
     if plan.up_to_date:
-        return _result(plan, CarriedOut((), (), "", ()), dry_run=dry_run)
+        return _result(plan, CarriedOut(), dry_run=dry_run)
     if identifier not in ("", plan.id):
         return _refused(plan, identifier, dry_run=dry_run)
     if dry_run:
         changes = tuple(edit.change() for edit in edits_of(host, plan.files))
-        return _result(plan, CarriedOut(changes, (), "", ()), dry_run=True)
+        return _result(plan, CarriedOut(changes), dry_run=True)
     if plan.refusals or not yes:
         return _refused(plan, identifier, dry_run=False)
     require_live(host)

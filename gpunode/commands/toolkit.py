@@ -216,7 +216,7 @@ def install(
     held = tuple(name for name in PACKAGES if intent.states[name].held)
     job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, lock_seconds, held)
     if not intent.file_changes and not intent.steps.commands and not intent.killed:
-        return _report(intent, CarriedOut((), (), "", ()), before, dry_run=False)
+        return _report(intent, CarriedOut(), before, dry_run=False)
     done = carry_out(
         job, engine_restart(host, progress), lambda: intent.file_changes, lambda run: _act(intent, run)
     )

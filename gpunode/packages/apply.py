@@ -54,12 +54,13 @@ class Job:
 
 @dataclass(frozen=True)
 class CarriedOut:
-    """The work that was done. `journal` is the entry's id, `commands` those that ran, in order."""
+    """What was done. `commands` ran, in this order; `journal` is the entry that rolls the files back, empty
+    if none was written."""
 
-    changes: tuple[Change, ...]
-    commands: tuple[str, ...]
-    journal: str
-    notes: tuple[str, ...]
+    changes: tuple[Change, ...] = ()
+    commands: tuple[str, ...] = ()
+    journal: str = ""
+    notes: tuple[str, ...] = ()
 
 
 Run = Callable[[Command], None]
