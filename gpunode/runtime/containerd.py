@@ -16,7 +16,7 @@ from gpunode.runtime import containerd_check, containerd_plan
 from gpunode.runtime.containerd_check import Judge, Texts
 from gpunode.runtime.containerd_files import DROP_IN_NAME, NVIDIA_DROP_INS, State, refuse_missing_import
 from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
-from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, unchanged
 from gpunode.runtime.trees import Tree, same
 
 _HAS_CDI = (1, 7)
@@ -56,7 +56,7 @@ class ContainerdEngine:
         previous = basis.config.named_default if desired.default else ""
         return Plan(
             "containerd",
-            edits or self._untouched(),
+            edits or (unchanged(self.host, self.daemon.config_path),),
             verb,
             reason,
             (*outcome.notes, *self._about_drop_ins(state, copies, outcome)),
@@ -76,7 +76,7 @@ class ContainerdEngine:
         removal = containerd_plan.Removal(state, unwanted, self._same_meaning, unread)
         outcome = containerd_plan.removed(removal)
         refuse_missing_import(state, outcome.texts)
-        edits = self._edits(outcome) or self._untouched()
+        edits = self._edits(outcome) or (unchanged(self.host, self.daemon.config_path),)
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
@@ -150,11 +150,6 @@ class ContainerdEngine:
 
     def _edits(self, outcome: Outcome) -> tuple[FileEdit, ...]:
         return tuple(_edit(path, self.host.read_bytes(path), text) for path, text in outcome.texts.items())
-
-    def _untouched(self) -> tuple[FileEdit, ...]:
-        path = self.daemon.config_path
-        content = self.host.read_bytes(path)
-        return (FileEdit(path, content, content),)
 
     def _text(self, path: str) -> str:
         return decode(self.host.read_bytes(path), path)

@@ -53,7 +53,9 @@ from gpunode.runtime.engine import (
     Plan,
     UnwantedConfig,
     decode,
+    edits_to,
     refuse_untrusted,
+    unchanged,
 )
 from gpunode.runtime.podman import hook_removals, injects_twice, reads_none
 from gpunode.runtime.toolkit_file import with_settings
@@ -516,7 +518,7 @@ class CrioEngine:
         self._refuse(desired)
         draft = configured(state, desired)
         hooks = self._hooks(state.config)
-        edits = [*self._edits(draft), *(hooks if desired.cdi else ())]
+        edits = [*edits_to(self.host, draft.texts, self.own_path), *(hooks if desired.cdi else ())]
         toolkit, notes = self._toolkit(state.config, desired)
         notes = (*draft.notes, *notes, *self._notes(state.config, desired, hooks))
         # removed for good: undoing the runtime does not restore it
@@ -536,7 +538,7 @@ class CrioEngine:
         """Remove the handlers from every file that names them, and NVIDIA's old hook."""
         state = self._state()
         draft = removed(state, unwanted)
-        edits = (*self._edits(draft), *self._hooks(state.config))
+        edits = (*edits_to(self.host, draft.texts, self.own_path), *self._hooks(state.config))
         return self._removal(state.config, edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
@@ -548,7 +550,7 @@ class CrioEngine:
     ) -> Plan:
         gone = None if active is None else not any(name in active.handlers for name in names)
         verb, reason = self._verb(config, edits, active, gone)
-        return Plan("crio", edits or (self._untouched(),), verb, reason)
+        return Plan("crio", edits or (unchanged(self.host, self.own_path),), verb, reason)
 
     def _verb(
         self, config: CrioConfig, edits: Iterable[FileEdit], active: Active | None, in_force: bool | None
@@ -607,18 +609,6 @@ class CrioEngine:
             return ""
         found = self.host.which("conmon") is None and self.host.executable(_PACKAGED_CONMON)
         return _PACKAGED_CONMON if found else ""
-
-    def _edits(self, draft: Draft) -> tuple[FileEdit, ...]:
-        edits = tuple(
-            FileEdit(path, before, None if text is None else text.encode())
-            for path, text in draft.texts.items()
-            for before in [self.host.read_bytes(path)]
-        )
-        return edits or (self._untouched(),)
-
-    def _untouched(self) -> FileEdit:
-        content = self.host.read_bytes(self.own_path)
-        return FileEdit(self.own_path, content, content)
 
     def _hooks(self, config: CrioConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from the directories where this CRI-O looks for hooks."""

@@ -6,7 +6,7 @@ is the only code that carries one out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -73,6 +73,20 @@ def decode(data: bytes | None, path: str) -> str:
         raise ConfigError(
             f"{path}:{line}:{column}: not UTF-8", hint=f"look at that line: sed -n {line}p {path} | cat -v"
         ) from error
+
+
+def edits_to(host: Host, texts: Mapping[str, str | None], otherwise: str) -> tuple[FileEdit, ...]:
+    """The edits to these texts, where None removes a file; without any, the file `otherwise` unchanged."""
+    return tuple(
+        FileEdit(path, host.read_bytes(path), None if text is None else text.encode())
+        for path, text in texts.items()
+    ) or (unchanged(host, otherwise),)
+
+
+def unchanged(host: Host, path: str) -> FileEdit:
+    """A file to show that a plan leaves as it is."""
+    content = host.read_bytes(path)
+    return FileEdit(path, content, content)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode, edits_to
 from gpunode.runtime.toml_edit import document
 from gpunode.runtime.trees import Tree
 
@@ -143,7 +143,7 @@ class PodmanEngine:
         hooks = self._hooks(config)
         handlers = desired.handlers if desired.default or not desired.cdi else ()
         draft = configured(config, handlers, desired.default)
-        edits = (*self._edits(draft), *(hooks if desired.cdi else ()))
+        edits = (*edits_to(self.host, draft.texts, DROP_IN), *(hooks if desired.cdi else ()))
         # undoing the runtime does not restore a hook that is removed here
         had = any(name in config.runtimes for name in desired.names) or bool(hooks and desired.cdi)
         notes = self._notes(config, desired, handlers, hooks)
@@ -155,7 +155,8 @@ class PodmanEngine:
         """Remove the runtimes from the administrator's files, and NVIDIA's old hook."""
         config = self._config()
         draft = removed(config, unwanted)
-        return self.restoring((*self._edits(draft), *self._hooks(config)), unwanted.names, active)
+        edits = edits_to(self.host, draft.texts, DROP_IN)
+        return self.restoring((*edits, *self._hooks(config)), unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that restore files."""
@@ -171,15 +172,6 @@ class PodmanEngine:
         for file in config.files:
             decode(self.host.read_bytes(file.path), file.path)  # a file that isn't UTF-8 isn't edited
         return config
-
-    def _edits(self, draft: Draft) -> tuple[FileEdit, ...]:
-        if not draft.texts:
-            content = self.host.read_bytes(DROP_IN)
-            return (FileEdit(DROP_IN, content, content),)
-        return tuple(
-            FileEdit(path, self.host.read_bytes(path), None if text is None else text.encode())
-            for path, text in draft.texts.items()
-        )
 
     def _hooks(self, config: PodmanConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from the directories where podman looks for hooks."""
