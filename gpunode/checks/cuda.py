@@ -122,7 +122,7 @@ def image_needs_newer_driver(node: Node) -> Verdict:
         return fail(
             f"{reference} has a requirement that the runtime rejects: {error}",
             *(seen(f"{name} of {reference}", value[:_SHOWN]) for name, value in image.requirements.items()),
-            fix=Fix(f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {_quoted(reference)}", False),
+            fix=Fix(f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {quote(reference)}", False),
         )
     return _requirements(node, judged)
 
@@ -182,15 +182,11 @@ def _not_pulled(reference: str, search: Search) -> Verdict:
         engine = search.held_not[0]
         where = " and ".join(search.held_not)
         what = f"{reference} is not on this node, so its requirements are unknown"
-        pull = f"{_PULL.get(engine, 'crictl pull')} {_quoted(reference)}"
+        pull = f"{_PULL.get(engine, 'crictl pull')} {quote(reference)}"
         return warn(what, seen(where, "no such image"), fix=Fix(pull))
     if search.silent:
         return skip(f"no engine answered a query for {reference}: {'; '.join(search.silent)}")
     return skip(f"this node has no container engine to query for {reference}")
-
-
-def _quoted(reference: str) -> str:
-    return quote(reference)
 
 
 @check(

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from gpunode.gpu.child import Parent
@@ -186,9 +185,7 @@ class EventSet:
     def __enter__(self) -> EventSet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -317,9 +314,7 @@ class Nvml:
     def __enter__(self) -> Nvml:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def call(self, function: str, *arguments: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError
@@ -108,9 +107,7 @@ class MigSession:
     def __enter__(self) -> MigSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
