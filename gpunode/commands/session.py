@@ -367,7 +367,6 @@ def _report(form: Form, error: GpunodeError) -> ExitCode:
     from gpunode.output.result import ExitCode, Result
 
     if form.debug:
-        import sys
         import traceback
 
         sys.stderr.write(printable(traceback.format_exc()))  # it can contain untrusted text as well
@@ -544,8 +543,7 @@ def until_signal(hangup: Hangup) -> Iterator[ReceivedSignals]:
         hangup.asked = True
         asked.look()
 
-    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-    before = {number: signal.signal(number, end) for number in ends}
+    before = {number: signal.signal(number, end) for number in _ENDING}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # deliver the signals that arrived before

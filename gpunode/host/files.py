@@ -293,7 +293,7 @@ def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
     """
     ground = str(root)
     current = ground
-    todo = _steps(str(path))
+    todo = path_steps(str(path))
     for _ in range(_MAX_STEPS):
         if not todo:
             return Path(current)
@@ -305,14 +305,14 @@ def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
         target = _link_text(step) if todo or follow else ""
         if target:
             current = ground if target.startswith("/") else current
-            todo += _steps(target)
+            todo += path_steps(target)
         else:
             current = step
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
-def _steps(path: str) -> list[str]:
-    """The remaining steps of a path, the first step last."""
+def path_steps(path: str) -> list[str]:
+    """The steps of a path, the first one last."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 

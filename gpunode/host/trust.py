@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpunode.errors import PreconditionError
-from gpunode.host.files import DanglingLink, Place, listable, named
+from gpunode.host.files import DanglingLink, Place, listable, named, path_steps
 
 _MAX_STEPS = 400
 _UNMAPPED = "is not mapped in this user namespace"
@@ -206,7 +206,7 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
     stack = [os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
         names: list[str] = []
-        todo = _parts(path)
+        todo = path_steps(path)
         link, target, after = "", "", 0  # links that are being followed, and how many steps follow each
         for _ in range(_MAX_STEPS):
             if not todo:
@@ -243,7 +243,7 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                 for one in stack[keep:]:
                     os.close(one)
                 del stack[keep:], names[keep - 1 :]
-                todo += _parts(text)
+                todo += path_steps(text)
                 continue
             names.append(part)
             if made:
@@ -288,11 +288,6 @@ def _open_step(directory: int, name: str, inside: bool) -> int | None:
         return os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:
         return None
-
-
-def _parts(path: str) -> list[str]:
-    """The steps of a path, the first one last."""
-    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 # --- processes ------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def render(result: Result, output: Output, color: Color) -> None:
     try:
         if output is Output.TABLE:
             for message in result.messages:
-                _say(message)
+                say(message)
             sys.stdout.flush()
             _render_blocks(result.blocks, wants_color(color, sys.stdout, os.environ))
         else:
@@ -133,16 +133,11 @@ def output_failed(error: OSError) -> ConfigError | None:
 
 def render_error(error: GpunodeError) -> None:
     """``error: what`` and ``hint: what to do``, on stderr."""
-    _say(f"error: {error.message}")
+    say(f"error: {error.message}")
     if error.hint:
         sys.stderr.write(
             printable(f"hint: {error.hint}") + "\n"
         )  # not wrapped, so that a user can copy a command in it
-
-
-def say(text: str) -> None:
-    """One line to stderr."""
-    _say(text)
 
 
 def document(result: Result, output: Output) -> str:
@@ -164,7 +159,8 @@ def document(result: Result, output: Output) -> str:
     return str(yaml.safe_dump(result.envelope(), sort_keys=False, allow_unicode=True, width=110))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line, or several, on stderr; wrapped on a terminal."""
     with suppress(OSError):  # nothing can reach a reader that has exited; the command continues
         if sys.stderr.isatty():
             width = _columns(sys.stderr)
@@ -205,7 +201,7 @@ class _ChangingLine:
                 self._shown = False
 
 
-_LINE = _ChangingLine()  # a terminal has an encoding
+_LINE = _ChangingLine()
 
 
 def _is_changing() -> bool:
@@ -342,14 +338,14 @@ class StderrProgress:
         finally:
             seconds = time.monotonic() - started
             if seconds >= SHOWN_SECONDS:
-                _say(f"  {text}: {ended} {seconds:.1f} s")
+                say(f"  {text}: {ended} {seconds:.1f} s")
 
     def note(self, text: str) -> None:
-        _say(f"  {text}")
+        say(f"  {text}")
 
     def info(self, text: str) -> None:
         if not self.quiet:
-            _say(f"  {text}")
+            say(f"  {text}")
 
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
@@ -367,7 +363,7 @@ class StderrProgress:
                 _LINE.show(going)
             elif now - shown >= _ALIVE_SECONDS:
                 shown = now
-                _say(f"{going[:_ALIVE_WIDTH]}")
+                say(f"{going[:_ALIVE_WIDTH]}")
 
         with self.step(text):
             yield show
@@ -375,13 +371,13 @@ class StderrProgress:
     def trace(self, command: str) -> None:
         """With ``-v``, every command that gpunode runs."""
         if self.verbose:
-            _say(f"  + {command}")
+            say(f"  + {command}")
 
 
 @contextmanager
 def _announced(line: str) -> Iterator[None]:
     """Show `line` on the terminal if the block takes longer than `SHOWN_SECONDS`; it is gone at the end."""
-    timer = Timer(SHOWN_SECONDS, _LINE.show if _is_changing() else _say, (line,))
+    timer = Timer(SHOWN_SECONDS, _LINE.show if _is_changing() else say, (line,))
     timer.daemon = True
     try:
         # the thread inherits the mask: a signal that the main thread blocks must not be delivered there
