@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -26,12 +26,12 @@ from gpunode.errors import (
 from gpunode.host import Host
 from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, FileEdit, Journal, digest, lock_path
 from gpunode.host.transaction import LOCK_SECONDS, change_files, recover
-from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime import find
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Active, Engine, Plan, Request
 from gpunode.runtime.removal import Original, Past, cdi_users, past
-from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, shown
+from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, edit_blocks, shown
 
 journal_app = command_group("List the changes that gpunode made on this node.", default="list")
 
@@ -171,8 +171,8 @@ def line(journal: Journal, entry: Entry) -> EntryLine:
 
 def when(name: str) -> str:
     """The time in an entry's name as ISO 8601; empty for a name without one."""
-    found = _NAME.match(name)
-    return "{}-{}-{}T{}:{}:{}Z".format(*found.groups()) if found else ""
+    match = _NAME.match(name)
+    return "{}-{}-{}T{}:{}:{}Z".format(*match.groups()) if match else ""
 
 
 def obstacle(journal: Journal, entry: Entry) -> str:
@@ -199,12 +199,12 @@ def _block(lines: tuple[EntryLine, ...], directory: str) -> Text | Table:
         return Text(f"nothing was changed yet: {directory} has no entries")
     rows = tuple(
         (
-            one.id,  # which shows the time and the operation
-            one.engine or "-",
-            ", ".join(one.files),
-            Cell("yes", Style.GOOD) if one.rollback else Cell(f"no: {one.reason}", Style.DIM),
+            entry.id,  # which shows the time and the operation
+            entry.engine or "-",
+            ", ".join(entry.files),
+            Cell("yes", Style.GOOD) if entry.rollback else Cell(f"no: {entry.reason}", Style.DIM),
         )
-        for one in lines
+        for entry in lines
     )
     return Table(("ID", "ENGINE", "FILES", "ROLLBACK"), rows)
 
@@ -255,13 +255,13 @@ def show_entry(host: Host, name: str = "") -> Result:
 
 
 def _chosen(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
-    found = [entry for entry in entries if entry.id == name] if name else list(entries[-1:])
-    if not found:
+    chosen = next((entry for entry in reversed(entries) if name in ("", entry.id)), None)
+    if chosen is None:
         raise UsageError(
             f"no such journal entry: {name}" if name else f"the journal has no entries: {journal.directory}",
             hint="list them: gpunode journal list" if entries else journal.elsewhere() or LIST_HINT,
         )
-    return found[0]
+    return chosen
 
 
 def _file(
@@ -299,16 +299,16 @@ def _written(
 
 
 def _blocks(data: JournalEntry) -> tuple[Block, ...]:
-    one = data.entry
-    rows = [("operation", one.operation), ("when", one.when), ("state", one.state)]
-    rows += [("engine", one.engine)] if one.engine else []
+    entry = data.entry
+    rows = [("operation", entry.operation), ("when", entry.when), ("state", entry.state)]
+    rows += [("engine", entry.engine)] if entry.engine else []
     for key, name in _FACTS:
         value = data.details.get(key)
         shown = ", ".join(map(str, value)) if isinstance(value, list) else value
         if isinstance(shown, str) and shown not in ("", "none", "wait"):
             rows.append((name, shown))
-    rows.append(("can be rolled back", "yes" if one.rollback else f"no: {one.reason}"))
-    blocks: list[Block] = [Text(one.id, Style.HEADING), Table(("", ""), tuple(rows))]
+    rows.append(("can be rolled back", "yes" if entry.rollback else f"no: {entry.reason}"))
+    blocks: list[Block] = [Text(entry.id, Style.HEADING), Table(("", ""), tuple(rows))]
     for file in data.files:
         state = {"before": "was restored", "changed": "has changed since"}.get(file.now, "")
         blocks.append(Text(f"{file.path} {file.action}{f'; it {state}' if state else ''}", Style.HEADING))
@@ -381,8 +381,8 @@ def roll_back(
 
 def _killed(journal: Journal, name: str) -> tuple[Entry, ...]:
     """The unfinished operations, if `name` is one of them or empty."""
-    found = journal.unfinished()
-    return found if not name or name in {entry.id for entry in found} else ()
+    killed = journal.unfinished()
+    return killed if not name or name in {entry.id for entry in killed} else ()
 
 
 def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> Result | None:
@@ -405,12 +405,8 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
                 "; ".join(notes[:-1]),
                 hint=f"correct it, then run this again: gpunode rollback {name}".rstrip(),
             )
-    changes = tuple(
-        shown(FileEdit(path, content, _content(host, path)), "Rollback") for path, content in before.items()
-    )
-    data = _of_files(manifest, changes)
-    blocks = tuple(Text(f"{change.path} {change.action}", Style.GOOD) for change in changes)
-    return Result("Rollback", data, messages=notes, blocks=blocks)
+    edits = [FileEdit(path, content, _content(host, path)) for path, content in before.items()]
+    return _files_result(manifest, edits, notes)
 
 
 def _content(host: Host, path: str) -> bytes | None:
@@ -434,29 +430,32 @@ def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) 
         done=lambda: back().finish(journal),
         dry_run=dry_run,
     )
-    changes = tuple(shown(edit, "Rollback") for edit in did.edits)
-    data = replace(_of_files(entry.manifest, changes), journal=did.journal, dry_run=dry_run)
-    mark = " (dry run)" if dry_run else ""
-    blocks: list[Block] = []
-    for restored in changes:
-        blocks.append(Text(f"{restored.path} {restored.action}{mark}", Style.GOOD))
-        blocks += [Diff(restored.diff)] if dry_run and restored.diff else []
-    return Result("Rollback", data, messages=(*did.notes, *_also(back())), blocks=tuple(blocks))
+    notes = (*did.notes, *_also(back()))
+    return _files_result(entry.manifest, did.edits, notes, did.journal, dry_run=dry_run)
 
 
-def _of_files(manifest: Mapping[str, Any], changes: tuple[Change, ...]) -> RuntimeConfiguration:
-    return RuntimeConfiguration(
+def _files_result(
+    manifest: Mapping[str, Any],
+    edits: Sequence[FileEdit],
+    notes: tuple[str, ...],
+    journal: str = "",
+    *,
+    dry_run: bool = False,
+) -> Result:
+    data = RuntimeConfiguration(
         engine=str(manifest.get("engine", "")),
         engine_version="",
         config_version=None,
         config=str(manifest.get("config", "")),
         config_source="the journal",
-        changes=changes,
+        changes=tuple(shown(edit, "Rollback") for edit in edits),
         restart=RestartReport("none", performed=False, seconds=0.0, command="", reason=""),
         active=None,
-        journal="",
-        dry_run=False,
+        journal=journal,
+        dry_run=dry_run,
     )
+    blocks = edit_blocks(edits, "Rollback", dry_run=dry_run)
+    return Result("Rollback", data, messages=notes, blocks=tuple(blocks))
 
 
 def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:

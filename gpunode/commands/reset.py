@@ -60,7 +60,6 @@ from gpunode.kubernetes.changes import capacity_patch, own_entries, patiently
 from gpunode.output.result import (
     Block,
     Change,
-    Diff,
     ErrorInfo,
     ExitCode,
     Progress,
@@ -77,7 +76,7 @@ from gpunode.runtime import find
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Request
 from gpunode.runtime.removal import configured, restoring, runtimes_of
-from gpunode.runtime.workflow import shown
+from gpunode.runtime.workflow import edit_blocks, shown
 
 KIND = "Reset"
 OPERATION = "reset"
@@ -135,7 +134,7 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
         walked = walk(host, _steps(host, request, progress), show, dry_run=True, interrupted=_interrupted)
         return _result(host, walked, killed, dry_run=True)
     foreseen = _foresee(_steps(host, request, progress))
-    if not killed and not any(one.state == "planned" for one in foreseen):
+    if not killed and not any(report.state == "planned" for report in foreseen):
         return _result(host, Walked(foreseen), (), dry_run=False)
     show(*_plan(foreseen, killed))
     if not request.yes and not request.confirm("Reset this node?"):
@@ -175,7 +174,7 @@ def _foresee(steps: Iterator[Step]) -> tuple[StepReport, ...]:
 
 
 def _plan(foreseen: Sequence[StepReport], killed: Sequence[str]) -> Iterator[Block]:
-    rows = tuple((one.name, one.why) for one in foreseen if one.state == "planned")
+    rows = tuple((report.name, report.why) for report in foreseen if report.state == "planned")
     if rows:
         yield Text("To be undone:", Style.HEADING)
         yield Table(("STEP", "WHAT"), rows)
@@ -187,7 +186,9 @@ def _plan(foreseen: Sequence[StepReport], killed: Sequence[str]) -> Iterator[Blo
 def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[Step]:
     """Steps in order: users of the GPUs are undone before what they need."""
     journal = Journal.of(host)
-    runtimes = tuple(_runtime_step(host, request, progress, *one) for one in configured(journal).items())
+    runtimes = tuple(
+        _runtime_step(host, request, progress, key, entries) for key, entries in configured(journal).items()
+    )
     needs = tuple(step.name for step in runtimes)
     yield _files_step(host, progress, _PLUGIN)
     yield from _cluster_steps(host, progress, request)
@@ -303,14 +304,14 @@ def _planned_of(
     edits = {edit.path: edit for edit in restored if edit.path not in changed_since}
     edits |= {edit.path: edit for edit in own}
     foreign = {
-        file["path"]: one.id
-        for one in entries
-        for file in one.files
+        file["path"]: entry.id
+        for entry in entries
+        for file in entry.files
         if file["path"] in changed_since and file["path"] not in edits
     }
     states = _unit_states(host, units)
     stop = tuple(unit for unit in units if unit in states and (states[unit].runs or states[unit].at_boot))
-    undone = tuple(one for one in entries if not any(file["path"] in foreign for file in one.files))
+    undone = tuple(entry for entry in entries if not any(file["path"] in foreign for file in entry.files))
     return Planned(tuple(edits.values()), stop, foreign, undone)
 
 
@@ -387,11 +388,9 @@ def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[]
 
 def _files_result(plan: Planned, journal: str, notes: tuple[str, ...], *, dry_run: bool) -> Result:
     changes = tuple(shown(edit, "Rollback") for edit in plan.changed)
-    blocks: list[Block] = []
-    for change in changes:
-        blocks.append(Text(f"{change.path} {change.action}{' (dry run)' if dry_run else ''}", Style.GOOD))
-        blocks += [Diff(change.diff)] if dry_run and change.diff else []
-    blocks += [Text(f"{'would run' if dry_run else 'ran'}: {one}", Style.COMMAND) for one in plan.commands]
+    blocks = edit_blocks(plan.changed, "Rollback", dry_run=dry_run)
+    ran = "would run" if dry_run else "ran"
+    blocks += [Text(f"{ran}: {command}", Style.COMMAND) for command in plan.commands]
     data = FilesReset(changes, plan.commands, plan.foreign, journal, dry_run)
     return Result("FilesReset", data, messages=notes, blocks=tuple(blocks))
 
@@ -447,14 +446,13 @@ def _runtime_step(
     engine, config = key
     first, last = entries[0], entries[-1]
     names = tuple(dict.fromkeys(name for entry in entries for name in runtimes_of(entry.manifest)))
-    removed = tuple(one for one in names if one not in REMOVAL_VARIANTS or "nvidia" not in names) or (
-        "nvidia",
-    )
+    variants = REMOVAL_VARIANTS if "nvidia" in names else ()  # these are removed with it
+    removed = tuple(name for name in names if name not in variants) or ("nvidia",)
     restores = bool(first.manifest.get("hadRuntime"))
     finder = find.FINDERS.get(engine)
     missing = finder is None or finder(host, config or None) is None
     commands = " && ".join(_removal_command(host, engine, config, name) for name in removed)
-    files = tuple(dict.fromkeys(str(file["path"]) for one in entries for file in one.files))
+    files = tuple(dict.fromkeys(str(file["path"]) for entry in entries for file in entry.files))
     change = Request(
         runtimes=(engine,),
         config=config,
@@ -477,10 +475,11 @@ def _runtime_step(
                 yes=request.yes,
                 confirm=request.confirm,
             )
-        results = [unconfigure(host, replace(change, dry_run=dry_run), progress, name=one) for one in removed]
+        each = replace(change, dry_run=dry_run)
+        results = [unconfigure(host, each, progress, name=name) for name in removed]
         if not dry_run:
             _finish(host, key)
-        return replace(results[-1], blocks=tuple(block for one in results for block in one.blocks))
+        return replace(results[-1], blocks=tuple(block for result in results for block in result.blocks))
 
     return Step(
         f"runtime-{engine}",
@@ -670,19 +669,19 @@ def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[St
 
 def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool) -> Result:
     left = tuple(
-        Left(one.name, one.why, one.command)
-        for one in walked.steps
-        if one.state in ("left", "failed", "interrupted", "waiting")
+        Left(step.name, step.why, step.command)
+        for step in walked.steps
+        if step.state in ("left", "failed", "interrupted", "waiting")
     )
     left += tuple(
-        Left(one.name, f"changed by another program since: {path}", _show(entry))
-        for one in walked.steps
-        if isinstance(one.result, FilesReset)
-        for path, entry in one.result.left.items()
+        Left(step.name, f"changed by another program since: {path}", _show(entry))
+        for step in walked.steps
+        if isinstance(step.result, FilesReset)
+        for path, entry in step.result.left.items()
     )
     directory = Journal.of(host).directory
     data = Reset(walked.steps, left, directory, dry_run)
-    done = [one for one in walked.steps if one.state not in ("right", "left")]
+    done = [step for step in walked.steps if step.state not in ("right", "left")]
     blocks: list[Block] = []
     if not done:
         blocks.append(Text("nothing to reset", Style.GOOD))
@@ -690,10 +689,10 @@ def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool
         blocks.append(overview(done))
         kept = "nothing was changed" if dry_run else f"every change is in the journal: {directory}"
         blocks.append(Text(kept, Style.DIM))
-    for one in left:
-        blocks.append(Text(f"left: {one.name}: {one.why}", Style.WARN))
-        blocks.append(Text(f"  {one.command}", Style.COMMAND))
-    failed = [one for one in walked.steps if one.state in ("failed", "interrupted")]
+    for item in left:
+        blocks.append(Text(f"left: {item.name}: {item.why}", Style.WARN))
+        blocks.append(Text(f"  {item.command}", Style.COMMAND))
+    failed = [step for step in walked.steps if step.state in ("failed", "interrupted")]
     errors = tuple(
         replace(error, message=f"{report.name}: {error.message}")
         for report, result in zip(failed, walked.failures, strict=True)
@@ -701,7 +700,7 @@ def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool
     )
     code, status = ExitCode.OK, "warn" if left else "ok"
     if walked.failure is not None:
-        interrupted = any(one.state == "interrupted" for one in walked.steps)
+        interrupted = any(step.state == "interrupted" for step in walked.steps)
         status, code = "fail", ExitCode.INTERRUPTED if interrupted else ExitCode.FAILED
         code = walked.failure.exit_code if dry_run else code
     messages = (*notes, *walked.messages)

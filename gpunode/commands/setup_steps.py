@@ -132,11 +132,11 @@ class Walked:
 
     @property
     def stopped_at(self) -> StepReport | None:
-        return next((one for one in self.steps if one.state in ("failed", "interrupted")), None)
+        return next((step for step in self.steps if step.state in ("failed", "interrupted")), None)
 
     @property
     def left(self) -> tuple[StepReport, ...]:
-        return tuple(one for one in self.steps if one.state == "left")
+        return tuple(step for step in self.steps if step.state == "left")
 
 
 def not_shown(*blocks: Block) -> None:
@@ -162,8 +162,8 @@ def interruption(
     command = command or "set-up"
     changed: list[str] = []
     undo: list[str] = []
-    for one in reversed(reports):
-        data = one.result if one.state == "done" else None
+    for report in reversed(reports):
+        data = report.result if report.state == "done" else None
         if isinstance(data, ClusterObjects):
             changed += [change.object for change in data.changes if change.action == "created"]
             undo += data.undo
@@ -171,12 +171,10 @@ def interruption(
             changed.append(f"Node {data.node}")
             undo.append(data.undo)
     with suppress(GpunodeError):
-        entries = [
-            one for one in Journal.of(host).entries() if one.id not in before and one.state == "committed"
-        ]
-        files = dict.fromkeys(str(file["path"]) for one in entries for file in one.files)
-        undo += [f"gpunode rollback {one.id}" for one in reversed(entries) if one.undoable]
-        if any(one.of_packages for one in entries):
+        entries = [entry for entry in Journal.of(host).active() if entry.id not in before]
+        files = dict.fromkeys(str(file["path"]) for entry in entries for file in entry.files)
+        undo += [f"gpunode rollback {entry.id}" for entry in reversed(entries) if entry.undoable]
+        if any(entry.of_packages for entry in entries):
             changed.append("installed packages")
             undo.append("gpunode toolkit remove")
         changed = [*files, *changed]
@@ -272,17 +270,17 @@ def _reason(result: Result) -> str:
 
 def _blocker(step: Step, reports: Sequence[StepReport]) -> str:
     """The first earlier step that failed and that this one needs; empty if there is none."""
-    for one in reports:
-        needed = step.needs is None or one.name in step.needs
-        if one.state == "interrupted" or (needed and one.state in ("failed", "waiting")):
-            return one.name
+    for report in reports:
+        needed = step.needs is None or report.name in step.needs
+        if report.state == "interrupted" or (needed and report.state in ("failed", "waiting")):
+            return report.name
     return ""
 
 
 def overview(steps: Sequence[StepReport]) -> Table:
     """Every step with its result and the reason."""
     rows = tuple(
-        (one.name, Cell(_WORDS.get(one.state, one.state), _STYLES[one.state]), one.why) for one in steps
+        (step.name, Cell(_WORDS.get(step.state, step.state), _STYLES[step.state]), step.why) for step in steps
     )
     return Table(("STEP", "STATE", "REASON"), rows)
 

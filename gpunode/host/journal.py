@@ -61,16 +61,16 @@ def _is_file(file: Any) -> bool:
     return bool(file["path"].startswith("/")) and "/" not in file["backup"]
 
 
-def _fits(found: Mapping[str, Any], must: Mapping[str, type], may: Mapping[str, type]) -> bool:
+def _fits(fields: Mapping[str, Any], must: Mapping[str, type], may: Mapping[str, type]) -> bool:
     """Whether the keys have their types, and lists hold strings; those of `may` can be absent."""
-    kinds = {**must, **{key: kind for key, kind in may.items() if key in found}}
-    return all(_is(found.get(key), kind) for key, kind in kinds.items())
+    kinds = {**must, **{key: kind for key, kind in may.items() if key in fields}}
+    return all(_is(fields.get(key), kind) for key, kind in kinds.items())
 
 
 def _is(value: Any, kind: type) -> bool:
     if not isinstance(value, kind):
         return False
-    return not isinstance(value, list) or all(isinstance(one, str) for one in value)
+    return not isinstance(value, list) or all(isinstance(item, str) for item in value)
 
 
 STATE_DIRECTORY = "/var/lib/gpunode"
@@ -277,7 +277,9 @@ class Journal:
     def entries(self) -> tuple[Entry, ...]:
         """All complete entries, oldest first; a directory without a manifest never began."""
         loaded = (self._load(name) for name in self.host.listdir(self.directory))
-        return tuple(sorted((entry for entry in loaded if entry is not None), key=lambda one: one.sequence))
+        return tuple(
+            sorted((entry for entry in loaded if entry is not None), key=lambda entry: entry.sequence)
+        )
 
     def _load(self, name: str) -> Entry | None:
         text = self.host.read_text(f"{self.directory}/{name}/manifest.json")
@@ -300,19 +302,18 @@ class Journal:
 
     def committed(self, name: str = "") -> Entry:
         """The committed entry `name`, by default the last. `UsageError` lists the existing ones."""
-        known = [entry for entry in self.entries() if entry.state == "committed" and entry.undoable]
-        if not name and known:
-            return known[-1]
-        for entry in known:
-            if entry.id == name:
-                return entry
-        listed = ", ".join(entry.id for entry in known)
-        states = {entry.id: entry.state for entry in self.entries()}
-        none = "every change has been rolled back" if states else f"{self.directory} has no entries"
+        entries = {entry.id: entry for entry in self.entries()}
+        known = {
+            entry.id: entry for entry in entries.values() if entry.state == "committed" and entry.undoable
+        }
+        if name in known or (known and not name):
+            return known[name or next(reversed(known))]
+        listed = ", ".join(known)
+        none = "every change has been rolled back" if entries else f"{self.directory} has no entries"
         problem = f"no such journal entry: {name}" if name else f"nothing to roll back: {none}"
-        if name in states:
-            of_packages = any(entry.id == name and entry.of_packages for entry in self.entries())
-            why = "it changed packages" if of_packages else f"it is {states[name]}"
+        if name in entries:
+            entry = entries[name]
+            why = "it changed packages" if entry.of_packages else f"it is {entry.state}"
             problem = f"{name} can't be rolled back: {why}"
         raise UsageError(
             problem,
@@ -431,8 +432,8 @@ class Journal:
         finished = [entry for entry in self.entries() if entry.state not in OPEN_STATES]
         surplus = max(0, len(finished) - keep)
         needed = _needed(finished)
-        older = [one for one in finished[: max(0, len(finished) - keep // 2)] if one.id not in needed]
-        for entry in sorted(older, key=lambda one: one.state == "committed" and one.of_engine)[:surplus]:
+        older = [entry for entry in finished[: max(0, len(finished) - keep // 2)] if entry.id not in needed]
+        for entry in sorted(older, key=lambda old: old.state == "committed" and old.of_engine)[:surplus]:
             self.host.remove_tree(entry.directory)
 
 

@@ -185,7 +185,7 @@ def systemctl(host: Host, *arguments: str) -> None:
     answer = host.run(("systemctl", *arguments), timeout=_SYSTEMCTL_SECONDS)
     if not answer.ok:
         output = (answer.stderr or answer.stdout).strip()[-500:] or f"status {answer.code}"
-        units = [one for one in arguments[1:] if not one.startswith("-")]
+        units = [word for word in arguments[1:] if not word.startswith("-")]
         raise DaemonError(
             f"systemctl {' '.join(arguments)} failed: {output}",
             hint=f"see why: {' '.join(('systemctl status', *units))}",
@@ -374,7 +374,7 @@ class Transaction:
             message = f"{_message(error)}; not rolled back: {_message(failure)}"
             raise NotRestoredError(message, hint=hint) from error
         self.rolled_back = True
-        written = {path: one for path, one in restored.foreign.items() if path in self._written}
+        written = {path: problem for path, problem in restored.foreign.items() if path in self._written}
         problems = replace(restored, foreign=written).problems
         if problems:
             raise not_restored(error, problems) from error
@@ -428,8 +428,12 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
 
 def _is_superseded(journal: Journal, entry: Entry) -> bool:
     paths = {file["path"] for file in entry.files}
-    later = (one for one in journal.entries() if one.sequence > entry.sequence and one.state == "committed")
-    return any(file["path"] in paths for one in later for file in one.files)
+    return any(
+        file["path"] in paths
+        for later in journal.entries()
+        if later.sequence > entry.sequence and later.state == "committed"
+        for file in later.files
+    )
 
 
 def _without_leftovers(host: Host, journal: Journal) -> list[str]:

@@ -151,7 +151,7 @@ def roll_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: 
     for job, applied in reversed(written):
         engine = job.plan.engine
         try:
-            entry = next(one for one in journal.entries() if one.id == applied.journal)
+            entry = next(entry for entry in journal.entries() if entry.id == applied.journal)
             restart = functools.partial(_restart_with_old_files, job)
             remaining = restore(journal, entry, restart).problems
         except GpunodeError as failure:  # the others must be rolled back all the same
@@ -313,4 +313,4 @@ def _is_named(engine: Engine, request: Request) -> bool:
         engines = find.engines(engine.host, request)
     except GpunodeError:
         return False
-    return any(one.daemon.config_path == engine.daemon.config_path for one in engines)
+    return any(named.daemon.config_path == engine.daemon.config_path for named in engines)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.host.journal import Entry, FileEdit, Journal, digest, state_of
+from gpunode.host.journal import Entry, FileEdit, Journal, state_of
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.find import name_of
 from gpunode.runtime.workflow import OPERATION, REMOVAL
@@ -34,47 +34,20 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
 
     Several runs may have written, so it undoes entry by entry until the files have none of the runtimes.
     """
-    now: dict[str, bytes | None] = {}
-    then: dict[str, bytes | None] = {}
-    kinds: dict[str, tuple[bool, bool]] = {}
-    units: list[str] = []
-    walked: list[Entry] = []
-    for entry in reversed(_entries(engine, journal, names)):
-        walked.append(entry)
-        files = [file for file in entry.files if not _outlived(engine, file)]
-        for file in files:
-            path = file["path"]
-            now.setdefault(path, engine.host.read_bytes(path))
-            if not file.get("generated") and digest(then.get(path, now[path])) != file["after"]:
-                return Original()
-        then |= {file["path"]: journal.original(entry, file) for file in files}
-        kinds |= {file["path"]: kinds_of(file) for file in files}
-        units += entry.units
-        if not entry.manifest.get("hadRuntime"):
-            edits = tuple(
-                FileEdit(path, now[path], old, generated=kinds[path][0], beside=kinds[path][1])
-                for path, old in then.items()
-            )
-            return Original(edits, tuple(dict.fromkeys(units)), tuple(walked))
-    return Original()
-
-
-def kinds_of(file: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether an entry's file is generated, and whether it is not read by the engine; see `FileEdit`."""
-    return bool(file.get("generated")), bool(file.get("beside"))
-
-
-def _outlived(engine: Engine, file: Mapping[str, Any]) -> bool:
-    """Whether a generated file was rewritten since: its earlier content would describe another node."""
-    if not file.get("generated") or not file["existed"]:
-        return False
-    return bool(digest(engine.host.read_bytes(file["path"])) != file["after"])
+    entries = tuple(reversed(_entries(engine, journal, names)))
+    first = next((n for n, entry in enumerate(entries, 1) if not entry.manifest.get("hadRuntime")), 0)
+    undone = entries[:first]
+    edits, foreign = restoring(engine.host, journal, undone)
+    if foreign:
+        return Original()
+    edits = tuple(edit for edit in edits if edit.action != "unchanged")
+    return Original(edits, tuple(dict.fromkeys(unit for entry in undone for unit in entry.units)), undone)
 
 
 def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
     """The default runtime replaced by the last run that made one of `names` the default, or ""."""
-    found = [_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
-    return next((value for value in reversed(found) if value), "")
+    defaults = [_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
+    return next((default for default in reversed(defaults) if default), "")
 
 
 def switched_cdi(engine: Engine, journal: Journal, names: tuple[str, ...]) -> bool:
@@ -99,20 +72,11 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
 
 def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[Entry, ...]:
     """Active configurations of this engine's file that registered nothing but `names`."""
-    desired = {"operation": OPERATION, "config": engine.daemon.config_path}
-    entries = journal.active()
-    undone = [
-        entry.sequence
-        for entry in entries
-        if entry.manifest.get("operation") == REMOVAL
-        and entry.manifest.get("config") == engine.daemon.config_path
-    ]
     return tuple(
         entry
+        for (_, config), entries in configured(journal).items()
         for entry in entries
-        if entry.sequence > max(undone, default=0)
-        and all(entry.manifest.get(key) == value for key, value in desired.items())
-        and set(runtimes_of(entry.manifest)) <= set(names)
+        if config == engine.daemon.config_path and set(runtimes_of(entry.manifest)) <= set(names)
     )
 
 
@@ -183,19 +147,16 @@ def restoring(
     then: dict[str, bytes | None] = {}
     kinds: dict[str, tuple[bool, bool]] = {}
     foreign: dict[str, bool] = {}
-    for one in entries:
-        for file in one.files:
+    for entry in entries:
+        for file in entry.files:
             path = file["path"]
             present = then.get(path, now.setdefault(path, host.read_bytes(path)))
             state = state_of(file, present)
-            # a file that holds what an older entry found is restored already
+            # a file with the original content of an older entry is restored already
             foreign[path] = state == "foreign" or (foreign.get(path, False) and state == "ours")
-            then[path] = journal.original(one, file) if state == "ours" else present
-            kinds[path] = kinds_of(file)
-    edits = tuple(
-        FileEdit(path, now[path], then[path], generated=kinds[path][0], beside=kinds[path][1])
-        for path in then
-    )
+            then[path] = journal.original(entry, file) if state == "ours" else present
+            kinds[path] = bool(file.get("generated")), bool(file.get("beside"))
+    edits = tuple(FileEdit(path, now[path], then[path], None, None, *kinds[path]) for path in then)
     return edits, tuple(path for path, changed in foreign.items() if changed)
 
 
@@ -214,20 +175,21 @@ def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
         if operation == OPERATION:
             groups[key] = (*before, entry)
         else:
-            groups[key] = tuple(one for one in before if not names.issuperset(runtimes_of(one.manifest)))
+            groups[key] = tuple(
+                earlier for earlier in before if not names.issuperset(runtimes_of(earlier.manifest))
+            )
     return {key: entries for key, entries in groups.items() if entries}
 
 
 def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
     """`entry` and every later active one that shares a file with what is rolled back, newest first."""
-    later = [one for one in journal.entries() if one.sequence > entry.sequence]
-    in_force = [one for one in later if one.state == "committed" and one.undoable]
     chosen = [entry]
     paths = {file["path"] for file in entry.files}
-    for one in in_force:
-        own = {file["path"] for file in one.files if not file.get("generated")}
-        if own & paths:
-            chosen.insert(0, one)
+    for later in journal.entries():
+        own = {file["path"] for file in later.files if not file.get("generated")}
+        committed = later.state == "committed" and later.undoable
+        if committed and later.sequence > entry.sequence and own & paths:
+            chosen.insert(0, later)
             paths |= own
     return tuple(chosen)
 
@@ -236,9 +198,9 @@ def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:
     """Only one engine is queried and restarted; an entry of another one must be rolled back first."""
     keys = ("engine", "manager", "config")
     desired = tuple(entry.manifest.get(key) or "" for key in keys)
-    for one in entries:
-        if tuple(one.manifest.get(key) or "" for key in keys) != desired:
+    for later in entries:
+        if tuple(later.manifest.get(key) or "" for key in keys) != desired:
             raise ConfigError(
-                f"{one.id} wrote the same files later, for something else; nothing was restored",
-                hint=f"roll that back first: gpunode rollback {one.id}",
+                f"{later.id} wrote the same files later, for something else; nothing was restored",
+                hint=f"roll that back first: gpunode rollback {later.id}",
             )

@@ -129,14 +129,7 @@ def report(task: Task, applied: Applied, request: Request, notes: tuple[str, ...
 def _blocks(
     plan: Plan, data: RuntimeConfiguration, request: Request, live: bool, kind: str
 ) -> tuple[Block, ...]:
-    blocks: list[Block] = []
-    for change, edit in zip(data.changes, plan.edits, strict=True):
-        mark = " (dry run)" if request.dry_run and change.action != "unchanged" else ""
-        mark = " (it does not exist)" if edit.before is None and edit.after is None else mark
-        style = Style.PLAIN if change.action == "unchanged" else Style.GOOD
-        blocks.append(Text(f"{change.path} {change.action}{mark}", style))
-        if request.dry_run and change.diff:
-            blocks.append(Diff(change.diff))
+    blocks = edit_blocks(plan.edits, kind, dry_run=request.dry_run)
     blocks += _about_restart(data, request, live)
     if request.dry_run:
         return tuple(blocks)
@@ -156,6 +149,18 @@ def shown(edit: FileEdit, kind: str) -> Change:
     change = edit.change()
     restored = kind == "Rollback" and change.action in ("created", "updated")
     return Change(change.path, "restored", change.diff) if restored else change
+
+
+def edit_blocks(edits: Iterable[FileEdit], kind: str, *, dry_run: bool) -> list[Block]:
+    """A line for each edit; in a dry run also its diff."""
+    blocks: list[Block] = []
+    for edit in edits:
+        change, unchanged = shown(edit, kind), edit.action == "unchanged"
+        mark = " (dry run)" if dry_run and not unchanged else ""
+        mark = " (it does not exist)" if edit.before is None and edit.after is None else mark
+        blocks.append(Text(f"{change.path} {change.action}{mark}", Style.PLAIN if unchanged else Style.GOOD))
+        blocks += [Diff(change.diff)] if dry_run and change.diff else []
+    return blocks
 
 
 def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> list[Block]:
