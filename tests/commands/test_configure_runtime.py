@@ -230,6 +230,22 @@ def test_rollback_restores_the_file_and_a_second_one_has_nothing_to_do(
         journal.roll_back(host, SilentProgress())
 
 
+def test_runtimes_that_are_removed_one_by_one_leave_the_original_bytes(root: Path) -> None:
+    """The removal of one runtime doesn't end gpunode's knowledge of the others."""
+    original = '{"runtimes": {"crun": {"path": "crun"}}, "default-runtime": "crun"}'
+    (root / DOCKER).write_text(original)
+    test = ("--nvidia-runtime-name", "test")
+    for command in (
+        ("configure-runtime", *test, "--set-as-default"),
+        ("configure-runtime",),
+        ("unconfigure-runtime",),
+        ("unconfigure-runtime", *test),
+    ):
+        ran = gpunode(*command, "--runtime", "docker", "--root", str(root))
+        assert ran.code == 0, ran.err
+    assert (root / DOCKER).read_text() == original
+
+
 def test_rollback_of_a_file_changed_later_is_refused(root: Path, configure: Configure) -> None:
     configure("docker")
     (root / DOCKER).write_text("{}")
