@@ -131,7 +131,7 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
         )
     killed = unfinished_notes(Journal.of(host))
     if request.dry_run:
-        walked = walk(host, _steps(host, request, progress), show, dry_run=True, interrupted=_interrupted)
+        walked = walk(host, _steps(host, request, progress), show, dry_run=True, describe=_interruption)
         return _result(host, walked, killed, dry_run=True)
     foreseen = _foresee(_steps(host, request, progress))
     if not killed and not any(report.state == "planned" for report in foreseen):
@@ -147,11 +147,11 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
     if killed:
         with begin(host, engine_restart(host, progress)) as (_, notes):
             pass  # it rolls back what a killed run left
-    walked = walk(host, _steps(host, request, progress), show, dry_run=False, interrupted=_interrupted)
+    walked = walk(host, _steps(host, request, progress), show, dry_run=False, describe=_interruption)
     return _result(host, walked, notes, dry_run=False)
 
 
-def _interrupted(command: str, reports: Sequence[StepReport]) -> ErrorInfo:
+def _interruption(command: str, reports: Sequence[StepReport]) -> ErrorInfo:
     done = ", ".join(report.name for report in reports if report.state == "done")
     hint = f"go on with: {_COMMAND}; see what was done: gpunode journal list"
     during = f"interrupted during {command or _COMMAND}"

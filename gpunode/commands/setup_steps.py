@@ -150,8 +150,8 @@ def journal_ids(host: Host) -> frozenset[str]:
     return frozenset()
 
 
-Interrupted = Callable[[str, Sequence[StepReport]], ErrorInfo]
-"""The error after Ctrl-C during a step's command, which was rolled back, or between two steps (empty)."""
+DescribeInterruption = Callable[[str, Sequence[StepReport]], ErrorInfo]
+"""Returns the error after Ctrl-C during a step's command, which was rolled back; empty between two steps."""
 
 
 def interruption(
@@ -194,11 +194,12 @@ def walk(
     *,
     dry_run: bool,
     problems: bool = True,
-    interrupted: Interrupted | None = None,
+    describe: DescribeInterruption | None = None,
 ) -> Walked:
     """Run the steps and show each when it is done; with `problems` also the error that stopped it. A dry run
-    shows every step's plan, including those after one that would fail."""
-    interrupted = interrupted or partial(interruption, host, journal_ids(host))
+    shows every step's plan, including those after one that would fail. `describe` returns the error of an
+    interruption, by default with the commands that undo the finished steps."""
+    describe = describe or partial(interruption, host, journal_ids(host))
     reports: list[StepReport] = []
     messages: dict[str, None] = {}
     failures: list[Result] = []
@@ -208,7 +209,7 @@ def walk(
             if blocker and not (step.needs is not None and _is_right(step)):
                 reports.append(StepReport(step.name, step.command, "waiting", f"waits for {blocker}"))
                 continue
-            report, result = _take(host, step, show, dry_run, interrupted, reports)
+            report, result = _take(host, step, show, dry_run, describe, reports)
             reports.append(report)
             if result is not None:
                 errors = result.errors if problems else ()
@@ -217,7 +218,7 @@ def walk(
             if result is not None and report.state in ("failed", "interrupted"):
                 failures.append(result)
     except KeyboardInterrupt:  # between two steps, or while a step's result is printed
-        info = interrupted("", reports)
+        info = describe("", reports)
         raise GpunodeError(
             info.message, hint=info.hint, code=info.code, exit_code=ExitCode.INTERRUPTED
         ) from None
@@ -229,7 +230,7 @@ def _take(
     step: Step,
     show: Show,
     dry_run: bool,
-    interrupted: Interrupted,
+    describe: DescribeInterruption,
     reports: Sequence[StepReport],
 ) -> tuple[StepReport, Result | None]:
     """Run one step. An expected failure becomes its result, so that the report still has the earlier
@@ -248,7 +249,7 @@ def _take(
         result = Result("Error", None, "error", error.exit_code, errors=(error.info(),))
         became, why = "failed", error.message
     except KeyboardInterrupt:
-        info = interrupted(step.command, reports)
+        info = describe(step.command, reports)
         result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(info,))
         became, why = "interrupted", "interrupted; this step was rolled back"
     if heading:  # it couldn't read the node's state
