@@ -49,9 +49,9 @@ def selinux_denials(host: Host, log: tuple[KernelLine, ...]) -> tuple[Denial, ..
     user has no permission to read auditd's log."""
     lines = [(SOURCE, line.text) for line in log]
     lines += [(AUDIT_LOG, line) for line in host.read_tail(AUDIT_LOG, _TAIL_BYTES).splitlines()]
-    candidates = (one for one in lines if "avc:" in one[1] and "permissive=1" not in one[1])
-    found = [denial for source, text in candidates if (denial := _selinux(source, text))]
-    return tuple(sorted(found, key=lambda one: one.when))
+    candidates = (line for line in lines if "avc:" in line[1] and "permissive=1" not in line[1])
+    denials = [denial for source, text in candidates if (denial := _selinux(source, text))]
+    return tuple(sorted(denials, key=lambda one: one.when))
 
 
 def _selinux(source: str, text: str) -> Denial | None:
@@ -70,17 +70,17 @@ def _selinux(source: str, text: str) -> Denial | None:
 
 def apparmor_denials(log: tuple[KernelLine, ...]) -> tuple[Denial, ...]:
     """Denials for containers' profiles that name a file of the driver, oldest first."""
-    found = []
+    denials = []
     for line in log:
         if 'apparmor="DENIED"' not in line.text:
             continue
         fields = dict(re.findall(r'(\w+)="([^"]*)"', line.text))
         profile, name = fields.get("profile", ""), fields.get("name", "")
         if profile.startswith(_PROFILES) and name.startswith(_NVIDIA_FILES):
-            found.append(Denial(SOURCE, line.text, _when(line.text), profile))
-    return tuple(found)
+            denials.append(Denial(SOURCE, line.text, _when(line.text), profile))
+    return tuple(denials)
 
 
 def _when(text: str) -> float:
-    found = re.search(r"audit\((\d{1,12})\.", text, re.ASCII)
-    return float(found[1]) if found else 0.0
+    match = re.search(r"audit\((\d{1,12})\.", text, re.ASCII)
+    return float(match[1]) if match else 0.0

@@ -79,8 +79,8 @@ def _text(host: Host, path: str) -> str | None:
     """Empty for a file that doesn't exist or is too long for a script, None for one that this user can't
     read."""
     try:
-        found = host.stat(path)
-        return (host.read_text(path) or "") if found is not None and found.st_size <= _LONGEST else ""
+        status = host.stat(path)
+        return (host.read_text(path) or "") if status is not None and status.st_size <= _LONGEST else ""
     except (GpunodeError, OSError):
         return None
 
@@ -114,4 +114,4 @@ def chosen_release(host: Host, kernels: tuple[Kernel, ...]) -> str:
         chosen = chosen_kernel(host)
     except Unreadable:
         return ""
-    return next((one.release for one in kernels if chosen.endswith(f"-{one.release}")), "")
+    return next((kernel.release for kernel in kernels if chosen.endswith(f"-{kernel.release}")), "")

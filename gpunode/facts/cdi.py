@@ -112,13 +112,13 @@ def nvidia_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[
 
 def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[CdiSpec, ...]:
     """The same with NVIDIA's other vendors, such as ``k8s.device-plugin.nvidia.com``."""
-    found = []
+    specs = []
     for directory in directories:
         for path in sorted(path for kind in EXTENSIONS for path in host.glob(directory, f"*.{kind}")):
             spec = _spec_at(host, path)
             if spec is not None:
-                found.append(spec)
-    return tuple(found)
+                specs.append(spec)
+    return tuple(specs)
 
 
 def _spec_at(host: Host, path: str) -> CdiSpec | None:
@@ -177,8 +177,8 @@ def _list(tree: Any, key: str) -> list[Any]:
 
 
 def _edits(holder: dict[str, Any]) -> CdiEdits:
-    found = holder.get("containerEdits")
-    edits = found if isinstance(found, dict) else {}
+    value = holder.get("containerEdits")
+    edits = value if isinstance(value, dict) else {}
     return CdiEdits(
         tuple(dict.fromkeys(_nodes(edits))),
         tuple(_strings(edits, "mounts", "hostPath")),

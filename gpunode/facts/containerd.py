@@ -95,11 +95,11 @@ def _go_glob(pattern: str) -> str:
         elif char == "\\" and rest:
             out, rest = out + re.escape(rest[0]), rest[1:]
         elif char == "[":
-            found = re.match(r"(\^?)((?:\\.|[^\]\\])+)\]", rest)
-            if found is None:
+            match = re.match(r"(\^?)((?:\\.|[^\]\\])+)\]", rest)
+            if match is None:
                 return r"(?!)"
-            out += f"[{found[1]}{found[2].replace('[', chr(92) + '[')}]"
-            rest = rest[found.end() :]
+            out += f"[{match[1]}{match[2].replace('[', chr(92) + '[')}]"
+            rest = rest[match.end() :]
         else:
             out += re.escape(char)
     return out
@@ -127,7 +127,7 @@ def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
         return own if own and own.config_path == config else _daemon(host, processes, config)
     managers = {process.pid: manager(host, process) for process in processes}
     own_ones = [process for process in processes if not managers[process.pid]]
-    theirs = [managers[one.pid] for one in processes if managers[one.pid] in DISTRIBUTIONS]
+    theirs = [managers[process.pid] for process in processes if managers[process.pid] in DISTRIBUTIONS]
     if theirs and not own_ones:
         return find_distribution(host, theirs[0], processes)
     system = _daemon(host, own_ones, None)
@@ -136,22 +136,22 @@ def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
 
 
 def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon | None:
-    found = locate(host, KIND, processes, config)
-    if found is None:
+    daemon = locate(host, KIND, processes, config)
+    if daemon is None:
         return None
-    binary = find_binary(host, "containerd", found.process, found.unit)
-    socket = _socket(host, found.argv, found.config)
+    binary = find_binary(host, "containerd", daemon.process, daemon.unit)
+    socket = _socket(host, daemon.argv, daemon.config)
     return Daemon(
         name="containerd",
         binary=binary,
-        version=cri_version(host, "containerd", binary, found.process, socket),
-        config_path=found.config,
-        config_source=found.source,
+        version=cri_version(host, "containerd", binary, daemon.process, socket),
+        config_path=daemon.config,
+        config_source=daemon.source,
         socket=socket,
-        unit=found.unit.name if found.unit else None,
-        argv=found.argv,
-        process=found.process,
-        manager=owner(found.config),
+        unit=daemon.unit.name if daemon.unit else None,
+        argv=daemon.argv,
+        process=daemon.process,
+        manager=owner(daemon.config),
     )
 
 
@@ -170,9 +170,9 @@ def cri_version(
 
 
 def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:
-    given = option_value(argv[1:], "--address", "-a")
-    if given:
-        return socket_path(given) or given
+    value = option_value(argv[1:], "--address", "-a")
+    if value:
+        return socket_path(value) or value
     try:
         merged = load_config(host, config).merged
     except GpunodeError:
@@ -264,7 +264,7 @@ class ContainerdConfig:
     def disabled(self) -> tuple[str, ...]:
         """Entries of `disabled_plugins` that disable the CRI plugin."""
         listed = self.merged.get("disabled_plugins")
-        return tuple(one for one in listed if one in CRI_IDS) if isinstance(listed, list) else ()
+        return tuple(entry for entry in listed if entry in CRI_IDS) if isinstance(listed, list) else ()
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -342,7 +342,7 @@ def merge(base: dict[str, Any], other: dict[str, Any], *, deep: bool) -> dict[st
     for key, value in other.items():
         here = result.get(key)
         if isinstance(here, list) and isinstance(value, list):
-            result[key] = here + [one for one in value if one not in here]
+            result[key] = here + [element for element in value if element not in here]
         elif isinstance(here, dict) and isinstance(value, dict):
             result[key] = _merge_tables(here, value) if deep else {**here, **value}
         else:
@@ -395,7 +395,7 @@ def lost_settings(config: ContainerdConfig) -> tuple[Lost, ...]:
     """In the order of the files; () for a containerd that merges key by key."""
     if tables.can("containerd", "imports-merge", config.release) or (not config.release and config.deep):
         return ()
-    found: dict[tuple[str, ...], Lost] = {}
+    settings: dict[tuple[str, ...], Lost] = {}
     before: dict[tuple[str, ...], tuple[Any, str]] = {}
     for path, tree in config.trees.items():
         table = dig(tree, "plugins", config.plugin)
@@ -404,20 +404,20 @@ def lost_settings(config: ContainerdConfig) -> tuple[Lost, ...]:
         here = dict(leaves(table))
         for keys, (value, file) in before.items():
             if keys not in here:
-                found.setdefault(keys, Lost(keys, value, file, path))
+                settings.setdefault(keys, Lost(keys, value, file, path))
         before |= {keys: (value, path) for keys, value in here.items()}
-        found = {keys: lost for keys, lost in found.items() if keys not in here}
-    return tuple(found.values())
+        settings = {keys: lost for keys, lost in settings.items() if keys not in here}
+    return tuple(settings.values())
 
 
-def is_lost(running: Mapping[str, Any], one: Lost) -> bool:
+def is_lost(running: Mapping[str, Any], lost: Lost) -> bool:
     """Whether the running daemon lacks it; a setting that the daemon doesn't report counts as kept."""
-    value = in_force(running, one.keys)
+    value = in_force(running, lost.keys)
     if value is not None:
-        return bool(value != one.value)
-    for depth, key in enumerate(one.keys[:-1]):
-        if key in _TOLD_WHOLE and isinstance(in_force(running, one.keys[:depth]), Mapping):
-            return in_force(running, one.keys[: depth + 2]) is None
+        return bool(value != lost.value)
+    for depth, key in enumerate(lost.keys[:-1]):
+        if key in _TOLD_WHOLE and isinstance(in_force(running, lost.keys[:depth]), Mapping):
+            return in_force(running, lost.keys[: depth + 2]) is None
     return False
 
 

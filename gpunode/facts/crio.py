@@ -49,8 +49,8 @@ _CRUN_SINCE = (1, 31)  # before that, the built-in handler was runc
 
 def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     """The CRI-O that reads `config`, else the system's; None if there is none on this node."""
-    kind = next((one for one in _KINDS if read_unit(host, one.unit) is not None), _KINDS[0])
-    processes = [_with_environment(host, one) for one in running(host, "crio")]
+    kind = next((kind for kind in _KINDS if read_unit(host, kind.unit) is not None), _KINDS[0])
+    processes = [_with_environment(host, process) for process in running(host, "crio")]
     found = locate(host, kind, processes, config)
     if found is None:
         return None
@@ -96,9 +96,9 @@ def drop_in_directory(daemon: Daemon) -> str:
 
 
 def _socket(host: Host, daemon: Daemon) -> str:
-    given = option_value(daemon.argv[1:], "--listen")
-    if given:
-        return socket_path(given) or given
+    value = option_value(daemon.argv[1:], "--listen")
+    if value:
+        return socket_path(value) or value
     try:
         listen = load_crio(host, daemon.config_path, drop_in_directory(daemon)).setting("api", "listen")
     except GpunodeError:
@@ -126,10 +126,10 @@ class CrioFile:
 
     def line_of(self, key: str) -> int:
         """First line of `key`, as a key or as the last part of a table's header; 1 if there is none."""
-        found = re.search(
+        match = re.search(
             rf"""^[^\S\n]*(?:\[.*)?["']?{re.escape(key)}["']?\s*[\]=]""", self.text, re.MULTILINE
         )
-        return self.text.count("\n", 0, found.end()) + 1 if found else 1
+        return self.text.count("\n", 0, match.end()) + 1 if match else 1
 
 
 @dataclass(frozen=True)
@@ -267,4 +267,4 @@ def toolkit_runtimes(text: str) -> tuple[str, ...]:
     listed = dig(parse_toml(text, DEFAULT_PATH), *RUNTIMES_KEY)
     if not isinstance(listed, list):
         return _TOOLKIT_DEFAULT
-    return tuple(one for one in listed if isinstance(one, str))
+    return tuple(entry for entry in listed if isinstance(entry, str))

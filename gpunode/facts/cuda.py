@@ -113,8 +113,8 @@ _RELEASE = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.[\w.+-]*)?", re.ASCII)
 
 def release_of(text: str) -> tuple[int, int] | None:
     """``12.8`` and ``12.8.1`` as (12, 8); None if it is not a release."""
-    found = _RELEASE.fullmatch(text.strip())
-    return (int(found[1]), int(found[2])) if found else None
+    match = _RELEASE.fullmatch(text.strip())
+    return (int(match[1]), int(match[2])) if match else None
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ def parse_version(output: str) -> tuple[int, ...]:
 
     Distributions decorate it (``1.6.20~ds1``, ``20.10.24+dfsg1``, ``v2.1.9``); only the numbers count.
     """
-    found = re.search(r"(?<![\w.])v?(\d+)\.(\d+)(?:\.(\d+))?", output)
-    return tuple(int(part) for part in found.groups() if part is not None) if found else ()
+    match = re.search(r"(?<![\w.])v?(\d+)\.(\d+)(?:\.(\d+))?", output)
+    return tuple(int(part) for part in match.groups() if part is not None) if match else ()
 
 
 def as_recorded(host: Host, name: str, version: tuple[int, ...]) -> None:
@@ -166,9 +166,9 @@ def _pick(
 
 def _of_process(host: Host, kind: Kind, process: Process, packaged: Unit | None) -> Found:
     config = kind.config_of(process.argv)
-    given = option_value(process.argv[1:], *kind.flags)
+    value = option_value(process.argv[1:], *kind.flags)
     source = f"process {process.pid}, " + (
-        f"started with {kind.flags[0]} {given}" if given else "default path"
+        f"started with {kind.flags[0]} {value}" if value else "default path"
     )
     unit = process_unit(host, process, kind.name)
     if unit is None and packaged is not None and host.systemd_runs() and packaged.argv == process.argv:

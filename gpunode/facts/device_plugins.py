@@ -88,9 +88,10 @@ def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginPr
     Only root can register with the kubelet: a process of another user isn't one.
     """
     return tuple(
-        PluginProcess(one, container_of(host, one.pid)[0], environment(host, one.pid))
-        for one in processes
-        if (one.name in _DEVICE_PLUGINS_PROGRAMS or _is_ours(one.argv)) and one.uid in (0, host.uid)
+        PluginProcess(process, container_of(host, process.pid)[0], environment(host, process.pid))
+        for process in processes
+        if (process.name in _DEVICE_PLUGINS_PROGRAMS or _is_ours(process.argv))
+        and process.uid in (0, host.uid)
     )
 
 
@@ -115,7 +116,7 @@ def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:
 
     The kubelet keeps them in /var/log/pods/NAMESPACE_POD_UID/CONTAINER/RESTARTS.log.
     """
-    found = []
+    logs = []
     for directory in host.listdir(POD_LOGS):
         if not any(name in directory for name in _PODS):
             continue
@@ -127,12 +128,12 @@ def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:
             if not numbered or (helper and not helpers):
                 continue
             path = f"{place}/{max(numbered, key=lambda name: int(name.removesuffix('.log')))}"
-            found.append(
+            logs.append(
                 PluginLog(
                     path, namespace, pod, container, tuple(host.read_tail(path, _LOG_BYTES).splitlines())
                 )
             )
-    return tuple(found)
+    return tuple(logs)
 
 
 def unit_of(device: str) -> str:
@@ -185,8 +186,8 @@ def configuration(host: Host, plugin: PluginProcess) -> str:
 def mig_strategy(host: Host, plugin: PluginProcess) -> str:
     """From the flag or variable, else from the file; empty for the default, none."""
     given = next(filter(None, (plugin.setting("--mig-strategy", name) for name in _STRATEGY)), "")
-    found = re.search(r"migStrategy:\s*[\"']?(\w+)", configuration(host, plugin)) if not given else None
-    return given or (found[1] if found else "")
+    match = re.search(r"migStrategy:\s*[\"']?(\w+)", configuration(host, plugin)) if not given else None
+    return given or (match[1] if match else "")
 
 
 def shares_by_mps(host: Host, plugin: PluginProcess) -> bool:
@@ -273,7 +274,7 @@ def stage_log(host: Host, operator: Operator, stage: str) -> tuple[str, tuple[st
         place = f"{POD_LOGS}/{pod}/{stage}-validation"
         path = _newest(host, place)
         if path:
-            found = host.stat(place)
-            since = found.st_mtime if found is not None and host.live else 0.0
+            status = host.stat(place)
+            since = status.st_mtime if status is not None and host.live else 0.0
             return path, tuple(host.read_tail(path, _POD_LOG_BYTES).splitlines()), since
     return None

@@ -35,12 +35,12 @@ class DriverGpu:
 
 def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
     """From /proc/driver/nvidia/gpus/*/information."""
-    found = []
+    gpus = []
     for address in host.listdir(_GPUS):
         # reading a lost GPU fails here; it stays in the list without its numbers
         fields = dict(_pairs(host.text_or_empty(f"{_GPUS}/{address}/information")))
         minor = fields.get("Device Minor", "")
-        found.append(
+        gpus.append(
             DriverGpu(
                 address,
                 int(minor) if re.fullmatch(r"\d{1,5}", minor, re.ASCII) else None,
@@ -50,7 +50,7 @@ def driver_gpus(host: Host) -> tuple[DriverGpu, ...]:
                 fields.get("GPU Excluded", "") == "Yes",
             )
         )
-    return tuple(found)
+    return tuple(gpus)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -75,12 +75,12 @@ def mig_capability_nodes(host: Host) -> tuple[str, ...]:
 
 def character_majors(proc_devices: str) -> dict[str, int]:
     """Driver name to major number, from the first half of /proc/devices."""
-    found: dict[str, int] = {}
+    majors: dict[str, int] = {}
     for line in proc_devices.partition("Block devices")[0].splitlines():
         match = re.fullmatch(r"\s*(\d{1,6})\s+(\S+)\s*", line, re.ASCII)
         if match:
-            found[match[2]] = int(match[1])
-    return found
+            majors[match[2]] = int(match[1])
+    return majors
 
 
 def nvidia_nodes(host: Host) -> tuple[DeviceNode, ...]:
@@ -187,10 +187,10 @@ def _driver_file(host: Host, path: str, majors: Mapping[str, int]) -> Iterator[t
 
 
 def _by_name(link: str) -> Iterator[tuple[str, int]]:
-    found = _PATH.fullmatch(link)
-    if found is None:
+    match = _PATH.fullmatch(link)
+    if match is None:
         return
-    number, capability = found.groups()
+    number, capability = match.groups()
     if capability is not None:
         yield _CAPS, int(capability)
     elif number == "-uvm":

@@ -159,7 +159,7 @@ def distribution_at(host: Host, endpoint: str) -> Daemon | None:
     processes = running(host, "containerd")
     found = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
     there = [one for one in found if one is not None and same_file(host, one.socket, endpoint)]
-    return min(there, key=lambda one: one.process is None, default=None)
+    return min(there, key=lambda daemon: daemon.process is None, default=None)
 
 
 def k0s_manages(host: Host, config_path: str) -> bool:
@@ -213,8 +213,8 @@ def _data_directory(host: Host, kind: _Kind, process: Process | None, unit: Unit
         return root.removesuffix("/containerd").removesuffix("/agent")
     argv = unit.argv if unit else ()
     variable = unit.environment.get(kind.variable, "") if unit else ""
-    given = option_value(argv, "--data-dir", "-d") or variable or _setting(host, kind, "data-dir")
-    return given.rstrip("/") or kind.data
+    value = option_value(argv, "--data-dir", "-d") or variable or _setting(host, kind, "data-dir")
+    return value.rstrip("/") or kind.data
 
 
 def _setting(host: Host, kind: _Kind, key: str) -> str:
@@ -241,15 +241,15 @@ def _binary(host: Host, kind: _Kind, process: Process | None, data: str) -> str 
         for path in (exe_of(host, process.pid) or "", process.argv[0]):
             if path.startswith("/") and host.executable(path):
                 return path
-    found = [path for pattern in kind.binaries for path in _expanded(host, _in(pattern, data))]
-    return next((path for path in found if host.executable(path)), None)
+    binaries = [path for pattern in kind.binaries for path in _expanded(host, _in(pattern, data))]
+    return next((path for path in binaries if host.executable(path)), None)
 
 
 def _expanded(host: Host, pattern: str) -> tuple[str, ...]:
     if "*" not in pattern:
         return (pattern,)
     parent, _, rest = pattern.partition("/*")
-    return tuple(f"{one}{rest}" for one in reversed(host.glob(parent, "*")))
+    return tuple(f"{path}{rest}" for path in reversed(host.glob(parent, "*")))
 
 
 def _version(host: Host, binary: str | None) -> tuple[int, ...]:

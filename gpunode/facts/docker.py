@@ -86,14 +86,14 @@ def docker_version(host: Host, binary: str | None, process: Process | None, sock
 
 
 def _hosts(argv: tuple[str, ...]) -> list[str]:
-    found = []
+    hosts = []
     for position, argument in enumerate(argv):
         head, equals, value = argument.partition("=")
         if head in ("-H", "--host"):
-            found += [value] if equals else list(argv[position + 1 : position + 2])
+            hosts += [value] if equals else list(argv[position + 1 : position + 2])
         elif argument.startswith("-H") and len(argument) > 2:
-            found.append(argument[2:])
-    return found
+            hosts.append(argument[2:])
+    return hosts
 
 
 def _hosts_in_file(host: Host, config: str) -> list[str]:
@@ -212,13 +212,13 @@ _ENVIRONMENT_FILES = ("/etc/default/docker", "/etc/sysconfig/docker")
 
 def settings_of(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Settings of a command line, under their names in daemon.json."""
-    found = []
+    result = []
     for argument in argv[1:]:
         flag = re.match(r"--([a-z0-9-]+)(?:=|$)", argument)
         short = re.match(r"-([A-Za-z])", argument)
         name = flag[1] if flag else _SHORT.get(short[1], "") if short else ""
-        found.append(_PLURALS.get(name, name))
-    return tuple(dict.fromkeys(filter(None, found)))
+        result.append(_PLURALS.get(name, name))
+    return tuple(dict.fromkeys(filter(None, result)))
 
 
 def flag_conflicts(argv: tuple[str, ...], config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -229,24 +229,24 @@ def flag_conflicts(argv: tuple[str, ...], config: Mapping[str, Any]) -> tuple[st
 
 def file_settings(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Settings of a daemon.json: its keys, and for an object that only groups settings their keys."""
-    found: list[str] = []
+    settings: list[str] = []
     for key, value in config.items():
-        found += value if isinstance(value, dict) and key not in WHOLE else [key]
-    return tuple(dict.fromkeys(found))
+        settings += value if isinstance(value, dict) and key not in WHOLE else [key]
+    return tuple(dict.fromkeys(settings))
 
 
 def flag_features(argv: tuple[str, ...]) -> dict[str, bool]:
     """What ``--feature NAME`` and ``--feature NAME=true`` switch (dockerd 28.0 and up)."""
-    found: dict[str, bool] = {}
-    for given in option_values(argv, "--feature"):
-        name, _, state = given.partition("=")
-        found[name] = state.lower() not in ("false", "0", "f")
-    return found
+    features: dict[str, bool] = {}
+    for feature in option_values(argv, "--feature"):
+        name, _, state = feature.partition("=")
+        features[name] = state.lower() not in ("false", "0", "f")
+    return features
 
 
 def flag_runtimes(argv: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the runtimes that ``--add-runtime NAME=PATH`` registers."""
-    return tuple(given.partition("=")[0] for given in option_values(argv, "--add-runtime"))
+    return tuple(runtime.partition("=")[0] for runtime in option_values(argv, "--add-runtime"))
 
 
 FLAG_REASON = "a reload would forget the runtimes that --add-runtime gave dockerd"
@@ -411,7 +411,7 @@ _DATA = "/var/snap/docker/"
 
 def find_snap(host: Host, processes: Sequence[Process], config: str | None = None) -> Daemon | None:
     """The snap's dockerd, running or installed; None without one, or if `config` isn't its file."""
-    process = next((one for one in processes if is_snap(one)), None)
+    process = next((process for process in processes if is_snap(process)), None)
     if process is None and read_unit(host, SNAP_UNIT) is None:
         return None
     own = process.option("--config-file") if process else None
@@ -441,8 +441,8 @@ def is_snap(process: Process) -> bool:
 def _version(host: Host) -> tuple[int, ...]:
     """The snap has dockerd's version; its description is in every mounted revision."""
     described = host.read_text("/snap/docker/current/meta/snap.yaml") or ""
-    found = re.search(r"^version: *['\"]?([^'\"\n]+)", described, re.MULTILINE)
-    return parse_version(found[1]) if found else ()
+    match = re.search(r"^version: *['\"]?([^'\"\n]+)", described, re.MULTILINE)
+    return parse_version(match[1]) if match else ()
 
 
 # A user's rootless Docker: its daemon.json, socket and unit are in that user's directories.
@@ -457,8 +457,10 @@ def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = N
     """The rootless Docker of the ordinary user who runs gpunode; None for root and for users without one."""
     if not host.live or host.is_root:
         return None
-    own = [one for one in daemons if one.uid == host.uid]
-    process = next((one for one in own if not config or same_file(host, _config(host, one), config)), None)
+    own = [daemon for daemon in daemons if daemon.uid == host.uid]
+    process = next(
+        (daemon for daemon in own if not config or same_file(host, _config(host, daemon), config)), None
+    )
     place = places(host, process)
     path = _config(host, process) if process else place.daemon_json
     unit = read_unit(host, ROOTLESS_UNIT, place.units)
@@ -472,14 +474,14 @@ def find_rootless(host: Host, daemons: Sequence[Process], config: str | None = N
 def find_others(host: Host, daemons: Sequence[Process]) -> tuple[Daemon, ...]:
     """The rootless Dockers of other users than the one who runs gpunode."""
     own = {0, host.uid} if host.live else {0}
-    found = []
+    others = []
     for process in daemons:
         uid = process.uid
         if uid not in own:
             place = places(host, process, uid)
             unit = read_unit(host.as_user(uid), ROOTLESS_UNIT, place.units)
-            found.append(_daemon(host, process, unit, place, _config(host, process, uid), uid))
-    return tuple(found)
+            others.append(_daemon(host, process, unit, place, _config(host, process, uid), uid))
+    return tuple(others)
 
 
 def _daemon(
@@ -537,40 +539,40 @@ def find_docker(host: Host, config: str | None = None) -> Daemon | None:
     own = find_rootless(host, daemons, config)
     if own is not None:
         return own
-    roots = tuple(one for one in daemons if one.uid == 0)
+    roots = tuple(daemon for daemon in daemons if daemon.uid == 0)
     snap = find_snap(host, roots, config)
     if snap is not None and config:
         return snap
-    system = _system(host, tuple(one for one in roots if not is_snap(one)), config)
+    system = _system(host, tuple(root for root in roots if not is_snap(root)), config)
     if snap is not None and (system is None or (system.process is None and snap.process is not None)):
         return snap
     return system
 
 
 def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> Daemon | None:
-    found = locate(host, KIND, processes, config)
-    if found is None:
+    daemon = locate(host, KIND, processes, config)
+    if daemon is None:
         return None
-    binary = find_binary(host, "dockerd", found.process, found.unit)
-    socket = socket_of(host, found.argv, found.config)
-    asked = socket if listens_there(host, found.argv, found.config) else ""
+    binary = find_binary(host, "dockerd", daemon.process, daemon.unit)
+    socket = socket_of(host, daemon.argv, daemon.config)
+    asked = socket if listens_there(host, daemon.argv, daemon.config) else ""
     return Daemon(
         name="docker",
         binary=binary,
-        version=docker_version(host, binary, found.process, asked),
-        config_path=found.config,
-        config_source=found.source,
+        version=docker_version(host, binary, daemon.process, asked),
+        config_path=daemon.config,
+        config_source=daemon.source,
         socket=socket,
-        unit=found.unit.name if found.unit else None,
-        argv=found.argv,
-        process=found.process,
+        unit=daemon.unit.name if daemon.unit else None,
+        argv=daemon.argv,
+        process=daemon.process,
     )
 
 
 def rootless_docker(host: Host) -> Process | None:
     """A dockerd that an ordinary user runs, None if there is none."""
-    found = (one for one in running(host, "dockerd") if one.uid != 0)
-    return next(found, None)
+    processes = (process for process in running(host, "dockerd") if process.uid != 0)
+    return next(processes, None)
 
 
 # How containers of a user's rootless Docker get their GPUs, and whether the hook works there.

@@ -93,18 +93,18 @@ def has_module_file(host: Host, release: str, name: str) -> bool:
 def initramfs_of(host: Host, release: str) -> os.stat_result | None:
     """The initramfs of a kernel, as update-initramfs(8), dracut(8) or kernel-install(8) names it."""
     names = (f"initrd.img-{release}", f"initramfs-{release}.img", f"initrd-{release}")
-    return next((found for name in names if (found := host.stat(f"/boot/{name}"))), None)
+    return next((status for name in names if (status := host.stat(f"/boot/{name}"))), None)
 
 
 def installed_kernels(host: Host) -> tuple[Kernel, ...]:
     """Kernels that could be booted: a module index and an image. Removed ones leave no image behind."""
-    found = []
+    kernels = []
     for release in host.listdir("/lib/modules"):
         index = host.read_text(f"/lib/modules/{release}/modules.dep")
         image = host.stat(f"/boot/vmlinuz-{release}") or host.stat(f"/lib/modules/{release}/vmlinuz")
         if index is not None and image:
-            found.append(Kernel(release, lists_module(index)))
-    return tuple(found)
+            kernels.append(Kernel(release, lists_module(index)))
+    return tuple(kernels)
 
 
 def lists_module(modules_dep: str) -> bool:
@@ -407,13 +407,13 @@ def name_of(bulletin: Bulletin) -> str:
 def driver_bulletins(version: str) -> tuple[tuple[Bulletin, str], ...]:
     """Bulletins with a fix in this driver's own branch that it lacks, each with the release that has it."""
     here = version_numbers(version)
-    found = []
+    bulletins = []
     for bulletin in table(DRIVER).rows:
         for fixed in bulletin["fixed"]:
             release = version_numbers(fixed)
             if release[:1] == here[:1] and here < release:
-                found.append((bulletin, str(fixed)))
-    return tuple(found)
+                bulletins.append((bulletin, str(fixed)))
+    return tuple(bulletins)
 
 
 def toolkit_bulletins(host: Host, version: tuple[int, ...], settings: Settings) -> tuple[Bulletin, ...]:
@@ -434,6 +434,6 @@ def _concerns(row: Bulletin, host: Host, version: tuple[int, ...], settings: Set
 
 def _low_level(host: Host, settings: Settings) -> str:
     """The first low-level runtime of the list that exists on this node: the toolkit uses that one."""
-    names = [str(one) for one in settings.value(RUNTIMES)]
-    here = (one for one in names if host.executable(one) or host.which(one))
+    names = [str(element) for element in settings.value(RUNTIMES)]
+    here = (name for name in names if host.executable(name) or host.which(name))
     return next(here, names[0]).rpartition("/")[2]

@@ -47,11 +47,11 @@ def has_repository(node: Node) -> bool:
 
 def repository_lines(node: Node) -> tuple[str, ...]:
     """All lines of the package manager's repository files; files that this user can't read are left out."""
-    found: list[str] = []
+    lines: list[str] = []
     for directory in _REPOSITORY_DIRECTORIES:
         for path in node.host.glob(directory, "*"):
-            found += node.host.text_or_empty(path).splitlines()
-    return tuple(found)
+            lines += node.host.text_or_empty(path).splitlines()
+    return tuple(lines)
 
 
 def module_for(node: Node) -> str:

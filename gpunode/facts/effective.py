@@ -69,7 +69,7 @@ class Configured:
     @property
     def paths(self) -> dict[str, str]:
         """Programs by handler."""
-        return {one.name: one.path for one in self.handlers}
+        return {handler.name: handler.path for handler in self.handlers}
 
 
 def configured(host: Host, daemon: Daemon) -> Configured:
@@ -92,7 +92,7 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
             files.append(ConfigFile(path, "drop-in", texts[path], trees[path], copy))
     handlers = []
     for name, table in config.runtimes.items():
-        where = [one for one in trees if _has_runtime(trees[one], config.plugin, name)]
+        where = [tree for tree in trees if _has_runtime(trees[tree], config.plugin, name)]
         program = dig(table, "options", "BinaryName")
         handlers.append(ConfiguredHandler(name, as_text(program), where[-1] if where else config.path))
     switch = config.cri.get("enable_cdi")
@@ -139,7 +139,7 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
         for name, table in config.handlers.items()
     )
     return Configured(
-        _files(config.path, ((one.path, one.text, one.tree) for one in config.files)),
+        _files(config.path, ((file.path, file.text, file.tree) for file in config.files)),
         (*handlers, *_named(_split(option_values(daemon.argv, "--runtimes")), ":")),
         option_value(daemon.argv, "--default-runtime") or config.named_default,
         True if _since(daemon, _CRIO_CDI) else None,
@@ -158,7 +158,7 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
         if paths
     )
     return Configured(
-        _files(daemon.config_path, ((one.path, one.text, one.tree) for one in config.files)),
+        _files(daemon.config_path, ((file.path, file.text, file.tree) for file in config.files)),
         handlers,
         as_text(config.setting("runtime")),
         True if _since(daemon, _PODMAN_CDI) else None,
@@ -191,7 +191,7 @@ def _files(main: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tu
         ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in found
     ]
     return (
-        tuple(files) if any(one.path == main for one in files) else (ConfigFile(main, "main", None), *files)
+        tuple(files) if any(file.path == main for file in files) else (ConfigFile(main, "main", None), *files)
     )
 
 

@@ -47,15 +47,15 @@ def package_version(packages: Packages) -> tuple[str, str] | None:
 def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
     """Requirements of the fabric manager of a Blackwell baseboard (its user guide) that are missing: path,
     its present state, and the package or module that fixes it."""
-    found = []
+    result = []
     if not host.is_file(_SUBNET_MANAGER):
-        found.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
+        result.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
     if host.which("ibstat") is None:
         place, value = host.unsafe_program("ibstat") or ("ibstat", "not installed")
-        found.append((place, value, "infiniband-diags"))
+        result.append((place, value, "infiniband-diags"))
     if not host.is_dir(f"/sys/module/{IB_UMAD}"):
-        found.append((f"/sys/module/{IB_UMAD}", "not loaded", IB_UMAD))
-    return tuple(found)
+        result.append((f"/sys/module/{IB_UMAD}", "not loaded", IB_UMAD))
+    return tuple(result)
 
 
 def read_log(host: Host) -> tuple[LogFinding, ...]:
@@ -64,21 +64,21 @@ def read_log(host: Host) -> tuple[LogFinding, ...]:
     The start is the line that it writes then: its times are local ones, which don't identify a boot.
     """
     text = host.read_tail(LOG, _TAIL_BYTES)
-    found = host.stat(LOG) if text else None
-    return parse_log(text, whole=found is not None and found.st_size <= _TAIL_BYTES)
+    status = host.stat(LOG) if text else None
+    return parse_log(text, whole=status is not None and status.st_size <= _TAIL_BYTES)
 
 
 def parse_log(text: str, *, whole: bool = True) -> tuple[LogFinding, ...]:
     """The findings of a log; if only its end was read, the line numbers are unknown."""
     lines = text.splitlines()
     start = max((number for number, line in enumerate(lines) if _START in line), default=0)
-    found: dict[str, LogFinding] = {}
+    result: dict[str, LogFinding] = {}
     for number, line in enumerate(lines[start:], start + 1):
         kind = _kind(line)
         if kind:
             message = re.sub(r"^(?:\[[^\]]*\]\s*)+", "", line)[:300]
-            found[kind] = LogFinding(kind, number if whole else None, message)
-    return tuple(found.values())
+            result[kind] = LogFinding(kind, number if whole else None, message)
+    return tuple(result.values())
 
 
 def _kind(line: str) -> str:
@@ -86,14 +86,14 @@ def _kind(line: str) -> str:
         return "topology"
     if "driver version" in line and re.search(_VERSIONS, line):
         return "version"
-    found = re.search(_SWITCH_ERROR, line) if "NVSwitch" in line else None
-    return ("non-fatal" if found[1] else "fatal") if found else ""
+    match = re.search(_SWITCH_ERROR, line) if "NVSwitch" in line else None
+    return ("non-fatal" if match[1] else "fatal") if match else ""
 
 
 def versions_in(text: str) -> tuple[str, str] | None:
     """The fabric manager's version and the driver's, from the line in which it refuses the driver."""
-    found = re.search(_VERSIONS, text)
-    return (found[1], found[2]) if found else None
+    match = re.search(_VERSIONS, text)
+    return (match[1], match[2]) if match else None
 
 
 # NVSwitches, and whether this node's fabric manager manages any.
@@ -123,10 +123,10 @@ def read_switches(host: Host, gpus: tuple[PciGpu, ...]) -> tuple[NvSwitch, ...]:
     """Those that this node's fabric manager configures; ones reserved for a virtual machine are left out."""
     if not gpus:
         return ()
-    found = [switch for address in host.listdir(DEVICES) if (switch := _bridge(host, address)) is not None]
-    if not found and any(gpu.device_id.startswith(_BLACKWELL) for gpu in gpus):
-        found = [NvSwitch(name, "mlx5_core") for name in host.listdir(_INFINIBAND) if _manages(host, name)]
-    return tuple(switch for switch in found if switch.driver != "vfio-pci")
+    switches = [switch for address in host.listdir(DEVICES) if (switch := _bridge(host, address)) is not None]
+    if not switches and any(gpu.device_id.startswith(_BLACKWELL) for gpu in gpus):
+        switches = [NvSwitch(name, "mlx5_core") for name in host.listdir(_INFINIBAND) if _manages(host, name)]
+    return tuple(switch for switch in switches if switch.driver != "vfio-pci")
 
 
 def _bridge(host: Host, address: str) -> NvSwitch | None:

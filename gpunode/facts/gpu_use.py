@@ -48,22 +48,22 @@ def gpu_users(node: Node) -> GpuUsers:
     majors, live = node.majors, node.host.live
     if live and not any(is_the_drivers(major, majors) for major in majors.values()):
         return GpuUsers()
-    found: dict[int, GpuUser] = {}
+    users: dict[int, GpuUser] = {}
     closed = 0
     try:
         containers = node.gpu_containers
     except GpunodeError:
         containers, closed = (), 1
     names = {process.pid: process.name for process in node.processes}
-    for one in containers:
-        if not live or any(is_the_drivers(file.major, majors) for file in one.nodes):
-            found[one.pid] = GpuUser(one.pid, names.get(one.pid, "a process"), one.id)
+    for container in containers:
+        if not live or any(is_the_drivers(file.major, majors) for file in container.nodes):
+            users[container.pid] = GpuUser(container.pid, names.get(container.pid, "a process"), container.id)
     for process in node.processes:
         files = opened(node.host, process.pid, majors)
         closed += files is None
-        if files and process.pid not in found and process.name not in _ITS_OWN:
-            found[process.pid] = GpuUser(process.pid, process.name)
-    return GpuUsers(tuple(found[pid] for pid in sorted(found)), closed)
+        if files and process.pid not in users and process.name not in _ITS_OWN:
+            users[process.pid] = GpuUser(process.pid, process.name)
+    return GpuUsers(tuple(users[pid] for pid in sorted(users)), closed)
 
 
 # How pods get GPUs if the engine has no nvidia handler: through NRI, CDI, or a plugin's mounts.
@@ -144,34 +144,38 @@ def dra_directory(node: Node) -> str:
 
 def mounting(node: Node) -> Way | None:
     """A plugin that doesn't need the toolkit either."""
-    for one in node.plugin_processes:
-        if one.process.name in _MOUNTING:
+    for process in node.plugin_processes:
+        if process.process.name in _MOUNTING:
             text = "the device plugin mounts the driver into containers"
-            return Way(text, f"/proc/{one.process.pid}", one.process.name)
+            return Way(text, f"/proc/{process.process.pid}", process.process.name)
     return None
 
 
 def _seen(node: Node) -> Way | None:
     """Pods under another handler whose allocated GPUs are accessible to them."""
-    for one in holders(node):
-        if one.container.nodes and not one.handler.startswith("nvidia"):
-            return Way("pods use GPUs without it", f"/proc/{one.container.pid}/root/dev", one.name)
+    for holder in holders(node):
+        if holder.container.nodes and not holder.handler.startswith("nvidia"):
+            return Way("pods use GPUs without it", f"/proc/{holder.container.pid}/root/dev", holder.name)
     return None
 
 
 def holders(node: Node) -> tuple[Holder, ...]:
     """Running containers with allocated GPUs, as far as they use this kernel; () if unknown."""
     try:
-        held = {(one.namespace, one.pod, one.container) for one in node.gpu_holdings}
+        held = {(holding.namespace, holding.pod, holding.container) for holding in node.gpu_holdings}
     except DaemonError:
         return ()
-    running = {one.id: one for one in node.containers} if held else {}
+    running = {container.id: container for container in node.containers} if held else {}
     return tuple(
-        Holder(f"pod {one.namespace}/{one.pod}, container {one.name}", one.handler, running[one.id])
-        for one in (node.cri_containers if held else ())
-        if (one.namespace, one.pod, one.name) in held
-        and one.id in running
-        and not one.handler.startswith(_OWN_KERNELS)
+        Holder(
+            f"pod {container.namespace}/{container.pod}, container {container.name}",
+            container.handler,
+            running[container.id],
+        )
+        for container in (node.cri_containers if held else ())
+        if (container.namespace, container.pod, container.name) in held
+        and container.id in running
+        and not container.handler.startswith(_OWN_KERNELS)
         # a virtual machine's GPU isn't a device of this kernel's driver
-        and not node.host.is_dir(f"/proc/{running[one.id].pid}/root/dev/vfio")
+        and not node.host.is_dir(f"/proc/{running[container.id].pid}/root/dev/vfio")
     )

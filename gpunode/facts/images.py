@@ -105,7 +105,7 @@ def _of_cri(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
 def _heard(host: Host, socket: str, reference: str, config: dict[str, Any] | None) -> dict[str, Any] | None:
     """Report the answer in a recording's format, without variables that may contain an image's secrets."""
     env = config.get("Env") if config else None
-    kept = [one for one in env if str(one).startswith(_OURS)] if isinstance(env, list) else []
+    kept = [variable for variable in env if str(variable).startswith(_OURS)] if isinstance(env, list) else []
     host.heard("daemons", socket, {"images": {} if config is None else {reference: {"Env": kept}}})
     return config
 
@@ -178,15 +178,15 @@ def parse(text: str) -> tuple[tuple[Condition, ...], ...]:
 
 
 def _condition(text: str) -> Condition:
-    found = _CONDITION.fullmatch(text)
-    name = found[1].lower() if found else ""
-    if found is None or name not in PROPERTIES:
+    match = _CONDITION.fullmatch(text)
+    name = match[1].lower() if match else ""
+    if match is None or name not in PROPERTIES:
         raise ValueError(f"{text!r} is not a condition")
     if name in VERSIONS:
-        numbers(found[3])
-    elif found[2] not in ("=", "!="):
+        numbers(match[3])
+    elif match[2] not in ("=", "!="):
         raise ValueError(f"{text!r}: brands can only be compared for equality")
-    return Condition(name, found[2], found[3])
+    return Condition(name, match[2], match[3])
 
 
 def numbers(text: str) -> tuple[int, ...]:

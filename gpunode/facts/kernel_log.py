@@ -29,17 +29,17 @@ class KernelLine:
 def read_kernel_log(host: Host) -> tuple[KernelLine, ...]:
     """Oldest first; () if no log is kept. `Unreadable` without permission. Lines that a process wrote (a
     facility other than the kernel's) are left out: any user with access could have written them."""
-    found = []
+    result = []
     for line in host.kernel_log() or ():
         kmsg = _KMSG.fullmatch(line)
         if kmsg is not None:
             if int(kmsg["level"]) >> 3 == 0:
-                found.append(KernelLine(int(kmsg["microseconds"]) / 1e6, kmsg["text"]))
+                result.append(KernelLine(int(kmsg["microseconds"]) / 1e6, kmsg["text"]))
             continue
         dmesg = _DMESG.fullmatch(line)
         if dmesg is not None:
-            found.append(KernelLine(float(dmesg["seconds"]), dmesg["text"]))
-    return tuple(found)
+            result.append(KernelLine(float(dmesg["seconds"]), dmesg["text"]))
+    return tuple(result)
 
 
 # NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2b85)
@@ -98,25 +98,25 @@ class XidLine:
 
 def xid_lines(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
     """Oldest first. Such a line contains a program's name, so only its beginning is trusted."""
-    found = []
+    lines = []
     for line in log:
         if not line.text.startswith(_MARK):
             continue
         match = re.match(_XID, line.text)
         if match is not None:
-            found.append(XidLine(line.seconds, address_of(match[1]), int(match[2]), line.text.strip()))
-    return tuple(found)
+            lines.append(XidLine(line.seconds, address_of(match[1]), int(match[2]), line.text.strip()))
+    return tuple(lines)
 
 
 def fallen_off(log: tuple[KernelLine, ...]) -> tuple[XidLine, ...]:
     """Lines that report that a GPU fell off the bus, including XID 79."""
-    found = [line for line in xid_lines(log) if line.number == _XID_LOST]
+    lines = [line for line in xid_lines(log) if line.number == _XID_LOST]
     for line in log:
         if line.text.startswith("NVRM: GPU ") and _LOST in line.text:
             match = re.match(_PLACE, line.text)
             if match is not None:
-                found.append(XidLine(line.seconds, address_of(match[1]), _XID_LOST, line.text.strip()))
-    return tuple(found)
+                lines.append(XidLine(line.seconds, address_of(match[1]), _XID_LOST, line.text.strip()))
+    return tuple(lines)
 
 
 def last_load(log: tuple[KernelLine, ...]) -> float:
@@ -183,8 +183,8 @@ def xid(number: int) -> Xid:
 @cache
 def catalogue() -> MappingProxyType[int, Xid]:
     """Every documented code."""
-    found = {}
+    result = {}
     for number, kind, meaning in table("xids").rows:
         name = kind.removesuffix(_ALL_INSTANCES)
-        found[number] = Xid(number, meaning, name, kind != name)
-    return MappingProxyType(found)
+        result[number] = Xid(number, meaning, name, kind != name)
+    return MappingProxyType(result)

@@ -67,32 +67,42 @@ class ModuleOptions:
     def of(self, module: str, kind: str) -> tuple[Directive, ...]:
         """A module's directives of one kind; ``-`` and ``_`` are equal in names."""
         name = module.replace("-", "_")
-        return tuple(one for one in self.directives if one.module == name and one.kind == kind)
+        return tuple(
+            directive for directive in self.directives if directive.module == name and directive.kind == kind
+        )
 
     def refused(self, module: str) -> tuple[Directive, ...]:
         """Directives that prevent loading the module for its hardware: blacklist lines and words, an install
         line that loads nothing, ``alias NAME off`` and modeset=0 of a graphics driver. A blacklisted module
         can still be loaded by its name. dracut's word counts only in the initramfs and isn't included
         (`refused_in_initramfs`)."""
-        blacklists = (one for one in self.of(module, "blacklist") if one.value != _INITRAMFS_ONLY)
-        installs = (one for one in self.of(module, "install") if _loads_nothing(one.value))
-        off = (one for one in self.of("off", "alias") if one.value.replace("-", "_") == module)
+        blacklists = (
+            directive for directive in self.of(module, "blacklist") if directive.value != _INITRAMFS_ONLY
+        )
+        installs = (directive for directive in self.of(module, "install") if _loads_nothing(directive.value))
+        off = (
+            directive for directive in self.of("off", "alias") if directive.value.replace("-", "_") == module
+        )
         unset = self.option(module, "modeset")
-        modeset = [one for one in self.of(module, "options") if "modeset=0" in one.value.split()]
+        modeset = [
+            directive for directive in self.of(module, "options") if "modeset=0" in directive.value.split()
+        ]
         return (*blacklists, *installs, *off, *(modeset if unset and unset.value == "0" else ()))
 
     def refused_in_initramfs(self, module: str) -> tuple[Directive, ...]:
         """Blacklist words of the command line: they count in the initramfs, too, regardless of its
         contents."""
-        return tuple(one for one in self.of(module, "blacklist") if one.source == COMMAND_LINE)
+        return tuple(
+            directive for directive in self.of(module, "blacklist") if directive.source == COMMAND_LINE
+        )
 
     def options(self, module: str) -> dict[str, Option]:
         """A module's parameters by name."""
         found = {}
-        for one in self.of(module, "options"):
-            for word in words(one.value):
+        for directive in self.of(module, "options"):
+            for word in words(directive.value):
                 name, _, value = word.partition("=")
-                found[name] = Option(name, value, one.source, one.line)
+                found[name] = Option(name, value, directive.source, directive.line)
         return found
 
     def option(self, module: str, name: str) -> Option | None:
@@ -117,8 +127,8 @@ def read_module_options(host: Host) -> ModuleOptions:
         for path in host.glob(directory, "*.conf"):
             files.setdefault(path.rpartition("/")[2], path)
     arguments = kernel_arguments(host.read_text(COMMAND_LINE) or "")
-    found = [one for name in sorted(files) for one in parse_modprobe(_text(host, files[name]), files[name])]
-    return ModuleOptions((*found, *_from_command_line(arguments)), arguments)
+    options = [one for name in sorted(files) for one in parse_modprobe(_text(host, files[name]), files[name])]
+    return ModuleOptions((*options, *_from_command_line(arguments)), arguments)
 
 
 def _text(host: Host, path: str) -> str:
@@ -130,7 +140,7 @@ def _text(host: Host, path: str) -> str:
 
 def parse_modprobe(text: str, source: str) -> tuple[Directive, ...]:
     """The directives of one file; lines that modprobe.d(5) doesn't define are ignored."""
-    found = []
+    result = []
     joined, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         first = first or number
@@ -140,9 +150,9 @@ def parse_modprobe(text: str, source: str) -> tuple[Directive, ...]:
             continue
         parts = joined.split(None, 2)
         if len(parts) > 1 and parts[0] in _KINDS:
-            found.append(_directive(parts[0], parts[1], " ".join(parts[2:]).strip(), source, first))
+            result.append(_directive(parts[0], parts[1], " ".join(parts[2:]).strip(), source, first))
         joined, first = "", 0
-    return tuple(found)
+    return tuple(result)
 
 
 def _directive(kind: str, name: str, value: str, source: str, line: int) -> Directive:
@@ -175,18 +185,18 @@ def words(text: str) -> tuple[str, ...]:
 
 def _from_command_line(arguments: tuple[str, ...]) -> tuple[Directive, ...]:
     """``module.parameter=value`` and the blacklists."""
-    found = []
+    result = []
     for word in arguments:
         key, _, value = word.partition("=")
         if key in _BLACKLISTS:
             names = (name.strip().replace("-", "_") for name in value.split(","))
-            found += [Directive("blacklist", name, key, COMMAND_LINE, None) for name in names if name]
+            result += [Directive("blacklist", name, key, COMMAND_LINE, None) for name in names if name]
         elif "." in key:
             module, _, parameter = key.partition(".")
             option = f"{parameter}={value}" if "=" in word else parameter
             quoted = f'"{option}"' if " " in option else option
-            found.append(Directive("options", module.replace("-", "_"), quoted, COMMAND_LINE, None))
-    return tuple(found)
+            result.append(Directive("options", module.replace("-", "_"), quoted, COMMAND_LINE, None))
+    return tuple(result)
 
 
 def _loads_nothing(command: str) -> bool:

@@ -72,7 +72,7 @@ class Kubelet:
 
 def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
     """None on a node without an installed or running kubelet."""
-    process = next((one for one in processes if one.name in KUBELETS), None)
+    process = next((process for process in processes if process.name in KUBELETS), None)
     unit = next((name for name in _by_likelihood(host, process) if read_unit(host, name) is not None), None)
     config = _config(host, process)
     if process is None and unit is None and config is None:
@@ -158,8 +158,8 @@ def _endpoint(host: Host, process: Process | None, unit: str | None, config: str
 
 def setting(config: str, key: str) -> str | None:
     """A top-level scalar of a KubeletConfiguration, in YAML or JSON; None if it isn't set."""
-    found = re.search(rf"""^[ \t]*["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s,#]+)""", config, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(rf"""^[ \t]*["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s,#]+)""", config, re.MULTILINE)
+    return match[1] if match else None
 
 
 def socket_of(endpoint: str) -> str:
@@ -186,8 +186,8 @@ def root_directory(kubelet: Kubelet | None) -> str:
     process = kubelet.process if kubelet else None
     if process is None:
         return ROOT
-    given = process.option("--root-dir") or process.option("--kubelet-root-dir")
-    return given or (SNAP_ROOT if process.name == "kubelite" else ROOT)
+    value = process.option("--root-dir") or process.option("--kubelet-root-dir")
+    return value or (SNAP_ROOT if process.name == "kubelite" else ROOT)
 
 
 # The kubelet's checkpoint of devices: what it could allocate and which pods have which devices.
@@ -260,11 +260,11 @@ def _named(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, ...]:
         namespace, _, rest = name.partition("_")
         pod, _, uid = rest.rpartition("_")
         known[uid] = (namespace, pod)
-    found = []
-    for one in entries:
-        namespace, pod = known.get(one.pod_uid, ("", ""))
-        found.append(Holding(namespace, pod, one.container, one.resource, one.ids, one.pod_uid))
-    return tuple(found)
+    result = []
+    for entry in entries:
+        namespace, pod = known.get(entry.pod_uid, ("", ""))
+        result.append(Holding(namespace, pod, entry.container, entry.resource, entry.ids, entry.pod_uid))
+    return tuple(result)
 
 
 # Free space of the file systems that hold images and pods, and the limits below which the kubelet evicts
@@ -294,11 +294,11 @@ def disks(host: Host, desired: Iterable[tuple[str, str]]) -> tuple[Disk, ...]:
 def eviction_limits(texts: Iterable[str], process: Process | None) -> Mapping[str, str]:
     """evictionHard of a KubeletConfiguration, or --eviction-hard; {} if neither is set. The flag takes
     precedence."""
-    found: dict[str, str] = {}
+    limits: dict[str, str] = {}
     for text in texts:
-        found.update(parse_eviction_hard(text))
+        limits.update(parse_eviction_hard(text))
     flag = process.option("--eviction-hard") if process else None
-    return parse_flag(flag) if flag else found
+    return parse_flag(flag) if flag else limits
 
 
 def parse_eviction_hard(text: str) -> dict[str, str]:
@@ -321,8 +321,8 @@ def parse_flag(text: str) -> dict[str, str]:
 
 def amount(limit: str, whole: int) -> int | None:
     """A limit in absolute numbers: ``10%`` of `whole`, or ``1Gi``; None if it is neither."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)(%|[KMGT]i?|k)?", limit, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)(%|[KMGT]i?|k)?", limit, re.ASCII)
+    if not match:
         return None
-    number, unit = float(found[1]), found[2] or ""
+    number, unit = float(match[1]), match[2] or ""
     return int(whole * number / 100) if unit == "%" else int(number * _BYTES[unit])

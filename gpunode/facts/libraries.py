@@ -39,15 +39,15 @@ def parse_ld_cache(data: bytes) -> tuple[CachedLibrary, ...]:
         return ()
     _, count, _ = _HEADER.unpack_from(data, base)
     count = min(count, (len(data) - base - _HEADER_SIZE) // _ENTRY.size)
-    found = []
+    result = []
     for position in range(count):
         flags, key, value, _, _ = _ENTRY.unpack_from(data, base + _HEADER_SIZE + position * _ENTRY.size)
         if flags & 0xFF00 not in _LIB64:
             continue
         soname, path = _string(data, base + key), _string(data, base + value)
         if soname and path.startswith("/"):
-            found.append(CachedLibrary(soname, path))
-    return tuple(found)
+            result.append(CachedLibrary(soname, path))
+    return tuple(result)
 
 
 def _string(data: bytes, start: int) -> str:

@@ -51,8 +51,8 @@ def keeper(node: Node, besides: str = "") -> str:
 
 def manager(node: Node) -> str:
     """A process that partitions the GPUs for the cluster; empty if none runs."""
-    found = (one for one in node.processes if one.name in _PODS)
-    return next((f"process {one.pid}, {one.name}" for one in found), "")
+    processes = (process for process in node.processes if process.name in _PODS)
+    return next((f"process {process.pid}, {process.name}" for process in processes), "")
 
 
 def known_fault(version: str) -> str | None:

@@ -235,7 +235,7 @@ class Node:
         if not newer:
             return self.kernel
         chosen = chosen_release(self.host, self.kernels)
-        return chosen or max(newer, key=lambda one: driver.version_key(one.release)).release
+        return chosen or max(newer, key=lambda kernel: driver.version_key(kernel.release)).release
 
     @topic
     def next_version(self) -> str:
@@ -346,7 +346,9 @@ class Node:
     @topic
     def docker_snap(self) -> Daemon | None:
         """The docker snap, also if it is installed beside the system's Docker."""
-        daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid == 0)
+        daemons = tuple(
+            process for process in self.processes if process.name == "dockerd" and process.uid == 0
+        )
         if not daemons and read_unit(self.host, SNAP_UNIT) is None:
             return None
         return find_snap(self.host, daemons)
@@ -354,7 +356,9 @@ class Node:
     @topic
     def docker_rootless(self) -> tuple[Daemon, ...]:
         """Dockers that ordinary users run, this user's own first."""
-        daemons = tuple(one for one in self.processes if one.name == "dockerd" and one.uid != 0)
+        daemons = tuple(
+            process for process in self.processes if process.name == "dockerd" and process.uid != 0
+        )
         own = find_rootless(self.host, daemons) if daemons else None
         return tuple(filter(None, (own,))) + find_others(self.host, daemons)
 
@@ -364,7 +368,9 @@ class Node:
 
     @topic
     def crio(self) -> Daemon | None:
-        here = any(one.name == "crio" for one in self.processes) or self.host.which("crio") is not None
+        here = (
+            any(process.name == "crio" for process in self.processes) or self.host.which("crio") is not None
+        )
         if not here and all(read_unit(self.host, unit) is None for unit in _CRIO_UNITS):
             return None
         return find_crio(self.host)
@@ -516,9 +522,9 @@ class Node:
 
     def _older_than_kubelet(self, path: str) -> bool:
         """Whether an earlier kubelet wrote the file; times of a recorded machine mean nothing."""
-        found = self.host.stat(path) if self.host.live else None
+        status = self.host.stat(path) if self.host.live else None
         process = self.kubelet.process if self.kubelet else None
-        return found is not None and process is not None and found.st_mtime < process.started
+        return status is not None and process is not None and status.st_mtime < process.started
 
     @topic
     def _live_allocatable(self) -> Mapping[str, tuple[str, ...]]:
@@ -576,12 +582,12 @@ class Node:
     @topic
     def gpu_containers(self) -> tuple[Container, ...]:
         """Containers with NVIDIA's device files in their /dev."""
-        return tuple(one for one in self.containers if one.nodes)
+        return tuple(container for container in self.containers if container.nodes)
 
     @topic
     def device_rules(self) -> Mapping[str, DeviceRule]:
         """systemd's device rules of those containers' scopes."""
-        return device_rules(self.host, filter(None, (one.scope for one in self.gpu_containers)))
+        return device_rules(self.host, filter(None, (container.scope for container in self.gpu_containers)))
 
     @topic
     def plugin_processes(self) -> tuple[PluginProcess, ...]:

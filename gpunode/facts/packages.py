@@ -63,15 +63,15 @@ def upstream(version: str) -> str:
 
 def read_packages(host: Host) -> Packages:
     """The packages in this node's database; of several versions of one package the one installed last."""
-    found = {package.name: package for package in _from_dpkg(host.read_text(STATUS, LARGE_BYTES) or "")}
-    if found:
-        return Packages("dpkg", found)
+    packages = {package.name: package for package in _from_dpkg(host.read_text(STATUS, LARGE_BYTES) or "")}
+    if packages:
+        return Packages("dpkg", packages)
     answer = host.run(RPM_QUERY, timeout=SECONDS)
     if not answer.ok:
         return Packages()
     for package in sorted(_from_rpm(answer.stdout), key=lambda one: one.installed_at or 0):
-        found[package.name] = package
-    return Packages("rpm", found)
+        packages[package.name] = package
+    return Packages("rpm", packages)
 
 
 def _from_dpkg(status: str) -> Iterator[Package]:
@@ -136,8 +136,12 @@ def brought(host: Host, version: str, packages: Callable[[], Packages]) -> Chang
                 found = change
         if found is not None:
             return found
-    dated = (one for one in packages().containing("nvidia") if one.installed_at and one.upstream == version)
-    last = max(dated, key=lambda one: one.installed_at or 0, default=None)
+    dated = (
+        package
+        for package in packages().containing("nvidia")
+        if package.installed_at and package.upstream == version
+    )
+    last = max(dated, key=lambda package: package.installed_at or 0, default=None)
     if last is None or last.installed_at is None:
         return None
     return Change(utc(last.installed_at), last.name, last.version, f"rpm -q --last {last.name}", None)
@@ -204,8 +208,10 @@ def toolkit_installed(host: Host, packages: Packages, program: str) -> tuple[flo
     """
     apt = host.read_text(APT) or ""
     lines = apt.splitlines()
-    changes = [one for one in apt_changes(apt) if one.package.startswith(TOOLKIT_PACKAGE)]
-    changes += [one for one in dnf_changes(host.read_text(DNF) or "") if one.package == TOOLKIT_PACKAGE]
+    changes = [change for change in apt_changes(apt) if change.package.startswith(TOOLKIT_PACKAGE)]
+    changes += [
+        change for change in dnf_changes(host.read_text(DNF) or "") if change.package == TOOLKIT_PACKAGE
+    ]
     for change in reversed(changes):
         upgrade = change.source == APT and change.line and lines[change.line - 1].startswith("Upgrade")
         when = None if upgrade else _seconds(change.date)
@@ -216,8 +222,8 @@ def toolkit_installed(host: Host, packages: Packages, program: str) -> tuple[flo
     package = packages.installed.get(TOOLKIT_PACKAGE)
     if package is not None and package.installed_at:
         return package.installed_at, f"rpm -q --last {package.name}: {utc(package.installed_at)}"
-    found = host.stat(program) if host.live else None  # times of a recorded machine are meaningless
-    return (found.st_ctime, f"{program}, since {utc(found.st_ctime)}") if found is not None else None
+    status = host.stat(program) if host.live else None  # times of a recorded machine are meaningless
+    return (status.st_ctime, f"{program}, since {utc(status.st_ctime)}") if status is not None else None
 
 
 def _seconds(date: str) -> float | None:
@@ -273,12 +279,12 @@ class AptSource:
 
 def read_sources(host: Host, main: str = MAIN, directory: str = DIRECTORY) -> tuple[AptSource, ...]:
     """All enabled sources, in either format, from the directories in apt's configuration."""
-    found: list[AptSource] = []
+    sources: list[AptSource] = []
     for path in (main, *host.glob(directory, "*.list")):
-        found += _one_line(host.read_text(path) or "", path)
+        sources += _one_line(host.read_text(path) or "", path)
     for path in host.glob(directory, "*.sources"):
-        found += _deb822(host.read_text(path) or "", path)
-    return tuple(found)
+        sources += _deb822(host.read_text(path) or "", path)
+    return tuple(sources)
 
 
 def _one_line(text: str, path: str) -> Iterator[AptSource]:
@@ -395,15 +401,17 @@ def _apt(host: Host) -> Automatic | None:
     if not host.executable(_APT_PROGRAM):
         return None
     settings = tuple(apt_settings(host))
-    last = {one.name: one for one in settings}
+    last = {setting.name: setting for setting in settings}
     on = last.get(_PERIODIC)
     enabled = last.get("apt::periodic::enable")
     # 0 or nothing is off; a number or "always" how often
     if on is None or on.value in ("", "0") or (enabled is not None and enabled.value == "0"):
         return None
     lists = ("unattended-upgrade::allowed-origins", "unattended-upgrade::origins-pattern")
-    origins = tuple(one.value for one in settings if one.name in lists)
-    kept = tuple(one.value for one in settings if one.name == "unattended-upgrade::package-blacklist")
+    origins = tuple(setting.value for setting in settings if setting.name in lists)
+    kept = tuple(
+        setting.value for setting in settings if setting.name == "unattended-upgrade::package-blacklist"
+    )
     shown = f'APT::Periodic::Unattended-Upgrade "{on.value}"'
     pinned = tuple(f"{re.escape(name).replace(chr(92) + '*', '.*')}$" for name in apt_pins(host))
     return Automatic("unattended-upgrades", on.source, shown, on.line, origins, (*kept, *pinned), regex=True)
@@ -423,19 +431,19 @@ def parse_apt_conf(text: str, path: str) -> Iterator[Setting]:
     above: list[str] = []
     name, value, line = "", None, 1
     counted, at = 1, 0
-    for found in token.finditer(text):
-        if found[1] is not None:
-            counted, at = counted + text.count("\n", at, found.start()), found.start()
-            value, line = found[1], counted
-        elif found[3]:
-            name = found[3].strip(":")
-        elif found[2] == "{":
+    for match in token.finditer(text):
+        if match[1] is not None:
+            counted, at = counted + text.count("\n", at, match.start()), match.start()
+            value, line = match[1], counted
+        elif match[3]:
+            name = match[3].strip(":")
+        elif match[2] == "{":
             above.append(name)
             name, value = "", None
-        elif found[2]:
+        elif match[2]:
             if value is not None:
                 yield Setting("::".join(filter(None, (*above, name))).lower(), value, path, line)
-            if found[2] == "}":
+            if match[2] == "}":
                 above = above[:-1]
             name, value = "", None
 

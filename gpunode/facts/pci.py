@@ -36,7 +36,7 @@ class PciGpu:
 def read_gpus(host: Host) -> tuple[PciGpu, ...]:
     """Every NVIDIA GPU, ordered by address; a function that vanishes meanwhile is left out, and so are the
     virtual functions that a vGPU host makes of a GPU."""
-    found = []
+    gpus = []
     for address in host.listdir(DEVICES):
         place = f"{DEVICES}/{address}"
         if _word(host, f"{place}/vendor") != NVIDIA:
@@ -47,8 +47,8 @@ def read_gpus(host: Host) -> tuple[PciGpu, ...]:
         driver = host.readlink(f"{place}/driver")
         name = driver.rstrip("/").rpartition("/")[2] if driver else None
         number, display = _word(host, f"{place}/device"), kind.startswith(_GPU_CLASSES[0])
-        found.append(PciGpu(address, number, name, _numa(host, place), display))
-    return tuple(found)
+        gpus.append(PciGpu(address, number, name, _numa(host, place), display))
+    return tuple(gpus)
 
 
 def display_cards(these: tuple[PciGpu, ...], gpus: tuple[PciGpu, ...]) -> bool:
@@ -58,15 +58,15 @@ def display_cards(these: tuple[PciGpu, ...], gpus: tuple[PciGpu, ...]) -> bool:
 
 def lone_audio(host: Host) -> tuple[str, ...]:
     """Audio functions of NVIDIA cards whose display function is missing."""
-    found = []
+    result = []
     for address in host.listdir(DEVICES):
         place = f"{DEVICES}/{address}"
         if (
             _word(host, f"{place}/class").startswith(_AUDIO_CLASS)
             and _word(host, f"{place}/vendor") == NVIDIA
         ):
-            found.append(address)
-    return tuple(found)
+            result.append(address)
+    return tuple(result)
 
 
 def _word(host: Host, path: str) -> str:
@@ -120,15 +120,15 @@ def memory_bars(host: Host, address: str) -> tuple[Bar, ...] | None:
     lines = host.text_or_empty(f"{DEVICES}/{address}/resource").splitlines()
     if len(lines) < _BARS:
         return None
-    found = []
+    bars = []
     for number, line in enumerate(lines[:_BARS]):
         words = line.split()
         if len(words) != 3 or not all(re.fullmatch(r"0x[0-9a-f]{1,16}", word, re.ASCII) for word in words):
             return None
         start, end, flags = (int(word, 16) for word in words)
         if flags & _MEMORY:
-            found.append(Bar(number, end - start + 1, start != 0 and not flags & _UNSET))
-    return tuple(found)
+            bars.append(Bar(number, end - start + 1, start != 0 and not flags & _UNSET))
+    return tuple(bars)
 
 
 def without_window(host: Host, address: str) -> bool:
@@ -163,12 +163,12 @@ def _place(host: Host, address: str, port: str) -> str:
 def error_counters(host: Host, address: str, kind: str) -> dict[str, int]:
     """Advanced error reporting since the boot, by error: `kind` is correctable, nonfatal or fatal. {} if the
     function or the kernel doesn't count (ABI/testing/sysfs-bus-pci-devices-aer_stats)."""
-    found = {}
+    counters = {}
     for line in host.text_or_empty(f"{DEVICES}/{address}/aer_dev_{kind}").splitlines():
         name, _, number = line.rpartition(" ")
         if name and number.isascii() and number.isdigit() and len(number) < 20:
-            found[name.strip()] = int(number)
-    return found
+            counters[name.strip()] = int(number)
+    return counters
 
 
 def redirecting_bridges(host: Host, address: str) -> tuple[str, ...]:
@@ -212,12 +212,12 @@ def memory_only_nodes(host: Host) -> tuple[int, ...]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     """``0-1,4`` as numbers."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         if all(word.isascii() and word.isdigit() and len(word) < 5 for word in (first, last or first)):
-            found += range(int(first), int(last or first) + 1)
-    return tuple(found)
+            numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)
 
 
 # Virtual GPUs, as a guest sees them in the PCI configuration space of its devices.

@@ -51,15 +51,15 @@ def option_value(argv: tuple[str, ...], *names: str) -> str | None:
 
 def option_values(argv: tuple[str, ...], *names: str) -> tuple[str, ...]:
     """Every value given for an option that may be repeated, in order."""
-    found = []
+    values = []
     for position, argument in enumerate(argv):
         head, equals, value = argument.partition("=")
         if head in names:
             if equals:
-                found.append(value)
+                values.append(value)
             elif position + 1 < len(argv):
-                found.append(argv[position + 1])
-    return tuple(found)
+                values.append(argv[position + 1])
+    return tuple(values)
 
 
 def environment(host: Host, pid: int) -> Mapping[str, str]:

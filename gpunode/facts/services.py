@@ -89,12 +89,12 @@ def _recorded(host: Host) -> Iterator[str]:
 def parse_unit_states(text: str) -> dict[str, UnitState]:
     """Parser for ``systemctl show``: KEY=VALUE lines, units separated by an empty line; by every name of a
     unit."""
-    found: dict[str, UnitState] = {}
+    states: dict[str, UnitState] = {}
     for block in text.split("\n\n"):
         pairs = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if not pairs.get("Id"):
             continue
         keys = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result")
         state = UnitState(*(pairs.get(key, "") for key in keys))
-        found |= dict.fromkeys((state.name, *pairs.get("Names", "").split()), state)
-    return found
+        states |= dict.fromkeys((state.name, *pairs.get("Names", "").split()), state)
+    return states

@@ -228,5 +228,5 @@ def mode_of(host: Host, path: str) -> int | None:
     if not host.live:
         recorded = host.recorded("modes", path)
         return int(recorded, 8) if recorded is not None else None
-    found = host.stat(path)
-    return stat.S_IMODE(found.st_mode) if found is not None else None
+    status = host.stat(path)
+    return stat.S_IMODE(status.st_mode) if status is not None else None

@@ -66,11 +66,11 @@ def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES)
 
 def _drop_ins(host: Host, name: str, places: tuple[str, ...]) -> tuple[str, ...]:
     """Drop-in files in the order systemd applies them; a name in an earlier directory hides later ones."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for place in places:
         for path in host.glob(f"{place}/{name}.d", "*.conf"):
-            found.setdefault(path.rpartition("/")[2], path)
-    return tuple(found[key] for key in sorted(found))
+            result.setdefault(path.rpartition("/")[2], path)
+    return tuple(result[key] for key in sorted(result))
 
 
 def _service_settings(text: str) -> Iterator[tuple[str, str]]:
@@ -102,7 +102,7 @@ def _specified(text: str, name: str) -> str:
     """A setting with the unit's name filled in; see systemd.unit(5), "SPECIFIERS"."""
     stem = name.rpartition(".")[0]
     known = {"%%": "%", "%n": name, "%N": stem, "%p": stem}
-    return re.sub(r"%.", lambda found: known.get(found[0], found[0]), text)
+    return re.sub(r"%.", lambda match: known.get(match[0], match[0]), text)
 
 
 def _environment_file(host: Host, value: str) -> dict[str, str]:

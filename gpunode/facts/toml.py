@@ -95,8 +95,8 @@ def leaves(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPa
 
 def header_path(line: str) -> KeyPath | None:
     """The table that a header line opens; None if the line is no plain ``[table]`` header."""
-    found = _HEADER.match(line)
-    return _keys(f"[{found[3]}]") if found is not None and found[2] == "[" else None
+    match = _HEADER.match(line)
+    return _keys(f"[{match[3]}]") if match is not None and match[2] == "[" else None
 
 
 def headers(lines: list[str]) -> list[tuple[int, KeyPath]]:

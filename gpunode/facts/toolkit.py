@@ -37,13 +37,13 @@ class Toolkit:
 
 def find_toolkit(host: Host) -> Toolkit:
     """Find the toolkit's programs and query the version of the first one that reports it."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name in PROGRAMS:
         path = host.which(name) or _elsewhere(host, name)
         if path:
-            found[name] = path
-    version, source = _version(host, found)
-    return Toolkit(found, version, source)
+            result[name] = path
+    version, source = _version(host, result)
+    return Toolkit(result, version, source)
 
 
 def hook_program(host: Host, name: str) -> str | None:
@@ -127,12 +127,12 @@ def _kind(value: str) -> str:
 def _capabilities(value: str) -> str:
     if value in ("", "all"):
         return ""
-    wrong = [one for one in value.split(",") if one not in CAPABILITIES]
+    wrong = [part for part in value.split(",") if part not in CAPABILITIES]
     return f"allowed values are {', '.join(CAPABILITIES)}, not {wrong[0]!r}" if wrong else ""
 
 
 def _environment(value: list[str]) -> str:
-    return next((f"{one!r} is not NAME=VALUE" for one in value if "=" not in one[1:]), "")
+    return next((f"{element!r} is not NAME=VALUE" for element in value if "=" not in element[1:]), "")
 
 
 _FILES = "/etc/nvidia-container-runtime/host-files-for-container.d"
@@ -254,7 +254,7 @@ def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
     if not _is_kind(key, value):
         return f"it must be a {key.kind}, not {_shown_type(value)}"
     elements = value if isinstance(value, list) else [value]
-    unknown = next((one for one in elements if key.allowed and one not in key.allowed), None)
+    unknown = next((element for element in elements if key.allowed and element not in key.allowed), None)
     if unknown is not None:
         return f"allowed values are {', '.join(key.allowed)}, not {unknown!r}"
     if key.name.endswith(".ldconfig") and not value.startswith("@"):
@@ -266,7 +266,7 @@ def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
 
 def _is_kind(key: Key, value: Any) -> bool:
     if key.kind == "list":
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return isinstance(value, list) and all(isinstance(element, str) for element in value)
     return isinstance(value, bool if key.kind == "bool" else str)
 
 
@@ -277,11 +277,11 @@ def _shown_type(value: Any) -> str:
 
 def names_in(tree: Mapping[str, Any], above: str = "") -> tuple[str, ...]:
     """Dotted names of every value in a file."""
-    found: list[str] = []
+    result: list[str] = []
     for key, value in tree.items():
         inner = isinstance(value, dict)
-        found += names_in(value, f"{above}{key}.") if inner else [f"{above}{key}"]
-    return tuple(found)
+        result += names_in(value, f"{above}{key}.") if inner else [f"{above}{key}"]
+    return tuple(result)
 
 
 # The toolkit's config.toml as its programs read it: a key of the file, else its default.
@@ -310,7 +310,7 @@ class Settings:
 
     def value(self, name: str) -> Any:
         """The effective value of this key; the default if the file has none, or one of a wrong type."""
-        key = next(one for one in self.keys if one.name == name)
+        key = next(key for key in self.keys if key.name == name)
         found = dig(self.tree, *key.path)
         return key.default if found is None or wrong(key, found, self.tree) else found
 
@@ -370,13 +370,13 @@ class OciHook:
 
 def nvidia_hooks(host: Host, directories: Iterable[str]) -> tuple[OciHook, ...]:
     """NVIDIA's hooks in these directories, without files that can't be read or are not JSON."""
-    found = []
+    hooks = []
     for directory in dict.fromkeys(directories):
         for path in _json_files(host, directory):
             program = _program(host, path)
             if program.rpartition("/")[2] in _PROGRAMS:
-                found.append(OciHook(path, program))
-    return tuple(found)
+                hooks.append(OciHook(path, program))
+    return tuple(hooks)
 
 
 def _json_files(host: Host, directory: str) -> tuple[str, ...]:

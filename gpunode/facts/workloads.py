@@ -104,7 +104,9 @@ def container_of(host: Host, pid: int) -> tuple[str, str, str]:
 
 def _nodes(host: Host, pid: int) -> tuple[DeviceNode, ...]:
     directory = f"/proc/{pid}/root/dev"
-    return tuple(one for one in host.devices(directory) if _NEEDED.fullmatch(one.path.rpartition("/")[2]))
+    return tuple(
+        device for device in host.devices(directory) if _NEEDED.fullmatch(device.path.rpartition("/")[2])
+    )
 
 
 def v1_allows(host: Host, container: Container) -> Sequence[tuple[int, int]] | None:
@@ -117,13 +119,13 @@ def v1_allows(host: Host, container: Container) -> Sequence[tuple[int, int]] | N
 
 def parse_devices_list(text: str) -> tuple[tuple[int, int], ...]:
     """Lines ``c 195:0 rwm``, ``c 195:* rwm`` or ``a *:* rwm``; -1 means any number."""
-    found = []
+    result = []
     for line in text.splitlines():
         match = re.match(r"[ac] (\d{1,7}|\*):(\d{1,7}|\*) ", line, re.ASCII)
         if match:
             major, minor = (-1 if part == "*" else int(part) for part in match.groups())
-            found.append((major, minor))
-    return tuple(found)
+            result.append((major, minor))
+    return tuple(result)
 
 
 def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
@@ -138,14 +140,14 @@ def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
 def parse_rules(text: str) -> dict[str, DeviceRule]:
     """Blocks of KEY=VALUE, one per unit, separated by an empty line; DeviceAllow occurs once for each
     entry."""
-    found = {}
+    rules = {}
     for block in text.split("\n\n"):
         pairs = [line.split("=", 1) for line in block.splitlines() if "=" in line]
         fields = {key: value for key, value in pairs if key != "DeviceAllow"}
         if fields.get("Id") and fields.get("DevicePolicy"):
             allow = tuple(value for key, value in pairs if key == "DeviceAllow" and value)
-            found[fields["Id"]] = DeviceRule(fields["DevicePolicy"], allow)
-    return found
+            rules[fields["Id"]] = DeviceRule(fields["DevicePolicy"], allow)
+    return rules
 
 
 def last_reload(host: Host) -> float:

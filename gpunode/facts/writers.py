@@ -85,12 +85,12 @@ def _belongs(path: KeyPath, handlers: Mapping[str, str], default: bool, cdi: boo
 
 def nvidia_handlers(section: Mapping[str, Any]) -> dict[str, str]:
     """Runtimes of a CRI section whose program is NVIDIA's: name to program."""
-    found = {}
+    handlers = {}
     for name, runtime in as_dict(dig(section, "containerd", "runtimes")).items():
         program = dig(runtime, "options", "BinaryName")
         if isinstance(program, str) and is_nvidia_program(program):
-            found[name] = program
-    return found
+            handlers[name] = program
+    return handlers
 
 
 def is_nvidia_program(path: str) -> bool:
