@@ -28,13 +28,13 @@ Place = tuple[int, int, int]
 
 def parse_properties(text: str) -> dict[str, int]:
     """KFD's ``name number`` lines; other lines are skipped. Pure."""
-    found = {}
+    properties = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         number = number_of(value)
         if name and number is not None:
-            found[name] = number
-    return found
+            properties[name] = number
+    return properties
 
 
 class ProductNames:
@@ -128,7 +128,7 @@ class KfdNode:
 def read_nodes(host: Host) -> dict[int, KfdNode]:
     """The compute nodes of GPUs, by number. Of a GPU's partitions only the first one's links are read: the
     others use the same wires, and 64 partitions have 4000."""
-    found: dict[int, KfdNode] = {}
+    nodes: dict[int, KfdNode] = {}
     linked: set[Place] = set()
     for name in listed(host, f"{KFD}/nodes"):
         at = f"{KFD}/nodes/{name}"
@@ -143,8 +143,8 @@ def read_nodes(host: Host) -> dict[int, KfdNode]:
             if node.place not in linked:
                 linked.add(node.place)
                 node = replace(node, links=_links(host, at))
-            found[node.number] = node
-    return found
+            nodes[node.number] = node
+    return nodes
 
 
 def _links(host: Host, at: str) -> dict[int, tuple[int, int]]:
@@ -295,12 +295,12 @@ def _gpu(
 
 
 def _count(partitions: list[AmdPartition]) -> Iterator[tuple[int, AmdPartition]]:
-    return enumerate(sorted(partitions, key=lambda one: (one.gi, one.index)), 1)
+    return enumerate(sorted(partitions, key=lambda partition: (partition.gi, partition.index)), 1)
 
 
 def _partitions(host: Host, by_minor: Mapping[int, KfdNode]) -> dict[Place, list[AmdPartition]]:
     """The partitions after the first, by their GPU's index. Devices that KFD doesn't know are unused ones."""
-    found: dict[Place, list[AmdPartition]] = {}
+    partitions: dict[Place, list[AmdPartition]] = {}
     for name in matching(host, PLATFORM, _PARTITION):
         try:
             paths, minor = _device_nodes(host, f"{PLATFORM}/{name}")
@@ -310,15 +310,15 @@ def _partitions(host: Host, by_minor: Mapping[int, KfdNode]) -> dict[Place, list
         if node is not None:
             number = int(re.sub(r"\D", "", name))
             one = AmdPartition(number, name, "", node.partition, 0, node.memory_bytes, paths=paths)
-            found.setdefault(node.place, []).append(one)
-    return found
+            partitions.setdefault(node.place, []).append(one)
+    return partitions
 
 
 def _device_nodes(host: Host, at: str) -> tuple[tuple[str, ...], int | None]:
     """The device nodes of a DRM device, and its render minor."""
-    found = [match for name in host.listdir(f"{at}/drm") if (match := _NODE.fullmatch(name))]
-    minor = next((int(match[2]) for match in found if match[1] == "renderD"), None)
-    return tuple(f"/dev/dri/{match[0]}" for match in found), minor
+    nodes = [match for name in host.listdir(f"{at}/drm") if (match := _NODE.fullmatch(name))]
+    minor = next((int(match[2]) for match in nodes if match[1] == "renderD"), None)
+    return tuple(f"/dev/dri/{match[0]}" for match in nodes), minor
 
 
 # --- health --------------------------------------------------------------------------------------------

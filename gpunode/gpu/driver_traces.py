@@ -56,13 +56,13 @@ def boot_id(host: Host) -> str:
 
 
 def _instances(host: Host) -> tuple[str, ...]:
-    found = []
+    instances = []
     for gpu in _names(host, _CAPABILITIES):
         if gpu.startswith("gpu"):
             for instance in _names(host, f"{_CAPABILITIES}/{gpu}/mig"):
                 inner = _names(host, f"{_CAPABILITIES}/{gpu}/mig/{instance}")
-                found.append("/".join((gpu, instance, *inner)))
-    return tuple(found)
+                instances.append("/".join((gpu, instance, *inner)))
+    return tuple(instances)
 
 
 def _names(host: Host, directory: str) -> tuple[str, ...]:

@@ -324,7 +324,11 @@ class Nvml:
         """
         handles = [argument for argument in arguments if isinstance(argument, Handle)]
         gpus = [handle.gpu for handle in handles if handle.gpu is not None]
-        return self._call(function, gpus, *(one.raw if isinstance(one, Handle) else one for one in arguments))
+        return self._call(
+            function,
+            gpus,
+            *(argument.raw if isinstance(argument, Handle) else argument for argument in arguments),
+        )
 
     def part(self, function: str, of: Handle, *arguments: Any) -> Handle:
         """The handle that a function returns for a part of this GPU, or for the GPU that contains this
@@ -484,14 +488,14 @@ class Nvml:
 
     def mig_handles(self, gpu: Handle) -> tuple[tuple[int, Handle], ...]:
         """Slot number and handle of every MIG device; empty slots are left out."""
-        found = []
+        handles = []
         for slot in range(int(self.call("nvmlDeviceGetMaxMigDeviceCount", gpu))):
             try:
-                found.append((slot, self.part("nvmlDeviceGetMigDeviceHandleByIndex", gpu, slot)))
+                handles.append((slot, self.part("nvmlDeviceGetMigDeviceHandleByIndex", gpu, slot)))
             except NvmlError as error:
                 if error.code not in (NOT_FOUND, INVALID_ARGUMENT):
                     raise
-        return tuple(found)
+        return tuple(handles)
 
     def mig_parent(self, mig: Handle) -> Handle:
         """The GPU that a MIG device is part of; INVALID_ARGUMENT for a whole GPU."""

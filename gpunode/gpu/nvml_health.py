@@ -234,13 +234,13 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
 def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
     """Memory in use by MIG device. Compute instances of one GPU instance share its memory, so each instance's
     part is unknown; a MIG device that disappears meanwhile is no failure of its GPU."""
-    found: dict[str, tuple[int, int]] = {}
+    parts: dict[str, tuple[int, int]] = {}
     with suppress(NvmlError):
         for _, mig in nvml.mig_handles(gpu) if nvml.mig_enabled(gpu) else ():
             with suppress(NvmlError):
-                found[nvml.uuid(mig)] = nvml.mig_instances(mig)[0], nvml.memory_used(mig)
-    shared = Counter(gi for gi, _ in found.values())
-    return {uuid: used for uuid, (gi, used) in found.items() if shared[gi] == 1}
+                parts[nvml.uuid(mig)] = nvml.mig_instances(mig)[0], nvml.memory_used(mig)
+    shared = Counter(gi for gi, _ in parts.values())
+    return {uuid: used for uuid, (gi, used) in parts.items() if shared[gi] == 1}
 
 
 def _action(number: int) -> str:
@@ -431,14 +431,14 @@ def _memory(gpu: _Gpu) -> tuple[int | None, int | None, int | None]:
 
 def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:
     """The states of this GPU's links; () if it has none, None if it doesn't report them."""
-    found: list[bool] = []
+    nvlinks: list[bool] = []
     for link in range(_MOST_LINKS):
         try:
             state = gpu.nvml.call("nvmlDeviceGetNvLinkState", gpu.device, link)
         except NvmlError as error:
-            return tuple(found) if error.code in (INVALID_ARGUMENT, NOT_SUPPORTED) else None
-        found.append(bool(state))
-    return tuple(found)
+            return tuple(nvlinks) if error.code in (INVALID_ARGUMENT, NOT_SUPPORTED) else None
+        nvlinks.append(bool(state))
+    return tuple(nvlinks)
 
 
 def _fabric(gpu: _Gpu) -> Fabric:
@@ -451,14 +451,14 @@ def _fabric(gpu: _Gpu) -> Fabric:
 
 def _processes(gpu: _Gpu) -> tuple[GpuProcess, ...] | None:
     """None unless NVML reports both lists, because an empty list is information, too."""
-    found: list[GpuProcess] = []
+    processes: list[GpuProcess] = []
     for graphics in (False, True):
         kind = "Graphics" if graphics else "Compute"
         running = gpu.call(f"nvmlDeviceGet{kind}RunningProcesses")
         if running is None:
             return None
-        found += [GpuProcess(int(one.pid), graphics, one.usedGpuMemory) for one in running]
-    return tuple(found)
+        processes += [GpuProcess(int(process.pid), graphics, process.usedGpuMemory) for process in running]
+    return tuple(processes)
 
 
 def _licence(gpu: _Gpu) -> Licence:
@@ -466,8 +466,8 @@ def _licence(gpu: _Gpu) -> Licence:
     if licensable is None:
         return Licence()
     features = licensable.gridLicensableFeatures[: licensable.licensableFeaturesCount]
-    products = tuple(text for one in features if (text := _text(one.productName)))
-    licensed = any(one.featureState for one in features)  # nvml.h: non-zero if it is licensed now
+    products = tuple(text for feature in features if (text := _text(feature.productName)))
+    licensed = any(feature.featureState for feature in features)  # nvml.h: non-zero if it is licensed now
     return Licence(bool(licensable.isGridLicenseSupported), licensed, products)
 
 

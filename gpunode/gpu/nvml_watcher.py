@@ -95,14 +95,14 @@ def read_topology(
 
 
 def _handles(nvml: Nvml, inventory: Inventory, skip: Collection[int]) -> dict[str, Handle]:
-    found = {}
+    handles = {}
     for gpu in inventory.gpus:
         if gpu.uuid and not gpu.error and gpu.index not in skip:
             try:
-                found[gpu.uuid] = nvml.handle(gpu.index)
+                handles[gpu.uuid] = nvml.handle(gpu.index)
             except NvmlError:
                 continue  # lost since it was listed; the next inventory reports that
-    return found
+    return handles
 
 
 def _level(nvml: Nvml, first: Handle, second: Handle) -> int | None:
@@ -114,21 +114,21 @@ def _level(nvml: Nvml, first: Handle, second: Handle) -> int | None:
 
 def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> _Links:
     """A GPU that fails meanwhile keeps no links: half of them would rank it wrongly."""
-    found = _Links()
+    links = _Links()
     for link in range(_MOST_LINKS):
         try:
             if not int(nvml.call("nvmlDeviceGetNvLinkState", gpu, link)):
                 continue
-            _count(nvml, gpu, link, places, found)
+            _count(nvml, gpu, link, places, links)
         except NvmlError as error:
             if error.code == INVALID_ARGUMENT:
                 break
             if error.code not in _NO_SUCH_LINK:
                 return _Links()
-    return found
+    return links
 
 
-def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) -> None:
+def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], links: _Links) -> None:
     try:
         kind = int(nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link))
     except NvmlError:
@@ -136,13 +136,13 @@ def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], found: _Links) 
     if kind == _NPU:
         return
     if kind == _SWITCH:
-        found.switch += 1
+        links.switch += 1
         return
     address = sysfs_address(nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link).busId)
     if address in places:
-        found.to[address] += 1
+        links.to[address] += 1
     else:
-        found.switch += 1
+        links.switch += 1
 
 
 # The watcher's thread that waits for NVML's events and reports each when it occurs.
@@ -399,19 +399,19 @@ class NvmlWatcher:
         return failed != before
 
     def _read_all(self) -> dict[str, Reading]:
-        found = {}
+        result = {}
         for gpu in self._inventory.gpus if self._inventory else ():
             if not gpu.uuid or gpu.index in self._skip:
                 continue
             try:
                 device = self._nvml.handle(gpu.index)
             except NvmlError as error:
-                found[gpu.uuid] = Reading(gpu.uuid, str(error), generation=self._generation)
+                result[gpu.uuid] = Reading(gpu.uuid, str(error), generation=self._generation)
                 continue
-            found[gpu.uuid] = read_gpu(
+            result[gpu.uuid] = read_gpu(
                 self._nvml, device, gpu.uuid, use=self._options.use, generation=self._generation
             )
-        return found
+        return result
 
 
 def loaded_library() -> str:

@@ -118,7 +118,7 @@ def _conditions(
     from gpunode.gpu.nvml_health import conditions_from_json
 
     conditions = conditions_from_json(answers["conditions"], inventory)
-    left = sorted({gpu.index for gpu in inventory.gpus} - {one.index for one in conditions})
+    left = sorted({gpu.index for gpu in inventory.gpus} - {condition.index for condition in conditions})
     if not problem:
         return conditions, ""
     return (
