@@ -56,7 +56,9 @@ def common_edits(
         return replace(control, env=(void,), mounts=_mounts(files, _by_soname(files)))
     folders = tuple(dict.fromkeys(library.directory for library in files.libraries))
     env = (void, f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}")
-    mounts = _mounts(files, (Mount(one.path, f"{files.root}{one.path}") for one in files.libraries))
+    mounts = _mounts(
+        files, (Mount(library.path, f"{files.root}{library.path}") for library in files.libraries)
+    )
     return replace(control, env=env, mounts=mounts, hooks=hooks_for(hooks, files, folders))
 
 
@@ -177,7 +179,7 @@ def build(
     notes += [note] if note else []
     notes += _missing_control(nodes)
     common = common_edits(nodes, files, hooks, groups=groups)
-    paths = {node.path for edits in (common, *(one.edits for one in devices)) for node in edits.nodes}
+    paths = {node.path for edits in (common, *(device.edits for device in devices)) for node in edits.nodes}
     present = (nodes.present[path] for path in sorted(paths, key=natural))
     numbers = tuple((node.path, node.major, node.minor) for node in present)
     spec = Spec(f"{form.vendor}/{form.device_class}", devices, common, numbers=numbers)
@@ -439,7 +441,9 @@ def feature_nodes(host: Host, dev_root: str = "") -> Mapping[str, tuple[DeviceNo
     classes = {}
     for name, (place, pattern) in _PLACES.items():
         devices = devices_below(host, dev_root, place)
-        classes[name] = tuple(one for one in devices if re.fullmatch(pattern, one.path.rpartition("/")[2]))
+        classes[name] = tuple(
+            device for device in devices if re.fullmatch(pattern, device.path.rpartition("/")[2])
+        )
     return classes
 
 

@@ -151,7 +151,9 @@ def _libraries(host: Host, directories: tuple[str, ...], version: str) -> Iterat
     """Every library of this version, each once, with the names that lead to it."""
     owners: dict[str, str] = {}
     links: dict[str, set[str]] = {}
-    listed = {place: host.listdir(place) for one in directories for place in (one, *_beside(one))}
+    listed = {
+        place: host.listdir(place) for directory in directories for place in (directory, *_beside(directory))
+    }
     stems = {
         name.partition(".so")[0] for names in listed.values() for name in names if _is_driver(name, version)
     }

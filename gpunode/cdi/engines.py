@@ -48,15 +48,15 @@ _FINDERS: dict[str, Callable[[Host], Daemon | None]] = {
 
 def installed(host: Host, names: Iterable[str] = tuple(_FINDERS)) -> tuple[Daemon, ...]:
     """The named engines that are installed; one whose files can't be read doesn't hide the others."""
-    found = []
+    result = []
     for name in names:
         try:
             daemon = _FINDERS[name](host)
         except GpunodeError:
             continue
         if daemon is not None:
-            found.append(daemon)
-    return tuple(found)
+            result.append(daemon)
+    return tuple(result)
 
 
 def specification_paths(host: Host, engines: Iterable[Daemon]) -> tuple[str, ...]:
@@ -84,13 +84,13 @@ def newest_used(host: Host, dev_root: str = "", *, dots: bool = False) -> Versio
     return DOTS if dots else UNKNOWN_ENGINE
 
 
-def readable(host: Host, wanted: Version) -> Version:
+def readable(host: Host, version: Version) -> Version:
     """The newest specification that all engines of this node read.
 
     Only engines with a release that doesn't read `wanted` are queried: running a program for its version
     takes as long as everything else.
     """
-    matter = [name for name in _FINDERS if oldest(name) < wanted]
+    matter = [name for name in _FINDERS if oldest(name) < version]
     return limit(installed(host, matter)) if matter else NEWEST
 
 

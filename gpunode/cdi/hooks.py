@@ -81,7 +81,10 @@ def hooks_for(program: HookProgram, files: DriverFiles, folders: tuple[str, ...]
     """NVIDIA's hooks in NVIDIA's order, limited to those that the program has."""
     desired: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("enable-cuda-compat", (f"--host-driver-version={files.version}",)),
-        ("update-ldcache", (*_ldconfig(program), *(word for one in folders for word in ("--folder", one)))),
+        (
+            "update-ldcache",
+            (*_ldconfig(program), *(word for folder in folders for word in ("--folder", folder))),
+        ),
         ("disable-device-node-modification", ()),
         ("update-application-profile", ()),
     )
@@ -106,9 +109,9 @@ def _ldconfig(program: HookProgram) -> tuple[str, ...]:
 
 def _links(files: DriverFiles) -> list[str]:
     """``target::link`` for every other name of a library, in the form that create-symlinks reads."""
-    found = []
+    links = []
     for library in files.libraries:
         for link in (f"{library.directory}/{name}" for name in library.links):
             if link != library.path:
-                found.append(f"{relpath(library.path, dirname(link))}::{link}")
-    return sorted(found)
+                links.append(f"{relpath(library.path, dirname(link))}::{link}")
+    return sorted(links)

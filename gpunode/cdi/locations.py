@@ -56,7 +56,7 @@ def rivals(host: Host, path: str, spec: Spec, *, elsewhere: bool = False) -> Riv
 def rank(host: Host, path: str, directories: Sequence[str] = DIRECTORIES) -> int | None:
     """A directory's position in the engines' order, the later one wins; None if engines don't read it."""
     directory = host.realpath(path.rpartition("/")[0] or "/")
-    real = [host.realpath(one) for one in directories]
+    real = [host.realpath(directory) for directory in directories]
     return real.index(directory) if directory in real else None
 
 

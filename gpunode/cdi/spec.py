@@ -105,11 +105,11 @@ UNKNOWN_ENGINE = _NAMES  # an engine of an unknown kind or release is assumed to
 @cache
 def _readers() -> dict[str, tuple[tuple[Version, Version], ...]]:
     """By engine, oldest first: a release, and the specification that it and later ones read."""
-    found: dict[str, tuple[tuple[Version, Version], ...]] = {}
+    readers: dict[str, tuple[tuple[Version, Version], ...]] = {}
     for row in table("cdi_versions").rows:
         pair = (numbers(row["since"]), numbers(row["reads"]))
-        found[row["engine"]] = (*found.get(row["engine"], ()), pair)
-    return found
+        readers[row["engine"]] = (*readers.get(row["engine"], ()), pair)
+    return readers
 
 
 def reads(engine: str, release: tuple[int, ...]) -> Version | None:
@@ -189,7 +189,7 @@ def as_tree(spec: Spec) -> dict[str, Any]:
     return {
         "cdiVersion": text(spec.version),
         "kind": spec.kind,
-        "devices": [{"name": one.name, "containerEdits": _edits(one.edits)} for one in spec.devices],
+        "devices": [{"name": device.name, "containerEdits": _edits(device.edits)} for device in spec.devices],
         "containerEdits": _edits(spec.edits),
     }
 
@@ -202,8 +202,12 @@ def _edits(edits: Edits) -> dict[str, Any]:
             for node in edits.nodes
         ],
         "mounts": [
-            {"hostPath": one.host_path, "containerPath": one.container_path, "options": list(one.options)}
-            for one in edits.mounts
+            {
+                "hostPath": mount.host_path,
+                "containerPath": mount.container_path,
+                "options": list(mount.options),
+            }
+            for mount in edits.mounts
         ],
         "hooks": [
             _filled(hookName=hook.name, path=hook.path, args=list(hook.args), env=list(hook.env))
@@ -241,4 +245,4 @@ def _scalar(value: str | int) -> str:
     """A number, or a double-quoted YAML string: JSON's, with the additional escapes of YAML (spec 1.2.2,
     5.7)."""
     quoted = json.dumps(value, ensure_ascii=False)
-    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", quoted)
+    return re.sub(r"[^ -~]", lambda match: f"\\U{ord(match[0]):08x}", quoted)
