@@ -109,14 +109,14 @@ class DockerApi:
             listed = self._listing("/containers/json", {})
         else:
             listed = [one for one in self._http.recall("containers", list) if isinstance(one, dict)]
-        found = []
-        for one in listed:
-            names = one.get("Names")
+        containers = []
+        for entry in listed:
+            names = entry.get("Names")
             name = str(names[0]).removeprefix("/") if isinstance(names, list) and names else ""
-            found.append((str(one.get("Id", "")), name, str(one.get("Image", ""))))
-        kept = [{"Id": one, "Names": [f"/{name}"], "Image": image} for one, name, image in found]
+            containers.append((str(entry.get("Id", "")), name, str(entry.get("Image", ""))))
+        kept = [{"Id": one, "Names": [f"/{name}"], "Image": image} for one, name, image in containers]
         self.host.heard("daemons", self.socket, {"containers": kept})
-        return tuple(found)
+        return tuple(containers)
 
     def containers_of(self, runtimes: Sequence[str], most: int) -> tuple[tuple[str, bool], ...]:
         """Name, and whether it runs, of those of the newest `most` containers that were made with `runtimes`.
@@ -124,7 +124,7 @@ class DockerApi:
         The list doesn't contain a container's runtime, so each is queried; one that is removed meanwhile is
         skipped.
         """
-        found = []
+        result = []
         for one in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
             try:
                 container = self._object("GET", f"/containers/{_quoted(str(one.get('Id')))}/json")
@@ -135,8 +135,8 @@ class DockerApi:
             settings = container.get("HostConfig")
             if isinstance(settings, dict) and settings.get("Runtime") in runtimes:
                 name = str(container.get("Name") or one.get("Id")).removeprefix("/")
-                found.append((name, one.get("State") == "running"))
-        return tuple(found)
+                result.append((name, one.get("State") == "running"))
+        return tuple(result)
 
     def create_container(self, specification: Mapping[str, Any], name: str) -> str:
         """The new container's id. `specification` is the body of ``POST /containers/create``."""

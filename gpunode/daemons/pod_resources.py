@@ -84,10 +84,10 @@ def _recalled(host: Host, socket: str, what: str) -> Any:
     return answer
 
 
-def _as_recorded(one: Holding) -> dict[str, Any]:
-    recorded = asdict(one)
+def _as_recorded(holding: Holding) -> dict[str, Any]:
+    recorded = asdict(holding)
     del recorded["pod_uid"]
-    return {**recorded, "ids": list(one.ids)}
+    return {**recorded, "ids": list(holding.ids)}
 
 
 def _recorded_holding(entry: Any) -> Holding:
