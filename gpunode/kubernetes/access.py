@@ -274,7 +274,7 @@ def node_name(host: Host, option: str, certificate: str = "") -> tuple[str, str]
         (certificate, "the kubelet's certificate"),
         (own, "this machine's name"),
     )
-    name, source = next((one for one in names if one[0]), ("", ""))
+    name, source = next((name for name in names if name[0]), ("", ""))
     if not name:
         raise UsageError("neither option nor machine says which node it is", hint="name it: --node NAME")
     if _NODE.fullmatch(name) is None or len(name) > 253 or ".." in name:

@@ -104,7 +104,11 @@ def change(
 
 def _aims(patch: Patch) -> list[tuple[str, str]]:
     """The result of a patch regardless of the previous state: path and value of each step."""
-    return [(str(one["path"]), repr(one.get("value"))) for one in patch if one["op"] != "test"]
+    return [
+        (str(operation["path"]), repr(operation.get("value")))
+        for operation in patch
+        if operation["op"] != "test"
+    ]
 
 
 def _worth_another(error: ClusterError, read: Callable[[], Json], seen: Json) -> bool:
@@ -145,9 +149,9 @@ def _with_outcome(error: ClusterError, lost: Patch) -> ClusterError:
 def _unknown(patch: Patch) -> str:
     """Add the values that the patch replaces: if it was made, the next run has nothing to undo."""
     before = [
-        f"{_key(one['path'])} was {_short(one['value'])}"
-        for one in patch
-        if one["op"] == "test" and one["path"] != "/metadata/resourceVersion"
+        f"{_key(operation['path'])} was {_short(operation['value'])}"
+        for operation in patch
+        if operation["op"] == "test" and operation["path"] != "/metadata/resourceVersion"
     ]
     return f"{_UNKNOWN}; before, {', '.join(before)}" if before else _UNKNOWN
 
@@ -319,10 +323,16 @@ def differences(desired: Any, existing: Any, at: str = "") -> list[str]:
         return []
     if isinstance(desired, Mapping) and isinstance(existing, Mapping):
         items = desired.items()
-        return [one for key, value in items for one in differences(value, existing.get(key), f"{at}/{key}")]
+        return [
+            difference
+            for key, value in items
+            for difference in differences(value, existing.get(key), f"{at}/{key}")
+        ]
     if isinstance(desired, list) and isinstance(existing, list) and len(desired) == len(existing):
         both = enumerate(zip(desired, existing, strict=True))
-        return [one for number, values in both for one in differences(*values, f"{at}/{number}")]
+        return [
+            difference for number, values in both for difference in differences(*values, f"{at}/{number}")
+        ]
     empty = existing is None and (
         desired is None or desired == "" or desired is False
     )  # the server omits these

@@ -127,10 +127,10 @@ def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connecti
             files[path] = _parse(path, text)
     if not files:
         raise NoAccess(f"no kubeconfig at {', '.join(paths)}", hint="name an existing one: --kubeconfig PATH")
-    current = next((one.current for one in files.values() if one.current), "")
+    current = next((file.current for file in files.values() if file.current), "")
     joined, name = ":".join(files), context or current
     contexts = _first(files, "contexts")
-    choice = ", ".join(f"--context {one}" for one in sorted(contexts)) or "there is none"
+    choice = ", ".join(f"--context {other}" for other in sorted(contexts)) or "there is none"
     if not name:
         raise NoAccess(f"{joined} has no current context", hint=f"choose one: {choice}")
     if name not in contexts:
@@ -324,7 +324,7 @@ def _command_line(program: Program, file: str) -> tuple[list[str], dict[str, str
             f" known are {', '.join(_VERSIONS)}",
             hint=PROXY_HINT,
         )
-    env = {one.name: one.value for one in program.env or ()}
+    env = {variable.name: variable.value for variable in program.env or ()}
     texts = (program.command, *(program.args or ()), *env, *env.values())
     sound = all("\0" not in text and _encodes(text) for text in texts)
     if not program.command or not sound or any(not name or "=" in name for name in env):
@@ -348,7 +348,10 @@ def _cluster_info(host: Host, cluster: Cluster) -> dict[str, Any]:
         "insecure-skip-tls-verify": cluster.insecure,
         "certificate-authority-data": cluster.certificate_auth_data,
         "proxy-url": cluster.proxy,
-        "config": next((one.extension for one in cluster.extensions or () if one.name == _EXTENSION), None),
+        "config": next(
+            (extension.extension for extension in cluster.extensions or () if extension.name == _EXTENSION),
+            None,
+        ),
     }
     if cluster.certificate_auth:
         info["certificate-authority-data"] = _base64(host.read_text(cluster.certificate_auth))

@@ -134,32 +134,32 @@ class Volume:
 
 def plugin_volumes(desired: PluginSet) -> tuple[Volume, ...]:
     """Only the volumes that the plugin uses."""
-    found = [
+    volumes = [
         _of_node("device-plugins", DEVICE_PLUGINS, "Directory"),
         _of_node("state", _STATE, "DirectoryOrCreate"),
         Volume({"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}, (_mount("tmp", "/tmp"),)),  # noqa: S108
     ]
     if desired.metrics_port:  # the metrics name the pod of each GPU
         pods = f"{desired.kubelet_root.rstrip('/')}/pod-resources"
-        found.append(_of_node("pod-resources", pods, "Directory", POD_RESOURCES, read_only=True))
+        volumes.append(_of_node("pod-resources", pods, "Directory", POD_RESOURCES, read_only=True))
     if desired.config:
         config = str(PurePosixPath(CONFIG_FILE).parent)
         volume = {"name": "config", "configMap": {"name": PLUGIN}}
-        found.append(Volume(volume, (_mount("config", config, read_only=True),)))
+        volumes.append(Volume(volume, (_mount("config", config, read_only=True),)))
     if "file" in desired.labels:
-        found.append(_of_node("features", _FEATURES, "DirectoryOrCreate"))
+        volumes.append(_of_node("features", _FEATURES, "DirectoryOrCreate"))
     if desired.cdi:
-        found.append(_of_node("cdi", _CDI, "DirectoryOrCreate"))
+        volumes.append(_of_node("cdi", _CDI, "DirectoryOrCreate"))
         root = _of_node("driver-root", desired.driver_root, "Directory", _DRIVER_ROOT, read_only=True)
         root.mounts[0]["mountPropagation"] = "HostToContainer"  # a driver container is mounted later
-        found.append(root)
+        volumes.append(root)
     if desired.mps or desired.mps_elsewhere:
-        found.append(_of_node("mps", desired.mps_root, "DirectoryOrCreate"))
+        volumes.append(_of_node("mps", desired.mps_root, "DirectoryOrCreate"))
     if desired.mps:
         shm = f"{desired.mps_root}/shm"
         both = _mount("mps-shm", shm), _mount("mps-shm", "/dev/shm")  # noqa: S108
-        found.append(Volume(_of_node("mps-shm", shm, "DirectoryOrCreate").volume, both))
-    return tuple(found)
+        volumes.append(Volume(_of_node("mps-shm", shm, "DirectoryOrCreate").volume, both))
+    return tuple(volumes)
 
 
 def _of_node(name: str, path: str, kind: str, inside: str = "", *, read_only: bool = False) -> Volume:
@@ -251,7 +251,7 @@ def _pod(desired: PluginSet) -> Json:
         "affinity": _affinity(desired.vendor),
         "tolerations": [{"key": key, "operator": "Exists"}],
         "containers": [_container(desired, volumes)],
-        "volumes": [one.volume for one in volumes],
+        "volumes": [volume.volume for volume in volumes],
     }
 
 
@@ -275,7 +275,7 @@ def _container(desired: PluginSet, volumes: tuple[Volume, ...]) -> Json:
         **_served(desired.metrics_port),
         "resources": _resources(desired),
         "securityContext": _security(desired),
-        "volumeMounts": [mount for one in volumes for mount in one.mounts],
+        "volumeMounts": [mount for volume in volumes for mount in volume.mounts],
     }
 
 

@@ -72,9 +72,9 @@ def _count(resources: Mapping[str, str], name: str) -> int:
 def unschedulable(message: str, aim: Aim) -> Reason:
     """The scheduler's message, reduced to the causes that concern our node: the pod selects no other."""
     said = _TAIL.sub(".", one_line(message))
-    causes = [one for one in _causes(said) if not any(word in one for word in _SELECTED)]
+    causes = [cause for cause in _causes(said) if not any(word in cause for word in _SELECTED)]
     message = f"the pod can't be scheduled on {aim.node}: {', '.join(causes) or said}"
-    if any(f"Insufficient {aim.resource}" in one for one in causes):
+    if any(f"Insufficient {aim.resource}" in cause for cause in causes):
         return _insufficient(aim)
     if found := next(filter(None, map(_TAINT.search, causes)), None):
         taints = aim.taints or ((found[1],) if found[1] else ())
@@ -82,7 +82,7 @@ def unschedulable(message: str, aim: Aim) -> Reason:
             message = f"the pod can't be scheduled on {aim.node}: it does not tolerate the node's taint"
             message += f" {' and '.join(aim.taints)}"
         return Reason("pending-taint", message, _taint_hint(taints, aim.node), 30)
-    if any("unschedulable" in one for one in causes):
+    if any("unschedulable" in cause for cause in causes):
         return Reason("pending-cordoned", message, f"kubectl uncordon {aim.node}", 30)
     if not causes and said:
         hint = f"compare its label kubernetes.io/hostname: kubectl get node {aim.node} --show-labels"
@@ -152,7 +152,9 @@ def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: 
     """The kubelet reports the cause in an event; later events only say that it backs off."""
     causes = [one_line(one.get("message")) for one in events if one.get("reason") == "Failed"]
     known = [
-        one for one in (message, *reversed(causes)) if one and not one.startswith(("Back-off", "Error:"))
+        cause
+        for cause in (message, *reversed(causes))
+        if cause and not cause.startswith(("Back-off", "Error:"))
     ]
     said = known[0] if known else message
     hint = "is the name right, and can the node reach the registry? --image names a copy of your own"
@@ -189,16 +191,16 @@ def event_time(event: Mapping[str, Any]) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or created or "")
 
 
-def event(one: Mapping[str, Any], aim: Aim) -> Reason | None:
+def event(fields: Mapping[str, Any], aim: Aim) -> Reason | None:
     """A warning about a pod without a container yet; None for one that isn't known to delay it."""
-    reason, message = one_line(one.get("reason")), one_line(one.get("message"))
+    reason, message = one_line(fields.get("reason")), one_line(fields.get("message"))
     if reason == "FailedScheduling":
         return unschedulable(message, aim)
     if reason == "FailedCreatePodSandBox":
-        if found := _HANDLER.search(message):
-            hint = f"gpunode configure-runtime --nvidia-runtime-name {found[1]}; or another --runtime-class"
+        if match := _HANDLER.search(message):
+            hint = f"gpunode configure-runtime --nvidia-runtime-name {match[1]}; or another --runtime-class"
             message = (
-                f"the node's engine has no runtime {found[1]!r}, which the RuntimeClass names: {message}"
+                f"the node's engine has no runtime {match[1]!r}, which the RuntimeClass names: {message}"
             )
             return Reason("pending-runtime-handler", message, hint, 30)
         return Reason("pending-sandbox", f"{reason}: {message}", f"kubectl describe node {aim.node}", 60)
@@ -408,4 +410,4 @@ def _map(value: Any) -> Mapping[str, Any]:
 
 
 def _maps(value: Any) -> Iterable[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    return [element for element in value if isinstance(element, Mapping)] if isinstance(value, list) else []
