@@ -71,7 +71,7 @@ def carry_out(
     failed too. An interruption is raised again after the rollback.
     """
     half = {gpu.uuid: gpu for gpu in left.half}
-    before = tuple(half.get(one.gpu.uuid, one.gpu) for one in plans)
+    before = tuple(half.get(plan.gpu.uuid, plan.gpu) for plan in plans)
 
     def forward() -> Layouts:
         after = _forward(tools, plans, skip_reset, mode_only)

@@ -204,7 +204,7 @@ def _devices(line: int, item: Item | None, faults: Faults) -> tuple[int, ...] | 
         what = "an empty list" if item.kind == "list" else item.what
         faults.append((item.line, f"devices is all or a list of indices such as [0, 1], not {what}"))
         return None
-    wrong = [one for one in item.items if one.kind != "scalar" or not _NUMBER.fullmatch(one.text)]
+    wrong = [other for other in item.items if other.kind != "scalar" or not _NUMBER.fullmatch(other.text)]
     faults += [(one.line, f"devices: {one.what} is no index of a GPU") for one in wrong]
     return None if wrong else tuple(dict.fromkeys(int(one.text) for one in item.items))
 
@@ -215,12 +215,12 @@ def _filters(item: Item | None, faults: Faults) -> Iterator[Filter]:
     for one in item.items if item.kind == "list" else (item,):
         if one.kind == "scalar" and not one.text:
             continue  # as in mig-parted: every GPU
-        found = _FILTER.fullmatch(one.text) if one.kind == "scalar" else None
-        if found is None:
+        match = _FILTER.fullmatch(one.text) if one.kind == "scalar" else None
+        if match is None:
             form = '"0x20B010DE" (PCI device, vendor), or "0x20B010DE:0x134F10DE" with the subsystem'
             faults.append((one.line, f"device-filter: {one.what} is none; its form is {form}"))
         else:
-            yield Filter(int(found[1], 16), int(found[2], 16) if found[2] else None)
+            yield Filter(int(match[1], 16), int(match[2], 16) if match[2] else None)
 
 
 def _profiles(line: int, enabled: bool | None, item: Item | None, faults: Faults) -> dict[str, int]:
@@ -346,19 +346,19 @@ def _chosen(
 
     A GPU of which the ids can't be read may match a filter, so it isn't silently excluded.
     """
-    found = [gpu for gpu in layouts.gpus if _selects(entry, gpu)]
+    gpus = [gpu for gpu in layouts.gpus if _selects(entry, gpu)]
     if entry.enabled and entry.devices is None:
-        able = [gpu for gpu in found if gpu.capable or gpu.error]
+        able = [gpu for gpu in gpus if gpu.capable or gpu.error]
         if able:
             notes += [
                 f"{place}: GPU {gpu.index} ({gpu.name}) does not support MIG and is left out"
-                for gpu in found
+                for gpu in gpus
                 if gpu not in able
             ]
-            found = able
-    if not found and entry.devices is not None and not _missing(place, entry, layouts):
+            gpus = able
+    if not gpus and entry.devices is not None and not _missing(place, entry, layouts):
         faults.append(f"{place}: its device-filter matches none of its devices")
-    return found
+    return gpus
 
 
 def _selects(entry: Entry, gpu: GpuLayout) -> bool:
@@ -490,4 +490,4 @@ def _devices_text(devices: Mapping[str, int]) -> str:
 
 def empty_instances(gpu: GpuLayout) -> tuple[int, ...]:
     """Ids of GPU instances without compute instances: they occupy slots, and mig-parted ignores them."""
-    return tuple(one.id for one in gpu.instances if not one.compute)
+    return tuple(instance.id for instance in gpu.instances if not instance.compute)

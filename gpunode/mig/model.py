@@ -153,7 +153,7 @@ class GpuLayout:
 
     def profile(self, name: str) -> Profile | None:
         """The profile that this GPU offers under that name or an alias; None if it doesn't."""
-        return next((one for one in self.profiles if name in one.names), None)
+        return next((profile for profile in self.profiles if name in profile.names), None)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Layouts:
 
     def gpu(self, uuid: str) -> GpuLayout | None:
         """The GPU with that UUID; None if there is none."""
-        return next((one for one in self.gpus if one.uuid == uuid), None)
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
 
 _STARTS_AT_MULTIPLES_OF = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
@@ -177,13 +177,13 @@ def inferred_compute(gpu_slices: int) -> tuple[ComputeProfile, ...]:
     All of its slices, or at most half of them, rounded up: 1c, 2c and 4c of a 4g; 1c, 2c and 3c of a 3g; 1c,
     2c, 3c, 4c and 7c of a 7g (`nvidia-smi mig -lcip` on an A100).
     """
-    found = []
+    result = []
     for slices, multiple in _STARTS_AT_MULTIPLES_OF.items():
         if slices == gpu_slices or (slices < gpu_slices and 2 * slices <= gpu_slices + 1):
             starts = range(0, gpu_slices - slices + 1, multiple)
             places = tuple(Placement(start, slices) for start in starts)
-            found.append(ComputeProfile(slices, len(places), places))
-    return tuple(found)
+            result.append(ComputeProfile(slices, len(places), places))
+    return tuple(result)
 
 
 # Names of MIG devices as configurations write them, ``[Cc.]Gg.Mgb[+attr,...|-attr,...]``.
@@ -219,10 +219,10 @@ class DeviceName:
 
 def parse_name(text: str) -> DeviceName | None:
     """The parsed name, None if it isn't a valid one. It doesn't check whether a GPU offers it."""
-    found = _NAME.fullmatch(text)
-    if found is None:
+    match = _NAME.fullmatch(text)
+    if match is None:
         return None
-    compute, slices, gigabytes, sign, attributes = found.groups()
+    compute, slices, gigabytes, sign, attributes = match.groups()
     names = attributes.split(",") if attributes else []
     if len(set(names)) < len(names) or not all(_ATTRIBUTE.fullmatch(name) for name in names):
         return None
@@ -283,7 +283,7 @@ def bins(profile: Profile, left: Counter[int]) -> tuple[Bin, ...]:
     remaining = Counter({size: count for size, count in left.items() if count > 0})
     while remaining.total():
         largest = max(size for size, count in remaining.items() if count > 0)
-        able = [one for one in fillings(profile, remaining) if largest in one]
+        able = [filling for filling in fillings(profile, remaining) if largest in filling]
         best = max(able, key=lambda one: (sum(one), -len(one), one), default=(largest,))
         found.append(best)
         remaining -= Counter(best)
@@ -299,10 +299,10 @@ def compute_places(
     """
     left = Counter(desired)
     kept: list[ComputeInstance] = []
-    for one in present:
-        if left[one.slices] > 0:
-            left[one.slices] -= 1
-            kept.append(one)
+    for instance in present:
+        if left[instance.slices] > 0:
+            left[instance.slices] -= 1
+            kept.append(instance)
     targets = [ComputeTarget(one.slices, one.placement, one) for one in kept]
     news = sorted((size for size, count in left.items() for _ in range(count)), reverse=True)
     if not news:

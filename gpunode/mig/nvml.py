@@ -118,13 +118,13 @@ class MigCalls:
     def compute_profiles(self, gpu_instance: Handle) -> tuple[ProfileInfo, ...]:
         """The compute instances that a GPU instance supports."""
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-        found = []
+        profiles = []
         for index in range(_COMPUTE_INSTANCE_PROFILES):
             info = self._unless_absent(call, gpu_instance, index, _SHARED_ENGINES)
             if info is not None:
                 count = int(info.instanceCount)
-                found.append(ProfileInfo(index, int(info.id), int(info.sliceCount), count, _name(info)))
-        return tuple(found)
+                profiles.append(ProfileInfo(index, int(info.id), int(info.sliceCount), count, _name(info)))
+        return tuple(profiles)
 
     def _unless_absent(self, call: str, *arguments: Any) -> Any:
         """The profile's structure, or its older version from older drivers; None if it isn't offered."""
@@ -165,7 +165,9 @@ class MigCalls:
     def _places(self, call: str, structure: str, of: Handle, profile_id: int) -> tuple[Placement, ...]:
         places, count = self._nvml.structure(structure, _MOST_PLACES), ctypes.c_uint(_MOST_PLACES)
         self._nvml.call(call, of, profile_id, places, ctypes.byref(count))
-        found = {Placement(int(one.start), int(one.size)) for one in places[: min(count.value, _MOST_PLACES)]}
+        found = {
+            Placement(int(place.start), int(place.size)) for place in places[: min(count.value, _MOST_PLACES)]
+        }
         return tuple(sorted(found, key=lambda place: (place.start, place.size)))
 
     def free(self, gpu: Handle, profile_id: int) -> int | None:
@@ -217,7 +219,7 @@ class MigCalls:
             if error.code in _ABSENT:  # MIG is off, or has just been switched off
                 return ()
             raise
-        return tuple(Handle(one, of.gpu) for one in handles[: min(count.value, room)])
+        return tuple(Handle(handle, of.gpu) for handle in handles[: min(count.value, room)])
 
     # --- changes ---------------------------------------------------------------------------------------
 
@@ -316,26 +318,26 @@ def _read_into(nvml: Nvml, gpu: Handle, values: dict[str, Any]) -> None:
 
 def _read_instances(nvml: Nvml, calls: MigCalls, gpu: Handle, memory: int, values: dict[str, Any]) -> None:
     offered = calls.profiles(gpu)
-    values["profiles"] = tuple(_profile(one, memory) for one in offered)
-    found: dict[int, tuple[ProfileInfo, InstanceInfo]] = {}
+    values["profiles"] = tuple(_profile(profile, memory) for profile in offered)
+    result: dict[int, tuple[ProfileInfo, InstanceInfo]] = {}
     if values["current"]:
         for profile in offered:
-            found |= {one.id: (profile, one) for one in calls.gpu_instances(gpu, profile)}
-    compute = {one.index: calls.compute_profiles(info.handle) for one, info in found.values()}
+            result |= {instance.id: (profile, instance) for instance in calls.gpu_instances(gpu, profile)}
+    compute = {one.index: calls.compute_profiles(info.handle) for one, info in result.values()}
     profiles = []
     for one in offered:
         places = calls.placements(gpu, one.id)
-        examples = [info.handle for profile, info in found.values() if profile.index == one.index]
+        examples = [info.handle for profile, info in result.values() if profile.index == one.index]
         known = _compute(calls, examples[0], compute[one.index]) if examples else ()
         free = calls.free(gpu, one.id) if values["current"] else None
         profiles.append(_profile(one, memory, placements=places, free=free, compute=known))
     values["profiles"] = tuple(profiles)
-    values["slots"] = max((place.end for one in profiles for place in one.placements), default=0)
-    named = {one.index: one for one in profiles}
-    uuids = _uuids(nvml, gpu) if found else {}
+    values["slots"] = max((place.end for profile in profiles for place in profile.placements), default=0)
+    named = {profile.index: profile for profile in profiles}
+    uuids = _uuids(nvml, gpu) if result else {}
     values["instances"] = tuple(
         _instance(calls, info, named[profile.index], compute[profile.index], uuids)
-        for _, (profile, info) in sorted(found.items())
+        for _, (profile, info) in sorted(result.items())
     )
 
 
@@ -357,14 +359,16 @@ def _profile(info: ProfileInfo, memory: int, **more: Any) -> Profile:
 
 def _compute(calls: MigCalls, gi: Handle, offered: tuple[ProfileInfo, ...]) -> tuple[ComputeProfile, ...]:
     """The compute instances of this profile, as NVML reports them of an existing GPU instance."""
-    inferred = {one.slices: one for one in inferred_compute(max((one.slices for one in offered), default=0))}
-    found: dict[int, ComputeProfile] = {}
-    for one in offered:
-        places = calls.compute_placements(gi, one.id)
-        if not places and one.slices in inferred:
-            places = inferred[one.slices].placements
-        found.setdefault(one.slices, ComputeProfile(one.slices, one.count, places))
-    return tuple(found.values())
+    inferred = {
+        one.slices: one for one in inferred_compute(max((profile.slices for profile in offered), default=0))
+    }
+    result: dict[int, ComputeProfile] = {}
+    for profile in offered:
+        places = calls.compute_placements(gi, profile.id)
+        if not places and profile.slices in inferred:
+            places = inferred[profile.slices].placements
+        result.setdefault(profile.slices, ComputeProfile(profile.slices, profile.count, places))
+    return tuple(result.values())
 
 
 def _instance(
@@ -488,7 +492,7 @@ def _create_gpu_instance(nvml: Nvml, question: Question) -> Any:
 
 def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
     calls, gi = MigCalls(nvml), _gpu_instance(nvml, question)
-    profiles = [one.id for one in calls.compute_profiles(gi) if one.slices == question["slices"]]
+    profiles = [profile.id for profile in calls.compute_profiles(gi) if profile.slices == question["slices"]]
     if not profiles:
         raise NvmlError(NOT_SUPPORTED, f"it takes no compute instance of {question['slices']} slices")
     made = calls.compute_instance_info(calls.create_compute_instance(gi, profiles[0], _at(question)))
@@ -498,7 +502,7 @@ def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
 
 def _uuid(nvml: Nvml, gpu: Handle, instances: tuple[int, int]) -> str:
     devices = (device for _, device in nvml.mig_handles(gpu))
-    return next((nvml.uuid(one) for one in devices if nvml.mig_instances(one) == instances), "")
+    return next((nvml.uuid(device) for device in devices if nvml.mig_instances(device) == instances), "")
 
 
 def _destroy_gpu_instance(nvml: Nvml, question: Question) -> Any:

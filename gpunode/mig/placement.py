@@ -144,7 +144,7 @@ class _Choice:
 def _search(gpu: GpuLayout, wish: Sequence[_Part]) -> tuple[Target, ...] | None:
     per_profile = [list(_choices(part, gpu.instances)) for part in wish]
     known = {part.profile.id for part in wish}
-    rest = [one for one in gpu.instances if one.profile_id not in known]
+    rest = [instance for instance in gpu.instances if instance.profile_id not in known]
     for choice in sorted(_joined(per_profile, rest), key=lambda one: one.cost):
         profiles = [*(_profile_of(gpu, one) for one, _ in choice.kept), *(p for p, _ in choice.made)]
         if not _allowed(profiles):
@@ -156,19 +156,19 @@ def _search(gpu: GpuLayout, wish: Sequence[_Part]) -> tuple[Target, ...] | None:
 
 
 def _joined(per_profile: Sequence[Sequence[_Choice]], rest: Sequence[GpuInstance]) -> Iterator[_Choice]:
-    lost = sum(len(one.compute) for one in rest)
+    lost = sum(len(instance.compute) for instance in rest)
     for combination in itertools.product(*per_profile):
         yield _Choice(
-            tuple(itertools.chain.from_iterable(one.kept for one in combination)),
-            tuple(itertools.chain.from_iterable(one.made for one in combination)),
-            lost + sum(one.lost_devices for one in combination),
-            len(rest) + sum(one.lost_instances for one in combination),
+            tuple(itertools.chain.from_iterable(choice.kept for choice in combination)),
+            tuple(itertools.chain.from_iterable(choice.made for choice in combination)),
+            lost + sum(choice.lost_devices for choice in combination),
+            len(rest) + sum(choice.lost_instances for choice in combination),
         )
 
 
 def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]:
     """All solutions for one profile's devices: which existing instances they use, and what is new."""
-    present = [one for one in instances if one.profile_id == part.profile.id]
+    present = [instance for instance in instances if instance.profile_id == part.profile.id]
 
     def walk(
         at: int, left: Counter[int], kept: tuple[tuple[GpuInstance, Bin], ...], lost: tuple[int, int]
@@ -179,11 +179,11 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
             return
         instance = present[at]
         yield from walk(at + 1, left, kept, (lost[0] + len(instance.compute), lost[1] + 1))
-        for one in _uses(part.profile, instance, left):
+        for use in _uses(part.profile, instance, left):
             gone = (
-                len(instance.compute) - (Counter(c.slices for c in instance.compute) & Counter(one)).total()
+                len(instance.compute) - (Counter(c.slices for c in instance.compute) & Counter(use)).total()
             )
-            yield from walk(at + 1, left - Counter(one), (*kept, (instance, one)), (lost[0] + gone, lost[1]))
+            yield from walk(at + 1, left - Counter(use), (*kept, (instance, use)), (lost[0] + gone, lost[1]))
 
     yield from walk(0, Counter(part.sizes), (), (0, 0))
 
@@ -191,13 +191,13 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
 def _uses(profile: Profile, instance: GpuInstance, left: Counter[int]) -> Iterator[Bin]:
     """The parts of the request that an instance can hold: at most its own devices, and what fits beside
     them."""
-    for one in fillings(profile, left):
-        if compute_places(profile, one, instance.compute) is not None:
-            yield one
+    for filling in fillings(profile, left):
+        if compute_places(profile, filling, instance.compute) is not None:
+            yield filling
 
 
 def _profile_of(gpu: GpuLayout, instance: GpuInstance) -> Profile:
-    return next(one for one in gpu.profiles if one.id == instance.profile_id)
+    return next(profile for profile in gpu.profiles if profile.id == instance.profile_id)
 
 
 def _allowed(profiles: Sequence[Profile]) -> bool:
@@ -211,9 +211,9 @@ def _allowed(profiles: Sequence[Profile]) -> bool:
     if any(count > limits[index] for index, count in counts.items()):
         return False
     names = [parsed for profile in profiles if (parsed := _attributes(profile)) is not None]
-    extended = [one for one in names if "me" in one.added]
-    greedy = [one for one in names if "me.all" in one.added]
-    others = [one for one in names if "me.all" not in one.added and "me" not in one.removed]
+    extended = [name for name in names if "me" in name.added]
+    greedy = [name for name in names if "me.all" in name.added]
+    others = [name for name in names if "me.all" not in name.added and "me" not in name.removed]
     return len(extended) <= 1 and len(greedy) <= 1 and not (greedy and others)
 
 
@@ -258,16 +258,16 @@ def _size(profile: Profile) -> int:
 
 
 def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tuple[Target, ...]:
-    found = []
+    targets = []
     for instance, one in choice.kept:
         compute = compute_places(_profile_of(gpu, instance), one, instance.compute) or ()
-        found.append(
+        targets.append(
             Target(instance.profile_id, instance.name, instance.slices, instance.placement, compute, instance)
         )
     for (profile, one), place in zip(choice.made, places, strict=True):
         compute = compute_places(profile, one, ()) or ()
-        found.append(Target(profile.id, profile.name, profile.slices, place, compute))
-    return tuple(sorted(found, key=lambda target: target.placement.start))
+        targets.append(Target(profile.id, profile.name, profile.slices, place, compute))
+    return tuple(sorted(targets, key=lambda target: target.placement.start))
 
 
 # --- reasons --------------------------------------------------------------------------------------------

@@ -129,8 +129,8 @@ def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
         wish,
         target,
         (*destroy, *mode, *((_step("reset", gpu),) if reset == "needed" else ()), *create),
-        tuple(one for one in devices if (one.gi, one.ci) not in kept_ids),
-        tuple(one for one in devices if (one.gi, one.ci) in kept_ids),
+        tuple(device for device in devices if (device.gi, device.ci) not in kept_ids),
+        tuple(device for device in devices if (device.gi, device.ci) in kept_ids),
         reset,
     )
 
@@ -224,7 +224,7 @@ def _kept(target: Sequence[Target]) -> tuple[Device, ...]:
 
 def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[Target, ...]:
     """An earlier layout as a target: existing instances are kept, the others get their old placements."""
-    found = []
+    result = []
     for old in then:
         same = next((one for one in now if _alike(one, old)), None)
         left = list(same.compute) if same else []
@@ -234,17 +234,17 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
             if here is not None:
                 left.remove(here)
             compute.append(ComputeTarget(ci.slices, ci.placement, here))
-        found.append(Target(old.profile_id, old.name, old.slices, old.placement, tuple(compute), same))
-    return tuple(found)
+        result.append(Target(old.profile_id, old.name, old.slices, old.placement, tuple(compute), same))
+    return tuple(result)
 
 
-def _alike(one: GpuInstance, other: GpuInstance) -> bool:
-    return one.profile_id == other.profile_id and one.placement == other.placement
+def _alike(instance: GpuInstance, other: GpuInstance) -> bool:
+    return instance.profile_id == other.profile_id and instance.placement == other.placement
 
 
-def same_layout(one: GpuLayout, other: GpuLayout) -> bool:
+def same_layout(layout: GpuLayout, other: GpuLayout) -> bool:
     """Whether two states of a GPU are equal except for ids and UUIDs."""
-    return (one.current, one.pending, _shape(one.instances)) == (
+    return (layout.current, layout.pending, _shape(layout.instances)) == (
         other.current,
         other.pending,
         _shape(other.instances),

@@ -68,7 +68,7 @@ def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left
     """
     old = load_snapshot(host)
     earlier = {gpu.uuid: old.goals.get(gpu.uuid, ()) for gpu in (*left.half, *left.unasked)}
-    goals = {one.gpu.uuid: (*earlier.get(one.gpu.uuid, ()), _goal(one)) for one in plans}
+    goals = {plan.gpu.uuid: (*earlier.get(plan.gpu.uuid, ()), _goal(plan)) for plan in plans}
     _write(host, LayoutSnapshot((*before, *left.unasked), {**earlier, **goals}))
 
 
@@ -129,13 +129,15 @@ def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
 
 def _all(goals: Sequence[Goal]) -> Goal:
     """The goals of several unfinished runs as one."""
-    cuts = [one.cuts for one in goals]
+    cuts = [goal.cuts for goal in goals]
     known = [cut for one in cuts if one is not None for cut in one]
-    return Goal(any(one.enabled for one in goals), None if None in cuts else tuple(known))
+    return Goal(any(goal.enabled for goal in goals), None if None in cuts else tuple(known))
 
 
 def _reached(goal: Goal, now: GpuLayout) -> bool:
-    cuts = [(_spot(one), tuple(sorted(c.slices for c in one.compute))) for one in now.instances]
+    cuts = [
+        (_spot(instance), tuple(sorted(c.slices for c in instance.compute))) for instance in now.instances
+    ]
     mode = (now.current, now.pending) == (goal.enabled, goal.enabled)
     return mode and goal.cuts is not None and sorted(cuts) == sorted(goal.cuts)
 

@@ -83,20 +83,20 @@ class InUse(PreconditionError):
     default_code = "mig-busy"
 
     def __init__(self, obstacles: Sequence[Obstacle]) -> None:
-        words = dict.fromkeys(shlex.quote(one.drain) for one in obstacles if one.drain)
+        words = dict.fromkeys(shlex.quote(obstacle.drain) for obstacle in obstacles if obstacle.drain)
         stop = "".join(f" --drain {word}" for word in words)
-        others = dict.fromkeys(_end_clients(one) for one in obstacles if not one.drain)
+        others = dict.fromkeys(_end_clients(obstacle) for obstacle in obstacles if not obstacle.drain)
         hints = [f"stop them with:{stop}"] if stop else []
         hints += [f"end first: {', '.join(others)}"] if others else []
-        super().__init__("; ".join(one.text for one in obstacles), hint="; ".join(hints))
+        super().__init__("; ".join(obstacle.text for obstacle in obstacles), hint="; ".join(hints))
         self.obstacles = tuple(obstacles)
 
 
-def _end_clients(one: Obstacle) -> str:
+def _end_clients(obstacle: Obstacle) -> str:
     """How to end what --drain can't stop."""
-    namespace, _, pod = (one.pod or (one.name if one.kind == "pod" else "")).partition("/")
+    namespace, _, pod = (obstacle.pod or (obstacle.name if obstacle.kind == "pod" else "")).partition("/")
     if not pod:
-        return f"{one.name} (process {one.pid})"
+        return f"{obstacle.name} (process {obstacle.pid})"
     return shlex.join(("kubectl", "delete", "pod", "-n", namespace, pod))
 
 
@@ -249,7 +249,7 @@ class _Who:
         if not container:
             return ""
         if self._pods is None:
-            found = {one.id: f"{one.namespace}/{one.pod}" for one in self._node.cri_containers}
+            found = {other.id: f"{other.namespace}/{other.pod}" for other in self._node.cri_containers}
             self._pods = found
         return self._pods.get(container, "")
 
@@ -486,14 +486,16 @@ class Clients:
 def clients(host: Host, processes: Sequence[Process]) -> Clients:
     """The services that are known to be gpunode's and handle both signals, which end any other process."""
     services = tuple(
-        one.pid
-        for one in processes
-        if keeps_nvml_open(one.argv) and _heeds(_field(host, one.pid, "Sig")) and _is_known(host, one)
+        process.pid
+        for process in processes
+        if keeps_nvml_open(process.argv)
+        and _heeds(_field(host, process.pid, "Sig"))
+        and _is_known(host, process)
     )
     children = tuple(
-        one.pid
-        for one in processes
-        if services and _CHILD in one.argv and _parent(_field(host, one.pid, "PPid:")) in services
+        process.pid
+        for process in processes
+        if services and _CHILD in process.argv and _parent(_field(host, process.pid, "PPid:")) in services
     )
     return Clients(services, children)
 
