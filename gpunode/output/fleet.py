@@ -33,7 +33,7 @@ def _count(data: Mapping[str, Any]) -> str:
 
 def _headline(data: Mapping[str, Any]) -> tuple[str, str]:
     """How many nodes are in which state, and the colour."""
-    states = [one["status"] for one in data["nodes"]]
+    states = [node["status"] for node in data["nodes"]]
     failed = sum(state in ("fail", "error") for state in states)
     unreachable = sum(one["code"] == _UNREACHABLE for one in data["missing"])
     counts = (
@@ -63,7 +63,7 @@ def _header(data: Mapping[str, Any]) -> Iterator[str]:
     text, mood = _headline(data)
     yield '<a class="jump" href="#main">Skip to the findings</a>'
     yield f'<header class="top {mood}">'
-    times = [one["at"] for one in data["nodes"] if one["at"]]
+    times = [node["at"] for node in data["nodes"] if node["at"]]
     if times:
         first, last = (datetime.fromtimestamp(at, timezone.utc) for at in (min(times), max(times)))
         yield f'<p class="where">gpunode doctor --compare · reports of {first:%Y-%m-%d %H:%M}'
@@ -88,8 +88,8 @@ def _missing(missing: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ):
         if nodes:
             yield f'<section aria-labelledby="{name}"><h2 id="{name}">{heading}</h2><ul class="rows">'
-            for one in nodes:
-                yield _row("missing", one["name"], one["message"])
+            for node in nodes:
+                yield _row("missing", node["name"], node["message"])
             yield "</ul></section>"
 
 
@@ -99,18 +99,18 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
         return
     total = len(data["nodes"])
     yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
-    for one in data["faults"]:
-        yield f'<article class="finding {escaped(one["status"])}">'
-        yield f'<header><span class="badge">{_BADGES[one["status"]]}</span>'
-        yield f"<h3>{escaped(one['summary'] or one['title'])}</h3></header>"
-        yield f'<p class="id"><code>{escaped(one["id"])}</code> · {escaped(one["title"])}</p>'
-        yield _listed(f"{len(one['nodes'])} of {many(total, 'node')}", one["nodes"])
-        if one["why"]:
-            yield f"<p>{escaped(one['why'])}</p>"
-        for fix in one["fixes"]:
+    for fault in data["faults"]:
+        yield f'<article class="finding {escaped(fault["status"])}">'
+        yield f'<header><span class="badge">{_BADGES[fault["status"]]}</span>'
+        yield f"<h3>{escaped(fault['summary'] or fault['title'])}</h3></header>"
+        yield f'<p class="id"><code>{escaped(fault["id"])}</code> · {escaped(fault["title"])}</p>'
+        yield _listed(f"{len(fault['nodes'])} of {many(total, 'node')}", fault["nodes"])
+        if fault["why"]:
+            yield f"<p>{escaped(fault['why'])}</p>"
+        for fix in fault["fixes"]:
             nodes = fix["nodes"]
             where = ", ".join(nodes) if len(nodes) <= _MOST_NAMES else many(len(nodes), "node")
-            yield f"<p>Fix{'' if len(one['fixes']) == 1 else f' on {escaped(where)}'}:</p>"
+            yield f"<p>Fix{'' if len(fault['fixes']) == 1 else f' on {escaped(where)}'}:</p>"
             yield f'<div class="fix"><pre tabindex="0"><code>{escaped(fix["command"])}</code></pre></div>'
         yield "</article>"
     yield "</section>"
@@ -121,11 +121,11 @@ def _differences(data: Mapping[str, Any]) -> Iterator[str]:
     if not data["differences"]:
         return
     yield '<section aria-labelledby="differences"><h2 id="differences">Versions that differ</h2>'
-    for one in data["differences"]:
-        yield f'<h3>{escaped(one["what"])}</h3><dl class="evidence">'
-        most = max(len(group["nodes"]) for group in one["groups"])
-        alone = sum(len(group["nodes"]) == most for group in one["groups"]) == 1
-        for group in one["groups"]:
+    for difference in data["differences"]:
+        yield f'<h3>{escaped(difference["what"])}</h3><dl class="evidence">'
+        most = max(len(group["nodes"]) for group in difference["groups"])
+        alone = sum(len(group["nodes"]) == most for group in difference["groups"]) == 1
+        for group in difference["groups"]:
             count = many(len(group["nodes"]), "node")
             listed = count if alone and len(group["nodes"]) == most else _listed(count, group["nodes"])
             yield f"<div><dt>{escaped(group['value'])}</dt><dd>{listed}</dd></div>"

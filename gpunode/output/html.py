@@ -65,18 +65,18 @@ class Report:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.envelope["data"]
-        return found
+        report: Mapping[str, Any] = self.envelope["data"]
+        return report
 
     def having(self, *states: str) -> tuple[Mapping[str, Any], ...]:
         """Findings in one of these states, the worst state first."""
-        return tuple(one for desired in states for one in self.findings if state(one) == desired)
+        return tuple(finding for desired in states for finding in self.findings if state(finding) == desired)
 
 
 def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ...]) -> tuple[str, str]:
     """The verdict in a few words, and its colour."""
-    errors = sum(state(one) in ("fail", "error") for one in findings)
-    warnings = sum(state(one) == "warn" for one in findings)
+    errors = sum(state(finding) in ("fail", "error") for finding in findings)
+    warnings = sum(state(finding) == "warn" for finding in findings)
     parts = [many(errors, "error")] if errors else []
     parts += [many(warnings, "warning")] if warnings else []
     if parts:
@@ -84,7 +84,7 @@ def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ..
     unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't contain it
     if unexamined and envelope["data"]["counts"]["pass"]:
         return f"No fault found; GPUs not examined: {unexamined}", "warn"
-    unread = sum(one["skipped"] == "unreadable" for one in findings)
+    unread = sum(finding["skipped"] == "unreadable" for finding in findings)
     if unread:
         return f"No fault found, {many(unread, 'check')} not run", "warn"
     if not envelope["data"]["counts"]["pass"]:
@@ -135,7 +135,7 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "GPUs", ", ".join(f"{number} × {name}" for name, number in models.items()) or "none on the bus"
     yield "Driver", node["driver"] or "not loaded"
     yield "Container toolkit", node["toolkit"]
-    yield "Engines", ", ".join(f"{one['name']} {one['version']}".strip() for one in node["engines"])
+    yield "Engines", ", ".join(f"{engine['name']} {engine['version']}".strip() for engine in node["engines"])
     yield "System", (node["distro"] or {}).get("name", "")
     yield "Kernel", node["kernel"]
     yield "Node type", node["class"]
@@ -143,7 +143,7 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _first(report: Report) -> Iterator[str]:
     """The finding to fix first, with its command, which the findings below don't repeat."""
-    cause = next((one for one in report.findings if one["id"] == report.data["first"]), None)
+    cause = next((finding for finding in report.findings if finding["id"] == report.data["first"]), None)
     if cause is None:
         return
     waiting = len(report.data["chains"].get(cause["id"], {}))
@@ -168,15 +168,15 @@ def _reboot(report: Report) -> Iterator[str]:
     if verdict["safe"]:
         yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
     elif not verdict["findings"]:
-        unread = all(one["skipped"] for one in report.findings if one["id"] in unjudged)
+        unread = all(finding["skipped"] for finding in report.findings if finding["id"] in unjudged)
         doubt = f"{many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
         yield f"<p>No problem found, but {doubt}.</p>"
     else:
         yield "<p>No, fix this before a reboot:</p><ul>"
-        for one in report.findings:
-            if one["id"] in verdict["findings"]:
-                yield f'<li><a href="#{escaped(one["id"])}">{escaped(one["id"])}</a>: '
-                yield f"{escaped(one['summary'])}</li>"
+        for finding in report.findings:
+            if finding["id"] in verdict["findings"]:
+                yield f'<li><a href="#{escaped(finding["id"])}">{escaped(finding["id"])}</a>: '
+                yield f"{escaped(finding['summary'])}</li>"
         yield "</ul>"
     if mends:
         yield f'<p class="quiet">A reboot fixes {escaped(", ".join(mends))}.</p>'
@@ -185,11 +185,11 @@ def _reboot(report: Report) -> Iterator[str]:
 
 def _filters(report: Report) -> Iterator[str]:
     """Hidden until the script has initialised them."""
-    layers = dict.fromkeys(one["layer"] for one in report.findings)
+    layers = dict.fromkeys(finding["layer"] for finding in report.findings)
     yield '<form class="filters" id="filters" hidden><h2 class="unseen">Filter the checks</h2>'
     yield '<label class="text">Search <input type="search" id="text" autocomplete="off"></label>'
     yield '<label>Layer <select id="layer"><option value="">all</option>'
-    yield from (f'<option value="{escaped(one)}">{escaped(one)}</option>' for one in layers)
+    yield from (f'<option value="{escaped(layer)}">{escaped(layer)}</option>' for layer in layers)
     yield '</select></label><fieldset><legend class="unseen">Status</legend>'
     for one in _ORDER:
         number = len(report.having(one))
@@ -209,8 +209,8 @@ def _problems(report: Report) -> Iterator[str]:
         return
     yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
     shown: dict[str, str] = {}  # a command, and the finding that shows it
-    for one in problems:
-        yield from _problem(report, one, shown)
+    for problem in problems:
+        yield from _problem(report, problem, shown)
     yield "</section>"
 
 
@@ -311,20 +311,23 @@ def _chain(report: Report, cause: str) -> Iterator[str]:
 def _below(report: Report, parent: str, parents: Mapping[str, str]) -> Iterator[str]:
     here = [one for one, above in parents.items() if above == parent]
     if here:
-        titles = {one["id"]: one["title"] for one in report.findings}
+        titles = {finding["id"]: finding["title"] for finding in report.findings}
         yield "<ul>"
-        for one in here:
-            yield f"<li><code>{escaped(one)}</code> {escaped(titles.get(one, ''))}"
-            yield from _below(report, one, parents)
+        for identifier in here:
+            yield f"<li><code>{escaped(identifier)}</code> {escaped(titles.get(identifier, ''))}"
+            yield from _below(report, identifier, parents)
             yield "</li>"
         yield "</ul>"
 
 
 def _refs(finding: Mapping[str, Any]) -> Iterator[str]:
     """Only addresses that a browser opens as pages."""
-    shown = [one for one in finding["refs"] if str(one).startswith(("https://", "http://"))]
+    shown = [address for address in finding["refs"] if str(address).startswith(("https://", "http://"))]
     if shown:
-        links = (f'<a href="{escaped(one)}" rel="noreferrer noopener">{escaped(one)}</a>' for one in shown)
+        links = (
+            f'<a href="{escaped(address)}" rel="noreferrer noopener">{escaped(address)}</a>'
+            for address in shown
+        )
         yield f'<p class="refs">See also: {" · ".join(links)}</p>'
 
 
@@ -333,9 +336,10 @@ def _notes(report: Report) -> Iterator[str]:
     if not notes:
         return
     yield '<section aria-labelledby="notes"><h2 id="notes">Notes</h2><ul class="rows">'
-    for one in notes:
-        yield f'<li class="row note" id="{escaped(one["id"])}" {_marks(one)}><span class="badge">Note</span>'
-        yield f"<span><code>{escaped(one['id'])}</code> {escaped(one['summary'])}</span></li>"
+    for note in notes:
+        marks = f'id="{escaped(note["id"])}" {_marks(note)}'
+        yield f'<li class="row note" {marks}><span class="badge">Note</span>'
+        yield f"<span><code>{escaped(note['id'])}</code> {escaped(note['summary'])}</span></li>"
     yield "</ul></section>"
 
 
@@ -343,20 +347,20 @@ def _layers(report: Report) -> Iterator[str]:
     """All other findings, by layer; layers with a waiting check are open."""
     rest = "All other checks" if report.having("fail", "error", "warn", "note") else "All checks"
     yield f'<section class="all" aria-labelledby="all"><h2 id="all">{rest}</h2>'
-    for layer in dict.fromkeys(one["layer"] for one in report.findings):
-        here = [one for one in report.having("waits", "pass", "skip") if one["layer"] == layer]
+    for layer in dict.fromkeys(finding["layer"] for finding in report.findings):
+        here = [finding for finding in report.having("waits", "pass", "skip") if finding["layer"] == layer]
         if not here:
             continue
-        passed = sum(state(one) == "pass" for one in here)
-        waits = sum(state(one) == "waits" for one in here)
+        passed = sum(state(finding) == "pass" for finding in here)
+        waits = sum(state(finding) == "waits" for finding in here)
         counts = [f"{passed} passed"] if passed else []
         counts += [f"{waits} waiting"] if waits else []
         unjudged = len(here) - passed - waits
         counts += [f"{unjudged} not checked"] if unjudged else []
         yield f'<details class="layer"><summary><h3>{escaped(layer)}</h3> '
         yield f'<span class="quiet">{", ".join(counts)}</span></summary><ul class="rows">'
-        for one in here:
-            yield from _row(one)
+        for finding in here:
+            yield from _row(finding)
         yield "</ul></details>"
     yield "</section>"
 
@@ -376,7 +380,7 @@ def _footer(report: Report) -> Iterator[str]:
     yield "<footer>"
     tables = report.data["tables"]
     if tables:
-        oldest = max(one["ageDays"] for one in tables)
+        oldest = max(table["ageDays"] for table in tables)
         yield f"<p>Based on {many(len(tables), 'reference table')}, the oldest of them "
         yield f"{many(oldest, 'day')} old: later releases and bulletins are unknown.</p>"
     yield f"<p>gpunode {escaped(report.data['version'])} · {many(len(report.findings), 'check')} in "

@@ -32,7 +32,9 @@ def metrics(envelope: Mapping[str, Any]) -> str:
     for family in _families(envelope):
         if family.samples:
             lines += [f"# HELP {family.name} {family.text}", f"# TYPE {family.name} gauge"]
-            lines += [f"{family.name}{_labels(one.labels)} {_number(one.value)}" for one in family.samples]
+            lines += [
+                f"{family.name}{_labels(sample.labels)} {_number(sample.value)}" for sample in family.samples
+            ]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -43,9 +45,9 @@ def _families(envelope: Mapping[str, Any]) -> Iterator[Family]:
         "gpunode_doctor_finding",
         "Always 1: a finding that is an error, a broken check (status error) or a warning.",
         [
-            Sample({name: one[name] for name in ("id", "layer", "status", "severity")}, 1)
-            for one in findings
-            if one["status"] in _PROBLEMS
+            Sample({name: finding[name] for name in ("id", "layer", "status", "severity")}, 1)
+            for finding in findings
+            if finding["status"] in _PROBLEMS
         ],
     )
     yield Family(
@@ -53,7 +55,7 @@ def _families(envelope: Mapping[str, Any]) -> Iterator[Family]:
         "Number of checks by status.",
         [Sample({"status": status}, number) for status, number in data["counts"].items()],
     )
-    waiting = sum(one["blockedBy"] is not None for one in findings)
+    waiting = sum(finding["blockedBy"] is not None for finding in findings)
     yield _single(
         "gpunode_doctor_checks_waiting", "Number of checks that are skipped because of a root cause.", waiting
     )
@@ -67,7 +69,7 @@ def _families(envelope: Mapping[str, Any]) -> Iterator[Family]:
     yield Family(
         "gpunode_doctor_table_age_seconds",
         "Age of each reference table that the checks use.",
-        [Sample({"table": one["name"]}, one["ageDays"] * 86400) for one in data["tables"]],
+        [Sample({"table": table["name"]}, table["ageDays"] * 86400) for table in data["tables"]],
     )
     yield _single("gpunode_doctor_duration_seconds", "Duration of the checks.", data["seconds"])
     yield _single("gpunode_doctor_last_run_timestamp_seconds", "Time when the checks ran.", data["at"])
@@ -97,13 +99,13 @@ def _node(data: Mapping[str, Any]) -> Iterator[Family]:
     yield Family(
         "gpunode_node_engine_info",
         "Always 1: a container engine of this node.",
-        [Sample({"engine": one["name"], "version": one["version"]}, 1) for one in _engines(node)],
+        [Sample({"engine": engine["name"], "version": engine["version"]}, 1) for engine in _engines(node)],
     )
 
 
 def _engines(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Each name and version once: two rootless daemons would produce the same series twice."""
-    return list({(one["name"], one["version"]): one for one in node["engines"]}.values())
+    return list({(engine["name"], engine["version"]): engine for engine in node["engines"]}.values())
 
 
 def _single(name: str, text: str, value: float) -> Family:

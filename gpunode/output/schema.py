@@ -76,7 +76,7 @@ class _Types:
         if origin in (Union, UnionType):
             return self._either(inner)
         if origin is tuple and inner[1:] != (...,):
-            items = [self.schema(one) for one in inner]
+            items = [self.schema(argument) for argument in inner]
             return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items)}
         if inspect.isclass(origin) and issubclass(origin, Mapping):
             return {"type": "object", "additionalProperties": self.schema(inner[1])}
@@ -85,15 +85,15 @@ class _Types:
         if is_dataclass(kind):
             return {"$ref": f"#/$defs/{self._defined(kind)}"}
         if inspect.isclass(kind) and issubclass(kind, Enum):
-            return {"enum": [one.value for one in kind]}
+            return {"enum": [argument.value for argument in kind]}
         if inspect.isclass(kind) and issubclass(kind, PathLike):
             return {"type": "string"}
         raise TypeError(f"no JSON Schema for {kind!r}")
 
     def _either(self, kinds: tuple[Any, ...]) -> Schema:
         schemas = [self.schema(kind) for kind in kinds]
-        if all(set(one) == {"type"} for one in schemas):
-            return {"type": [one["type"] for one in schemas]}
+        if all(set(schema) == {"type"} for schema in schemas):
+            return {"type": [schema["type"] for schema in schemas]}
         return {"anyOf": schemas}
 
     def _defined(self, kind: Any) -> str:

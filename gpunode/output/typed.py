@@ -40,7 +40,7 @@ _JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, whic
 @cache
 def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
     """A dataclass's fields by their Python and JSON names; None for anything else."""
-    return tuple((one.name, camel(one.name)) for one in fields(kind)) if is_dataclass(kind) else None
+    return tuple((field.name, camel(field.name)) for field in fields(kind)) if is_dataclass(kind) else None
 
 
 def json_fields(kind: type) -> dict[str, Any]:
