@@ -241,7 +241,6 @@ _GRAMMAR = "MODEL[:COUNT][,mig=LAYOUT][,links=...][,node=NAME][,numa=N][,driver=
 class Group:
     """One part of a specification."""
 
-    key: str
     model: Model
     count: int
     options: Mapping[str, str]
@@ -267,13 +266,8 @@ class Slot:
 def load(spec: str, host: Host | None = None) -> tuple[Inventory, Topology]:
     """The node that `spec` describes. `UsageError` has the reason for an invalid one, and the valid
     values."""
-    groups = parse(spec)
-    found = slots(groups, host)
-    options = _node_options(groups)
-    inventory = Inventory(
-        options.get("driver", DRIVER), CUDA, tuple(slot.gpu for slot in found), simulated=True
-    )
-    return inventory, profile_topology(groups, found)
+    node = SimulatedNode(spec, host)
+    return node.inventory, node.topology
 
 
 def parse(spec: str) -> tuple[Group, ...]:
@@ -306,7 +300,7 @@ def _group(text: str) -> Group:
         raise UsageError(f"links={options['links']} is not one of {', '.join(_LINKS)}")
     if not options.get("numa", "0").isdecimal() or int(options.get("numa", "0")[:4]) > MOST:
         raise UsageError(f"numa={options['numa']} is no number of NUMA nodes")
-    return Group(key, MODELS[key], int(count or MODELS[key].count), options)
+    return Group(MODELS[key], int(count or MODELS[key].count), options)
 
 
 def _nearest(key: str) -> str:
@@ -322,8 +316,8 @@ def _node_options(groups: tuple[Group, ...]) -> dict[str, str]:
 
 def node_name(groups: tuple[Group, ...], host: Host | None) -> str:
     """The seed of this node's UUIDs."""
-    given = _node_options(groups).get("node", "")
-    return given or (host and (host.read_text("/proc/sys/kernel/hostname") or "").strip()) or "simulated"
+    name = _node_options(groups).get("node", "")
+    return name or (host and (host.read_text("/proc/sys/kernel/hostname") or "").strip()) or "simulated"
 
 
 def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
@@ -332,7 +326,6 @@ def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
     sockets = int(_node_options(groups).get("numa", max(group.model.sockets for group in groups)))
     made: list[Slot] = []
     for number, group in enumerate(groups):
-        layout = parse_layout(group.options["mig"], group.model) if "mig" in group.options else ()
         for _ in range(group.count):
             index = len(made)
             gpu = Gpu(
@@ -346,16 +339,16 @@ def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
                 numa=index * sockets // total if sockets else None,
                 mig_capable=bool(group.model.mig),
             )
-            if layout:
-                gpu = replace(gpu, mig_enabled=True, mig=devices(gpu, layout, group.model))
+            if "mig" in group.options:
+                gpu = with_layout(gpu, group.model, group.options["mig"])
             made.append(Slot(gpu, number, group.model))
     return tuple(made)
 
 
-def with_layout(slot: Gpu, model: Model, text: str) -> Gpu:
+def with_layout(gpu: Gpu, model: Model, text: str) -> Gpu:
     """This GPU with a new MIG layout; an empty layout turns MIG off."""
-    mig: tuple[MigDevice, ...] = devices(slot, parse_layout(text, model), model) if text else ()
-    return replace(slot, mig_enabled=bool(text), mig=mig)
+    mig = devices(gpu, parse_layout(text, model), model) if text else ()
+    return replace(gpu, mig_enabled=bool(text), mig=mig)
 
 
 def _address(groups: tuple[Group, ...], index: int) -> str:
@@ -365,27 +358,27 @@ def _address(groups: tuple[Group, ...], index: int) -> str:
     return f"{index // 16:04x}:{0x10 + index % 16 * 13:02x}:00.0"
 
 
-def profile_topology(groups: tuple[Group, ...], found: tuple[Slot, ...]) -> Topology:
+def profile_topology(groups: tuple[Group, ...], gpu_slots: tuple[Slot, ...]) -> Topology:
     """PCIe levels and NVLinks. A GPU in MIG mode has no NVLink."""
     first = [sum(group.count for group in groups[:number]) for number in range(len(groups))]
     pairs, switched = [], {}
-    for slot in found:
+    for slot in gpu_slots:
         how, count = groups[slot.group].links
         if how == "nvswitch" and not slot.gpu.mig_enabled:
             switched[slot.gpu.uuid] = count
-    for one, other in combinations(found, 2):
-        place = (one.gpu.index - first[one.group], other.gpu.index - first[other.group])
-        near = one.group == other.group and len({item // one.model.per_switch for item in place}) == 1
-        level = _SAME_SWITCH if near else _SAME_NODE if one.gpu.numa == other.gpu.numa else _SYSTEM
-        links = _direct(groups, one, other, place)
-        low, high = sorted((one.gpu.uuid, other.gpu.uuid))
+    for a, b in combinations(gpu_slots, 2):
+        place = (a.gpu.index - first[a.group], b.gpu.index - first[b.group])
+        near = a.group == b.group and len({item // a.model.per_switch for item in place}) == 1
+        level = _SAME_SWITCH if near else _SAME_NODE if a.gpu.numa == b.gpu.numa else _SYSTEM
+        links = _direct(groups, a, b, place)
+        low, high = sorted((a.gpu.uuid, b.gpu.uuid))
         pairs.append(Pair(low, high, level, links))
     return Topology(tuple(pairs), switched)
 
 
-def _direct(groups: tuple[Group, ...], one: Slot, other: Slot, place: tuple[int, int]) -> int:
-    how, count = groups[one.group].links
-    if one.group != other.group or one.gpu.mig_enabled or other.gpu.mig_enabled:
+def _direct(groups: tuple[Group, ...], a: Slot, b: Slot, place: tuple[int, int]) -> int:
+    how, count = groups[a.group].links
+    if a.group != b.group or a.gpu.mig_enabled or b.gpu.mig_enabled:
         return 0
     linked = how == "mesh" or (how == "pairs" and place[0] // 2 == place[1] // 2)
     return count if linked else 0
@@ -417,22 +410,19 @@ class SimulatedNode:
         self._groups = parse(spec)
         self._slots = list(slots(self._groups, host))
         self._conditions = {slot.gpu.index: Condition() for slot in self._slots}
-        self._base = load(spec, host)[0]
+        self._driver = _node_options(self._groups).get("driver", DRIVER)
         self._loads = 1
         self.driver_gone = ""
 
     @property
     def inventory(self) -> Inventory:
         """NVML's list of GPUs."""
-        return replace(self._base, gpus=tuple(self._seen()))
-
-    def _seen(self) -> list[Gpu]:
-        devices = []
+        gpus = []
         for slot in self._slots:
             condition = self._conditions[slot.gpu.index]
             if not condition.unplugged:
-                devices.append(replace(slot.gpu, error=LOST) if condition.lost else slot.gpu)
-        return devices
+                gpus.append(replace(slot.gpu, error=LOST) if condition.lost else slot.gpu)
+        return Inventory(self._driver, CUDA, tuple(gpus), simulated=True)
 
     @property
     def topology(self) -> Topology:
@@ -483,10 +473,10 @@ class SimulatedNode:
     def _chosen(self, gpu: str) -> list[Slot]:
         if gpu == ALL:
             return list(self._slots)
-        found = [slot for slot in self._slots if gpu in (str(slot.gpu.index), slot.gpu.uuid)]
-        if not found:
+        chosen = [slot for slot in self._slots if gpu in (str(slot.gpu.index), slot.gpu.uuid)]
+        if not chosen:
             raise UsageError(f"no simulated GPU {gpu!r}", hint=f"0 to {len(self._slots) - 1}, a UUID or all")
-        return found
+        return chosen
 
     def _strike(self, slot: Slot, fault: Fault) -> list[GpuEvent]:
         index, uuid = slot.gpu.index, slot.gpu.uuid
