@@ -35,10 +35,10 @@ from typing import Any, TypeVar
 import grpc
 
 from gpunode.daemons.proto import podresources_pb2
+from gpunode.facts.kubelet import NAME
 from gpunode.host import Host
 from gpunode.plugin.config.settings import resource_name_problem
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.kubelet.server import identity, listen_privately
 from gpunode.plugin.kubelet.watcher import DEVICE_PLUGIN_TYPE, PLUGIN_REGISTRATION
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
@@ -103,10 +103,10 @@ def merged(parts: Sequence[Held]) -> Allocation:
     return Allocation(ids, envs, mounts, devices, annotations, tuple(cdi), tuple(conflicts))
 
 
-def _take(found: dict[str, _Value], more: Mapping[str, _Value]) -> list[str]:
-    differing = [key for key, value in more.items() if found.get(key, value) != value]
+def _take(values: dict[str, _Value], more: Mapping[str, _Value]) -> list[str]:
+    differing = [key for key, value in more.items() if values.get(key, value) != value]
     for key, value in more.items():
-        found.setdefault(key, value)
+        values.setdefault(key, value)
     return differing
 
 
@@ -118,7 +118,6 @@ def topped_up(hint: Sequence[str], free: set[str], count: int) -> list[str]:
 
 # The kubelet's file of its allocations, ``kubelet_internal_checkpoint``.
 
-NAME = "kubelet_internal_checkpoint"
 NO_NUMA_NODE = -1
 
 
@@ -131,7 +130,7 @@ def write(
 ) -> None:
     """Write it beside the sockets. `numa` is each resource's NUMA node by device."""
     data = {
-        "PodDeviceEntries": [_entry(one, numa.get(one.resource, {})) for one in held] or None,
+        "PodDeviceEntries": [_entry(item, numa.get(item.resource, {})) for item in held] or None,
         "RegisteredDevices": {name: sorted(ids) for name, ids in healthy.items()},
     }
     # the real checksum is a hash of Go's own notation of the data; only the kubelet compares it
@@ -239,7 +238,7 @@ class Endpoints:
         """Close the oldest client with this socket (without one: the last client); its devices stay known."""
         with self._changed:
             clients = self._clients.get(resource, [])
-            client = next((one for one in clients if path == one.path), clients[-1] if not path else None)
+            client = next((item for item in clients if path == item.path), clients[-1] if not path else None)
             if client is None:
                 return
             clients.remove(client)
@@ -496,7 +495,7 @@ class PodResources:
             pod = pods.setdefault(
                 held.pod, podresources_pb2.PodResources(name=name, namespace=namespace or "default")
             )
-            container = next((one for one in pod.containers if one.name == held.container), None)
+            container = next((item for item in pod.containers if item.name == held.container), None)
             container = container or pod.containers.add(name=held.container)
             for device in held.ids:  # the real one, too, gives each device an entry of its own
                 container.devices.add(resource_name=held.resource, device_ids=[device])
@@ -552,7 +551,7 @@ class KubeletStub:
                 self._host.remove(path)
         with self._changed:
             self._held = read(self._host, self._directory)
-        self._listen(self.socket, rpc.handlers(rpc.REGISTRATION, {"Register": self._register}))
+        self._listen(self.socket, server.handlers(server.REGISTRATION, {"Register": self._register}))
         seen = self._host.stat(self.socket)
         self.inodes.append(seen.st_ino if seen is not None else 0)
         self._host.make_dirs(self.pod_resources_socket.rpartition("/")[0], 0o750)
@@ -631,7 +630,7 @@ class KubeletStub:
         gone = set(ids)
         with self._changed:
             self._held = [
-                one for one in self._held if one.resource != resource or not gone.intersection(one.ids)
+                held for held in self._held if held.resource != resource or not gone.intersection(held.ids)
             ]
 
     def admit(self, pod: str, container: str, requests: Mapping[str, int]) -> Allocation:
@@ -641,7 +640,7 @@ class KubeletStub:
         `AdmissionError` as the pod's event would have it: too few devices, a plugin's error, or a device from
         before that has become unhealthy.
         """
-        before = [one for one in self.held() if (one.pod, one.container) == (pod, container)]
+        before = [held for held in self.held() if (held.pod, held.container) == (pod, container)]
         if before:
             self._check_again(before)
             return merged(before)
@@ -654,22 +653,22 @@ class KubeletStub:
     def remove(self, pod: str) -> None:
         """End the pod."""
         with self._changed:
-            self._held = [one for one in self._held if one.pod != pod]
+            self._held = [held for held in self._held if held.pod != pod]
         self._save()
 
     def _check_again(self, before: Sequence[Held]) -> None:
-        for one in before:
-            if not set(one.ids) <= self.endpoints.healthy(one.resource):
+        for held in before:
+            if not set(held.ids) <= self.endpoints.healthy(held.resource):
                 raise AdmissionError(
                     f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices"
-                    f" {one.resource}"
+                    f" {held.resource}"
                 )
 
     def _allocate(
         self, pod: str, container: str, resource: str, count: int, must_include: Sequence[str]
     ) -> Held:
         endpoint = self.endpoints.find(resource)
-        taken = {device for one in self.held() if one.resource == resource for device in one.ids}
+        taken = {device for item in self.held() if item.resource == resource for device in item.ids}
         free = self.endpoints.healthy(resource) - taken
         if endpoint is None or len(free) < count:
             raise AdmissionError(f"{len(free)} of {count} {resource} available")
@@ -700,20 +699,22 @@ class KubeletStub:
     # --- the protocol -----------------------------------------------------------------------------------
 
     def _listen(self, socket: str, handler: grpc.GenericRpcHandler) -> None:
-        server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="kubelet"), handlers=[handler])
-        address = rpc.target(self._host.path(socket))
-        listen_privately(self._host, socket, lambda: server.add_insecure_port(address))
-        server.start()
-        self._servers.append(server)
+        listener = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="kubelet"), handlers=[handler])
+        address = server.target(self._host.path(socket))
+        listen_privately(self._host, socket, lambda: listener.add_insecure_port(address))
+        listener.start()
+        self._servers.append(listener)
 
     def _register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:
-        if request.version != rpc.VERSION:
-            raise rpc.Refused("UNKNOWN", f"version {request.version!r} is not supported, only {rpc.VERSION}")
+        if request.version != server.VERSION:
+            raise server.Refused(
+                "UNKNOWN", f"version {request.version!r} is not supported, only {server.VERSION}"
+            )
         path = self._host.path(f"{self._directory}/{request.endpoint}")
         try:
             self._connect(request.resource_name, path, request.endpoint)
         except (ConnectionError, ValueError) as error:
-            raise rpc.Refused("UNKNOWN", str(error)) from error
+            raise server.Refused("UNKNOWN", str(error)) from error
         return pb.Empty()
 
     def _socket_seen(self, resource: str, path: Path) -> None:
