@@ -10,9 +10,6 @@ from typing import Any
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read_all
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-_BOOLEANS = {"true": True, "false": False}
-TOP = ("version", "flags", "resources", "sharing", "imex", "health")
-"""The order of our file's sections."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,12 @@ def documents(data: bytes) -> tuple[Item, ...]:
     """The file's documents. `WrongInput` for text that isn't YAML or JSON."""
     notes: Notes = []
     try:
-        found = read_all(data, notes)
+        read = read_all(data, notes)
     except DocumentError as error:
         raise WrongInput(f"line {error.line}: {error.message}" if error.line else error.message) from error
-    if not found:
+    if not read:
         raise WrongInput("the file is empty")
-    return found
+    return read
 
 
 def get(item: Item, *path: str, fold: bool = False) -> Item:
@@ -68,26 +65,6 @@ def get(item: Item, *path: str, fold: bool = False) -> Item:
 
 def keys(item: Item) -> tuple[str, ...]:
     return tuple(name for name, _, _ in item.pairs)
-
-
-def plain(item: Item) -> Any:
-    """Plain values. Quoted and unquoted text isn't distinguished: a number is a number in either form."""
-    if item.kind == "map":
-        return {name: plain(value) for name, _, value in item.pairs}
-    if item.kind == "list":
-        return [plain(one) for one in item.items]
-    if item.kind == "null":
-        return None
-    if _NUMBER.fullmatch(item.text):
-        return int(item.text)
-    return _BOOLEANS.get(item.text, item.text)
-
-
-def ordered(config: dict[str, Any]) -> dict[str, Any]:
-    """The tree with the version first, and the sections in the usual order."""
-    whole = {"version": "v1", **config}
-    known = {name: whole[name] for name in TOP if name in whole}
-    return known | {name: value for name, value in whole.items() if name not in known}
 
 
 # GKE's gpu_config.json as our config file.
@@ -107,9 +84,9 @@ _PROFILE = re.compile(r"[1-9][0-9]*g\.[1-9][0-9]*gb(\+[a-z]+)?")
 _PASSED_OVER = "GKE's plugin passes over the whole file then"
 
 
-def translate(found: Sequence[Item]) -> Translation:
+def translate(parts: Sequence[Item]) -> Translation:
     """`WrongInput` for a configuration that GKE's plugin would refuse too."""
-    tree, from_map = _parts(found)
+    tree, from_map = _parts(parts)
     left = [
         *_unknown(tree, _KEYS, ""),
         *_unknown(_get(tree, "GPUSharingConfig"), _SHARING_KEYS, "GPUSharingConfig."),
@@ -136,20 +113,20 @@ def translate(found: Sequence[Item]) -> Translation:
         config["health"] = {"disable": ["all"], "enable": sorted({ALWAYS_CRITICAL, *xids})}
         why = "GKE's plugin never takes a device back before its restart; ours does once the cause is gone"
         left.append(Left("HealthCriticalXid", why, "health.holdDown: infinite does as GKE's"))
-    return Translation(ordered(config), tuple(left))
+    return Translation({"version": "v1", **config}, tuple(left))
 
 
-def _parts(found: Sequence[Item]) -> tuple[Item, list[int]]:
+def _parts(parts: Sequence[Item]) -> tuple[Item, list[int]]:
     """(the file's object, the XIDs of the ConfigMap); either may be missing, not both."""
-    maps = [one for one in found if get(one, "kind").text == "ConfigMap"]
-    files = [one for one in found if one not in maps]
-    if len(files) > 1 or any(one.kind != "map" for one in files):
+    maps = [part for part in parts if get(part, "kind").text == "ConfigMap"]
+    files = [part for part in parts if part not in maps]
+    if len(files) > 1 or any(file.kind != "map" for file in files):
         raise WrongInput("this is no gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize")
-    texts = [get(one, "data", "HealthCriticalXid") for one in maps]
-    if any(one.kind == "null" for one in texts):
+    texts = [get(part, "data", "HealthCriticalXid") for part in maps]
+    if any(text.kind == "null" for text in texts):
         hint = "GKE's is xid-config in kube-system, with HealthCriticalXid"
         raise WrongInput("this ConfigMap isn't of GKE's device plugin", hint=hint)
-    words = [word.strip() for one in texts for word in one.text.split(",")]
+    words = [word.strip() for item in texts for word in item.text.split(",")]
     if wrong := [word for word in words if not word.isdecimal() or not int(word)]:
         raise WrongInput(
             f"HealthCriticalXid: {wrong[0]!r} is no XID", hint="GKE's plugin takes none of them then"
@@ -158,7 +135,7 @@ def _parts(found: Sequence[Item]) -> tuple[Item, list[int]]:
 
 
 def _known(key: str) -> str:
-    return next((one for one in _KEYS if one.lower() == key.lower()), key)
+    return next((known for known in _KEYS if known.lower() == key.lower()), key)
 
 
 def _get(tree: Item, key: str) -> Item:
@@ -209,7 +186,7 @@ def _sharing(tree: Item, left: list[Left]) -> tuple[str, int]:
 
 
 def _mps(size: str) -> list[Left]:
-    found = [
+    left = [
         Left(
             "GPUSharingConfig.GPUSharingStrategy",
             "GKE's nodes run the MPS daemon; here the plugin does (flags.gpunode.mps)",
@@ -221,17 +198,14 @@ def _mps(size: str) -> list[Left]:
         ),
     ]
     if size:
-        found.append(Left("GPUSharingConfig", "MIG devices can't be shared with MPS: they will be left out"))
-    return found
+        left.append(Left("GPUSharingConfig", "MIG devices can't be shared with MPS: they will be left out"))
+    return left
 
 
 def _xids(tree: Item) -> list[int]:
     item = _get(tree, "HealthCriticalXid")
-    found = plain(item)
-    if found is None:
-        return []
-    numbers = [one for one in found if type(one) is int and one > 0] if isinstance(found, list) else []
-    if not isinstance(found, list) or len(numbers) != len(found):
+    numbers = [int(entry.text) for entry in item.items if _is_number(entry)]
+    if item.kind not in ("list", "null") or len(numbers) != len(item.items) or min(numbers, default=1) < 1:
         raise WrongInput(f"HealthCriticalXid: {item.what} is no list of XIDs", hint=_PASSED_OVER)
     return numbers
 
@@ -245,7 +219,11 @@ def _text(tree: Item, key: str, above: str = "") -> str:
 
 def _count(tree: Item, key: str, above: str) -> int:
     item = _get(tree, key)
-    found = plain(item)
-    if found is not None and type(found) is not int:
+    if item.kind != "null" and not _is_number(item):
         raise WrongInput(f"{above}{key}: expected a number; found {item.what}", hint=_PASSED_OVER)
-    return found or 0
+    return int(item.text or 0)
+
+
+def _is_number(item: Item) -> bool:
+    """Whether it is a whole number, quoted or not."""
+    return item.kind == "scalar" and _NUMBER.fullmatch(item.text) is not None
