@@ -74,16 +74,15 @@ class Candidate:
     """
 
     unit: Unit
-    kind: str = GPU
     problem: Problem | None = None
     sound: bool = True
     missing: str = ""
     cut: bool = False
 
     @property
-    def likeness(self) -> str:
-        """Equal for interchangeable units: empty for a whole GPU, else the profile."""
-        return self.unit.profile
+    def kind(self) -> str:
+        """`GPU` or `MIG`."""
+        return MIG if self.unit.partition else GPU
 
 
 @dataclass(frozen=True)
@@ -158,12 +157,7 @@ def _part(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> Candidate:
         paths=(node, *caps) if node and caps else (),
     )
     missing = "" if unit.paths else "/proc/driver/nvidia-caps/mig-minors doesn't have its capabilities"
-    return Candidate(unit, MIG, sound=not gpu.error, missing=missing)
-
-
-def with_problem(candidate: Candidate, problem: Problem) -> Candidate:
-    """Only the first problem counts."""
-    return candidate if candidate.problem else replace(candidate, problem=problem)
+    return Candidate(unit, sound=not gpu.error, missing=missing)
 
 
 # MIG strategy `single`: only interchangeable units under one name.
@@ -177,32 +171,32 @@ def keep_alike(
     The kind that is on the most GPUs is kept, so that one GPU which lost its layout, or has another one,
     doesn't change the kind of the others. On a tie MIG is preferred to whole GPUs, because the strategy is
     chosen for MIG, then the kind with more devices, then that of the first GPU. A GPU that can't be read has
-    no vote while another one has.
+    no vote while another one has. The profile of a whole GPU is empty.
     """
-    voters = [one for one in candidates if one.sound] or list(candidates)
-    kinds = {one.likeness for one in voters}
-    if not kinds:
+    voters = [candidate.unit for candidate in candidates if candidate.sound]
+    voters = voters or [candidate.unit for candidate in candidates]
+    if not voters:
         return []
 
-    def votes(kind: str) -> tuple[int, bool, int]:
-        same = [one for one in voters if one.likeness == kind]
-        return len({one.unit.gpu for one in same}), kind != "", len(same)
+    def votes(profile: str) -> tuple[int, bool, int]:
+        same = [unit for unit in voters if unit.profile == profile]
+        return len({unit.gpu for unit in same}), profile != "", len(same)
 
-    ordered = list(dict.fromkeys(one.likeness for one in voters))
+    ordered = list(dict.fromkeys(unit.profile for unit in voters))
     kept = max(ordered, key=votes)  # on a tie the first
-    for one in candidates:
-        if one.likeness != kept:
+    for candidate in candidates:
+        if candidate.unit.profile != kept:
             leave_out(
-                one.unit,
-                f"mig-strategy is single and {name} means {_model_text(kept)} here,"
-                f" this is {_model_text(one.likeness)}; "
+                candidate.unit,
+                f"mig-strategy is single and {name} means {_kind_text(kept)} here,"
+                f" this is {_kind_text(candidate.unit.profile)}; "
                 "mig-strategy mixed gives each kind a name of its own",
             )
-    return [one for one in candidates if one.likeness == kept]
+    return [candidate for candidate in candidates if candidate.unit.profile == kept]
 
 
-def _model_text(likeness: str) -> str:
-    return f"a MIG device {likeness}" if likeness else "a whole GPU"
+def _kind_text(profile: str) -> str:
+    return f"a MIG device {profile}" if profile else "a whole GPU"
 
 
 DOMAIN = "nvidia.com"
@@ -236,10 +230,10 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
     chosen = _selected(settings, candidates, notes)
     named = _named(settings, chosen, notes)
     devices = {
-        name: tuple(Device(one.unit.id, one.unit, one.problem) for one in units)
+        name: tuple(Device(candidate.unit.id, candidate.unit, candidate.problem) for candidate in units)
         for name, units in named.items()
     }
-    cut_gpus = frozenset(one.unit.id for one in chosen if one.cut)
+    cut_gpus = frozenset(candidate.unit.id for candidate in chosen if candidate.cut)
     shared = share(devices, settings.sharing, mps_refusal(settings, inventory.cuda_version, cut_gpus))
     resources = tuple(replace(resource, common=site.common) for resource in shared.resources)
     return Plan(resources, (*notes.left_out, *shared.left_out), (*notes.warnings, *shared.warnings))
@@ -250,15 +244,15 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
 
 def _candidates(settings: Settings, inventory: Inventory, site: Site, notes: _Notes) -> list[Candidate]:
     """Every unit of the node, in the usual order."""
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for gpu in _distinct(inventory.gpus, notes):
         parts = cut(gpu, settings.mig_strategy, site.facts)
         notes.left_out += [parts.left_out] if parts.left_out else []
         notes.warnings += [parts.warning] if parts.warning else []
-        found += parts.candidates
-    found.sort(key=lambda one: one.unit.order)
-    problems = _problems_of_all(settings, site, notes)
-    return [_with_problems(settings, one, problems) for one in _unique(found, notes)]
+        candidates += parts.candidates
+    candidates.sort(key=_order)
+    problem = _problem_of_all(settings, site, notes)
+    return [_with_problem(settings, candidate, problem) for candidate in _unique(candidates, notes)]
 
 
 def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
@@ -274,16 +268,20 @@ def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
 def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidate]:
     """The kubelet knows devices by their ids: of two that report the same id, the first counts."""
     seen: dict[str, str] = {}
-    for one in candidates:
-        first = seen.setdefault(one.unit.id, one.unit.index)
-        if first == one.unit.index:
-            yield one
+    for candidate in candidates:
+        first = seen.setdefault(candidate.unit.id, candidate.unit.index)
+        if first == candidate.unit.index:
+            yield candidate
         else:
-            notes.leave_out(one.unit, f"device {first} has the same UUID")
+            notes.leave_out(candidate.unit, f"device {first} has the same UUID")
 
 
-def _problems_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem | None:
-    if settings.pass_device_specs and (lacking := [one for one in NEEDED if one not in site.common.nodes]):
+def _order(candidate: Candidate) -> tuple[int, ...]:
+    return candidate.unit.order
+
+
+def _problem_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem | None:
+    if settings.pass_device_specs and (lacking := [path for path in NEEDED if path not in site.common.nodes]):
         notes.warnings.append(
             f"pass-device-specs: containers go without {' and '.join(lacking)}, as there is no such file: "
             "nvidia-modprobe -c 0 -u makes them; a plugin in a container sees them if it is privileged"
@@ -298,23 +296,23 @@ def _problems_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem |
     return None
 
 
-def _with_problems(settings: Settings, one: Candidate, problem: Problem | None) -> Candidate:
-    if problem is not None:
-        one = with_problem(one, problem)
-    if settings.pass_device_specs and one.missing and one.sound:
-        reason = f"pass-device-specs is on and {one.missing}"
-        one = with_problem(one, Problem("device-nodes", f"{reason}: nvidia-smi makes device files"))
-    return one
+def _with_problem(settings: Settings, candidate: Candidate, problem: Problem | None) -> Candidate:
+    """With its first problem: its own, that of all GPUs, or a missing device file."""
+    problem = candidate.problem or problem
+    if problem is None and settings.pass_device_specs and candidate.missing and candidate.sound:
+        reason = f"pass-device-specs is on and {candidate.missing}"
+        problem = Problem("device-nodes", f"{reason}: nvidia-smi makes device files")
+    return replace(candidate, problem=problem)
 
 
 def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> list[Candidate]:
     """The units that `include` and `exclude` leave."""
-    reasons, warnings = deselected(settings, [one.unit for one in candidates])
+    reasons, warnings = deselected(settings, [candidate.unit for candidate in candidates])
     notes.warnings += warnings
-    for one in candidates:
-        if one.unit.id in reasons:
-            notes.leave_out(one.unit, reasons[one.unit.id])
-    return [one for one in candidates if one.unit.id not in reasons]
+    for candidate in candidates:
+        if candidate.unit.id in reasons:
+            notes.leave_out(candidate.unit, reasons[candidate.unit.id])
+    return [candidate for candidate in candidates if candidate.unit.id not in reasons]
 
 
 # --- names ----------------------------------------------------------------------------------------------
@@ -325,32 +323,31 @@ def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -
     named: dict[str, list[Candidate]] = {}
     standard: list[Candidate] = []
     for kind in (GPU, MIG):
-        notes.warnings += idle_rules(
-            settings.rules, kind, [_naming_key(one) for one in candidates if one.kind == kind]
-        )
-    for one in candidates:
-        name = ruled_name(settings.rules, one.kind, _naming_key(one))
-        problem = _unnameable(settings, one, name)
+        keys = [_naming_key(candidate) for candidate in candidates if candidate.kind == kind]
+        notes.warnings += idle_rules(settings.rules, kind, keys)
+    for candidate in candidates:
+        name = ruled_name(settings.rules, candidate.kind, _naming_key(candidate))
+        problem = _unnameable(settings, candidate, name)
         if problem:
-            notes.leave_out(one.unit, problem)
+            notes.leave_out(candidate.unit, problem)
         elif name:
-            named.setdefault(name, []).append(one)
-        elif one.kind == MIG and settings.mig_strategy == "mixed":
-            named.setdefault(mig_name(one.unit.profile), []).append(one)
+            named.setdefault(name, []).append(candidate)
+        elif candidate.kind == MIG and settings.mig_strategy == "mixed":
+            named.setdefault(mig_name(candidate.unit.profile), []).append(candidate)
         else:
-            standard.append(one)
+            standard.append(candidate)
     if settings.mig_strategy == "single":
         standard = keep_alike(settings.resource_name, standard, notes.leave_out)
     if standard:
         named.setdefault(settings.resource_name, []).extend(standard)
     for units in named.values():
-        units.sort(key=lambda one: one.unit.order)
+        units.sort(key=_order)
     return named
 
 
-def _naming_key(one: Candidate) -> str:
+def _naming_key(candidate: Candidate) -> str:
     """The text that naming rules match."""
-    return one.unit.profile if one.kind == MIG else one.unit.name
+    return candidate.unit.profile if candidate.kind == MIG else candidate.unit.name
 
 
 def mig_name(profile: str) -> str:
@@ -358,15 +355,15 @@ def mig_name(profile: str) -> str:
     return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
 
 
-def _unnameable(settings: Settings, one: Candidate, ruled: str) -> str:
+def _unnameable(settings: Settings, candidate: Candidate, ruled: str) -> str:
     """Why a unit gets no name; empty if it gets one."""
-    if one.kind == GPU and not one.unit.name and not one.sound:
+    if candidate.kind == GPU and not candidate.unit.name and not candidate.sound:
         by_model = any(rule.kind == GPU for rule in settings.rules)
         return "it can't be read, and resources.gpus names GPUs by their model" if by_model else ""
     if ruled:
         return resource_name_problem(ruled)
-    if one.kind == MIG and settings.mig_strategy == "mixed":
-        name = mig_name(one.unit.profile)
-        problem = resource_name_problem(name) if one.unit.profile else "its profile is unknown"
+    if candidate.kind == MIG and settings.mig_strategy == "mixed":
+        name = mig_name(candidate.unit.profile)
+        problem = resource_name_problem(name) if candidate.unit.profile else "its profile is unknown"
         return f"{problem}; give it a name in resources.mig" if problem else ""
     return ""
