@@ -7,7 +7,7 @@ only: a container holds it although it isn't allocatable, or NVML lists a GPU th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from gpunode.daemons.pod_resources import Holding
@@ -45,11 +45,8 @@ class Holder:
     @property
     def name(self) -> str:
         """namespace/pod/container, for people."""
-        return f"{self.namespace}/{self.pod}/{self.container}" if self.pod else self._nameless
-
-    @property
-    def _nameless(self) -> str:
-        return f"pod {self.pod_uid}/{self.container}"
+        pod = f"{self.namespace}/{self.pod}" if self.pod else f"pod {self.pod_uid}"
+        return f"{pod}/{self.container}"
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,12 @@ class Report:
 
 def make_report(known: Known) -> Report:
     """The whole report."""
-    own = {one.name: one for one in known.own.resources} if known.own and known.own.current else {}
-    names = {*own, *(known.allocatable or {}), *(one.resource for one in known.holdings)}
+    own = (
+        {resource.name: resource for resource in known.own.resources}
+        if known.own and known.own.current
+        else {}
+    )
+    names = {*own, *(known.allocatable or {}), *(holding.resource for holding in known.holdings)}
     shown = sorted(name for name in names if name in own or known.every_resource or _of_gpus(known, name))
     places = _Places(known)
     units = [unit for name in shown for unit in _units(known, name, own.get(name), places)]
@@ -146,7 +147,10 @@ def _of_gpus(known: Known, name: str) -> bool:
 def _devices(known: Known, name: str) -> list[str]:
     """What the kubelet reports of a resource: allocatable or held."""
     allocatable = (known.allocatable or {}).get(name, ())
-    return [*allocatable, *(item for one in known.holdings if one.resource == name for item in one.ids)]
+    return [
+        *allocatable,
+        *(item for holding in known.holdings if holding.resource == name for item in holding.ids),
+    ]
 
 
 def _resource(
@@ -201,7 +205,7 @@ def _units(known: Known, name: str, own: OwnResource | None, places: _Places) ->
         free = None if known.allocatable is None else len(allocatable.get(unit_id, ()))
         held = holders.get(unit_id, ())
         unit = own_units.get(unit_id) or places.find(unit_id)
-        seen = {*allocatable.get(unit_id, ()), *(device for one in held for device in one.devices)}
+        seen = {*allocatable.get(unit_id, ()), *(device for holder in held for device in holder.devices)}
         health = _health(unit.problem, free)
         yield UnitStatus(
             name,
@@ -228,16 +232,16 @@ def _health(problem: Problem | None, allocatable: int | None) -> str:
 
 def _holders(holdings: Iterable[Holding], resource: str) -> dict[str, tuple[Holder, ...]]:
     """By unit; a container is named once for each."""
-    found: dict[str, dict[tuple[str, str, str, str], list[str]]] = {}
-    for one in holdings:
-        if one.resource != resource:
+    by_unit: dict[str, dict[tuple[str, str, str, str], list[str]]] = {}
+    for holding in holdings:
+        if holding.resource != resource:
             continue
-        key = (one.namespace, one.pod, one.container, one.pod_uid)
-        for device in one.ids:
-            found.setdefault(unit_of(device), {}).setdefault(key, []).append(device)
+        key = (holding.namespace, holding.pod, holding.container, holding.pod_uid)
+        for device in holding.ids:
+            by_unit.setdefault(unit_of(device), {}).setdefault(key, []).append(device)
     return {
         unit: tuple(Holder(*key, tuple(sorted(devices))) for key, devices in sorted(by.items()))
-        for unit, by in found.items()
+        for unit, by in by_unit.items()
     }
 
 
@@ -246,22 +250,22 @@ class _Places:
 
     def __init__(self, known: Known) -> None:
         self._gpus = known.inventory.gpus if known.inventory else ()
-        self._found: dict[str, OwnUnit] = {}
+        self._units: dict[str, OwnUnit] = {}
         for gpu in self._gpus:
             whole = OwnUnit(gpu.uuid, gpu.uuid, str(gpu.index), gpu.name, "", 1, 1, None)
             for called in (gpu.uuid, gpu.pci, f"nvidia{gpu.minor}"):
-                self._found[called] = whole
+                self._units[called] = whole
             for mig in gpu.mig:
                 place = f"{gpu.index}:{mig.index}"
                 part = OwnUnit(mig.uuid, gpu.uuid, place, gpu.name, mig.profile, 1, 1, None)
-                self._found[mig.uuid] = part
-                self._found[f"nvidia{gpu.minor}/gi{mig.gi}"] = part
+                self._units[mig.uuid] = part
+                self._units[f"nvidia{gpu.minor}/gi{mig.gi}"] = part
         for resource in known.own.resources if known.own else ():
             for unit in resource.units:
-                self._found.setdefault(unit.id, OwnUnit(*_place(unit), 1, 1, None))
+                self._units.setdefault(unit.id, replace(unit, devices=1, healthy=1, problem=None))
 
     def find(self, unit_id: str) -> OwnUnit:
-        return self._found.get(unit_id) or OwnUnit(unit_id, unit_id, "", "", "", 1, 1, None)
+        return self._units.get(unit_id) or OwnUnit(unit_id, unit_id, "", "", "", 1, 1, None)
 
     def unadvertised(self, units: Iterable[UnitStatus], left_out: Iterable[LeftOut]) -> list[UnitStatus]:
         """The GPUs that no plugin offers, not even in part."""
@@ -283,10 +287,6 @@ class _Places:
             for gpu in self._gpus
             if gpu.uuid not in offered
         ]
-
-
-def _place(unit: OwnUnit) -> tuple[str, str, str, str, str]:
-    return unit.id, unit.gpu, unit.index, unit.name, unit.profile
 
 
 def _why(reason: str) -> Trouble | None:
