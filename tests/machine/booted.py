@@ -36,6 +36,8 @@ SHARED = "/srv/machine"
 PACKAGES = f"{SHARED}/dist"
 """What `make dist` makes, on a machine that was installed without gpunode."""
 CHECKOUT, WHEELS = "/srv/gpunode", "/srv/wheels"
+_RESTART = 133
+"""Exit code of systemd-nspawn with --keep-unit where the machine reboots itself."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # runc needs the keyring and bpf, which nspawn forbids otherwise
 _FILTER = "@keyring bpf @mount @module perf_event_open"
@@ -200,6 +202,13 @@ class Machine:
         """Shut it down and start it again: /run, /dev and every process are new."""
         self.power_off()
         self.boot()
+
+    def is_restarting(self) -> bool:
+        """Whether it has shut down to boot again, by a reboot inside. Fails if it ended otherwise."""
+        assert self._process is not None
+        code = self._process.poll()
+        assert code in (None, _RESTART), f"{self.name} ended with {code}:\n{self.console()}"
+        return code is not None
 
     def kill(self) -> None:
         """Power it off; nothing that runs or is mounted is left."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.machine.booted import Machine
 from tests.machine.network import Network
 
 NAMES = ("node1", "node2", "node3")
+FIRST = 2
+"""The last part of the address of the first node."""
 PLAY_SECONDS = 600.0
 _RECAP = re.compile(r"^(\w+) +: (ok=.*)$", re.MULTILINE)
 
@@ -40,6 +43,29 @@ class Fleet:
     def cut(self, name: str) -> None:
         """Unplug a node's network cable."""
         self.network.cut(name)
+
+    def play_with_reboot(self, name: str, booting: Callable[[], None], **variables: Any) -> Ran:
+        """A run of the playbook rolling for one node, which reboots in it. This function is the firmware that
+        starts the node again. `booting` is called when the node has shut down."""
+        machine = self.machines[name]
+        new_boot_id(machine)
+        # the machine is started by this thread: it would end with any other
+        with ThreadPoolExecutor(1) as pool:
+            play = pool.submit(self.play, "rolling", "--limit", name, **variables)
+            machine.wait(lambda: play.done() or machine.is_restarting(), machine.console, PLAY_SECONDS)
+            if not play.done():
+                booting()
+                machine.kill()
+                machine.boot()
+                new_boot_id(machine)
+                self.network.join(machine, name, NAMES.index(name) + FIRST)
+            return play.result()
+
+
+def new_boot_id(machine: Machine) -> None:
+    """Give a machine that has booted an identifier of this boot, which is otherwise that of its host."""
+    machine.sh("cat /proc/sys/kernel/random/uuid > /run/boot-id")
+    machine.sh("mount --bind /run/boot-id /proc/sys/kernel/random/boot_id")
 
 
 def recap(done: Ran) -> dict[str, dict[str, int]]:
@@ -67,7 +93,7 @@ def booted_fleet(suite: str, place: Path) -> Iterator[Fleet]:
     with ExitStack() as stack:
         network = Network()
         stack.callback(network.close)
-        for number, name in enumerate(NAMES, start=2):
+        for number, name in enumerate(NAMES, start=FIRST):
             machine = Machine(suite, (common.upper, *common.layers), place / name, hostname=name)
             stack.callback(machine.remove)
             host = _key(place / f"{name}-key")

@@ -28,6 +28,8 @@ CONTAINERD = "/etc/containerd/config.toml"
 BATCHES = {"gpu_node_serial": [1, 2], "gpu_node_max_fail_percentage": 50}
 TOGETHER = {"gpu_node_serial": 3, "gpu_node_max_fail_percentage": 50}
 OLDER = "580.159.03"
+MODULE_VERSIONS = ("driver-files/nvidia/version", "module/nvidia/version")
+"""Files of a node, in `Machine.shared`, with the version of the loaded module."""
 CRI_TABLE = '[plugins."io.containerd.grpc.v1.cri"]\n'
 
 
@@ -77,6 +79,12 @@ def variables(dist: Path) -> dict[str, object]:
     }
 
 
+def cordon(unschedulable: bool | None, by: str | None) -> dict[str, object]:
+    """The request by which the role cordons or uncordons a node."""
+    annotations = {"gpunode.io/cordoned-by": by}
+    return {"metadata": {"annotations": annotations}, "spec": {"unschedulable": unschedulable}}
+
+
 def test_a_node_without_gpunode_is_one_clear_error(fleet: Fleet) -> None:
     done = fleet.play("rolling", "--limit", "node1")
     assert recap(done)["node1"]["failed"] == 1
@@ -122,7 +130,7 @@ def test_a_node_that_refuses_its_configuration_does_not_stop_the_others(
     assert node2.sh(f"cat {CONTAINERD}") == wrong
     for name in NAMES:
         patches = [one.body for one in api.asked if one.method == "PATCH" and one.path.endswith(f"/{name}")]
-        drained = [{"spec": {"unschedulable": True}}, {"spec": {"unschedulable": None}}]
+        drained = [cordon(True, "gpunode.node.gpu_node"), cordon(None, None)]
         # the node that failed stays cordoned
         assert patches == (drained[:1] if name == "node2" else drained)
     for name in ("node1", "node3"):
@@ -159,14 +167,20 @@ def test_a_rerun_finishes_what_is_left_and_another_changes_nothing(
     done = fleet.play("rolling", **TOGETHER, **variables)
     assert done.code == 0 and changes(done) == {"node1": 0, "node2": 0, "node3": 1}, done.out + done.err
     api.asked.clear()
-    again = fleet.play("rolling", gpu_node_drain=True, gpu_node_kubectl=kubectl, **TOGETHER, **variables)
+    drain = {"gpu_node_drain": True, "gpu_node_kubectl": kubectl}
+    # the role cordoned node2 in a run that failed
+    again = fleet.play("rolling", **drain, **TOGETHER, **variables)
+    assert again.code == 0 and changes(again) == {"node1": 0, "node2": 1, "node3": 0}, again.out + again.err
+    assert [(one.path, one.body) for one in api.changes()] == [("/api/v1/nodes/node2", cordon(None, None))]
+    api.asked.clear()
+    again = fleet.play("rolling", **drain, **TOGETHER, **variables)
     assert again.code == 0 and changes(again) == dict.fromkeys(NAMES, 0), again.out + again.err
-    assert [one.method for one in api.asked] == [], "nothing restarts, so no node is drained"
+    assert api.changes() == [], "nothing restarts, so no node is drained"
 
 
 def test_the_report_distinguishes_unreachable_nodes_from_faults(fleet: Fleet, tmp_path: Path) -> None:
     # the module that node2 has loaded is older than its libraries
-    for name in ("driver-files/nvidia/version", "module/nvidia/version"):
+    for name in MODULE_VERSIONS:
         file = fleet.machines["node2"].shared / name
         file.write_text(file.read_text().replace(SCENARIO.driver, OLDER))
     fleet.cut("node3")
@@ -193,6 +207,28 @@ def test_the_report_distinguishes_unreachable_nodes_from_faults(fleet: Fleet, tm
     assert "<code>driver-lib-mismatch</code>" in text and "1 of 2 nodes: node2" in text
     assert "<code>docker-runtime-missing</code>" in text and "2 of 2 nodes: node1, node2" in text
     assert f"<dt>{OLDER}</dt><dd><p>1 node: node2</p></dd>" in text
+
+
+def test_a_node_with_a_new_driver_is_drained_rebooted_proven_and_uncordoned(
+    fleet: Fleet, variables: dict[str, object], kubectl: str, api: ApiServer
+) -> None:
+    """node2 has libraries that are newer than the loaded module, as an upgrade of the driver leaves them."""
+    node2 = fleet.machines["node2"]
+    while_down = []
+
+    def load_the_new_module() -> None:
+        while_down.append(api.node("node2")["spec"]["unschedulable"])
+        for name in MODULE_VERSIONS:
+            file = node2.shared / name
+            file.write_text(file.read_text().replace(OLDER, SCENARIO.driver))
+
+    drain = {"gpu_node_drain": True, "gpu_node_kubectl": kubectl}
+    done = fleet.play_with_reboot("node2", load_the_new_module, gpu_node_reboot=True, **drain, **variables)
+    assert done.code == 0 and while_down == [True], done.out + done.err
+    steps = ("Move the pods", "Reboot the node]", "Prove that GPUs compute", "Uncordon the node")
+    places = [done.out.index(f"TASK [gpunode.node.gpu_node : {step}") for step in steps]
+    assert places == sorted(places) and changes(done) == {"node2": 4}, done.out + done.err
+    assert "unschedulable" not in api.node("node2")["spec"]
 
 
 def test_an_upgrade_and_the_device_plugin(fleet: Fleet, variables: dict[str, object], dist: Path) -> None:
