@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpunode import __version__
+from gpunode.cli import COMMANDS
 from gpunode.commands.demo import build_demo_node
 from tests.cli import checked, clean_environment, command, gpunode
 from tests.waiting import PATIENCE, eventually
@@ -160,11 +161,14 @@ def test_usage_error_exits_with_2_and_an_empty_stdout(argv: list[str]) -> None:
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (("verify", "--timeout", "soon"), "'--timeout': 'soon' is no duration such as 60s, 1m30s or 500ms"),
+        (
+            ("verify", "--timeout", "soon"),
+            "'--timeout': 'soon' is not a duration such as 60s, 1m30s or 500ms",
+        ),
         (("setup", "--wait", "0s"), "'--wait': 0s is not between 1s and 24h"),
-        (("toolkit", "install", "--lock-timeout", "2d"), "'--lock-timeout': '2d' is no duration"),
-        (("node", "advertise", "--resource", "a.b/c", "--wait", "-1"), "'--wait': '-1' is no duration"),
-        (("plugin", "status", "--timeout", "nan"), "'--timeout': 'nan' is no duration"),
+        (("toolkit", "install", "--lock-timeout", "2d"), "'--lock-timeout': '2d' is not a duration"),
+        (("node", "advertise", "--resource", "a.b/c", "--wait", "-1"), "'--wait': '-1' is not a duration"),
+        (("plugin", "status", "--timeout", "nan"), "'--timeout': 'nan' is not a duration"),
     ],
 )
 def test_a_time_that_is_none_is_usage(argv: tuple[str, ...], problem: str) -> None:
@@ -187,7 +191,7 @@ def test_a_time_has_a_unit_or_is_in_seconds(tmp_path: Path, time: str) -> None:
         ("doctor", "GPUNODE_OUTPUT", "xml", "GPUNODE_OUTPUT: 'xml' is not one of 'table', 'json'"),
         ("doctor", "GPUNODE_DOCTOR_STRICT", "maybe", "GPUNODE_DOCTOR_STRICT: 'maybe' is neither true"),
         ("doctor", "GPUNODE_DOCTOR_EXPECT_GPUS", "two", "GPUNODE_DOCTOR_EXPECT_GPUS: 'two' is not a whole"),
-        ("verify", "GPUNODE_VERIFY_TIMEOUT", "2d", "GPUNODE_VERIFY_TIMEOUT: '2d' is no duration"),
+        ("verify", "GPUNODE_VERIFY_TIMEOUT", "2d", "GPUNODE_VERIFY_TIMEOUT: '2d' is not a duration"),
         ("mig plan", "MIG_PARTED_MODE_CHANGE_ONLY", "x", "MIG_PARTED_MODE_CHANGE_ONLY: 'x' is neither"),
         ("doctor", "GPUNODE_DOCTOR_ONLY", "x", "unknown check 'x' (set by GPUNODE_DOCTOR_ONLY)"),
         (
@@ -210,10 +214,31 @@ def test_a_wrong_value_of_a_variable_names_it(argv: str, name: str, value: str, 
     [
         ("setup --runtime lxc", "unknown runtime 'lxc'", "known: docker, containerd"),
         ("verify --namespace x", "--namespace is for a pod, and --on is host", "gpunode verify --on kub"),
-        ("doctor --ignore", "option '--ignore' requires an argument", "see gpunode doctor --help"),
+        ("doctor --ignore", "--ignore needs a value", "see gpunode doctor --help"),
         ("mig apply --persist=x", "option '--persist' does not take a value", "see gpunode mig apply --help"),
         ("doctor --expect-gpus two", "invalid value for '--expect-gpus': 'two' is not a whole number", "see"),
         ("cdi generate --format xml", "unknown --format 'xml'", "known: yaml, json"),
+        ("doctor --onyl x", "no such option: --onyl", "did you mean --only? See gpunode doctor --help"),
+        ("explain --list", "no such option: --list", "see gpunode explain --help"),
+        ("doktor", "no such command 'doktor'", "did you mean doctor? See gpunode --help"),
+        ("help mig aply", "no such command 'aply'", "did you mean apply? See gpunode mig --help"),
+        ("help environment foo", "no such command 'foo'", "see gpunode --help"),
+        ("help environment demo foo", "no such command 'demo foo'", "see gpunode --help"),
+        ("help environment version", "version has no variables of its own", "see gpunode --help"),
+        ("plugin status x", "unexpected argument: x", "see gpunode plugin status --help"),
+        ("doctor --only nosuch", "unknown check 'nosuch'", "run gpunode explain to list all checks"),
+        (
+            "doctor --only drvier-lib-mismatch",
+            "unknown check 'drvier-lib-mismatch'",
+            "did you mean driver-lib",
+        ),
+        (
+            "plugin check-config /nope.yaml",
+            "/nope.yaml: does not exist",
+            "check the path; a config file is opt",
+        ),
+        ("node advertise --resource gpu", "'gpu' has no domain", "a resource is DOMAIN/NAME, such as nvidia"),
+        ("schema doctorreport", "unknown kind 'doctorreport'", "did you mean DoctorReport?"),
         ("mig plan -f /nowhere", "/nowhere doesn't exist", "name a file"),
     ],
 )
@@ -222,6 +247,78 @@ def test_a_mistake_is_named_with_what_to_do(argv: str, error: str, hint: str) ->
     assert ran.code in (1, 2) and ran.out == ""
     first, second = ran.err.splitlines()
     assert first == f"error: {error}" and second.startswith(f"hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (
+            "setup --dry-run --runtime docker --runtime=k3s",
+            "--runtime takes one value, and is given 'docker' and 'k3s'",
+        ),
+        ("verify --on docker --on host", "--on takes one value, and is given 'docker' and 'host'"),
+        ("mig plan -f a --config-file b", "--config-file takes one value, and is given 'a' and 'b'"),
+        ("--root /a --root /b doctor", "--root takes one value, and is given '/a' and '/b'"),
+        ("doctor --root=/a --root=/b", "--root takes one value, and is given '/a' and '/b'"),
+        ("status --root /a --root /b", "--root takes one value, and is given '/a' and '/b'"),
+    ],
+)
+def test_two_values_of_one_option_are_refused_and_named(argv: str, error: str) -> None:
+    ran = gpunode(*argv.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: {error}\nhint: see gpunode ")
+
+
+def test_equal_values_lists_and_output_formats_can_be_repeated(tmp_path: Path) -> None:
+    build_demo_node(tmp_path)
+    root = ("--root", str(tmp_path))
+    ran = gpunode(
+        "doctor",
+        *root,
+        *root,
+        "--only",
+        "pci-no-gpu",
+        "--only",
+        "pci-gpu-count-mismatch",
+        "-oyaml",
+        "-o",
+        "json",
+    )
+    assert [one["id"] for one in ran.document["data"]["findings"]] == ["pci-no-gpu", "pci-gpu-count-mismatch"]
+
+
+def test_last_value_of_a_plugin_option_counts_as_for_nvidias_plugin() -> None:
+    ran = gpunode("plugin", "check-config", "--mig-strategy", "single", "--mig-strategy=mixed")
+    assert ran.code == 0 and re.search(r"--mig-strategy +mixed", ran.out)
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (
+            ("configure-runtime", "--runtime", "--dry-run"),
+            "--runtime needs a value, and --dry-run follows it",
+        ),
+        (("configure-runtime", "--dry-run", "--config", "-y"), "--config needs a value, and -y follows it"),
+        (("--root", "--debug", "gpus"), "--root needs a value, and --debug follows it"),
+        (("configure-runtime", "--dry-run", "--runtime", ""), "--runtime is empty"),
+        (("reset", "--dry-run", "--node="), "--node is empty"),
+        (("--root", "", "doctor"), "--root is empty"),
+        (("rollback", "", "--root", "/nowhere"), "'ID' is empty"),
+        (("toolkit", "config", "set", ""), "'KEY=VALUE' is empty"),
+    ],
+)
+def test_missing_or_empty_value_is_refused(argv: tuple[str, ...], error: str) -> None:
+    ran = gpunode(*argv)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: {error}\nhint: see gpunode ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_description_of_a_command_begins_with_its_line_in_the_list(name: str) -> None:
+    page = " ".join(gpunode(name, "--help").out.split())
+    assert page.startswith(f"Usage: gpunode {name} ")
+    assert COMMANDS[name][1] in page.partition(" Options: ")[0]
 
 
 def test_a_flag_that_is_wrong_is_named_even_where_its_variable_is_set() -> None:
@@ -253,7 +350,7 @@ def test_global_options_are_accepted_before_and_after_the_verb(tmp_path: Path) -
 def test_root_that_is_not_a_directory_is_a_usage_error(tmp_path: Path) -> None:
     ran = gpunode("doctor", "--root", str(tmp_path / "nowhere"))
     assert ran.code == 2
-    assert "nowhere is no directory" in ran.err
+    assert "nowhere is not a directory" in ran.err
     assert "hint: " in ran.err
 
 

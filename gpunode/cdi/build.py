@@ -352,7 +352,7 @@ def _hooks(host: Host, sources: Sources) -> HookProgram | None:
     program = query_hooks(host, path) if path else find_hooks(host)
     if path and program is None:
         raise PreconditionError(
-            f"{path} is no hook program of NVIDIA's: it doesn't list the hook update-ldcache",
+            f"{path} is not a hook program of NVIDIA's: it doesn't list the hook update-ldcache",
             hint="name nvidia-cdi-hook or nvidia-ctk, or do without hooks: --hooks none",
             code="no-hooks",
         )

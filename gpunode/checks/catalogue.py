@@ -122,7 +122,7 @@ def find_check(identifier: str) -> Check:
     check = BY_ID.get(identifier)
     if check is None:
         longer = [known for known in BY_ID if identifier and known.startswith(identifier)]
-        near = (longer or get_close_matches(identifier, BY_ID, n=3, cutoff=0.4))[:3]
+        near = (longer or get_close_matches(identifier, BY_ID, n=3))[:3]
         hint = f"did you mean {' or '.join(near)}?" if near else "run gpunode explain to list all checks"
         raise UsageError(f"unknown check {identifier!r}", hint=hint)
     return check

@@ -204,7 +204,7 @@ def cdi_list(
         ),
     ] = None,
 ) -> Result:
-    """List NVIDIA's CDI devices. Each with its file, and whether an engine can use it.
+    """List NVIDIA's CDI devices. Shows the file of each, and whether an engine can use it.
 
     gpunode cdi list
     """
@@ -361,7 +361,7 @@ def check(content: Content) -> None:
         ("--ldconfig-path", content.ldconfig or "/"),
     ):
         if not path.startswith("/"):
-            raise UsageError(f"{option} {path!r} is no absolute path", hint=f"{option} /PATH")
+            raise UsageError(f"{option} {path!r} is not an absolute path", hint=f"{option} /PATH")
 
 
 def _check_nvidia_ctk(content: Content) -> None:
@@ -481,7 +481,7 @@ def write(host: Host, path: str, data: bytes) -> str:
     from pathlib import PurePosixPath
 
     if not path.startswith("/") and not host.live:
-        raise UsageError(f"--output-file {path!r} is no absolute path", hint="--output-file /PATH")
+        raise UsageError(f"--output-file {path!r} is not an absolute path", hint="--output-file /PATH")
     before = host.read_bytes(path)
     if before == data:
         return "unchanged"

@@ -87,7 +87,7 @@ def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
     `links`."""
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts:
-        raise ConfigError(f"{path!r} is no absolute path inside the machine")
+        raise ConfigError(f"{path!r} is not an absolute path inside the machine")
     target = root.joinpath(*pure.parts[1:])
     for step in (target, *target.parents) if links else ():
         if step in links:

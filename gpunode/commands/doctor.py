@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -199,7 +200,7 @@ def _metrics(envelope: dict[str, Any]) -> str:
 def refuse_no_release(cuda: str) -> None:
     """`UsageError` for a value that isn't a CUDA release."""
     if cuda and release_of(cuda) is None:
-        raise UsageError(f"--cuda {cuda}: no CUDA release", hint="two numbers, such as 12.8")
+        raise UsageError(f"--cuda {cuda}: not a CUDA release", hint="two numbers, such as 12.8")
 
 
 def selected(
@@ -443,6 +444,12 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
             f"--output-file {path} is for a whole report, not for {asked[0]}", hint="use a redirection: >"
         )
     if path not in ("", "-"):
+        suffix = PurePath(path).suffix
+        if suffix and session.chosen["output"] is None and output_for(path) is None:
+            raise UsageError(
+                f"--output-file {path}: {suffix!r} is not the ending of a report",
+                hint="use .html, .json, .yaml, .prom or .txt, or choose the format with -o",
+            )
         session.host.refuse_output(path)
 
 

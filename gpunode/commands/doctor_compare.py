@@ -240,7 +240,7 @@ def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> M
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is no whole DoctorReport: {type(error).__name__}: {error}",
+            f"{path} is not a whole DoctorReport: {type(error).__name__}: {error}",
             hint="make it again: gpunode doctor --output-file NODE.json",
         ) from error
 
@@ -427,7 +427,7 @@ def _envelope(path: str, text: str) -> dict[str, Any]:
     if not isinstance(loaded, dict) or loaded.get("kind") != "DoctorReport":
         kind = loaded.get("kind") if isinstance(loaded, dict) else None
         problem = f"it is a {str(kind)[:40]!a}" if kind else "it has no kind"
-        raise ConfigError(f"{path} is no DoctorReport: {problem}", hint=_MAKE_ONE)
+        raise ConfigError(f"{path} is not a DoctorReport: {problem}", hint=_MAKE_ONE)
     data, errors = loaded.get("data"), loaded.get("errors")
     if not isinstance(data, dict) or ("findings" not in data and not (isinstance(errors, list) and errors)):
         raise ConfigError(f"{path} is the report of a doctor that failed: it has no findings", hint=_MAKE_ONE)
@@ -443,4 +443,4 @@ def _parsed(path: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"{path} is no report: {problem}", hint=_MAKE_ONE) from error
+        raise ConfigError(f"{path} is not a report: {problem}", hint=_MAKE_ONE) from error

@@ -147,7 +147,7 @@ def explain(
         ),
     ] = "",
 ) -> Result:
-    """Explain one check, or list all checks. What it examines, why, and the fix for each distribution.
+    """Explain one check, or list all checks. Prints what it examines, why, and the fix for each distribution.
 
     gpunode explain driver-lib-mismatch
     """

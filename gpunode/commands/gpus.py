@@ -95,7 +95,7 @@ gpus_app = typer.Typer(rich_markup_mode=None)
 
 @verb(gpus_app, "gpus", "GpuInventory")
 def gpus(session: Session) -> Result:
-    """List the GPUs and MIG devices. As NVML, the driver's library, reports them.
+    """List the GPUs and MIG devices. Queries NVML, the driver's library.
 
     gpunode gpus -o json
     """

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.help_page import WIDTH, HelpCommand, printed, whole
+from gpunode.commands.help_page import WIDTH, HelpCommand, HelpGroup, printed, whole
 from gpunode.commands.session import Session, verb
-from gpunode.commands.variables import variables
+from gpunode.commands.variables import commands, variables
 from gpunode.output.result import Result, Text
 
 ENVIRONMENT = "environment"
@@ -64,13 +64,14 @@ def show_help(
         of = " ".join(command[1:])
         page = _environment(parent, of)
         if not page:
-            parent.fail(f"No such command '{of}', or it has no variables.")
+            known = any(f"{path} ".startswith(f"{of} ") for path, _ in commands(parent.command, ""))
+            parent.fail(f"{of} has no variables of its own." if known else f"No such command '{of}'.")
         sys.stdout.write(page)
         return
     for name in command or ():
-        found = getattr(parent.command, "get_command", lambda *_: None)(parent, name)
-        if found is None:
+        if not isinstance(parent.command, HelpGroup):
             parent.fail(f"No such command '{name}'.")
+        found: Any = parent.command.resolve_command(parent, [name])[1]  # reports an unknown one
         parent = type(parent)(found, info_name=name, parent=parent)
     sys.stdout.write(parent.command.get_help(parent) + "\n")
 

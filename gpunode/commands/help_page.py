@@ -53,7 +53,7 @@ def set_from_environment(option: Any) -> bool:
 
 
 class HelpPage:
-    """Format a command's help. For a class that is a Typer command or group, too."""
+    """The help page and the check of values, for a class that is a Typer command or group, too."""
 
     params: list[Any]
     help: str | None
@@ -73,6 +73,43 @@ class HelpPage:
         """Required arguments are words, as kubectl and docker write them."""
         pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
         return [piece[1:-1] if piece.startswith("{") else piece for piece in pieces]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # as for completion
+            self._check_values(ctx, args)
+        parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return parsed
+
+    def _check_values(self, ctx: Any, args: list[str]) -> None:
+        """A usage error where the parser would take a flag for a value, or silently the last of two values.
+
+        An empty value is a script's unset variable: `gpunode rollback "$ID"` must not undo the last change.
+        Where the default is a name, the command knows what an empty one means. An alias may have --output or
+        --color, which the command line then overrides. The options of `plugin serve` aren't in `params`: the
+        last value counts there, as for NVIDIA's plugin.
+        """
+        options = [one for one in self.params if one.param_type_name == "option" and not one.is_flag]
+        single = [one for one in options if not one.multiple and not one.count]
+        for one in single:
+            one.multiple = True  # so that the parser keeps every value
+        parser = self.make_parser(ctx)  # type: ignore[attr-defined]
+        for one in single:
+            one.multiple = False
+        given, _, _ = parser.parse_args(list(args))
+        flags = {flag for one in self.params for flag in one.opts if flag.startswith("-")}
+        for one in self.params:
+            values = [value for value in _listed(given.get(one.name)) if isinstance(value, str)]
+            named = _named(one)
+            if "" in values and one.default in (None, "", "auto"):
+                ctx.fail(f"{named} is empty")
+            if one not in options:
+                continue
+            swallowed = [value for value in values if value.startswith("--") or value in flags]
+            if swallowed:
+                ctx.fail(f"{named} needs a value, and {swallowed[0]} follows it")
+            if one in single and len(set(values)) > 1 and one.name not in ("output", "color"):
+                listed = " and ".join(map(repr, dict.fromkeys(values)))
+                ctx.fail(f"{named} takes one value, and is given {listed}")
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """The description, then the paragraphs that are command lines."""
@@ -173,6 +210,17 @@ def _record(option: Any, ctx: Any) -> tuple[str, str] | None:
 
 class HelpCommand(HelpPage, typer.core.TyperCommand):
     """A command with such a help page."""
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _named(param: Any) -> str:
+    """An option's flag, or an argument's name in the help."""
+    if param.param_type_name == "argument":
+        return f"'{(param.metavar or param.name.upper()).strip('[].')}'"
+    return str(next((flag for flag in param.opts if flag.startswith("--")), param.opts[0]))
 
 
 class HelpGroup(HelpPage, typer.core.TyperGroup):

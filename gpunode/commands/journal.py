@@ -38,7 +38,7 @@ journal_app = command_group("List the changes that gpunode made on this node.", 
 
 @verb(journal_app, "list", "Journal")
 def journal_list(session: Session) -> Result:
-    """List the changes, oldest first. Whether each can be rolled back now, and if not, why.
+    """List the changes, oldest first. Shows whether each can be rolled back now, and if not, why.
 
     gpunode journal list
     """
@@ -55,7 +55,7 @@ def journal_show(
         ),
     ] = "",
 ) -> Result:
-    """Show one change. Its time, command, and the diff of every file.
+    """Show one change. Prints its time, its command, and the diff of every file.
 
     gpunode journal show
     """
@@ -79,7 +79,7 @@ def rollback(
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
 ) -> Result:
-    """Restore the files of a journal entry, then restart or reload the engine.
+    """Restore the files of a journal entry. Then restarts or reloads the engine.
 
     gpunode rollback
 
@@ -136,7 +136,7 @@ def list_entries(host: Host) -> Result:
     damaged = tuple(name for name in host.listdir(journal.directory) if name not in known)
     data = JournalList(journal.directory, lines, damaged)
     notes = tuple(
-        f"{journal.directory}/{name} is no journal entry, or its manifest is damaged" for name in damaged
+        f"{journal.directory}/{name} is not a journal entry, or its manifest is damaged" for name in damaged
     )
     if not lines and journal.elsewhere():
         notes = (*notes, journal.elsewhere())

@@ -353,7 +353,7 @@ def labels(
 ) -> Result:
     """Print or publish node labels that describe the GPUs. They are the labels of GPU Feature Discovery.
 
-    Prints the labels, or publishes them as a feature file or NodeFeature object for Node Feature Discovery,
+    They can be published as a feature file or NodeFeature object for Node Feature Discovery,
     or on the Node itself. Takes GPU Feature Discovery's flags, variables and config file.
 
     gpunode labels

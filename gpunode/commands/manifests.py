@@ -295,7 +295,9 @@ def _mps_config(replicas: int) -> str:
 def _checked_path(path: str, flag: str) -> str:
     plain = path == "/" or not path.endswith("/")
     if not path.startswith("/") or not plain or ".." in path.split("/") or not path.isprintable():
-        raise UsageError(f"{flag}: {path!r} is no absolute path", hint=f"as the nodes have it: {flag} /PATH")
+        raise UsageError(
+            f"{flag}: {path!r} is not an absolute path", hint=f"as the nodes have it: {flag} /PATH"
+        )
     return path
 
 
@@ -516,7 +518,7 @@ def manifests_daemon_set(
     image_pull_secret: SecretOption = "",
     labels: LabelsOption = None,
 ) -> Result:
-    """Print the device plugin's DaemonSet. With the least rights that the options need.
+    """Print the device plugin's DaemonSet. It has the least rights that the options need.
 
     Its service account is printed by gpunode manifests rbac.
 

@@ -43,7 +43,7 @@ def mig_list(
         bool, typer.Option("--profiles", help="Print the MIG profiles and placements that each GPU supports.")
     ] = False,
 ) -> Result:
-    """List the MIG layout of the GPUs. Modes, instances, placements, and UUIDs of the MIG devices.
+    """List the MIG layout of the GPUs. Shows modes, instances, placements, and UUIDs of the MIG devices.
 
     Reading instances needs root, or the capability mig/monitor.
 
@@ -67,7 +67,7 @@ def mig_export(
         ),
     ] = "yaml",
 ) -> Result:
-    """Print the current layout as a configuration. In mig-parted's format, for `mig apply`.
+    """Print the current layout as a configuration. The format is mig-parted's, for `mig apply`.
 
     gpunode mig export --config-label today > mig.yaml
     """
@@ -121,7 +121,7 @@ def mig_plan(
     selected_config: LabelOption = "",
     mode_only: ModeOnlyOption = False,
 ) -> Result:
-    """Show what apply would do. The current and the new layout, and the processes that block it.
+    """Show what apply would do. Prints the current and the new layout, and the processes that block it.
 
     gpunode mig plan -f mig.yaml -c all-balanced
     """

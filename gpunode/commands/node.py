@@ -330,7 +330,9 @@ def _take_back(
 
 def checked_resource(name: str) -> str:
     """An extended resource's name, ``domain/name``. `UsageError` for any other, and for Kubernetes' own."""
-    domain = checked_key(name, "resource's name").partition("/")[0] if "/" in name else ""
+    if "/" not in name:
+        raise UsageError(f"{name!r} has no domain", hint="a resource is DOMAIN/NAME, such as nvidia.com/gpu")
+    domain = checked_key(name, "resource's name").partition("/")[0]
     if not domain or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
         raise UsageError(
             f"{name!r} can't be an extended resource",
@@ -343,7 +345,7 @@ def _count(host: Host, count: str, resource: str, at: Place, progress: Progress)
     if count != AUTO:
         if not count.isascii() or not count.isdigit() or not len(count) < 10:
             raise UsageError(
-                f"--count {count!r} is no number of devices",
+                f"--count {count!r} is not a number of devices",
                 hint="a whole number, or auto; --remove takes the entry away",
             )
         return int(count)

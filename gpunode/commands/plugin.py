@@ -71,9 +71,9 @@ def plugin_check_config(
     ] = None,
     **given: Any,
 ) -> Result:
-    """Check a config file. Shows each value with where it comes from, and the devices that would be served.
+    """Check a config file. Shows each value and its origin, and the devices that would be served.
 
-    Takes what `plugin serve` takes; serves nothing.
+    Takes the options of `plugin serve`; serves nothing.
 
     gpunode plugin check-config /etc/gpunode/plugin.yaml
 
@@ -562,7 +562,9 @@ def _read(host: Host, file: str) -> bytes:
     path = str(Path(file).absolute())
     data = None if reader.is_dir(path) else reader.read_bytes(path)
     if data is None:
-        raise ConfigError(f"{file} is no file", hint="name a file, or - for standard input")
+        raise ConfigError(
+            f"{file} doesn't exist or isn't a file", hint="name a file, or - for standard input"
+        )
     return data
 
 

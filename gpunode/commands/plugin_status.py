@@ -487,7 +487,7 @@ def plugin_status(
         duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Timeout of each request."),
     ] = TIMEOUT_SECONDS,
 ) -> Result:
-    """Show which pod holds which GPU. What is registered, and which GPUs are unhealthy and why.
+    """Show which pod holds which GPU. Also shows what is registered, and why a GPU is unhealthy.
 
     Works with any device plugin; changes nothing.
 

@@ -195,7 +195,7 @@ def report(
         ),
     ] = None,
 ) -> Result:
-    """Create a support bundle. The doctor's report, its evidence and logs, without secrets.
+    """Create a support bundle. Contains the doctor's report, its evidence and logs, without secrets.
 
     gpunode report --redact all
 

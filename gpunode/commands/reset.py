@@ -568,7 +568,7 @@ def _place(host: Host, progress: Progress, request: ResetRequest) -> node_object
     """The Node in its cluster, or why it wasn't queried."""
     named = request.access != Access() or bool(request.node)
     if not named and not _joined(host):
-        return State("this machine is no node of a cluster", right=True)
+        return State("this machine is not a node of a cluster", right=True)
     if not host.live:
         return State("no API server is queried under --root", left=True)
     try:

@@ -122,7 +122,9 @@ def run(kind: str = "") -> Result:
         rows = tuple((Cell(one.kind, Style.COMMAND), one.command) for one in kinds)
         return Result("SchemaList", SchemaList(kinds), blocks=(Table(("KIND", "PRINTED BY"), rows),))
     if kind not in (*KINDS, ALL):
-        raise UsageError(f"unknown kind {kind!r}", hint="list all kinds: gpunode schema")
+        near = [one for one in KINDS if one.lower() == kind.lower()]
+        hint = f"did you mean {near[0]}?" if near else "list all kinds: gpunode schema"
+        raise UsageError(f"unknown kind {kind!r}", hint=hint)
     schema = schema_of(KINDS if kind == ALL else [kind])
     lines = json.dumps(schema, indent=2, ensure_ascii=False).splitlines()
     blocks = tuple(Text(line, Style.COMMAND) for line in lines)  # a terminal wraps other text
@@ -146,7 +148,7 @@ def schema(
         ),
     ] = "",
 ) -> Result:
-    """Print the JSON Schema of what a command prints with -o json, or list all kinds.
+    """Print the JSON Schema of the results. Describes what -o json prints; without KIND, lists all kinds.
 
     gpunode schema DoctorReport > doctor-report.schema.json
     """

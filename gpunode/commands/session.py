@@ -351,7 +351,7 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
         return
     if not found:
         raise UsageError(
-            f"--root {root} is no directory",
+            f"--root {root} is not a directory",
             hint="give the directory that holds etc, sys and proc, or a bundle of gpunode report",
         )
     yield root
@@ -460,6 +460,8 @@ _PLAINER = (
     (r"is not a valid boolean\. Recognized values: .*", "is neither true nor false"),
     (r"is not a valid int(?: range)?$", "is not a whole number"),
     (r"(\S+) is not in the range x>=(\S+)", r"\1 is less than \2"),
+    (r"^Option '(\S+)' requires an argument", r"\1 needs a value"),
+    (r"^Got unexpected extra argument\S* \((.*)\)$", r"unexpected argument: \1"),
 )
 """Where the library's words are not those of a user."""
 
@@ -492,7 +494,7 @@ def _usage(error: Any, argv: Sequence[str], path: str) -> int:
     message = " ".join(str(error.format_message()).split()).rstrip(".")
     for pattern, text in _PLAINER:
         message = re.sub(pattern, text, message)
-    hint = f"see {path} --help"
+    message, hint = _with_nearest(error, message, f"see {path} --help")
     say(f"error: {message[:1].lower() + message[1:]}")
     say(f"hint: {hint}")
     output = _asked_output(argv)
@@ -500,6 +502,18 @@ def _usage(error: Any, argv: Sequence[str], path: str) -> int:
         info = ErrorInfo("usage", message, hint)
         render(Result("Error", status="error", exit_code=ExitCode.USAGE, errors=(info,)), output, Color.NEVER)
     return ExitCode.USAGE
+
+
+def _with_nearest(error: Any, message: str, hint: str) -> tuple[str, str]:
+    """The message, and the hint with the option or command that the user probably meant."""
+    from difflib import get_close_matches
+
+    possible = list(getattr(error, "possibilities", None) or ())
+    near = next(iter(get_close_matches(error.option_name, possible, 1, 0.7)), "") if possible else ""
+    message = message.partition(" (Possible option")[0]
+    if command := re.search(r"\. Did you mean '([^']+)'.*", message):
+        near, message = command[1], message[: command.start()]
+    return message, f"did you mean {near}? {hint[:1].upper()}{hint[1:]}" if near else hint
 
 
 def _asked_output(argv: Sequence[str]) -> Output:

@@ -139,7 +139,7 @@ def setup(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
-    """Diagnose, configure and verify this node. Stops at the first failure and prints the next command.
+    """Diagnose, configure and verify this node in one run. Stops at the first failure; prints what to do.
 
     gpunode setup --runtime containerd
 

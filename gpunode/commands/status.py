@@ -466,7 +466,7 @@ def status_runtime(
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
 ) -> Result:
-    """Show the container engines. Their files, runtimes, and changes that need a restart.
+    """Show the container engines. Prints their files, runtimes, and changes that need a restart.
 
     Changes nothing.
 

@@ -134,7 +134,7 @@ OPERATION = "toolkit-install"
 NEXT = "gpunode configure-runtime"
 _FAMILY = ("nvidia-container-", "nvidia-docker", "libnvidia-container")
 _UNCHECKED = "signatures of packages in a directory are not checked: make sure that you trust their source"
-_UNREAD = "the versions are the repository's newest; which that is shows when it has been read"
+_UNREAD = "the newest versions are installed; their numbers are known once the repository has been read"
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _check(host: Host, version: str, repository: str, key: str, directory: str) 
         )
     plain = all(char.isascii() and (char.isalnum() or char in ".-~+:") for char in version)
     if version and not (plain and version[0].isdigit()):
-        raise UsageError(f"{version!r} is no version", hint="as in --version 1.20.0")
+        raise UsageError(f"{version!r} is not a version", hint="as in --version 1.20.0")
     content = None
     if key:
         content = host.read_bytes(str(Path(key).absolute()))
@@ -372,7 +372,8 @@ def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list
     blocks = file_blocks(files, data.changes, dry_run=dry_run)
     for command in data.commands:
         blocks.append(Text(f"{'would run' if dry_run else 'ran'}: {command}", Style.COMMAND))
-    if not data.commands and not data.changes:
+    pending = bool(data.commands or data.changes)
+    if not pending:
         blocks.append(Text(f"the toolkit is installed: {data.version}, nothing to do", Style.GOOD))
     else:
         rows = tuple(
@@ -380,7 +381,9 @@ def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list
             for one in data.packages
         )
         blocks.append(Table(("PACKAGE", "BEFORE", "AFTER"), rows))
-    blocks.append(Text(f"next: {NEXT}", Style.COMMAND))
+    blocks.append(
+        Text(f"{'after the installation' if dry_run and pending else 'next'}: {NEXT}", Style.COMMAND)
+    )
     if data.journal:
         blocks.append(Text("undo it with: gpunode toolkit remove", Style.DIM))
     return blocks
@@ -584,7 +587,7 @@ def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterat
     for command in data.commands:
         yield Text(f"{'would run' if data.dry_run else 'ran'}: {command}", Style.COMMAND)
     if not data.commands and not data.changes:
-        yield Text("there is nothing here that gpunode toolkit install brought", Style.GOOD)
+        yield Text("nothing to remove: gpunode toolkit install installed nothing here", Style.GOOD)
     for left in data.left:
         yield Text(f"left alone: {left}", Style.DIM)
     if data.kept:

@@ -214,10 +214,12 @@ def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]
     given: dict[Key, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
+        if not equals and name not in {key.name for key in keys}:
+            raise UsageError(f"{name!r} has no value", hint="gpunode toolkit config set KEY=VALUE")
         key = facts.find_key(keys, name)
         if not equals:
             raise UsageError(
-                f"{name}: no value given",
+                f"{name!r} has no value",
                 hint=f"gpunode toolkit config set {name}=VALUE, or: gpunode toolkit config unset {name}",
             )
         if key in given:
@@ -284,7 +286,7 @@ def _blocks(data: ToolkitConfig) -> tuple[Block, ...]:
 # `gpunode toolkit`.
 
 toolkit_app = command_group("Install and configure the NVIDIA Container Toolkit.")
-config_app = command_group("Read and edit its config.toml.")
+config_app = command_group("Read and edit the toolkit's config.toml.")
 toolkit_app.add_typer(config_app, name="config")
 
 FileOption = Annotated[

@@ -16,7 +16,6 @@ from gpunode.cdi.spec import made_by_gpunode
 from gpunode.commands.configure_runtime import check_name
 from gpunode.commands.options import (
     ConfigOption,
-    DropInOption,
     DryRunOption,
     NameOption,
     NoRestartOption,
@@ -189,7 +188,14 @@ def unconfigure_runtime(
     session: Session,
     runtime: RuntimesOption = None,
     config: ConfigOption = "",
-    drop_in_config: DropInOption = "",
+    drop_in_config: Annotated[
+        str,
+        typer.Option(
+            "--drop-in-config",
+            metavar="PATH",
+            help="Drop-in file that holds the runtime (containerd 2, CRI-O); detected by default.",
+        ),
+    ] = "",
     nvidia_runtime_name: NameOption = "nvidia",
     cdi: Annotated[
         bool,

@@ -342,7 +342,7 @@ class Nvml:
         except self._library.NVMLError as error:
             raise NvmlError(int(error.value)) from error
         except UnicodeDecodeError as error:
-            raise NvmlError(UNKNOWN, f"{function} gave bytes that are no text") from error
+            raise NvmlError(UNKNOWN, f"{function} gave bytes that are not text") from error
 
     def structure(self, name: str, count: int = 0) -> Any:
         """An empty pynvml structure by name, or an array of `count` of them, for a call to fill."""

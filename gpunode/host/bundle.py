@@ -230,6 +230,7 @@ def report_in(archive: Path) -> bytes:
 @contextmanager
 def _refusing(archive: Path) -> Iterator[None]:
     """Report any error while a bundle is read, with the bundle's name."""
+    import gzip
     import zlib
 
     try:
@@ -238,6 +239,8 @@ def _refusing(archive: Path) -> Iterator[None]:
         raise Unreadable(f"can't read {archive}: {error.strerror}", hint="run as root") from error
     except (Refused, tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, gzip.BadGzipFile):  # its text has the bytes as Python writes them
+            reason = "it is not a gzip file"
         raise ConfigError(
             f"{archive} is not a support bundle: {reason}", hint="run gpunode report to create a bundle"
         ) from error

@@ -20,6 +20,7 @@ MAX_BYTES = 256 * 1024  # a ConfigMap holds at most 1 MiB in several files
 MAX_STREAM_BYTES = 4 << 20  # a few such objects
 _MAX_ITEMS = 50_000
 _MAX_DEPTH = 32
+_MAX_SHOWN = 60  # characters of a value in a message
 MAX_DATA_BYTES = 16 << 20  # of `load`; a doctor's report of a large node has less than 1 MiB
 _MAX_VALUES = 500_000
 _MAX_DATA_DEPTH = 64
@@ -49,7 +50,8 @@ class Item(NamedTuple):
     @property
     def what(self) -> str:
         """The kind of value, for messages."""
-        return {"map": "a mapping", "list": "a list", "null": "nothing"}.get(self.kind, repr(self.text))
+        shown = self.text if len(self.text) <= _MAX_SHOWN else f"{self.text[:_MAX_SHOWN]}..."
+        return {"map": "a mapping", "list": "a list", "null": "nothing"}.get(self.kind, repr(shown))
 
 
 EMPTY = Item(1, "null")

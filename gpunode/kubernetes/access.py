@@ -180,7 +180,7 @@ def _nothing(host: Host) -> NoAccess:
     existing = [path for path in (*theirs, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
     offer = f"here are {', '.join(existing)}; " if existing else ""
     return NoAccess(
-        "no API server is configured: no KUBECONFIG, no ~/.kube/config, and this is no pod with an account",
+        "no API server is configured: no KUBECONFIG, no ~/.kube/config, no service account of a pod",
         hint=f"{offer}--kubeconfig PATH, --kubeconfig kubelet (this node's own),"
         " or kubectl proxy and --server http://127.0.0.1:8001",
     )
@@ -276,7 +276,7 @@ def node_name(host: Host, option: str, certificate: str = "") -> tuple[str, str]
     )
     name, source = next((name for name in names if name[0]), ("", ""))
     if not name:
-        raise UsageError("neither option nor machine says which node it is", hint="name it: --node NAME")
+        raise UsageError("can't tell which Node this is", hint="name it: --node NAME")
     if _NODE.fullmatch(name) is None or len(name) > 253 or ".." in name:
         raise UsageError(f"{name!r} can't be a node's name ({source})", hint="see: kubectl get nodes")
     return name, source

@@ -175,7 +175,7 @@ def _parse(path: str, text: str) -> Kubeconfig:
     except DocumentError as error:
         said = f"can't be parsed: {error}"
     except msgspec.ValidationError as error:  # reports the location and the types, never a value
-        said = f"is no kubeconfig: {error}"
+        said = f"is not a kubeconfig: {error}"
     raise NoAccess(f"{path} {said}", hint="see: kubectl config view --kubeconfig FILE")
 
 
@@ -379,7 +379,7 @@ def checked_server(url: str, source: str) -> str:
         sound = False
     if not sound or not url.isprintable() or " " in url:
         raise NoAccess(
-            f"{source}: {url[:_LONGEST]!r} is no API server's address",
+            f"{source}: {url[:_LONGEST]!r} is not the address of an API server",
             hint="it is such as https://10.0.0.1:6443",
         )
     return url.rstrip("/")

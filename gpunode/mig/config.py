@@ -205,7 +205,7 @@ def _devices(line: int, item: Item | None, faults: Faults) -> tuple[int, ...] | 
         faults.append((item.line, f"devices is all or a list of indices such as [0, 1], not {what}"))
         return None
     wrong = [other for other in item.items if other.kind != "scalar" or not _NUMBER.fullmatch(other.text)]
-    faults += [(one.line, f"devices: {one.what} is no index of a GPU") for one in wrong]
+    faults += [(one.line, f"devices: {one.what} is not the index of a GPU") for one in wrong]
     return None if wrong else tuple(dict.fromkeys(int(one.text) for one in item.items))
 
 
@@ -218,7 +218,7 @@ def _filters(item: Item | None, faults: Faults) -> Iterator[Filter]:
         match = _FILTER.fullmatch(one.text) if one.kind == "scalar" else None
         if match is None:
             form = '"0x20B010DE" (PCI device, vendor), or "0x20B010DE:0x134F10DE" with the subsystem'
-            faults.append((one.line, f"device-filter: {one.what} is none; its form is {form}"))
+            faults.append((one.line, f"device-filter: {one.what} is not a device filter; its form is {form}"))
         else:
             yield Filter(int(match[1], 16), int(match[2], 16) if match[2] else None)
 
@@ -243,10 +243,10 @@ def _counts(item: Item, faults: Faults) -> dict[str, int]:
     for name, line, value in item.pairs:
         if parse_name(name) is None:
             faults.append(
-                (line, f"{name!r} is no MIG profile; one looks like 1g.10gb, 1c.3g.40gb or 1g.10gb+me")
+                (line, f"{name!r} is not a MIG profile; one looks like 1g.10gb, 1c.3g.40gb or 1g.10gb+me")
             )
         elif value.kind != "scalar" or not _NUMBER.fullmatch(value.text):
-            faults.append((value.line, f"{name}: {value.what} is no count"))
+            faults.append((value.line, f"{name}: {value.what} is not a count"))
         elif int(value.text):
             counts[name] = int(value.text)
     if item.pairs and not counts and len(faults) == before:

@@ -181,6 +181,19 @@ def is_known(branch: int) -> bool:
     return branch in {row["branch"] for row in table(BRANCHES).rows} or bool(driver.ended(branch))
 
 
+def against_unknown(situation: Situation, branch: int) -> Refusal:
+    """The refusal of a branch that isn't known, with those that drive the GPUs and get fixes."""
+    need = _need(situation)
+    known = sorted(row["branch"] for row in table(BRANCHES).rows)
+    fit = [one for one in known if driver.ended(one) is None and not _against_branch(need, one)]
+    return Refusal(
+        "branch-unknown",
+        f"branch {branch} is unknown: no table of gpunode and no repository here has it",
+        f"known for these GPUs: {', '.join(map(str, fit))}; for a newer one, add its repository"
+        " or give its --version",
+    )
+
+
 def _left_out(situation: Situation, branch: int, flavour: str) -> list[str]:
     """GPUs that this driver doesn't support although it supports others, and unknown ones."""
     notes = []

@@ -11,7 +11,7 @@ from gpunode.facts.fabric import UNIT
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
 from gpunode.facts.system import CONTAINER, TEGRA, WSL2
 from gpunode.host import Host
-from gpunode.packages.driver_choice import Choice, choose, is_known, known_as_of
+from gpunode.packages.driver_choice import Choice, against_unknown, choose, is_known, known_as_of
 from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Refusal, Situation, Wish
 from gpunode.packages.driver_source import (
     CUDA_RPM,
@@ -444,14 +444,14 @@ def _with_packages(
     way = _way(situation, route, choice, states, known)
     names = package_names(situation, route, choice, way)
     found = resolve(names, states, choice, route, wish) if known else _unresolved(names, situation, wish)
+    if not found.version and not choice.refusals and not is_known(choice.branch):
+        found = Resolved(refusals=(against_unknown(situation, choice.branch),))
     needs = to_build(situation, route, headers, states) if way == DKMS else ((), ())
     signed = way == PREBUILT or (route.name == "suse" and choice.flavour == OPEN)
     refusals = (*base.refusals, *found.refusals, *against_module(situation, signed=signed), *needs[1])
     decisions = (*base.decisions, *_decisions(situation, way, found, headers, known=known))
     notes = (*base.notes, *found.notes, *_fits(situation, base), *((why,) if why else ()))
-    if not found.version and not is_known(choice.branch):
-        notes += (f"branch {choice.branch} is unknown: no table of gpunode and no repository here has it",)
-    if states and not known:
+    if states and not known and found.packages:
         notes += ("exact versions are known once the package manager has read the repository",)
     plan = replace(
         base, version=found.version, packages=found.packages, decisions=decisions, refusals=refusals,

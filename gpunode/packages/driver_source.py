@@ -436,7 +436,7 @@ def _transitional(exact: Mapping[str, tuple[Available, ...]], choice: Choice) ->
 
 
 def _missing(names: Sequence[str], choice: Choice, route: Route) -> Refusal:
-    where = "the package manager's repositories" if not route.directory else f"{route.directory}"
+    where = f"NVIDIA's repository {route.directory} lacks" if route.directory else "the repositories lack"
     hints = {
         UBUNTU: "enable restricted and multiverse if they aren't, apt-get update; or: --repository nvidia",
         DEBIAN: "enable contrib and non-free if they aren't, apt-get update; or: --repository nvidia",
@@ -447,7 +447,7 @@ def _missing(names: Sequence[str], choice: Choice, route: Route) -> Refusal:
     }
     return Refusal(
         "package-missing",
-        f"branch {choice.branch} isn't available here: {', '.join(names)} isn't offered by {where}",
+        f"branch {choice.branch} isn't available here: {where} {', '.join(names)}",
         hints[route.name],
     )
 

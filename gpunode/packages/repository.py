@@ -135,7 +135,7 @@ def desired_repository(base: str = "", key: bytes | None = None) -> DesiredRepos
         not base.startswith(_SCHEMES) or not re.fullmatch(r"[!-~]+", base) or set("[]<>\"'\\#$%") & set(base)
     ):
         raise UsageError(
-            f"{base!r} is no address of a repository",
+            f"{base!r} is not the address of a repository",
             hint="it begins with https://, http:// or file:/ and holds the directory 'stable'",
         )
     if "@" in base.partition("//")[2].partition("/")[0]:
@@ -413,7 +413,9 @@ def _text(host: Host, path: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text", hint="put it right, then run this again") from error
+        raise ConfigError(
+            f"{path} is not UTF-8 text", hint="convert it to UTF-8, then run this again"
+        ) from error
 
 
 def _holds(host: Host, path: str, desired: DesiredRepository) -> bool | None:
@@ -443,7 +445,7 @@ def binary(data: bytes) -> bytes:
     """The packets of a key file, armored or not. `ConfigError` for anything else."""
     if len(data) > _MAX_BYTES:
         raise ConfigError(
-            f"this is no repository's key: it is larger than {_MAX_BYTES >> 20} MiB",
+            f"this is not a repository's key: it is larger than {_MAX_BYTES >> 20} MiB",
             hint="give the repository's key, armored or binary",
         )
     if data[:1] and data[0] & 0x80:
@@ -451,7 +453,7 @@ def binary(data: bytes) -> bytes:
     text = data.decode("ascii", "replace")
     if _BEGIN not in text or _END not in text:
         raise ConfigError(
-            "this is no OpenPGP public key", hint="give the repository's key, armored or binary"
+            "this is not an OpenPGP public key", hint="give the repository's key, armored or binary"
         )
     body = text.partition(_BEGIN)[2].partition(_END)[0].strip("\r\n").splitlines()
     blank = next((number for number, line in enumerate(body) if not line.strip()), -1)

@@ -215,7 +215,9 @@ def read_directory(host: Host, manager: Manager, directory: str) -> tuple[Packag
     """The toolkit's packages among the files of a directory. `UsageError` for a damaged one."""
     ending = "*.deb" if manager.name == "apt" else "*.rpm"
     if not host.is_dir(directory):
-        raise UsageError(f"{directory} is no directory", hint=f"--from takes the directory of {ending} files")
+        raise UsageError(
+            f"{directory} is not a directory", hint=f"--from takes the directory of {ending} files"
+        )
     found = [_read(host, manager, path) for path in host.glob(directory, ending)]
     return tuple(one for one in found if one.name in PACKAGES)
 

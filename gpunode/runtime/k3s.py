@@ -358,7 +358,9 @@ class K3sEngine:
                 )
             text = rendered(after, base) if base is not None else None
             if text is None:
-                return (f"not validated: only {self.daemon.manager} can render {self._files.template_path}",)
+                return (
+                    f"{self._files.template_path} wasn't validated: only {self.daemon.manager} renders it",
+                )
             edits += (FileEdit(config.path, config.main_text.encode(), text.encode()),)
         found = tuple(Handler(name, program) for name, program in self._files.found.items())
         return distributions.validate(self.host, self.daemon, config, edits, expected, found)

@@ -331,7 +331,7 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
     if plan.own.changed and engine.host.live:
         notes = (
             *notes,
-            f"not validated: {plan.engine} itself reads staged copies first when this is not a dry run",
+            f"not validated yet: a real run has {plan.engine} check the new file before it is written",
         )
     result = report(task, Applied(active=active), request, notes)
     if not refusals:

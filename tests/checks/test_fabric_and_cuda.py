@@ -232,7 +232,7 @@ def test_invalid_cuda_release_is_refused(release, tmp_path):
     if release.strip() == "12.8":
         assert doctor.run(host, SilentProgress(), questions=Questions(cuda=release)).exit_code == 0
     else:
-        with pytest.raises(UsageError, match="no CUDA release"):
+        with pytest.raises(UsageError, match="not a CUDA release"):
             doctor.refuse_no_release(release)
 
 

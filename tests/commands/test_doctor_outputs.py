@@ -118,6 +118,18 @@ def test_unwritable_file_is_refused_before_the_node_is_examined(root):
         assert ran.code == ExitCode.USAGE and path in ran.err
 
 
+def test_ending_of_no_report_is_refused_unless_the_format_is_given(root, tmp_path):
+    path = tmp_path / "n.pdf"
+    ran = gpunode("--root", str(root), "doctor", "--output-file", str(path))
+    assert (ran.code, ran.out, path.exists()) == (ExitCode.USAGE, "", False)
+    assert ran.err == (
+        f"error: --output-file {path}: '.pdf' is not the ending of a report\n"
+        "hint: use .html, .json, .yaml, .prom or .txt, or choose the format with -o\n"
+    )
+    gpunode("--root", str(root), "doctor", "--output-file", str(path), "-o", "html")
+    assert path.read_text().startswith("<!doctype html>")
+
+
 def test_failed_write_keeps_the_old_file(root, tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
@@ -298,7 +310,7 @@ def test_a_line_that_is_no_report_is_named_by_its_number(tmp_path):
     path = Path(fleet(tmp_path))
     path.write_text(path.read_text() + "{}\n")
     ran = gpunode("doctor", "--compare", str(path))
-    assert ran.code == ExitCode.FAILED and f"{path}:7 is no DoctorReport: it has no kind" in ran.err
+    assert ran.code == ExitCode.FAILED and f"{path}:7 is not a DoctorReport: it has no kind" in ran.err
 
 
 MALFORMED = {

@@ -90,13 +90,13 @@ def test_o_is_the_output_format_or_the_file_as_in_gpu_feature_discovery(
     ("words", "message"),
     [
         (["labels", "--oops=1"], "error: no such option: --oops"),
-        (["labels", "--to"], "error: option '--to' requires an argument"),
-        (["labels", "word"], "error: got unexpected extra argument(s) (word)"),
-        (["labels", "--", "--to=file"], "error: got unexpected extra argument(s) (--to=file)"),
+        (["labels", "--to"], "error: --to needs a value"),
+        (["labels", "word"], "error: unexpected argument: word"),
+        (["labels", "--", "--to=file"], "error: unexpected argument: --to=file"),
         (["labels", "-o", "html"], "error: invalid value for '-o': 'html'"),
-        (["labels", "-o"], "error: option '-o' requires an argument"),
+        (["labels", "-o"], "error: -o needs a value"),
         (["labels", "--dry-run=true"], "error: option '--dry-run' does not take a value"),
-        (["gpus", "x"], "error: got unexpected extra argument(s) (x)"),
+        (["gpus", "x"], "error: unexpected argument: x"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -213,10 +213,10 @@ def test_count_written_concurrently_is_not_overwritten(api: ApiServer, run: Gpun
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--resource", "gpu", "--count", "1"], "can't be an extended resource"),
+        (["--resource", "gpu", "--count", "1"], "'gpu' has no domain"),
         (["--resource", "x.kubernetes.io/gpu", "--count", "1"], "can't be an extended resource"),
-        (["--resource", "a.b/c", "--count", "-1"], "is no number of devices"),
-        (["--resource", "a.b/c", "--count", "1e3"], "is no number of devices"),
+        (["--resource", "a.b/c", "--count", "-1"], "is not a number of devices"),
+        (["--resource", "a.b/c", "--count", "1e3"], "is not a number of devices"),
         (["--resource", "nvidia.com/gpu"], "is another machine"),
     ],
 )

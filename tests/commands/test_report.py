@@ -435,7 +435,7 @@ def test_file_that_is_no_bundle_is_named(tmp_path):
     (tmp_path / "x.tar.gz").write_bytes(b"not a bundle")
     ran = gpunode("doctor", "--root", str(tmp_path / "x.tar.gz"), "-o", "json")
     assert (ran.code, ran.document["status"]) == (ExitCode.FAILED, "error")
-    assert "x.tar.gz is not a support bundle" in ran.err
+    assert "x.tar.gz is not a support bundle: it is not a gzip file\n" in ran.err
 
 
 def test_unwritable_directory_is_reported_before_any_work(tmp_path, monkeypatch):

@@ -123,9 +123,9 @@ def test_the_schema_of_all_kinds_accepts_each(envelope: dict[str, Any]) -> None:
 
 
 def test_an_unknown_kind_is_a_usage_error() -> None:
-    ran = gpunode("schema", "doctorreport")
+    ran = gpunode("schema", "doctor")
     assert (ran.code, ran.out) == (2, "")
-    assert "unknown kind 'doctorreport'" in ran.err and "hint: list all kinds: gpunode schema" in ran.err
+    assert "unknown kind 'doctor'" in ran.err and "hint: list all kinds: gpunode schema" in ran.err
     assert gpunode("schema", "x", "-o", "json").document["errors"][0]["code"] == "usage"
 
 

@@ -25,6 +25,7 @@ CUDA = "cuda-rhel9-x86_64"
 CUDA_DEB = "https://developer.download.nvidia.com/compute/cuda/repos/{}/x86_64"
 
 
+EPEL = (("3.2.1-1.el9", "epel"),)
 LIBRARIES = ("libnvidia-compute", "libnvidia-cfg1", "nvidia-compute-utils")
 
 
@@ -43,7 +44,7 @@ def archive(version: str, branch: str = "", *, switches: bool = False, module: s
 def cuda_rpm(*versions: str, kmod: str = "kmod-nvidia-open-dkms", without: tuple[str, ...] = ()) -> Shelf:
     names = ("nvidia-driver-cuda", kmod, "nvidia-persistenced", "nvidia-fabricmanager")
     offers = {name: tuple((f"3:{one}-1.el9", CUDA) for one in versions) for name in names}
-    offers["dkms"] = (("3.2.1-1.el9", "epel"),)
+    offers["dkms"] = EPEL
     return Shelf({name: some for name, some in offers.items() if name not in without})
 
 
@@ -603,6 +604,44 @@ def test_plan_json_is_plain_data(tmp_path):
 def test_machine_without_gpus_is_refused_in_the_first_line(tmp_path: Path) -> None:
     ran = gpunode("driver", "plan", "--root", str(tmp_path))
     assert (ran.code, ran.out.splitlines()[0]) == (0, "not to be run as it is:")
+
+
+def test_dry_run_with_a_blocker_exits_3_and_names_it(tmp_path: Path) -> None:
+    root = built(tmp_path, "driver-not-installed", {})
+    plan(root, Shelf({"dkms": (("3.0-1", UBUNTU),)}))
+    ran = gpunode("driver", "install", "--dry-run", "--root", str(root))
+    first, second = ran.err.splitlines()[-2:]
+    assert ran.code == 3 and "refused: branch 580 isn't available here" in first
+    assert second.startswith("hint: ") and "multiverse" in second
+
+
+@pytest.mark.parametrize(
+    ("name", "shelf"),
+    [
+        ("driver-not-installed", archive("580.173.02")),
+        ("driver-not-installed", Shelf()),
+        ("healthy-docker-rocky9", Shelf({"dkms": EPEL})),  # the repository would have to be added first
+    ],
+)
+def test_unknown_branch_is_refused_with_the_branches_that_exist(
+    tmp_path: Path, name: str, shelf: Shelf
+) -> None:
+    root = built(tmp_path, name, {})
+    data = plan(root, shelf, "--branch", "999")
+    assert codes(data) == ["branch-unknown"] and data["commands"] == []
+    hint = data["refusals"][0]["hint"]
+    assert "580" in hint and "595" in hint and "550" not in hint  # 550 gets no more fixes
+    for options in (("--dry-run",), ("--yes",)):
+        ran = gpunode("driver", "install", *options, "--branch", "999", "--root", str(root))
+        assert ran.code == 3
+        assert "branch 999 is unknown" in ran.err.splitlines()[0] and f"hint: {hint}" in ran.err
+
+
+def test_newer_branch_that_a_repository_has_is_not_refused(tmp_path: Path) -> None:
+    data = plan(built(tmp_path, "driver-not-installed", {}), archive("999.10.02"), "--branch", "999")
+    assert data["version"] == "999.10.02" and codes(data) == []
+    root = built(tmp_path, "healthy-docker-rocky9", {})
+    assert codes(plan(root, Shelf({"dkms": EPEL}), "--version", "999.10.02")) == []
 
 
 def test_unknown_flavour_is_refused_before_the_machine_is_examined(tmp_path: Path) -> None:

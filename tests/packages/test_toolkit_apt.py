@@ -333,16 +333,16 @@ def test_directory_with_missing_or_foreign_packages_is_refused(apt, repository, 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("--repository", "nvidia.example.com"), "no address of a repository"),
-        (("--repository", "https://a.example.com/x y"), "no address of a repository"),
-        (("--repository", "https://a.example.com/\nevil"), "no address of a repository"),
+        (("--repository", "nvidia.example.com"), "is not the address of a repository"),
+        (("--repository", "https://a.example.com/x y"), "is not the address of a repository"),
+        (("--repository", "https://a.example.com/\nevil"), "is not the address of a repository"),
         (("--repository", "https://me:secret@a.example.com/"), "would be readable by every user"),
         (("--key", "/nonexistent"), "there is no file"),
-        (("--key", "/etc/hostname"), "no OpenPGP public key"),
-        (("--from", "/nonexistent"), "is no directory"),
+        (("--key", "/etc/hostname"), "is not an OpenPGP public key"),
+        (("--from", "/nonexistent"), "is not a directory"),
         (("--from", "/tmp", "--repository", "https://a.example.com"), "no repository is added"),
-        (("--version", "1.20; true"), "is no version"),
-        (("--version", "newest"), "is no version"),
+        (("--version", "1.20; true"), "is not a version"),
+        (("--version", "newest"), "is not a version"),
     ],
 )
 def test_contradicting_options_are_refused_before_any_change(apt, argv, message):

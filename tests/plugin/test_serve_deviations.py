@@ -47,7 +47,7 @@ def test_names_and_devices_in_the_config_file_take_effect(tmp_path: Path) -> Non
     ("flags", "environ", "code", "error"),
     [
         (("--config-file", "/config.yaml"), {}, 1, "flags.migStrategi: unknown key"),
-        ((), {"DP_DISABLE_HEALTHCHECKS": "79,abc"}, 2, "DP_DISABLE_HEALTHCHECKS: 'abc' is no XID"),
+        ((), {"DP_DISABLE_HEALTHCHECKS": "79,abc"}, 2, "DP_DISABLE_HEALTHCHECKS: 'abc' is not an XID"),
     ],
 )
 def test_unknown_keys_and_malformed_xids_end_the_process(

@@ -105,7 +105,7 @@ def translate(parts: Sequence[Item]) -> Translation:
         shared = {"name": RESOURCE, "replicas": clients}
         config["sharing"] = {section: {"failRequestsGreaterThanOne": True, "resources": [shared]}}
     elif strategy:
-        left.append(Left("GPUSharingConfig", "one client for each GPU is no sharing"))
+        left.append(Left("GPUSharingConfig", "one client for each GPU is not sharing"))
     if "GPUFractionDivisor" in {_known(key) for key in keys(tree)}:
         why = "GKE's plugin takes it from /etc/nvidia/gpu-fraction-divisor.txt alone"
         left.append(Left("GPUFractionDivisor", why))
@@ -121,7 +121,9 @@ def _parts(parts: Sequence[Item]) -> tuple[Item, list[int]]:
     maps = [part for part in parts if get(part, "kind").text == "ConfigMap"]
     files = [part for part in parts if part not in maps]
     if len(files) > 1 or any(file.kind != "map" for file in files):
-        raise WrongInput("this is no gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize")
+        raise WrongInput(
+            "this is not a gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize"
+        )
     texts = [get(part, "data", "HealthCriticalXid") for part in maps]
     if any(text.kind == "null" for text in texts):
         hint = "GKE's is xid-config in kube-system, with HealthCriticalXid"
@@ -129,7 +131,7 @@ def _parts(parts: Sequence[Item]) -> tuple[Item, list[int]]:
     words = [word.strip() for item in texts for word in item.text.split(",")]
     if wrong := [word for word in words if not word.isdecimal() or not int(word)]:
         raise WrongInput(
-            f"HealthCriticalXid: {wrong[0]!r} is no XID", hint="GKE's plugin takes none of them then"
+            f"HealthCriticalXid: {wrong[0]!r} is not an XID", hint="GKE's plugin takes none of them then"
         )
     return files[0] if files else EMPTY, [int(word) for word in words]
 
@@ -153,7 +155,7 @@ def _unknown(tree: Item, known: tuple[str, ...], above: str) -> list[Left]:
 
 def _partition(size: str) -> Left:
     if _PROFILE.fullmatch(size) is None:
-        raise WrongInput(f"GPUPartitionSize: {size!r} is no MIG profile such as 1g.5gb")
+        raise WrongInput(f"GPUPartitionSize: {size!r} is not a MIG profile such as 1g.5gb")
     return Left(
         "GPUPartitionSize",
         f"cutting the GPUs into {size} isn't the plugin's work, only serving them so",
@@ -173,7 +175,7 @@ def _sharing(tree: Item, left: list[Left]) -> tuple[str, int]:
         return "time-sharing", older
     if strategy not in ("", "time-sharing", "mps"):
         known = f"known: time-sharing, mps; {_PASSED_OVER}"
-        raise WrongInput(f"GPUSharingConfig.GPUSharingStrategy: {strategy!r} is no strategy", hint=known)
+        raise WrongInput(f"GPUSharingConfig.GPUSharingStrategy: {strategy!r} is not a strategy", hint=known)
     if strategy and clients <= 0:
         raise WrongInput(
             f"GPUSharingConfig: {strategy} without a MaxSharedClientsPerGPU above 0", hint=_PASSED_OVER
@@ -206,7 +208,7 @@ def _xids(tree: Item) -> list[int]:
     item = _get(tree, "HealthCriticalXid")
     numbers = [int(entry.text) for entry in item.items if _is_number(entry)]
     if item.kind not in ("list", "null") or len(numbers) != len(item.items) or min(numbers, default=1) < 1:
-        raise WrongInput(f"HealthCriticalXid: {item.what} is no list of XIDs", hint=_PASSED_OVER)
+        raise WrongInput(f"HealthCriticalXid: {item.what} is not a list of XIDs", hint=_PASSED_OVER)
     return numbers
 
 

@@ -159,7 +159,10 @@ class Sources:
             raise ConfigError(f"{path} is a directory", hint=f"name a file in it: {path}/config.yaml")
         data = self.reader.read_bytes(path)
         if data is None:
-            raise ConfigError(f"{path} does not exist", hint="create it, or take --config-file away")
+            raise ConfigError(
+                f"{path} does not exist",
+                hint="check the path; a config file is optional: flags and variables set the same options",
+            )
         return data
 
 

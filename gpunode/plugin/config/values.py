@@ -141,7 +141,7 @@ def _go_duration(text: str) -> float:
     if _NUMBER.fullmatch(text) and float(text):
         raise ValueError(f"{text} has no unit; write {text}s for seconds")
     if text != "0" and not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration such as 60s, 1m30s or 500ms")
+        raise ValueError(f"{text!r} is not a duration such as 60s, 1m30s or 500ms")
     seconds = sum(float(number) * _NANOSECONDS[unit] for number, unit in _TERM.findall(text)) / 1e9
     if 0 < seconds < 0.001:
         raise ValueError(f"{text} can't be meant (a number without a unit is nanoseconds); write 60s or 5m")
@@ -151,13 +151,13 @@ def _go_duration(text: str) -> float:
 def _address(text: str) -> str:
     found = _ADDRESS.fullmatch(text)
     if text and (found is None or not 0 <= int(found["port"]) < 65536):
-        raise ValueError(f"{text!r} is no HOST:PORT such as 127.0.0.1:9400, [::1]:9400 or :9400")
+        raise ValueError(f"{text!r} is not a HOST:PORT such as 127.0.0.1:9400, [::1]:9400 or :9400")
     return text
 
 
 def _integer(word: str) -> int:
     if not _DECIMAL.fullmatch(word):
-        raise ValueError(f"{word!r} is no whole number")
+        raise ValueError(f"{word!r} is not a whole number")
     return int(word)
 
 
@@ -166,7 +166,7 @@ def xid(word: str) -> int:
     if word.lower() in ("all", "xids"):
         return ALL_XIDS
     if not re.fullmatch(r"[0-9]{1,5}", word) or int(word) == 0:
-        raise ValueError(f"{word!r} is no XID; allowed are numbers from 1, all and xids")
+        raise ValueError(f"{word!r} is not an XID; allowed are numbers from 1, all and xids")
     return int(word)
 
 
@@ -182,13 +182,13 @@ def selector(word: str) -> str:
     if word.upper().startswith(("GPU-", "MIG-")):
         if _GPU_UUID.fullmatch(word):
             return word
-        raise ValueError(f"{word!r} is no UUID; they look like GPU-8a3b2c1d-0000-1111-2222-333344445555")
+        raise ValueError(f"{word!r} is not a UUID; they look like GPU-8a3b2c1d-0000-1111-2222-333344445555")
     model = " " in word and len(word) <= 256 and not word[0].isdigit()
     if model or _PARTITION.fullmatch(word) or pci_numbers(word) is not None:
         return word
     raise ValueError(
-        f"{word!r} is no index (0, 0:1), no UUID (GPU-..., MIG-...), no PCI address (0000:3b:00.0)"
-        " and no model (its full name, or with *, as in *H100*)"
+        f"{word!r} is not an index (0, 0:1), a UUID (GPU-..., MIG-...), a PCI address (0000:3b:00.0)"
+        " or a model (its full name, or with *, as in *H100*)"
     )
 
 

@@ -218,7 +218,7 @@ def _parsed(kind: type[Message], data: bytes) -> Message:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise Refused("INVALID_ARGUMENT", f"the request is no {kind.DESCRIPTOR.full_name}") from error
+        raise Refused("INVALID_ARGUMENT", f"the request is not a {kind.DESCRIPTOR.full_name}") from error
 
 
 def abort(context: grpc.ServicerContext, refused: Refused) -> NoReturn:

@@ -66,10 +66,10 @@ def key_problem(key: str) -> str:
     """Why Kubernetes would refuse this as a label's key; empty if it wouldn't."""
     domain, slash, name = key.rpartition("/")
     if slash and (len(domain) > 253 or not _DOMAIN.fullmatch(domain)):
-        return f"{domain!r} is no domain"
+        return f"{domain!r} is not a domain"
     if len(name) > _LONGEST:
         return f"{name!r} is longer than {_LONGEST} characters"
-    return "" if _NAME.fullmatch(name) else f"{name!r} is no name of letters, digits, '-', '_' and '.'"
+    return "" if _NAME.fullmatch(name) else f"{name!r} is not a name of letters, digits, '-', '_' and '.'"
 
 
 def settled(now: Mapping[str, str], before: Mapping[str, str]) -> Mapping[str, str]:

@@ -127,7 +127,7 @@ def _labels(path: str, data: bytes) -> dict[str, str]:
             continue
         if not equals or "/" not in key or key_problem(key):
             raise ConfigError(
-                f"{path} is no feature file: it holds {line.strip()[:60]!r}; it was left alone",
+                f"{path} is not a feature file: it holds {line.strip()[:60]!r}; it was left alone",
                 hint="name another file, or remove this one",
             )
         found[key] = value

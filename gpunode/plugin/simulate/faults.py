@@ -107,10 +107,10 @@ def parse_fault(text: str) -> Fault:
         raise ConfigError(f"one fault a line, not {len(names)}", hint=f"one of: {', '.join(FAULTS)}")
     value, at = data[names[0]], data.get("at", 0)
     if type(at) not in (int, float) or not 0 <= at <= _LAST_SECOND:
-        raise ConfigError(f"at: {at!r} is no number of seconds from 0 to {_LAST_SECOND:g}")
+        raise ConfigError(f"at: {at!r} is not a number of seconds from 0 to {_LAST_SECOND:g}")
     for key in ("gi", "ci"):
         if type(data.get(key, 0)) is not int:
-            raise ConfigError(f"{key}: {data[key]!r} is no instance id")
+            raise ConfigError(f"{key}: {data[key]!r} is not an instance id")
     return make_fault(
         names[0],
         "" if value is True else str(value),

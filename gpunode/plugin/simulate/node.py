@@ -299,7 +299,7 @@ def _group(text: str) -> Group:
     if options.get("links", "none") not in _LINKS:
         raise UsageError(f"links={options['links']} is not one of {', '.join(_LINKS)}")
     if not options.get("numa", "0").isdecimal() or int(options.get("numa", "0")[:4]) > MOST:
-        raise UsageError(f"numa={options['numa']} is no number of NUMA nodes")
+        raise UsageError(f"numa={options['numa']} is not a number of NUMA nodes")
     return Group(MODELS[key], int(count or MODELS[key].count), options)
 
 

@@ -101,11 +101,11 @@ def test_gke_file_is_translated(theirs: dict[str, Any], ours: dict[str, Any], le
         ({"GPUSharingConfig": {"MaxSharedClientsPerGPU": 3}}, "without a GPUSharingStrategy"),
         ({"GPUSharingConfig": {"GPUSharingStrategy": "magic", "MaxSharedClientsPerGPU": 3}}, "'magic'"),
         ({"GPUSharingConfig": {"MaxSharedClientsPerGPU": "many"}}, "expected a number"),
-        ({"GPUPartitionSize": "half"}, "no MIG profile"),
+        ({"GPUPartitionSize": "half"}, "is not a MIG profile"),
         ({"GPUPartitionSize": ["1g.5gb"]}, "expected a string"),
-        ({"HealthCriticalXid": "48"}, "no list of XIDs"),
-        ({"HealthCriticalXid": [48, "x"]}, "no list of XIDs"),
-        ([1], "no gpu_config.json"),
+        ({"HealthCriticalXid": "48"}, "is not a list of XIDs"),
+        ({"HealthCriticalXid": [48, "x"]}, "is not a list of XIDs"),
+        ([1], "not a gpu_config.json"),
     ],
 )
 def test_invalid_gke_file_is_refused(theirs: Any, message: str) -> None:
@@ -122,7 +122,7 @@ def test_xids_of_the_gke_config_map_override_the_file() -> None:
     found = settled(translate(documents("\n---\n".join(stream).encode())))[0]
     assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
     assert from_gke(xid_map("31")).config["health"]["enable"] == [31, 48]
-    for wrong, message in ((xid_map("31,x"), "'x' is no XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
+    for wrong, message in ((xid_map("31,x"), "'x' is not an XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
         with pytest.raises(WrongInput, match=message):
             from_gke(wrong)
 
@@ -213,7 +213,7 @@ def test_stream_from_kubectl_is_read_from_stdin() -> None:
         (("--from", "gke", "FILE", "--mig-strategy", "single"), 2, "options of the plugin have no place"),
         (("--from", "gpu-operator", "FILE"), 2, "gpu-operator"),
         (("--from", "gke", "FILE", "--name", "x"), 2, "no such option"),
-        (("--from", "gke", "/nowhere/gpu_config.json"), 1, "is no file"),
+        (("--from", "gke", "/nowhere/gpu_config.json"), 1, "doesn't exist or isn't a file"),
     ],
 )
 def test_contradicting_options_are_refused(

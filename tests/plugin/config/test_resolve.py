@@ -61,11 +61,11 @@ def test_health_variables_behave_as_documented() -> None:
     health = sources({}, environ).resolve().valid_settings().health
     assert (health.disabled, health.enabled) == (frozenset({-1}), frozenset({48}))
     (problem,) = sources({}, {"DP_DISABLE_HEALTHCHECKS": "31,foo"}).resolve().problems
-    assert problem.text.startswith("DP_DISABLE_HEALTHCHECKS: 'foo' is no XID")
+    assert problem.text.startswith("DP_DISABLE_HEALTHCHECKS: 'foo' is not an XID")
     lenient = sources({"lenient": "true"}, {"DP_DISABLE_HEALTHCHECKS": "31,foo"}).resolve()
     assert lenient.valid_settings().health.disabled == {31}
     assert [one.text for one in lenient.warnings] == [
-        "DP_DISABLE_HEALTHCHECKS: 'foo' is no XID; allowed are numbers from 1, all and xids; ignored"
+        "DP_DISABLE_HEALTHCHECKS: 'foo' is not an XID; allowed are numbers from 1, all and xids; ignored"
     ]
 
 

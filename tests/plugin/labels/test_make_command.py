@@ -191,7 +191,7 @@ def test_other_file_is_not_overwritten(node: StubNode, tmp_path: Path) -> None:
     path.write_text("root:x:0:0:root:/root:/bin/bash\n")
     ran = labels(node, "--output-file", str(path))
     assert ran.code == 1
-    assert "is no feature file" in ran.err
+    assert "is not a feature file" in ran.err
     assert path.read_text().startswith("root:x")
     path.write_text("# +expiry-time=2030-01-01T00:00:00Z\nnvidia.com/gpu.count=1\n\n")
     assert labels(node, "--output-file", str(path)).code == 0
@@ -326,7 +326,7 @@ def test_tegra_is_queried_through_cuda(tmp_path: Path) -> None:
         (("--to", "disk"), 2, "'disk' is not one of stdout, file, node-feature, node"),
         (("--output-file", "gfd"), 2, "'gfd' is not an absolute path"),
         (("--watch",), 2, "--watch needs a place for the labels"),
-        (("--to", "node", "--root", "/var/empty-not"), 2, "is no directory"),
+        (("--to", "node", "--root", "/var/empty-not"), 2, "is not a directory"),
         (("--simulate", "h100:8,mig=9g"), 2, "has no MIG profile '9g'"),
     ],
 )
