@@ -126,8 +126,9 @@ def reads(engine: str, release: tuple[int, ...]) -> Version | None:
 
 
 def oldest(engine: str) -> Version:
-    """The version that the first release of an engine with CDI reads."""
-    return _readers()[engine][0][1]
+    """The version that the first release of an engine with CDI reads; of an engine that isn't listed as in
+    `reads`."""
+    return _readers()[engine][0][1] if engine in _readers() else UNKNOWN_ENGINE
 
 
 def limit(engines: Iterable[Daemon]) -> Version:

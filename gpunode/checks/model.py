@@ -7,12 +7,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from gpunode.checks.fixes import Remedy
 from gpunode.facts.node import Node
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.output.result import Evidence, FindingStatus, Fix
 
 LAYERS = (
-    *("hardware", "driver", "devices", "health", "fabric", "toolkit", "cdi", "docker", "containerd"),
-    *("crio", "podman", "kubelet", "cuda", "platform", "security"),
+    *("hardware", "driver", "devices", "health", "fabric", "toolkit", "cdi"),
+    *ENGINES,
+    *("kubelet", "cuda", "platform", "security"),
 )
 
 # node classes on which a check can run; they are defined in facts/system.py
@@ -26,7 +28,7 @@ CLUSTER_NODES = (BARE_METAL, VM, TEGRA)
 NO_ENGINE = ("application-container",)
 
 # installations that `Check.preflight` can name
-PREFLIGHTS = ("docker", "containerd", "crio", "podman", "kubernetes")
+PREFLIGHTS = (*ENGINES, "kubernetes")
 ANY_ENGINE = PREFLIGHTS
 
 _LONGEST = 2000

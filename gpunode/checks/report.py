@@ -16,6 +16,7 @@ from gpunode.checks.runner import BY_OPTION, Selection
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.node import Node
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2, Distribution
 from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
@@ -563,7 +564,7 @@ def _engine(daemon: Daemon) -> EngineSummary:
     return EngineSummary(
         daemon.name,
         ".".join(map(str, daemon.version)),
-        None if daemon.name == "podman" else daemon.process is not None,
+        daemon.process is not None if ENGINES[daemon.name].has_daemon else None,
         daemon.config_path,
         daemon.socket,
     )

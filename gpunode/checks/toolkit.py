@@ -20,7 +20,7 @@ from gpunode.checks.model import (
 from gpunode.errors import ConfigError
 from gpunode.facts.cuda import driver_version
 from gpunode.facts.driver import version_numbers
-from gpunode.facts.engines import containerd_role, crio_role, docker_role, podman_role
+from gpunode.facts.engines import ROLES, containerd_role, crio_role, docker_role, podman_role
 from gpunode.facts.gpu_use import Way, dra_directory, mounting
 from gpunode.facts.node import Node
 from gpunode.facts.packages import AptSource, read_sources
@@ -161,7 +161,6 @@ def _gates(node: Node) -> tuple[str, ...]:
 _MAIN = "nvidia-container-toolkit"
 _LIBRARIES = ("libnvidia-container-tools", "libnvidia-container1")
 PACKAGES = (_MAIN, f"{_MAIN}-base", *_LIBRARIES)
-_ROLES = {"docker": docker_role, "containerd": containerd_role, "crio": crio_role}
 _REPOSITORY = "nvidia.github.io/"
 # names of the repository's predecessors; they contain no release since 2023
 _RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container-runtime")
@@ -251,7 +250,7 @@ def _under_windows(node: Node, oldest: str) -> bool:
 
 
 def _used(node: Node, engine: str) -> bool:
-    return not engine or _ROLES[engine](node).used
+    return not engine or ROLES[engine](node).used
 
 
 @check(

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpunode import __version__
 from gpunode.errors import ConfigError, GpunodeError, UsageError
+from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 from gpunode.host.documents import load
 from gpunode.output.result import Block, Cell, ExitCode, Result, Style, Table, Text
@@ -259,7 +260,7 @@ def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) ->
     engines: dict[str, list[str]] = {}
     for one in node.get("engines") or ():
         engines.setdefault(_text(one["name"]), []).append(_text(one["version"]) or "unknown release")
-    for name in ("docker", "containerd", "crio", "podman", *sorted(engines)):
+    for name in (*ENGINES, *sorted(engines)):
         yield name, ", ".join(sorted(engines.get(name, ["none"])))
     yield "kernel", _text(node.get("kernel")) or "unknown"
     yield "distribution", _text((node.get("distro") or {}).get("name")) or "unknown"

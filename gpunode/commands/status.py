@@ -17,6 +17,7 @@ from gpunode.facts.docker import find_others
 from gpunode.facts.effective import ConfigFile, Configured, configured
 from gpunode.facts.kubelet import Kubelet, find_kubelet
 from gpunode.facts.processes import running
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.writers import is_nvidia_program, nvidia_writer
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, STATE_DIRECTORY, Entry, Journal, digest
@@ -336,7 +337,7 @@ def _engines(
         except GpunodeError as error:
             notes.append(f"{name}: {error.message}")
             continue
-        unsafe = host.unsafe_program(find.PROGRAMS.get(name, name)) if daemon is None else None
+        unsafe = host.unsafe_program(find.program_of(name)) if daemon is None else None
         if unsafe is not None:
             notes.append(f"{name} is at {unsafe[0]}, but {unsafe[1]}")
         key = (daemon.name, daemon.config_path) if daemon else ("", "")
@@ -366,7 +367,7 @@ def _status(
     daemon, host = engine.daemon, engine.host
     files = configured(host, daemon)
     restarter = restarter_of(host, restart_command, engine)
-    restart = restarter.shown("restart") if daemon.name != "podman" else ""
+    restart = restarter.shown("restart") if ENGINES[daemon.name].has_daemon else ""
     reload = restarter.shown("reload") if daemon.name == "docker" else restart
     active = answer.active
     return EngineStatus(
@@ -374,7 +375,7 @@ def _status(
         manager=daemon.manager,
         user=daemon.user,
         version=".".join(map(str, daemon.version)),
-        running=None if daemon.name == "podman" else daemon.process is not None or active is not None,
+        running=daemon.process is not None or active is not None if ENGINES[daemon.name].has_daemon else None,
         pid=daemon.process.pid if daemon.process else None,
         socket=daemon.socket,
         unit=daemon.unit or "",

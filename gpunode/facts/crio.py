@@ -19,6 +19,7 @@ from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import cri_version
 from gpunode.facts.daemons import Daemon, Kind, find_binary, locate, socket_path
 from gpunode.facts.processes import Process, environment, option_value, running
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import DEFAULT_PATH
@@ -41,9 +42,7 @@ _VARIABLES = {
     "CONTAINER_RUNTIMES": ("--runtimes",),
 }
 # the unit's name upstream, and the alias that older packages installed as the unit itself
-_KINDS = tuple(
-    Kind("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ("crio.service", "cri-o.service")
-)
+_KINDS = tuple(Kind("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ENGINES["crio"].units)
 _CRUN_SINCE = (1, 31)  # before that, the built-in handler was runc
 
 

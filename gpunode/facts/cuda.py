@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.driver import version_numbers
+from gpunode.facts.registry import DAEMONS
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.tables import table
 from gpunode.facts.topic import Stuck
@@ -36,7 +37,7 @@ _ENVIRONMENT = "/etc/environment"
 _SYSTEMD = ("/etc/systemd/system.conf", "/etc/systemd/system.conf.d")
 # by the running program: a distribution's agent and server are one program, whichever unit is installed
 _UNITS = {
-    **{"dockerd": ("docker.service",), "containerd": ("containerd.service",), "crio": ("crio.service",)},
+    **{engine.program: engine.units[:1] for engine in DAEMONS.values()},
     **{"kubelet": ("kubelet.service",), "k3s": ("k3s.service", "k3s-agent.service")},
     **{"rke2": ("rke2-server.service", "rke2-agent.service")},
     **{"k0s": ("k0scontroller.service", "k0sworker.service")},

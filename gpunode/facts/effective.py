@@ -11,6 +11,7 @@ from gpunode.facts.containerd import load_config
 from gpunode.facts.daemons import Daemon, reader
 from gpunode.facts.docker import flag_features, parse_daemon_json
 from gpunode.facts.processes import option_value, option_values
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import GeneratedCopy, generated_copy
 from gpunode.host import Host
@@ -18,9 +19,7 @@ from gpunode.output.typed import as_strings, as_text
 
 CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # every engine's default
 COMMAND_LINE = "its command line"  # where a handler comes from a flag
-_CONTAINERD_CDI, _CONTAINERD_CDI_ON = (1, 7), (2, 0)
-_DOCKER_CDI, _DOCKER_CDI_ON = (25,), (28, 2)
-_CRIO_CDI, _PODMAN_CDI = (1, 24), (4, 1)
+_CONTAINERD_CDI_ON, _DOCKER_CDI_ON = (2, 0), (28, 2)  # on from this release, unless switched off
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
         tuple(files),
         tuple(handlers),
         config.named_default,
-        cdi if _since(daemon, _CONTAINERD_CDI) else None,
+        cdi if _has_cdi(daemon) else None,
         _directories(config.cri.get("cdi_spec_dirs")),
     )
 
@@ -125,7 +124,7 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
         (ConfigFile(path, "main", text, tree),),
         (*handlers, *_named(option_values(daemon.argv, "--add-runtime"), "=")),
         option_value(daemon.argv, "--default-runtime") or as_text(tree.get("default-runtime")),
-        cdi if _since(daemon, _DOCKER_CDI) else None,
+        cdi if _has_cdi(daemon) else None,
         tuple(option_values(daemon.argv, "--cdi-spec-dir")) or _directories(tree.get("cdi-spec-dirs")),
     )
 
@@ -142,7 +141,7 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
         _files(config.path, ((file.path, file.text, file.tree) for file in config.files)),
         (*handlers, *_named(_split(option_values(daemon.argv, "--runtimes")), ":")),
         option_value(daemon.argv, "--default-runtime") or config.named_default,
-        True if _since(daemon, _CRIO_CDI) else None,
+        True if _has_cdi(daemon) else None,
         _directories(config.setting("runtime", "cdi_spec_dirs")),
     )
 
@@ -161,7 +160,7 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
         _files(daemon.config_path, ((file.path, file.text, file.tree) for file in config.files)),
         handlers,
         as_text(config.setting("runtime")),
-        True if _since(daemon, _PODMAN_CDI) else None,
+        True if _has_cdi(daemon) else None,
         _directories(config.setting("cdi_spec_dirs")),
     )
 
@@ -193,6 +192,10 @@ def _files(main: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tu
     return (
         tuple(files) if any(file.path == main for file in files) else (ConfigFile(main, "main", None), *files)
     )
+
+
+def _has_cdi(daemon: Daemon) -> bool:
+    return _since(daemon, ENGINES[daemon.name].cdi)
 
 
 def _since(daemon: Daemon, version: tuple[int, ...]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node
+from gpunode.facts.registry import ENGINES
 
 _OFF = ("disabled", "masked", "masked-runtime", "bad")
 
@@ -19,15 +21,17 @@ class Role:
     reason: str
 
 
-def _absent(node: Node, name: str, program: str) -> str:
-    unsafe = node.host.unsafe_program(program)
-    return f"{name} is at {unsafe[0]}, but {unsafe[1]}" if unsafe else f"{name} isn't installed on this node"
+def _absent(node: Node, engine: str) -> Role:
+    title = ENGINES[engine].title
+    unsafe = node.host.unsafe_program(ENGINES[engine].program)
+    reason = f"is at {unsafe[0]}, but {unsafe[1]}" if unsafe else "isn't installed on this node"
+    return Role(False, f"{title} {reason}")
 
 
 def docker_role(node: Node) -> Role:
     """Docker counts unless the kubelet uses another engine, or it is only installed beside containerd."""
     if node.docker is None:
-        return Role(False, _absent(node, "Docker", "dockerd"))
+        return _absent(node, "docker")
     kubelet = node.kubelet
     if kubelet is not None and kubelet.joined:
         if kubelet.engine == "docker":
@@ -61,7 +65,7 @@ def containerd_role(node: Node) -> Role:
     as no kubelet has joined a cluster, nerdctl as long as no kubelet exists.
     """
     if node.containerd is None:
-        return Role(False, _absent(node, "containerd", "containerd"))
+        return _absent(node, "containerd")
     kubelet = node.kubelet
     if node.docker is not None and (kubelet is None or not kubelet.joined):
         return Role(False, "containerd only serves Docker on this node: no kubelet uses its CRI")
@@ -82,7 +86,7 @@ def containerd_role(node: Node) -> Role:
 def crio_role(node: Node) -> Role:
     """CRI-O counts if the kubelet uses it, or if it is the only engine here."""
     if node.crio is None:
-        return Role(False, _absent(node, "CRI-O", "crio"))
+        return _absent(node, "crio")
     kubelet = node.kubelet
     if kubelet is None or not kubelet.joined:
         if node.docker is None and node.containerd is None:
@@ -103,8 +107,16 @@ def podman_role(node: Node) -> Role:
             False, "podman isn't the container engine of this node: another engine's daemon is installed"
         )
     if node.podman is None:
-        return Role(False, _absent(node, "podman", "podman"))
+        return _absent(node, "podman")
     return Role(True, "podman is the only container engine of this node")
+
+
+ROLES: Mapping[str, Callable[[Node], Role]] = {
+    "docker": docker_role,
+    "containerd": containerd_role,
+    "crio": crio_role,
+    "podman": podman_role,
+}
 
 
 def _same_socket(one: str, other: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from gpunode.daemons.pod_resources import Holding
 from gpunode.errors import ConfigError, Unreadable
 from gpunode.facts.processes import Process, option_value
+from gpunode.facts.registry import DAEMONS
 from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
 from gpunode.host.files import SMALL_BYTES
@@ -63,11 +64,7 @@ class Kubelet:
     @property
     def engine(self) -> str:
         """docker, containerd, crio, or other: the engine at the endpoint."""
-        if "docker" in self.endpoint:
-            return "docker"
-        if "containerd" in self.endpoint:
-            return "containerd"
-        return "crio" if "crio" in self.endpoint else "other"
+        return next((name for name in DAEMONS if name in self.endpoint), "other")
 
 
 def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:

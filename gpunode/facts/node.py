@@ -15,7 +15,6 @@ from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import (
     devices,
     driver,
-    kernel_log,
     kernel_modules,
     kubelet,
     libraries,
@@ -25,7 +24,6 @@ from gpunode.facts import (
     system,
     toolkit,
 )
-from gpunode.facts import kernel_log as xid_log
 from gpunode.facts.boot import chosen_release
 from gpunode.facts.cdi import CdiSpec, nvidia_specs
 from gpunode.facts.containerd import DEFAULT_SOCKET, ContainerdConfig, find_containerd, load_config
@@ -53,11 +51,12 @@ from gpunode.facts.docker import (
 from gpunode.facts.driver import Unsuited, unsuited
 from gpunode.facts.fabric import LogFinding, NvSwitch, read_log, read_switches
 from gpunode.facts.images import Search, find_image
-from gpunode.facts.kernel_log import failed_gpus
+from gpunode.facts.kernel_log import KernelLine, XidLine, failed_gpus, read_kernel_log, xid_lines
 from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.facts.libraries import CachedLibrary
 from gpunode.facts.packages import Automatic, automatic_upgrades
 from gpunode.facts.podman import PodmanConfig, find_podman, load_podman
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.systemd import read_unit
@@ -75,7 +74,7 @@ if TYPE_CHECKING:
     from gpunode.gpu.probe import NvmlProbe
 
 
-# Time limits of `Node`'s queries, and the user's options.
+# Time limits of `Node`'s queries, the user's options, and values of topics.
 
 DAEMON_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 NVML_SECONDS = 15.0
@@ -106,14 +105,6 @@ class Trial:
 
     passed: bool | None
     text: str
-
-
-# Topics of `Node`: the engines beside Docker and containerd's CRI, and other Dockers than the main one.
-
-_CRIO_UNITS = ("crio.service", "cri-o.service")
-
-
-# Topics of `Node`: what runs on its GPUs, and what the kubelet can allocate.
 
 
 @dataclass(frozen=True)
@@ -161,14 +152,14 @@ class Node:
         return system.secure_boot(self.host)
 
     @topic
-    def kernel_log(self) -> tuple[kernel_log.KernelLine, ...]:
+    def kernel_log(self) -> tuple[KernelLine, ...]:
         """`Unreadable` for an ordinary user where the kernel restricts it (kernel.dmesg_restrict)."""
-        return kernel_log.read_kernel_log(self.host)
+        return read_kernel_log(self.host)
 
     @topic
-    def xids(self) -> tuple[xid_log.XidLine, ...]:
+    def xids(self) -> tuple[XidLine, ...]:
         """XIDs of this boot, oldest first; `Unreadable` like `kernel_log`."""
-        return xid_log.xid_lines(self.kernel_log)
+        return xid_lines(self.kernel_log)
 
     @topic
     def packages(self) -> packages.Packages:
@@ -371,7 +362,7 @@ class Node:
         here = (
             any(process.name == "crio" for process in self.processes) or self.host.which("crio") is not None
         )
-        if not here and all(read_unit(self.host, unit) is None for unit in _CRIO_UNITS):
+        if not here and all(read_unit(self.host, unit) is None for unit in ENGINES["crio"].units):
             return None
         return find_crio(self.host)
 

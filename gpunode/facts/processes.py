@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import GpunodeError
+from gpunode.facts.registry import DAEMONS
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 
 # daemons that gpunode looks for: only the node's own count
 _DAEMONS = {
-    *("dockerd", "containerd", "crio", "cri-dockerd"),
-    *("kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"),
+    *(engine.program for engine in DAEMONS.values()),
+    *("cri-dockerd", "kubelet", "k3s", "k3s-server", "k3s-agent", "kubelite"),
 }
 # other programs whose arguments or environment are read
 _SETTINGS = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.effective import Configured
+from gpunode.facts.registry import ENGINES
 from gpunode.runtime.engine import Active, Engine
 
 _MERGES_DEEPLY = (2,)  # containerd; before, a drop-in's plugin table replaces the main file's
@@ -89,7 +90,7 @@ def own_default(daemon: Daemon) -> str:
         from gpunode.facts.crio import compiled_default
 
         return compiled_default(daemon.version)
-    return "" if daemon.name == "podman" else "runc"
+    return ENGINES[daemon.name].default_handler
 
 
 def _copies(daemon: Daemon, files: Configured) -> Iterator[Drift]:

@@ -12,6 +12,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution, owner
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running
+from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 from gpunode.runtime.engine import Engine, Request
 
@@ -62,8 +63,11 @@ FINDERS: Mapping[str, Finder] = {
     "podman": _podman,
     **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
 }
-PROGRAMS = {"docker": "dockerd"}  # the others have their engine's name
-_HAVE_DROP_INS = ("containerd", "crio")
+
+
+def program_of(name: str) -> str:
+    """The program of an engine's daemon, or of a distribution, which has its name."""
+    return ENGINES[name].program if name in ENGINES else name
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -119,7 +123,7 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
     for option, path in (("--config", config), ("--drop-in-config", drop_in)):
         if path and not path.startswith("/"):
             raise UsageError(f"{option} must be an absolute path, not {path!r}", hint=f"{option} /PATH")
-    if drop_in and chosen not in _HAVE_DROP_INS:
+    if drop_in and not (chosen in ENGINES and ENGINES[chosen].drop_ins):
         raise UsageError(f"{chosen} has no drop-in to choose", hint="leave out --drop-in-config")
     daemon = FINDERS[chosen](host, config or None)
     if chosen == "docker":
@@ -127,7 +131,7 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
 
         refuse_another_users(host, daemon, config)
     if daemon is None:
-        host.refuse_unsafe(PROGRAMS.get(chosen, chosen))
+        host.refuse_unsafe(program_of(chosen))
         raise PreconditionError(f"{chosen} is not installed on this node", hint=_instead(host))
     if socket:
         daemon = replace(daemon, socket=socket)
@@ -216,7 +220,7 @@ def _auto(host: Host, config: str) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        host.refuse_unsafe(*(PROGRAMS.get(name, name) for name in FINDERS))
+        host.refuse_unsafe(*map(program_of, FINDERS))
         raise PreconditionError(
             "no container engine is installed on this node",
             hint=f"install one of them first: {', '.join(FINDERS)}",

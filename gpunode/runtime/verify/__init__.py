@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
+from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 from gpunode.output.result import Progress
 from gpunode.runtime.verify.container import ContainerOutcome, ContainerRequest
 
-ENGINES = ("containerd", "crio", "docker", "podman", *DISTRIBUTIONS)
-
 
 def run_program(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """Run it to its end. `DaemonError` or `PreconditionError` says why it never ran or was killed."""
-    if request.engine not in ENGINES:
-        raise UsageError(f"no program can be run in {request.engine}", hint=f"one of: {', '.join(ENGINES)}")
     if not host.live:
         raise PreconditionError(
             f"no container can be started under --root {host.root}", hint="run it on the node itself"
@@ -29,6 +26,9 @@ def run_program(host: Host, request: ContainerRequest, progress: Progress) -> Co
         from gpunode.runtime.verify.podman import run_on_podman as run
     elif request.engine == "crio":
         from gpunode.runtime.verify.cri import run_on_crio as run
-    else:
+    elif request.engine == "containerd" or request.engine in DISTRIBUTIONS:
         from gpunode.runtime.verify.cri import run_on_containerd as run
+    else:
+        known = ", ".join((*sorted(ENGINES), *DISTRIBUTIONS))
+        raise UsageError(f"no program can be run in {request.engine}", hint=f"one of: {known}")
     return run(host, request, progress)

@@ -10,6 +10,7 @@ from typing import TypeVar
 from gpunode.cdi.locations import STANDARD
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
+from gpunode.facts.registry import ENGINES
 from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
 from gpunode.output.result import ExitCode, Progress
@@ -17,9 +18,6 @@ from gpunode.output.result import ExitCode, Progress
 KIND = "nvidia.com/gpu"
 ALL = f"{KIND}=all"
 DEFAULT_HANDLER = "nvidia"
-_NAMES = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker", "podman": "podman"}
-# the first release of each engine that supports CDI devices for a container
-_SINCE = {"containerd": (1, 7), "crio": (1, 24), "docker": (25,), "podman": (4, 1)}
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class CdiReading:
     @property
     def title(self) -> str:
         """Its name in text for the user."""
-        return f"{self.manager}'s containerd" if self.manager else _NAMES.get(self.engine, self.engine)
+        return f"{self.manager}'s containerd" if self.manager else ENGINES[self.engine].title
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,7 @@ def gpu_specs(host: Host, reading: CdiReading) -> tuple[CdiSpec, ...]:
 
 
 def _too_old(reading: CdiReading) -> bool:
-    since = _SINCE.get(reading.engine, ())
-    return bool(reading.version) and reading.version < since
+    return bool(reading.version) and reading.version < ENGINES[reading.engine].cdi
 
 
 def _reads(reading: CdiReading) -> bool:
@@ -106,7 +103,7 @@ def _reads(reading: CdiReading) -> bool:
 
 def _require(host: Host, reading: CdiReading) -> None:
     """`PreconditionError` if the engine doesn't support CDI devices, or no specification has any."""
-    name, since = reading.title, _SINCE.get(reading.engine, ())
+    name, since = reading.title, ENGINES[reading.engine].cdi
     if _too_old(reading):
         have, need = (".".join(map(str, one)) for one in (reading.version, since))
         raise PreconditionError(

@@ -1,0 +1,41 @@
+"""The container engines that gpunode knows, and what several packages need to know of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ContainerEngine:
+    """One engine. Its key in `ENGINES` is its name for ``--runtime`` and ``--on``, and its checks' layer.
+
+    `title` is its name in text, `program` that of its daemon or else its command. `units` are the systemd
+    units that start the daemon, the usual one first; () for an engine without a daemon, which no kubelet can
+    use and for which nothing is restarted. `cdi` is the first release with CDI devices, as in
+    tables/cdi_versions.json. `default_handler` runs a container that names no handler if no file sets one;
+    empty if that depends on the release or on installed programs. `drop_ins` is whether ``--drop-in-config``
+    can choose a file of it.
+    """
+
+    title: str
+    program: str
+    units: tuple[str, ...]
+    cdi: tuple[int, ...]
+    default_handler: str
+    drop_ins: bool = False
+
+    @property
+    def has_daemon(self) -> bool:
+        """Whether a daemon runs its containers."""
+        return bool(self.units)
+
+
+ENGINES = {
+    "docker": ContainerEngine("Docker", "dockerd", ("docker.service",), (25,), "runc"),
+    "containerd": ContainerEngine(
+        "containerd", "containerd", ("containerd.service",), (1, 7), "runc", drop_ins=True
+    ),
+    "crio": ContainerEngine("CRI-O", "crio", ("crio.service", "cri-o.service"), (1, 24), "", drop_ins=True),
+    "podman": ContainerEngine("podman", "podman", (), (4, 1), ""),
+}
+DAEMONS = {name: engine for name, engine in ENGINES.items() if engine.has_daemon}
