@@ -55,6 +55,7 @@ from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.toolkit import find_toolkit
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access, connect, kubectl, node_name
@@ -200,7 +201,6 @@ _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted",
 # both also cover files that CRI-O can't read, which no restart fixes
 _CRIO_RESTARTED_HERE = ("crio-not-running", "crio-runtime-missing")
 _RESTART = "systemctl restart "
-_ENGINES = {"docker", "containerd", "crio", "podman"}
 _MENDED_BY_STEP = {
     "toolkit-missing": "the step toolkit",
     "plugin-not-registered": "the step plugin",
@@ -242,15 +242,16 @@ def excuse_for_containers(finding: Finding, engine: str, cdi: bool) -> str:
         return mended
     if finding.layer in _LATER_LAYERS or finding.severity != "error":
         return "not needed for containers"
-    if finding.layer in ("docker", "containerd") and _is_another(engine, finding.layer):
+    if _belongs_to_another(engine, finding.layer):
         return f"not needed for {engine}"
     return ""
 
 
-def _is_another(engine: str, layer: str) -> bool:
-    """Whether the engine to set up is certainly not that of this layer."""
-    brought = layer == "containerd" and engine in DISTRIBUTIONS
-    return engine not in ("", "auto", layer) and not brought
+def _belongs_to_another(engine: str, layer: str) -> bool:
+    """Whether the layer's checks are about another engine than the one to set up; no layer's are if that is
+    not known yet."""
+    own = "containerd" if engine in DISTRIBUTIONS else engine
+    return own not in find.AUTO and layer in ENGINES and layer != own
 
 
 def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
@@ -260,8 +261,7 @@ def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
         return mended
     if finding.severity != "error":
         return "pods run all the same"
-    own = "containerd" if engine in DISTRIBUTIONS else engine
-    if finding.layer in _ENGINES - {own}:
+    if _belongs_to_another(engine, finding.layer):
         return f"not needed for {engine}"
     return ""
 

@@ -108,6 +108,16 @@ def test_fault_of_another_engine_does_not_stop_setup(tmp_path: Path) -> None:
     assert gpunode("--root", str(root), "setup", "--runtime", "containerd").code == 1
 
 
+@pytest.mark.parametrize("machine", ["crio-conmon-missing", "podman-cdi"])
+def test_fault_of_an_engine_without_docker_does_not_stop_its_setup(tmp_path: Path, machine: str) -> None:
+    """3: the doctor's error is about the other engine, and Docker isn't on that node."""
+    root = tmp_path / "node"
+    recorded_host(machine, root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "docker")
+    assert (ran.code, "(not needed for docker)" in ran.out) == (3, True), ran.out
+    assert "docker is not installed" in ran.err
+
+
 def test_daemon_with_unread_changes_is_reloaded(tmp_path: Path) -> None:
     root = tmp_path / "node"
     recorded_host("docker-not-restarted", root)
