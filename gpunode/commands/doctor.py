@@ -269,7 +269,7 @@ def run_fix(
     return doctor_fix.run(host, look, progress, strict=strict, apply=apply, allow=allow)
 
 
-# The read-only commands: what is wrong with this node, and what a check is about.
+# The command line of `gpunode doctor`.
 
 doctor_app = typer.Typer(rich_markup_mode=None)
 

@@ -216,7 +216,7 @@ class AllocationError(GpunodeError):
     default_code = "invalid"
 
 
-# The backend of a vendor, and the sink that receives its events: the ledger is between the two.
+# The backend of a vendor, and the sink that receives its events.
 #
 # `Backend` is NVIDIA (nvidia/), AMD (amd/) or a simulated node (simulate/). Its `run` loop, in its own
 # thread, reports to a `Sink` (the ledger) what it sees; the other methods are called by the ledger and the
