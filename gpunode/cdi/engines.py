@@ -98,7 +98,7 @@ def readable(host: Host, version: Version) -> Version:
 
 
 @dataclass(frozen=True)
-class Companions:
+class EngineFiles:
     """Files as path and content. A refresh rewrites the `generated` ones; `units` are those to enable."""
 
     files: tuple[tuple[str, bytes], ...] = ()
@@ -107,7 +107,7 @@ class Companions:
     notes: tuple[str, ...] = ()
 
 
-def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Companions:
+def engine_files(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> EngineFiles:
     """The specification that all of `engines` read, and where systemd runs the units that keep it up to date.
 
     `GpunodeError` if the GPUs can't be described or another file already defines them in the same directory.
@@ -131,7 +131,7 @@ def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Compa
     if kept:
         notes.append(f"{NVIDIA_UNITS[1]} keeps {STANDARD}, which has all devices")
         if not elsewhere:
-            return Companions(notes=tuple(notes))
+            return EngineFiles(notes=tuple(notes))
     files: list[tuple[str, bytes]] = [*([] if kept else [(STANDARD, data)]), *elsewhere]
     generated = frozenset(path for path, _ in files)
     wanted: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ def companions(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Compa
         wanted = refresh.UNITS
     elif units:
         notes.append(f"systemd doesn't run here: after a reboot, write {STANDARD} again: gpunode cdi refresh")
-    return Companions(tuple(files), generated, wanted, tuple(notes))
+    return EngineFiles(tuple(files), generated, wanted, tuple(notes))
 
 
 def _directory(path: str) -> str:

@@ -4,8 +4,9 @@ it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -41,6 +42,9 @@ from gpunode.runtime.engine import Active, DesiredConfig, Engine, Handler, Plan,
 from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.workflow import OPERATION, Intent, change
 
+if TYPE_CHECKING:
+    from gpunode.cdi.engines import EngineFiles
+
 RESERVED = ("runc", "crun")
 VARIANTS = ("cdi", "legacy")  # NVIDIA's programs beside nvidia-container-runtime that force one mode
 
@@ -70,72 +74,59 @@ def run(
         raise UsageError(f"unknown --also {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
-        # one journal entry has the shared files; an engine's own refusal comes before theirs
-        made = functools.cache(
-            lambda: _companions(host, engines, units=not request.no_restart) if cdi else NONE
-        )
-        users = tuple(name_of_daemon(engine.daemon) for engine in engines) if cdi else ()
-        # the entry that creates the files names their engines: an engine that needs no change has none
-        intents = []
-        for number, engine in enumerate(engines):
-            desired, notes = _desired(engine, name, path, also, set_as_default, cdi, replace_others)
-            if number == 0:
-                intents.append(_intent(engine, desired, notes, made, users))
-            else:
-                intents.append(_intent(engine, desired, notes, lambda: NONE, users[number : number + 1]))
+        intents = [
+            _intent(engine, *_desired(engine, name, path, also, set_as_default, cdi, replace_others))
+            for engine in engines
+        ]
+        if cdi:
+            users = tuple(name_of_daemon(engine.daemon) for engine in engines)
+            intents = [replace(intent, cdi=(user,)) for intent, user in zip(intents, users, strict=True)]
+            # the journal entry that creates the shared files names all engines: one that needs no change has
+            # no entry of its own
+            first = replace(intents[0], cdi=users)
+            intents[0] = _with_shared_files(first, host, engines, units=not request.no_restart)
         return tuple(intents)
 
     return change(host, request, prepare, progress)
 
 
-@dataclass(frozen=True)
-class Companions:
-    """Files other than the engine's own: a CDI specification and the units that keep it up to date."""
-
-    edits: tuple[FileEdit, ...] = ()
-    units: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-NONE = Companions()
-
-
-def _companions(host: Host, engines: tuple[Engine, ...], *, units: bool) -> Companions:
-    if all(engine.daemon.user for engine in engines):
-        note = "the CDI specification is the node's, and root writes it: sudo gpunode cdi refresh --install"
-        return Companions(notes=(note,))
-    from gpunode.cdi.engines import companions
-
-    made = companions(host, tuple(engine.daemon for engine in engines), units=units)
-    edits = tuple(
-        FileEdit(path, host.read_bytes(path), content, generated=path in made.generated, beside=True)
-        for path, content in made.files
-    )
-    return Companions(edits, made.units, made.notes)
-
-
-def _intent(
-    engine: Engine,
-    desired: DesiredConfig,
-    notes: tuple[str, ...],
-    made: Callable[[], Companions],
-    users: tuple[str, ...],
-) -> Intent:
-    def plan(active: Active | None) -> Plan:
-        own, beside = engine.plan(desired, active), made()
-        full = own.with_beside(beside.edits, beside.units)
-        return replace(full, notes=(*own.notes, *beside.notes))
-
+def _intent(engine: Engine, desired: DesiredConfig, notes: tuple[str, ...]) -> Intent:
     return Intent(
         OPERATION,
         desired.names,
-        plan,
+        lambda active: engine.plan(desired, active),
         lambda active: active.has(desired),
         desired,
         require=lambda: _require_programs(engine, desired),
         notes=notes,
-        cdi=users,
     )
+
+
+def _with_shared_files(intent: Intent, host: Host, engines: tuple[Engine, ...], *, units: bool) -> Intent:
+    """The intent with the files of all engines: a CDI specification and the units that keep it up to date."""
+
+    @functools.cache  # the GPUs are read once, also if the plan is made again with the daemon's answer
+    def shared() -> EngineFiles:
+        return _shared_files(host, engines, units=units)
+
+    def plan(active: Active | None) -> Plan:
+        own, files = intent.plan(active), shared()  # the engine's own refusal comes first
+        edits = tuple(
+            FileEdit(path, host.read_bytes(path), content, generated=path in files.generated, beside=True)
+            for path, content in files.files
+        )
+        return replace(own.with_beside(edits, files.units), notes=(*own.notes, *files.notes))
+
+    return replace(intent, plan=plan)
+
+
+def _shared_files(host: Host, engines: tuple[Engine, ...], *, units: bool) -> EngineFiles:
+    from gpunode.cdi import engines as cdi_engines
+
+    if all(engine.daemon.user for engine in engines):
+        note = "the CDI specification is the node's, and root writes it: sudo gpunode cdi refresh --install"
+        return cdi_engines.EngineFiles(notes=(note,))
+    return cdi_engines.engine_files(host, tuple(engine.daemon for engine in engines), units=units)
 
 
 def check_name(name: str) -> None:

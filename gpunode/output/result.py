@@ -17,6 +17,11 @@ from gpunode.output.typed import StrEnum, plain
 API_VERSION = "gpunode/v1"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 container``, ``2 containers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class ExitCode(IntEnum):
     """Exit codes of the process, as in docs/exit-codes.md."""
 

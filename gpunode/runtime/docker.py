@@ -35,6 +35,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
+from gpunode.output.result import counted
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
@@ -71,7 +72,8 @@ def survivors(active: Active | None, verb: str) -> tuple[str, ...]:
     """A note that containers survive a restart, where they do."""
     if verb != "restart" or active is None or not active.live_restore or not active.running_containers:
         return ()
-    return (f"{active.running_containers} running container(s) go on during the restart (live-restore)",)
+    kept = counted(active.running_containers, "running container")
+    return (f"live-restore keeps {kept} during the restart",)
 
 
 def _pods(host: Host, desired: DesiredConfig, active: Active | None) -> str:
@@ -151,7 +153,8 @@ def still_used(host: Host, daemon: Daemon, names: tuple[str, ...]) -> tuple[str,
     note = f"made with this runtime, can't be started again without it: {listed}"
     if not up:
         return note, ""
-    return note, f"{len(up)} running container(s) can't be restarted without this runtime: {_listed(up)}"
+    containers = counted(len(up), "running container")
+    return note, f"{containers} can't be restarted without this runtime: {_listed(up)}"
 
 
 def _listed(names: list[str]) -> str:

@@ -16,6 +16,7 @@ from gpunode.host import NOT_TRUSTED, Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.host.trust import advice
+from gpunode.output.result import counted
 from gpunode.runtime.restart import Restarter
 
 
@@ -98,8 +99,9 @@ class Plan:
     runtime that this plan replaces, empty if none. `had_runtime` is whether the files had a runtime of the
     plan. `units` are systemd units among the files: enabled after writing, disabled before their removal.
     `switched_cdi` is whether it turns the engine's CDI on. `remaining` are runtimes that the owner of the
-    engine registers by itself, so they stay after a removal. `confirm` says what running containers lose,
-    which the user must confirm first; empty if nothing.
+    engine registers by itself, so they stay after a removal. `restores` is whether it restores files byte for
+    byte, so that the daemon's settings need no comparison. `confirm` says what running containers lose, which
+    the user must confirm first; empty if nothing.
     """
 
     engine: str
@@ -197,7 +199,8 @@ class Request:
 
     `config`, `drop_in_config` and `socket` are the files and the daemon, if not the engine's own.
     `restart_command` is the user's own, for a node where systemd doesn't run the daemon. Without `yes`,
-    `confirm` asks the user before containers are stopped.
+    `confirm` asks the user before containers are stopped. `configures` is whether the engines are configured
+    and not only changed back, so that the next step is to verify them.
     """
 
     runtimes: tuple[str, ...] = ("auto",)
@@ -243,10 +246,10 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
     if active is None or plan.verb != "restart" or active.live_restore:
         return
     count = active.running_containers
-    question = f"Restart {plan.engine} and stop {count} container{'s' if count > 1 else ''}?"
+    question = f"Restart {plan.engine} and stop {counted(count, 'container')}?"
     if count > 0 and not request.agreed(question):
         raise PreconditionError(
-            f"restarting Docker stops its {count} running container(s): {plan.reason}",
+            f"restarting {plan.engine} stops its {counted(count, 'running container')}: {plan.reason}",
             hint="continue with --yes, or write now and restart later with --no-restart",
             code="containers-running",
         )

@@ -249,11 +249,13 @@ def _require_rights(host: Host, request: Request) -> None:
 
 
 def _task(host: Host, request: Request, engine: Engine, intent: Intent) -> Task:
-    shown = intent.plan(None) if request.dry_run and engine.daemon.name not in _ASKED_ANYWAY else None
-    quick = shown is not None and shown.changed
-    active = None if quick else query_if_up(engine)
-    plan = shown if quick and shown else intent.plan(active)
-    return Task(engine, intent, plan, active, restarter_of(host, request.restart_command, engine))
+    restarter = restarter_of(host, request.restart_command, engine)
+    if request.dry_run and engine.daemon.name not in _ASKED_ANYWAY:
+        plan = intent.plan(None)
+        if plan.changed:
+            return Task(engine, intent, plan, None, restarter)
+    active = query_if_up(engine)
+    return Task(engine, intent, intent.plan(active), active, restarter)
 
 
 def _carry_out(
@@ -306,15 +308,15 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
         "cdi": list(intent.cdi),
     }
     return Job(
-        host,
-        engine,
-        plan,
-        intent.operation,
-        lambda answer: intent.is_active(answer.without(plan.remaining)),
-        task.restarter if acts else None,
-        progress,
-        not request.no_verify,
-        context,
+        host=host,
+        engine=engine,
+        plan=plan,
+        operation=intent.operation,
+        is_active=lambda answer: intent.is_active(answer.without(plan.remaining)),
+        restarter=task.restarter if acts else None,
+        progress=progress,
+        query=not request.no_verify,
+        context=context,
     )
 
 

@@ -5,7 +5,7 @@ import yaml
 
 from fixtures.machines import machine, recorded_host
 from gpunode.cdi import refresh
-from gpunode.cdi.engines import companions
+from gpunode.cdi.engines import engine_files
 from gpunode.cdi.locations import STANDARD
 from gpunode.cdi.spec import made_by_gpunode
 from gpunode.commands.demo import build_machine
@@ -41,7 +41,7 @@ def nvidia_refreshes(host, text):
 
 
 def test_specification_is_installed_with_units_if_systemd_runs(host):
-    made = companions(host, NEW, units=True)
+    made = engine_files(host, NEW, units=True)
     assert [path for path, _ in made.files] == [
         STANDARD, refresh.SERVICE_FILE, refresh.PATH_FILE, refresh.RULES_FILE,
     ]  # fmt: skip
@@ -50,10 +50,10 @@ def test_specification_is_installed_with_units_if_systemd_runs(host):
 
 
 def test_units_are_left_out_if_not_requested_and_noted_if_systemd_is_not_running(host):
-    made = companions(host, NEW, units=False)
+    made = engine_files(host, NEW, units=False)
     assert ([path for path, _ in made.files], made.units, made.notes) == ([STANDARD], (), ())
     (host.root / "run/systemd/system").rmdir()
-    made = companions(host, NEW, units=True)
+    made = engine_files(host, NEW, units=True)
     assert made.units == ()
     assert made.notes == (
         f"systemd doesn't run here: after a reboot, write {STANDARD} again: gpunode cdi refresh",
@@ -62,27 +62,27 @@ def test_units_are_left_out_if_not_requested_and_noted_if_systemd_is_not_running
 
 def test_oldest_engine_decides_the_specification_version(host):
     tree = yaml.safe_load(
-        dict(companions(host, (*NEW, daemon("crio", 1, 24, 1)), units=False).files)[STANDARD]
+        dict(engine_files(host, (*NEW, daemon("crio", 1, 24, 1)), units=False).files)[STANDARD]
     )
     assert tree["cdiVersion"] == "0.3.0"
     assert all(device["name"][0].isalpha() for device in tree["devices"])
-    tree = yaml.safe_load(dict(companions(host, NEW, units=False).files)[STANDARD])
+    tree = yaml.safe_load(dict(engine_files(host, NEW, units=False).files)[STANDARD])
     assert (tree["cdiVersion"], tree["devices"][0]["name"]) == ("0.5.0", "0")
 
 
 def test_nvidia_refresh_service_is_kept_if_all_engines_read_its_file(host):
-    text = dict(companions(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
+    text = dict(engine_files(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
     nvidia_refreshes(host, text)
-    made = companions(host, NEW, units=True)
+    made = engine_files(host, NEW, units=True)
     assert (made.files, made.units) == ((), ())
     assert made.notes == (f"nvidia-cdi-refresh.service keeps {STANDARD}, which has all devices",)
 
 
 @pytest.mark.parametrize("change", [('"0.5.0"', '"0.7.0"'), ('"GPU-', '"CPU-'), ("kind:", "kind")])
 def test_nvidia_refresh_file_is_replaced_if_an_engine_cannot_read_it(change, host):
-    text = dict(companions(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
+    text = dict(engine_files(host, NEW, units=False).files)[STANDARD].decode().partition("---\n")[2]
     nvidia_refreshes(host, text.replace(*change))
-    made = companions(host, (daemon("podman", 4, 3, 1),), units=True)
+    made = engine_files(host, (daemon("podman", 4, 3, 1),), units=True)
     assert [path for path, _ in made.files] == [STANDARD]
     (note,) = made.notes
     assert "systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service" in note
@@ -92,5 +92,5 @@ def test_node_without_a_driver_is_refused_with_a_hint(tmp_path):
     spec = machine("module-not-loaded")
     spec["recording"]["nvml"] = {"error": {"code": 9, "message": "Driver Not Loaded"}}
     with pytest.raises(PreconditionError) as caught:
-        companions(Host(build_machine(spec, tmp_path), environ={}), NEW, units=True)
+        engine_files(Host(build_machine(spec, tmp_path), environ={}), NEW, units=True)
     assert (caught.value.code, "modprobe nvidia" in caught.value.hint) == ("no-driver", True)

@@ -41,7 +41,7 @@ def cdi_directories(cli: Cli) -> Any:
 def without_specification(cli: Cli, verb: str, *options: str) -> Any:
     """`data` of a run with a specification of another owner: there is no GPU here to describe."""
     program = (
-        "import sys; from gpunode.cdi import engines as c; c.companions = lambda *a, **k: c.Companions();"
+        "import sys; from gpunode.cdi import engines as c; c.engine_files = lambda *a, **k: c.EngineFiles();"
         " from gpunode.cli import main; sys.argv[0] = 'gpunode'; main()"
     )
     argv = cli.argv(verb, *options, "-o", "json")
@@ -131,7 +131,7 @@ def test_containers_using_the_runtime_are_named_before_its_removal(tmp_path: Pat
         assert shown.returncode == 3 and "trainer" in shown.stderr
         refused = cli.run("unconfigure-runtime")
         assert refused.returncode == 3, refused.stderr
-        assert "1 running container(s)" in refused.stderr and "trainer" in refused.stderr
+        assert "1 running container can't be restarted" in refused.stderr and "trainer" in refused.stderr
         assert cli.engine.config.read_text() == before
         for typed, expected in ((b"n\n", 3), (b"\n", 3), (b"\x04", 3), (b"\x03", 130)):  # Ctrl-D, Ctrl-C
             code, screen = cli.on_terminal(typed, "unconfigure-runtime")

@@ -75,7 +75,7 @@ def test_no_cgroups_for_the_whole_node_is_reported_with_its_line(tmp_path: Path)
 
 def test_containers_kept_by_live_restore_are_named_only_for_a_restart() -> None:
     kept = Active(("runc",), "runc", running_containers=3, live_restore=True)
-    assert "3 running container(s) go on" in docker.survivors(kept, "restart")[0]
+    assert "keeps 3 running containers during the restart" in docker.survivors(kept, "restart")[0]
     assert docker.survivors(kept, "reload") == ()
     assert docker.survivors(Active(("runc",), "runc", running_containers=3), "restart") == ()
 
