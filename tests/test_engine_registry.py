@@ -88,10 +88,10 @@ def engines_of(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         values: list[ast.expr | None] = []
         match node:
-            case (
-                ast.Tuple(elts=values) | ast.List(elts=values) | ast.Set(elts=values) | ast.Dict(keys=values)
-            ):
-                pass
+            case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+                values = [*elements]
+            case ast.Dict(keys=keys):
+                values = keys
             case ast.Compare(left=left, comparators=others):
                 values = [left, *others]
             case ast.Assign(value=value):
