@@ -115,7 +115,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         # k0s doesn't start with such a file, and configure-runtime reloads only what runs
         start = f"{fixes.restart_managed(runtime, daemon.unit)} && " if k0s else ""
         again = f"{start}gpunode configure-runtime --runtime {runtime}"
-        fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", True, "restart")
+        fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", disruptive="restart")
     return fail(f"{who} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
 
 
@@ -212,7 +212,7 @@ def edit(node: Node, path: str, line: int | None, change: str) -> Fix:
         restart = fixes.restart_managed(daemon.manager, daemon.unit)
         if path == daemon.config_path:
             path, line = next(iter(sources(node.host, daemon)), ""), None
-    return fixes.edit_file(path, line, change, restart) if path else Fix(restart, True, "restart")
+    return fixes.edit_file(path, line, change, restart) if path else Fix(restart, disruptive="restart")
 
 
 def _dotted(node: Node) -> str:
@@ -311,14 +311,14 @@ def _managed(node: Node) -> Fix | None:
     daemon = node.containerd
     if daemon is None or not daemon.manager:
         return None
-    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), True, "restart")
+    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), disruptive="restart")
 
 
 def configure(node: Node) -> Fix | None:
     """Configure a distribution's containerd by the distribution's name; None for the system's containerd."""
     manager = node.containerd.manager if node.containerd else ""
     command = f"gpunode configure-runtime --runtime {manager}"
-    return Fix(command, True, "restart") if manager else None
+    return Fix(command, disruptive="restart") if manager else None
 
 
 def _silent(node: Node, socket: str) -> Verdict:
@@ -559,7 +559,7 @@ def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
     if not files or (node.containerd and node.containerd.manager):
         return edit(node, config.path, None, f"set SystemdCgroup = {desired} in the options of each runtime")
     change = f"sed -i 's/{present}/SystemdCgroup = {desired}/' {' '.join(files)}"
-    return Fix(f"{change} && systemctl restart containerd", True, "restart")
+    return Fix(f"{change} && systemctl restart containerd", disruptive="restart")
 
 
 def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:
@@ -748,5 +748,5 @@ def containerd_memlock(node: Node) -> Verdict:
         f"containers without the capability IPC_LOCK can lock only {limit >> 10} KiB of memory for RDMA",
         seen(f"/proc/{daemon.process.pid}/limits", f"Max locked memory {limit}"),
         seen("/sys/class/infiniband", ", ".join(adapters[:4])),
-        fix=Fix(command, True, "restart"),
+        fix=Fix(command, disruptive="restart"),
     )

@@ -148,5 +148,5 @@ def containerd_config_drift(node: Node) -> Verdict:
         f"{DEFAULT_CONFIG} defines the nvidia handler, but {daemon.manager} reads its own file",
         seen(DEFAULT_CONFIG, _PROGRAM, line_of(text, _PROGRAM)),
         seen(daemon.config_path, daemon.config_source),
-        fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart"),
+        fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", disruptive="restart"),
     )

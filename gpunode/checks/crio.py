@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.checks.fixes import edit_file, everywhere, syntax
+from gpunode.checks.fixes import edit_file, everywhere, packages, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
@@ -49,12 +49,10 @@ def install_monitor(family: str, path: str) -> Fix:
     """Install the package of a missing monitor: CRI-O's own package if the path is below its directory, else
     conmon."""
     own = path.startswith("/usr/libexec/crio/")
-    again = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
-    first = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
-    command = (again if own else first).get(family)
-    if command is None:
+    command = packages(family, "reinstall", ["cri-o"]) if own else packages(family, "install", ["conmon"])
+    if not command:
         return Fix("follow https://github.com/cri-o/packaging", needs_root=False)
-    return Fix(f"{command} {'cri-o' if own else 'conmon'} && {_RESTART}", disruptive="restart")
+    return Fix(f"{command} && {_RESTART}", disruptive="restart")
 
 
 # CRI-O's handlers: the nvidia handler is loaded, its programs exist, and all use one cgroup driver.

@@ -49,7 +49,7 @@ VERIFY = fixes.look(
 
 def other_image(release: str) -> Fix:
     """No driver for these GPUs runs the image, so another image is needed."""
-    return Fix(f"use an image of CUDA {release} or older", False)
+    return Fix(f"use an image of CUDA {release} or older", needs_root=False)
 
 
 OTHER_RELEASE = fixes.same(other_release("12.9"))
@@ -65,7 +65,7 @@ def newer_driver(
         if requested and makes_code_for(requested, gpu.compute_capability) == "dropped":
             return other(last_for(gpu.compute_capability))
     if TRAITS["operator-driver"].holds(node):
-        return Fix("kubectl edit clusterpolicies.nvidia.com", False, "drain")
+        return Fix("kubectl edit clusterpolicies.nvidia.com", needs_root=False, disruptive="drain")
     branch = _branch_above(node, requested)
     offered = newest_of(node.driver_version)
     if not branch and offered:
@@ -122,7 +122,9 @@ def image_needs_newer_driver(node: Node) -> Verdict:
         return fail(
             f"{reference} has a requirement that the runtime rejects: {error}",
             *(seen(f"{name} of {reference}", value[:_SHOWN]) for name, value in image.requirements.items()),
-            fix=Fix(f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {quote(reference)}", False),
+            fix=Fix(
+                f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {quote(reference)}", needs_root=False
+            ),
         )
     return _requirements(node, judged)
 

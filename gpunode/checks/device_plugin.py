@@ -380,7 +380,9 @@ def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | No
     owner = log.pod.rpartition("-")[0]
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
     command = f"kubectl --namespace {log.namespace} patch daemonset {owner} --patch '{patch}'"
-    return (seen(where, f"pod {log.pod} runs under {shown}"),), Fix(command, False, "restart")
+    return (seen(where, f"pod {log.pod} runs under {shown}"),), Fix(
+        command, needs_root=False, disruptive="restart"
+    )
 
 
 def message(line: str) -> str:
@@ -410,8 +412,8 @@ _DRA_PROGRAM = "gpu-kubelet-plugin"
 _ONE_DRA = Fix(
     "helm upgrade nvidia-dra-driver-gpu nvidia/nvidia-dra-driver-gpu --namespace nvidia-dra-driver-gpu "
     "--reuse-values --set resources.gpus.enabled=false",
-    False,
-    "restart",
+    needs_root=False,
+    disruptive="restart",
 )
 _NONE = "no device plugin for NVIDIA GPUs runs on this node"
 _HIDDEN = "needs root to read the device plugin's settings"
@@ -478,7 +480,7 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
             summary = (
                 f"neither the engine nor the toolkit supports the device plugin's strategy {strategies[0]}"
             )
-            return fail(summary, answer, evidence, fix=Fix(command, True, "restart"))
+            return fail(summary, answer, evidence, fix=Fix(command, disruptive="restart"))
     return ok("the engine supports the device plugin's device list strategy")
 
 

@@ -500,7 +500,7 @@ def _recreate(lost: list[Container]) -> Fix | None:
         if command is not None:
             commands.setdefault(command, []).append(one.id[:12])
     command = " && ".join(f"{command} {' '.join(ids)}" for command, ids in commands.items())
-    return Fix(command, True, "restart") if command else None
+    return Fix(command, disruptive="restart") if command else None
 
 
 def _count(number: int) -> str:

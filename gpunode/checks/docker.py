@@ -385,7 +385,11 @@ def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
     if unit is None or not unit.installed:
         return fail("Docker isn't running", evidence, fix=_restart(node))
     # the next boot wouldn't start it either
-    fix = Fix("systemctl enable --now docker", True, "restart") if unit.file == "disabled" else _restart(node)
+    fix = (
+        Fix("systemctl enable --now docker", disruptive="restart")
+        if unit.file == "disabled"
+        else _restart(node)
+    )
     return fail("Docker isn't running", evidence, *seen_unit(node, unit.name), fix=fix)
 
 
@@ -405,7 +409,7 @@ def _hanging(node: Node) -> Verdict | None:
 
 def _restart(node: Node) -> Fix:
     user = node.docker is not None and bool(node.docker.user)
-    return Fix(_by_init(node, restart_docker(node.docker)), not user, "restart")
+    return Fix(_by_init(node, restart_docker(node.docker)), needs_root=not user, disruptive="restart")
 
 
 def _by_init(node: Node, command: str) -> str:
@@ -423,7 +427,7 @@ def _reload(node: Node, docker: Daemon, config: dict[str, Any], info: dict[str, 
     crashes = not config.get("default-runtime") and info.get("DefaultRuntime") not in known
     if command == restart.command or crashes or not _reloads(node, docker):
         return restart
-    return Fix(command, restart.needs_root, effect=RELOADS_DOCKER)
+    return Fix(command, needs_root=restart.needs_root, effect=RELOADS_DOCKER)
 
 
 def _socket(node: Node) -> str:

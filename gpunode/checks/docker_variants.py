@@ -168,7 +168,7 @@ def _nvidia(name: str, path: str) -> bool:
 
 def _prepare(node: Node, daemon: Daemon) -> Fix:
     uid = daemon.process.uid if daemon.process else node.host.uid
-    return Fix(as_user(account(node.host, uid)), True, "restart")
+    return Fix(as_user(account(node.host, uid)), disruptive="restart")
 
 
 @check(

@@ -309,11 +309,11 @@ def _rebuild(node: Node, version: str) -> Fix:
     """Build the module of the libraries' version for the kernel of the next boot."""
     if version in node.dkms:
         name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
-        return Fix(f"dkms install --force {name} && reboot", True, "reboot")
+        return Fix(f"dkms install --force {name} && reboot", disruptive="reboot")
     if node.dkms:
         return driver_packages.install_driver(node)
     build = driver_packages.build_module(node, node.next_kernel).command.removesuffix(" && modprobe nvidia")
-    return Fix(f"{build} && reboot", True, "reboot")
+    return Fix(f"{build} && reboot", disruptive="reboot")
 
 
 @check(

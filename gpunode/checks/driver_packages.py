@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.checks import fixes
@@ -195,7 +195,7 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
     command = f"gpunode driver install {option}--yes"
     if node.module is None:
         return Fix(command)
-    return Fix(f"{command} && reboot", True, "reboot")
+    return Fix(f"{command} && reboot", disruptive="reboot")
 
 
 def newer_run_file() -> Fix:
@@ -203,20 +203,17 @@ def newer_run_file() -> Fix:
     return Fix(f"follow {_DOWNLOADS} to a newer .run installer: this driver was installed with one")
 
 
-_AGAIN = {"debian": "apt install --reinstall", "rhel": "dnf reinstall", "suse": "zypper install --force"}
-
-
-def reinstall(node: Node, names: Iterable[str]) -> Fix | None:
+def reinstall(node: Node, names: Sequence[str]) -> Fix | None:
     """Install these packages again, over other copies of their files; None on an unknown distribution."""
-    command = _AGAIN.get(node.distribution.family)
-    return Fix(f"{command} {' '.join(names)} && reboot", True, "reboot") if command else None
+    command = fixes.packages(node.distribution.family, "reinstall", names)
+    return Fix(f"{command} && reboot", disruptive="reboot") if command else None
 
 
 def newer_for_kernel(node: Node, release: str) -> Fix:
     """A driver that supports a kernel; the node boots that kernel once it has the module."""
     install = install_driver(node)
     proof = f" && modinfo -k {release} -F version nvidia"
-    return Fix(f"{install.command.removesuffix(' && reboot')}{proof} && reboot", True, "reboot")
+    return Fix(f"{install.command.removesuffix(' && reboot')}{proof} && reboot", disruptive="reboot")
 
 
 def build_module(node: Node, release: str) -> Fix:
@@ -269,7 +266,7 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
 
 
 def _enrolment(command: str) -> Fix:
-    return Fix(f"{command} && reboot", True, "reboot", note=fixes.ENROL_NOTE)
+    return Fix(f"{command} && reboot", disruptive="reboot", note=fixes.ENROL_NOTE)
 
 
 def make_key(node: Node) -> Fix:
@@ -376,7 +373,7 @@ def reinstall_firmware(node: Node) -> Fix | None:
         return None
     server = any("-server" in name for name in driver.driver_packages(node.packages))
     name = f"nvidia-firmware-{driver.version_numbers(version)[0]}{'-server' if server else ''}-{version}"
-    return Fix(f"apt install --reinstall {name} && reboot", True, "reboot")
+    return Fix(f"apt install --reinstall {name} && reboot", disruptive="reboot")
 
 
 # Automatic upgrades, and two driver installations at once.
@@ -509,4 +506,6 @@ def _copies(node: Node) -> Iterator[Evidence]:
 def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
     again = reinstall(node, [one.name for one in packaged])
     note = "GPU programs that start before the reboot fail"
-    return Fix(f"nvidia-uninstall && {again.command}", True, again.disruptive, note=note) if again else None
+    return (
+        Fix(f"nvidia-uninstall && {again.command}", disruptive=again.disruptive, note=note) if again else None
+    )

@@ -65,7 +65,7 @@ def peermem(node: Node) -> Verdict:
     invalid = [(line, match) for line, match in found if not now or now - line.seconds < _RECENT_SECONDS]
     if invalid:
         shown = (seen(SOURCE, line.text) for line, _ in invalid[-3:])
-        again = Fix("modprobe -r nvidia-peermem && modprobe nvidia-peermem", True, "drain")
+        again = Fix("modprobe -r nvidia-peermem && modprobe nvidia-peermem", disruptive="drain")
         return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *shown, fix=again)
     if fabric.loaded(node.host, "nvidia_peermem"):
         return ok("nvidia_peermem is loaded")
@@ -148,8 +148,8 @@ MIXED_STRATEGY = fixes.everywhere(
 OPERATORS_STRATEGY = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
     """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
-    False,
-    "restart",
+    needs_root=False,
+    disruptive="restart",
 )
 # guests get their driver from the host's administrator, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
@@ -180,7 +180,7 @@ def matching_manager(node: Node, version: str) -> Fix | None:
         "rhel": f"dnf install {name}-{version}",
         "suse": f"zypper install --oldpackage {name}={version}",
     }.get(node.distribution.family)
-    return Fix(f"{command} && {_RESTART}", True, "restart") if command else None
+    return Fix(f"{command} && {_RESTART}", disruptive="restart") if command else None
 
 
 def _manager_package(node: Node, branch: int) -> str:
@@ -205,14 +205,12 @@ def missing_manager(node: Node) -> Fix | None:
 
 def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
     """Packages that the fabric manager of a Blackwell baseboard needs, and the module ib_umad."""
-    install = {"debian": "apt install", "rhel": "dnf install", "suse": "zypper install"}
-    tool = install.get(node.distribution.family)
-    packages = " ".join(need for need in needs if need != IB_UMAD)
-    if packages and tool is None:
+    names = [need for need in needs if need != IB_UMAD]
+    install = fixes.packages(node.distribution.family, "install", names)
+    if names and not install:
         return None
-    steps = [f"{tool} {packages}"] if packages else []
-    steps += [f"modprobe {IB_UMAD}"] if IB_UMAD in needs else []
-    return Fix(" && ".join((*steps, _ENABLE)), True, "restart")
+    load = f"modprobe {IB_UMAD}" if IB_UMAD in needs else ""
+    return Fix(" && ".join(filter(None, (install, load, _ENABLE))), disruptive="restart")
 
 
 def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
@@ -493,7 +491,7 @@ def vgpu_license(node: Node) -> Verdict:
     ]
     unit = node.units.get(_UNIT)
     if unit is not None and not unit.runs:
-        fix = None if unit.has_failed else Fix(f"systemctl enable --now {_UNIT}", True, "none")
+        fix = None if unit.has_failed else Fix(f"systemctl enable --now {_UNIT}")
         return warn(
             "the virtual GPUs have no licence: nvidia-gridd isn't running",
             *evidence,

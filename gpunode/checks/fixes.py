@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from gpunode.facts.kernel_modules import (
     INITRAMFS,
@@ -61,19 +62,21 @@ def everywhere(
     note: str = "",
 ) -> Remedy:
     """The same command on every distribution; `safe` and `note` as `Fix` has them."""
-    return same(Fix(command, needs_root, disruptive, safe, note=note))
+    return same(Fix(command, needs_root=needs_root, disruptive=disruptive, safe=safe, note=note))
 
 
 def look(command: str, note: str, *, needs_root: bool = True) -> Fix:
     """A command that only shows the cause; `note` says what to do with what it shows."""
-    return Fix(command, needs_root, look=True, note=note)
+    return Fix(command, needs_root=needs_root, look=True, note=note)
 
 
 def per_family(
     debian: str, rhel: str, suse: str, other: str, disruptive: str = "none", note: str = ""
 ) -> Remedy:
     """Commands that need root and are equally disruptive."""
-    return Remedy(*(Fix(command, True, disruptive, note=note) for command in (debian, rhel, suse, other)))
+    return Remedy(
+        *(Fix(command, disruptive=disruptive, note=note) for command in (debian, rhel, suse, other))
+    )
 
 
 DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
@@ -87,8 +90,8 @@ def edit_file(path: str, line: int | None, change: str, restart: str = "", *, ne
     place = f"{path}, line {line}" if line else path
     return Fix(
         f"{command} && {restart}" if restart else command,
-        needs_root,
-        "restart" if restart else "none",
+        needs_root=needs_root,
+        disruptive="restart" if restart else "none",
         change=f"In {place}: {change}",
     )
 
@@ -103,18 +106,42 @@ def syntax(text: str | None, line: int | None) -> str:
     return f"correct the syntax error in this line or just before it: {text}"
 
 
-_UPGRADE = {
-    "debian": "apt update && apt install --only-upgrade",
-    "rhel": "dnf upgrade",
-    "suse": "zypper update",
+_PACKAGES = {
+    "debian": {
+        "install": "apt install",
+        "reinstall": "apt install --reinstall",
+        "upgrade": "apt update && apt install --only-upgrade",
+        "remove": "apt remove",
+    },
+    "rhel": {
+        "install": "dnf install",
+        "reinstall": "dnf reinstall",
+        "upgrade": "dnf upgrade",
+        "remove": "dnf remove",
+    },
+    "suse": {
+        "install": "zypper install",
+        "reinstall": "zypper install --force",
+        "upgrade": "zypper update",
+        "remove": "zypper remove",
+    },
 }
+
+
+def packages(
+    family: str, verb: Literal["install", "reinstall", "upgrade", "remove"], names: Sequence[str]
+) -> str:
+    """The package manager's command for these packages; empty without a name, or on an unknown
+    distribution."""
+    command = _PACKAGES[family][verb] if names and family in _PACKAGES else ""
+    return f"{command} {' '.join(names)}" if command else ""
 
 
 def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix | None:
     """Upgrade installed packages: a package manager may refuse the whole command because of one unknown name.
     None without a name, or on an unknown distribution."""
-    command = _UPGRADE.get(family) if names else None
-    return Fix(f"{command} {' '.join(names)}", True, disruptive) if command else None
+    command = packages(family, "upgrade", names)
+    return Fix(command, disruptive=disruptive) if command else None
 
 
 RESCAN_PCI = everywhere(
@@ -146,7 +173,7 @@ def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -
         *(Step(argv=argv) for argv in commands),
         Step(argv=("systemctl", "reboot"), disruptive="reboot"),
     )
-    return Fix(" && ".join(shown), True, "reboot", safe=True, steps=steps)
+    return Fix(" && ".join(shown), disruptive="reboot", safe=True, steps=steps)
 
 
 def _shown(argv: tuple[str, ...]) -> str:

@@ -177,4 +177,4 @@ def _configure_again(node: Node) -> Fix:
     own = node.host.which("nvidia-container-runtime") or ""
     install = fixes.INSTALL_TOOLKIT.other
     before = "" if own and not own.startswith(TOOLKIT) else f"{install.command} && "
-    return Fix(f"{before}{command}", True, "restart")
+    return Fix(f"{before}{command}", disruptive="restart")

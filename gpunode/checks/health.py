@@ -711,5 +711,9 @@ def bad_cuda_env(node: Node) -> Verdict:
         line = here[0].line if len(here) == 1 else None
         fix = edit_file(places[0], line, f"delete {', '.join(one.name for one in here)}")
     if fix is None:
-        fix = Fix(f"systemctl edit {units[0]}") if units else Fix(f"unset {names.replace(',', '')}", False)
+        fix = (
+            Fix(f"systemctl edit {units[0]}")
+            if units
+            else Fix(f"unset {names.replace(',', '')}", needs_root=False)
+        )
     return warn(f"{names} {what}", *evidence, fix=fix)

@@ -85,7 +85,7 @@ def kubelet_not_running(node: Node) -> Verdict:
 def _restart(kubelet: Kubelet) -> Fix | None:
     if kubelet.unit is None:
         return None
-    return Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", True, "restart")
+    return Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", disruptive="restart")
 
 
 @check(
@@ -319,7 +319,7 @@ def _size(number: int) -> str:
 def _prune(node: Node) -> Fix | None:
     if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
         note = "It asks first, then deletes stopped containers, unused networks and images without a tag"
-        return Fix("docker system prune", True, note=note)
+        return Fix("docker system prune", note=note)
     daemon = node.containerd
     if daemon is None or not daemon.manager or not containerd_role(node).used:
         return None

@@ -216,7 +216,7 @@ def _templates(node: Node, daemon: Daemon) -> Mapping[str, str]:
 
 
 def _restart(daemon: Daemon) -> Fix:
-    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), True, "restart")
+    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), disruptive="restart")
 
 
 _BELOW = ("pci-no-gpu", "containerd-config-version")
@@ -319,7 +319,7 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
 
 
 def _configure(daemon: Daemon) -> Fix:
-    return Fix(f"gpunode configure-runtime --runtime {daemon.manager}", True, "restart")
+    return Fix(f"gpunode configure-runtime --runtime {daemon.manager}", disruptive="restart")
 
 
 @check(

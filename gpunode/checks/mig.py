@@ -100,7 +100,7 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
     """Create the configured instances again; without any, the smallest instances that each GPU supports."""
     unit = node.units.get(mig.UNIT)
     if unit is not None and unit.at_boot:
-        return Fix(f"systemctl restart {mig.UNIT}", True, "drain")
+        return Fix(f"systemctl restart {mig.UNIT}", disruptive="drain")
     cuts: dict[str, list[str]] = {}
     for gpu in empty:
         cuts.setdefault(_finest(gpu.name), []).append(str(gpu.index))

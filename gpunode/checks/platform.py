@@ -97,14 +97,11 @@ PASS_DEVICES = everywhere(
     pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")).command, needs_root=False
 )
 
-_REMOVE = {"debian": "apt remove", "rhel": "dnf remove", "suse": "zypper remove"}
 
-
-def remove_packages(family: str, packages: Sequence[str]) -> Fix:
+def remove_packages(family: str, names: Sequence[str]) -> Fix:
     """Remove packages that don't belong on this system, and the libraries that the loader finds instead."""
-    if not packages or family not in _REMOVE:
-        return Fix("ldconfig")
-    return Fix(f"{_REMOVE[family]} {' '.join(packages)} && ldconfig")
+    command = fixes.packages(family, "remove", names)
+    return Fix(f"{command} && ldconfig" if command else "ldconfig")
 
 
 # systems that are declared or built as a whole: how driver and toolkit are added (from their own manuals)

@@ -238,7 +238,7 @@ def driver_upgrade(node: Node, fixed_in: str) -> Fix:
     if TRAITS["operator-driver"].holds(node):
         return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
     if version_numbers(node.next_version) >= version_numbers(fixed_in):
-        return Fix("reboot", True, "reboot")
+        return Fix("reboot", disruptive="reboot")
     return driver_packages.install_driver(node)
 
 

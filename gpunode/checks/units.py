@@ -34,4 +34,4 @@ def _last_line(host: Host, unit: str) -> str:
 
 def after_reading_log(name: str, command: str, effect: str = "none") -> Fix:
     """Print the unit's log, then run `command`: if the cause remains, a failed unit only fails again."""
-    return Fix(f"{_JOURNAL[0]} -b -u {name} -n 30 --no-pager && {command}", True, effect)
+    return Fix(f"{_JOURNAL[0]} -b -u {name} -n 30 --no-pager && {command}", disruptive=effect)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -151,6 +151,7 @@ class Fix:
     """
 
     command: str
+    _: KW_ONLY
     needs_root: bool = True
     disruptive: str = "none"
     safe: bool = False
