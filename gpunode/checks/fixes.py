@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from gpunode.facts.kernel_modules import (
     INITRAMFS,
@@ -106,35 +105,19 @@ def syntax(text: str | None, line: int | None) -> str:
     return f"correct the syntax error in this line or just before it: {text}"
 
 
-_PACKAGES = {
-    "debian": {
-        "install": "apt install",
-        "reinstall": "apt install --reinstall",
-        "upgrade": "apt update && apt install --only-upgrade",
-        "remove": "apt remove",
-    },
-    "rhel": {
-        "install": "dnf install",
-        "reinstall": "dnf reinstall",
-        "upgrade": "dnf upgrade",
-        "remove": "dnf remove",
-    },
-    "suse": {
-        "install": "zypper install",
-        "reinstall": "zypper install --force",
-        "upgrade": "zypper update",
-        "remove": "zypper remove",
-    },
+_PACKAGES = {  # by family, in the order of FAMILIES
+    "install": ("apt install", "dnf install", "zypper install"),
+    "reinstall": ("apt install --reinstall", "dnf reinstall", "zypper install --force"),
+    "upgrade": ("apt update && apt install --only-upgrade", "dnf upgrade", "zypper update"),
+    "remove": ("apt remove", "dnf remove", "zypper remove"),
 }
 
 
-def packages(
-    family: str, verb: Literal["install", "reinstall", "upgrade", "remove"], names: Sequence[str]
-) -> str:
-    """The package manager's command for these packages; empty without a name, or on an unknown
-    distribution."""
-    command = _PACKAGES[family][verb] if names and family in _PACKAGES else ""
-    return f"{command} {' '.join(names)}" if command else ""
+def packages(family: str, verb: str, names: Sequence[str]) -> str:
+    """The command that does `verb`, one of `_PACKAGES`, with these packages; empty without a name, or on an
+    unknown distribution."""
+    command = dict(zip(FAMILIES, _PACKAGES[verb], strict=False)).get(family)
+    return f"{command} {' '.join(names)}" if command and names else ""
 
 
 def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix | None:
