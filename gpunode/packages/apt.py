@@ -161,7 +161,7 @@ class Apt:
         return Command(argv, seconds=_UPDATE_SECONDS, changes=False)
 
     def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
-        return self._change("install", downgrade, tuple(map(_named, packages)))
+        return self._change("install", downgrade, tuple(one.named("=") for one in packages))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         return self._change("install", downgrade, tuple(paths))
@@ -238,8 +238,3 @@ def _simulated(text: str) -> Iterator[PackageChange]:
             yield PackageChange(match[1], match[2] or "", match[3])
         elif match := _REMOVES.match(line):
             yield PackageChange(match[1], match[2])
-
-
-def _named(package: PackageRequest) -> str:
-    version = package.version or (f"{package.branch}.*" if package.branch else "")
-    return f"{package.name}={version}" if version else package.name

@@ -200,7 +200,7 @@ class Dnf:
 
     def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
         """dnf installs the version that is named, even an older one, without an option."""
-        return self._change("install", *map(_named, packages))
+        return self._change("install", *(one.named("-") for one in packages))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         """Without repositories, since files are meant for machines without a network.
@@ -250,8 +250,3 @@ class Dnf:
             return None
         why = failure(done, _PATTERNS)
         return Failure(Trouble.LOCKED, why.said) if done.code == _LOCKED_CODE else why
-
-
-def _named(package: PackageRequest) -> str:
-    version = package.version or (f"{package.branch}.*" if package.branch else "")
-    return f"{package.name}-{version}" if version else package.name

@@ -85,6 +85,11 @@ class PackageRequest:
     version: str = ""
     branch: int = 0
 
+    def named(self, sign: str) -> str:
+        """The argument for apt and dnf, with the manager's `sign` before a version or a branch's pattern."""
+        version = self.version or (f"{self.branch}.*" if self.branch else "")
+        return f"{self.name}{sign}{version}" if version else self.name
+
 
 @dataclass(frozen=True)
 class Command:
