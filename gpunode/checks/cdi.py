@@ -21,7 +21,7 @@ from gpunode.facts.tables import gate
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_KIND, MODE, SPEC_DIRS, SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.writers import is_nvidia_program
-from gpunode.output.result import Evidence, Fix, counted
+from gpunode.output.result import Evidence, Fix, many
 
 # The engines of this node that read CDI specifications.
 
@@ -377,7 +377,7 @@ def cdi_spec_stale(node: Node) -> Verdict:
             shown = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
             fix = fixes.rewrite_cdi(spec.path, spec.kind)
             return judge(node)(f"{spec.path} no longer matches this machine", *shown, fix=fix)
-    return ok(f"{counted(len(specs), 'CDI specification')} match this machine")
+    return ok(f"{many(len(specs), 'CDI specification')} match this machine")
 
 
 def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:

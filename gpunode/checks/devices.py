@@ -30,7 +30,7 @@ from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.facts.workloads import Container, last_reload, v1_allows
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host.reading import DeviceNode
-from gpunode.output.result import Evidence, Fix, Step
+from gpunode.output.result import Evidence, Fix, Step, many
 
 # Device files: they exist with the major numbers that the kernel uses now, including unified memory's.
 
@@ -435,11 +435,12 @@ def cgroup_device_revoked(node: Node) -> Verdict:
     judged = [(one, _lost(node, one)) for one in containers]
     lost = [(one, what) for one, what in judged if what is not None]
     if not lost:
-        return ok(f"{_count(len(containers))} with GPUs: none shows signs of lost devices")
+        return ok(f"{many(len(containers), 'container')} with GPUs: none shows signs of lost devices")
     evidence = [
         seen(what.source, f"{_name(node, one)}: {what.value}", what.line) for one, what in lost[:_SHOWN]
     ]
-    summary = f"{_count(len(lost))} lost GPUs while running: {', '.join(_name(node, one) for one, _ in lost)}"
+    names = ", ".join(_name(node, one) for one, _ in lost)
+    summary = f"{many(len(lost), 'container')} lost GPUs while running: {names}"
     return fail(summary, *evidence, fix=_recreate([one for one, _ in lost]))
 
 
@@ -501,10 +502,6 @@ def _recreate(lost: list[Container]) -> Fix | None:
             commands.setdefault(command, []).append(one.id[:12])
     command = " && ".join(f"{command} {' '.join(ids)}" for command, ids in commands.items())
     return Fix(command, disruptive="restart") if command else None
-
-
-def _count(number: int) -> str:
-    return "1 container" if number == 1 else f"{number} containers"
 
 
 # Whether the driver keeps the GPUs initialised while they are idle.

@@ -38,7 +38,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
 from gpunode.facts.tables import TABLE, can
 from gpunode.facts.traits import TRAITS
-from gpunode.output.result import Evidence, Fix, Step
+from gpunode.output.result import Evidence, Fix, Step, many
 
 _NVIDIA = "nvidia"
 
@@ -60,7 +60,7 @@ def pci_no_gpu(node: Node) -> Verdict:
     """
     if node.gpus:
         drivers = ", ".join(sorted({gpu.driver or "none" for gpu in node.gpus}))
-        return ok(f"{count(len(node.gpus))} on the PCI bus", seen(DEVICES, f"driver: {drivers}"))
+        return ok(f"{many(len(node.gpus), 'GPU')} on the PCI bus", seen(DEVICES, f"driver: {drivers}"))
     functions = node.host.listdir(DEVICES)
     evidence = [
         seen(DEVICES, f"{len(functions)} functions, none with vendor 0x10de and class 0x0300 or 0x0302")
@@ -108,7 +108,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     if expected is not None and there != expected:
         log = fixes.RESCAN_PCI if there < expected else LIST_GPUS
         return warn(
-            f"{count(there)} on the PCI bus, {expected} expected",
+            f"{many(there, 'GPU')} on the PCI bus, {expected} expected",
             *owners(node.gpus),
             fix=log.for_family(node.distribution.family),
         )
@@ -116,7 +116,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA} - left_out
     if node.module is None or node.nvml.inventory is None:
         return (
-            ok(f"{count(there)} on the PCI bus")
+            ok(f"{many(there, 'GPU')} on the PCI bus")
             if expected is not None
             else skip("NVML doesn't report the number of GPUs")
         )
@@ -125,12 +125,12 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     if missing and len(listed) < len(ours):
         judge = warn if listed else fail  # without any GPU no container can have one
         return judge(
-            f"NVML lists {len(listed)} of the {count(len(ours))} that the driver controls",
+            f"NVML lists {len(listed)} of the {many(len(ours), 'GPU')} that the driver controls",
             *(seen(f"{DEVICES}/{address}", "bound to nvidia, but not listed by NVML") for address in missing),
             *failures(node, *missing),
             fix=fixes.look(f"dmesg | grep -i -e {' -e '.join(missing)} -e RmInitAdapter", POWER_CYCLE),
         )
-    return ok(f"PCI bus and NVML both list {count(len(ours))}")
+    return ok(f"PCI bus and NVML both list {many(len(ours), 'GPU')}")
 
 
 def _short(address: str) -> str:
@@ -223,12 +223,8 @@ def _orphans(node: Node) -> tuple[PciGpu, ...]:
     return tuple(gpu for gpu in free if not pci.without_window(node.host, gpu.address))
 
 
-def count(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
-
-
 def of(gpus: tuple[PciGpu, ...], node: Node) -> str:
-    return f"{len(gpus)} of {count(len(node.gpus))}"
+    return f"{len(gpus)} of {many(len(node.gpus), 'GPU')}"
 
 
 def is_nova(gpu: PciGpu) -> bool:

@@ -32,7 +32,7 @@ from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import runtime_mode
-from gpunode.output.result import Evidence, Fix, counted
+from gpunode.output.result import Evidence, Fix, many
 
 _ABSENT = "no kubelet is installed on this node"
 _PLUGINS = ("nvidia", "gpunode")
@@ -165,7 +165,7 @@ def plugin_socket_dead(node: Node) -> Verdict:
         return fail(
             "a device plugin has exited and left its socket behind", *evidence, fix=restart_plugin(node)
         )
-    return _silent(node, names) or ok(f"{counted(len(names), 'device plugin socket')} answer")
+    return _silent(node, names) or ok(f"{many(len(names), 'device plugin socket')} answer")
 
 
 def _silent(node: Node, names: list[str]) -> Verdict | None:

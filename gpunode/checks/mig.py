@@ -13,7 +13,7 @@ from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_
 from gpunode.facts.node import Node
 from gpunode.facts.systemd import read_unit
 from gpunode.gpu.model import Gpu, MigDevice
-from gpunode.output.result import Evidence, Fix
+from gpunode.output.result import Evidence, Fix, many
 
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _PARTED = "https://github.com/NVIDIA/mig-parted"
@@ -45,7 +45,7 @@ def mig_mode_pending(node: Node) -> Verdict:
         return ok("no MIG mode change is pending")
     words = {True: "on", False: "off"}
     return warn(
-        f"the MIG mode of {_gpus(len(waiting))} changes at the next reset",
+        f"the MIG mode of {many(len(waiting), 'GPU')} changes at the next reset",
         *(
             seen(
                 f"NVML, GPU {one.index} ({one.pci})",
@@ -75,13 +75,13 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     gpus = mig.partitioned(node)
     empty = [gpu for gpu in gpus if not gpu.mig]
     if not empty:
-        return ok(f"{_gpus(len(gpus))} have {sum(len(gpu.mig) for gpu in gpus)} MIG devices")
+        return ok(f"{many(len(gpus), 'GPU')} have {sum(len(gpu.mig) for gpu in gpus)} MIG devices")
     evidence = [_nvml(gpu, "MIG is on, no MIG device") for gpu in empty[:8]]
     unit = node.units.get(mig.UNIT)
     if unit is not None and unit.installed:
         evidence.append(seen(mig.UNIT, unit))
     fix = _instances(node, empty)
-    what = f"{_gpus(len(empty))} with MIG enabled have no MIG devices, so no program can use them"
+    what = f"{many(len(empty), 'GPU')} with MIG enabled have no MIG devices, so no program can use them"
     every = node.nvml.inventory.gpus if node.nvml.inventory else ()
     # NVIDIA's device plugin exits because of a single such GPU
     if len(empty) == len(every) or any(one.name != "gpunode" for one in node.plugin_processes):
@@ -237,10 +237,6 @@ def mig_nvml_regression(node: Node) -> Verdict:
         seen(f"table {mig.FAULTS}", f"fixed in {fault}"),
         fix=driver_upgrade(node, fault),
     )
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _nvml(gpu: Gpu, what: str) -> Evidence:

@@ -20,7 +20,7 @@ from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2, Distribution
 from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
-from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Style, Table, Text
+from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Style, Table, Text, many
 
 # Evidence and remedies of a finding in a few lines.
 
@@ -231,8 +231,8 @@ def _verdict(node: NodeSummary, findings: tuple[Finding, ...], selection: Select
     counts = Counter(finding.status for finding in findings)
     errors = counts[FindingStatus.FAIL] + counts[FindingStatus.ERROR]
     warnings = counts[FindingStatus.WARN]
-    parts = [_many(errors, "error")] if errors else []
-    parts += [_many(warnings, "warning")] if warnings else []
+    parts = [many(errors, "error")] if errors else []
+    parts += [many(warnings, "warning")] if warnings else []
     if parts:
         yield Text(
             ", ".join(parts) + f": {_causes_first(findings)[0].summary}", Style.BAD if errors else Style.WARN
@@ -263,13 +263,13 @@ def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, 
         return Text(f"No fault found; GPUs not examined: {unexamined}", Style.WARN)
     unread = sum(_unread(finding) for finding in findings)
     if unread:
-        return Text(f"No fault found, but {_many(unread, 'check')} could not run without root", Style.WARN)
+        return Text(f"No fault found, but {many(unread, 'check')} could not run without root", Style.WARN)
     if not passed:
         reason = f": {findings[0].summary}" if findings else ""
         return Text(f"No check ran{reason}", Style.WARN)
     if selection.only:
-        return Text(f"No fault found by {_many(passed, 'check')}; the other checks did not run", Style.GOOD)
-    left = f", {_many(len(selection.skip), 'check')} skipped" if selection.skip else ""
+        return Text(f"No fault found by {many(passed, 'check')}; the other checks did not run", Style.GOOD)
+    left = f", {many(len(selection.skip), 'check')} skipped" if selection.skip else ""
     if selection.preflight:
         return Text(f"No fault blocks {selection.preflight}{left}", Style.GOOD)
     if left:
@@ -308,9 +308,9 @@ def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
             rows.append((_cell(bad[0].status), layer, f"{names} (OK {count})" if count else names))
     if number := sum(passed.values()):
         layers = ", ".join(f"{layer} {count}" for layer, count in passed.items() if count)
-        rows.insert(0, (_cell(FindingStatus.PASS), _many(number, "check"), layers))
+        rows.insert(0, (_cell(FindingStatus.PASS), many(number, "check"), layers))
     skips = Counter(reason for reason in map(_without_result, findings) if reason)
-    rows += [(_cell(FindingStatus.SKIP), _many(number, "check"), reason) for reason, number in skips.items()]
+    rows += [(_cell(FindingStatus.SKIP), many(number, "check"), reason) for reason, number in skips.items()]
     if rows:
         cells = tuple((word, Cell(name, Style.HEADING), Cell(state)) for word, name, state in rows)
         yield Table(("", "", ""), cells)
@@ -427,7 +427,7 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield from (Text(f"  {identifier}", Style.WARN) for identifier in breaks)
     elif unjudged:
         unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
-        doubt = f"{_many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
+        doubt = f"{many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
         yield Text(f"Safe to reboot? No problem found, but {doubt}", Style.WARN)
     else:
         yield Text("Safe to reboot? Yes: no check found a problem that a reboot would cause", Style.GOOD)
@@ -459,12 +459,8 @@ def _tables(tables: Sequence[TableAge]) -> Iterator[Block]:
     if tables:
         oldest = min(tables, key=lambda one: one.date)
         late = ": newer bulletins and releases are unknown" if oldest.age_days > OLD_DAYS else ""
-        age = _many(oldest.age_days, "day")
+        age = many(oldest.age_days, "day")
         yield Text(f"Reference tables as of {oldest.date} ({age} old){late}", Style.DIM)
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # Facts about the node in a report, beside the findings.

@@ -31,7 +31,7 @@ from gpunode.facts.tables import table
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS
 from gpunode.facts.traits import TRAITS
-from gpunode.output.result import Evidence, Fix, counted
+from gpunode.output.result import Evidence, Fix, many
 
 _PROFILING = "RmProfilingAdminOnly"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -79,7 +79,7 @@ def accept_envvar_unprivileged(node: Node) -> Verdict:
     handler = seen("default runtime", default)
     taken = list(_used_without_request(node))
     if taken:
-        count = counted(len(taken), "container")
+        count = many(len(taken), "container")
         return warn(f"{count} used GPUs that no pod requested", *taken[:_SHOWN], evidence, handler)
     return note("a pod's image can get every GPU without requesting one", evidence, handler)
 

@@ -11,7 +11,7 @@ from gpunode.facts import kernel_log
 from gpunode.facts.kernel_log import SOURCE, XidLine, last_load
 from gpunode.facts.node import Node
 from gpunode.facts.processes import uptime
-from gpunode.output.result import Evidence, FindingStatus, Fix
+from gpunode.output.result import Evidence, FindingStatus, Fix, many
 
 _RECENT_SECONDS = 24 * 3600
 _SHOWN = 8
@@ -121,7 +121,7 @@ def _what(lines: tuple[XidLine, ...]) -> str:
     numbers = sorted({line.number for line in lines})
     gpus = len({line.address for line in lines})
     words = kernel_log.xid(numbers[0]).text if len(numbers) == 1 else f"XIDs {', '.join(map(str, numbers))}"
-    return f"{words} ({'1 GPU' if gpus == 1 else f'{gpus} GPUs'})"
+    return f"{words} ({many(gpus, 'GPU')})"
 
 
 def _shown(lines: tuple[XidLine, ...], now: float) -> tuple[Evidence, ...]:

@@ -21,7 +21,7 @@ from gpunode.facts.registry import ENGINES
 from gpunode.facts.writers import is_nvidia_program, nvidia_writer
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, STATE_DIRECTORY, Entry, Journal, digest
-from gpunode.output.result import Block, Cell, Result, Style, Table, Text, counted
+from gpunode.output.result import Block, Cell, Result, Style, Table, Text, many
 from gpunode.runtime import find
 from gpunode.runtime.apply import restarter_of
 from gpunode.runtime.crio import CrioEngine
@@ -78,7 +78,7 @@ def _agrees(engine: EngineStatus) -> Cell:
     if engine.problem:
         return Cell("file is broken" if engine.readable else "only root knows", Style.WARN)
     if engine.drift:
-        return Cell(f"no, {counted(len(engine.drift), 'difference')}", Style.WARN)
+        return Cell(f"no, {many(len(engine.drift), 'difference')}", Style.WARN)
     return Cell("not queried", Style.DIM) if engine.silence else Cell("yes", Style.GOOD)
 
 

@@ -17,7 +17,7 @@ from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host.documents import DocumentError, Item, Notes, read
 from gpunode.mig.model import GpuLayout, Layouts, parse_name
 from gpunode.mig.placement import meaning, offered, summary, unknown_profiles
-from gpunode.output.result import counted
+from gpunode.output.result import many
 
 VERSION = "v1"
 _TOP = ("version", "mig-configs")
@@ -334,7 +334,7 @@ def wishes(
 def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
     here = {gpu.index for gpu in layouts.gpus}
     count = len(here)
-    have = f"this node has {counted(count, 'GPU')}, from 0 on" if count else "it has no GPU"
+    have = f"this node has {many(count, 'GPU')}, from 0 on" if count else "it has no GPU"
     return [
         f"{place}: GPU {index} does not exist: {have}" for index in entry.devices or () if index not in here
     ]

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from gpunode.output.html import document, escaped, many
+from gpunode.output.html import document, escaped
+from gpunode.output.result import many
 
 _BADGES = {
     "fail": "Error",

@@ -14,6 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from gpunode.output.result import many
+
 # Sections of the doctor's page as HTML, every value escaped; the most urgent ones first.
 
 _ORDER = ("fail", "error", "warn", "note", "waits", "skip", "pass")
@@ -387,10 +389,6 @@ def _footer(report: Report) -> Iterator[str]:
     yield f"{report.data['seconds']:.1f} s · this page loads and sends no data</p>"
     yield '<p><button type="button" class="copy" id="json" hidden>Copy the report as JSON</button></p>'
     yield "</footer>"
-
-
-def many(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _HERE = Path(__file__).parent

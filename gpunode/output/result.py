@@ -17,11 +17,6 @@ from gpunode.output.typed import StrEnum, plain
 API_VERSION = "gpunode/v1"
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 container``, ``2 containers``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 class ExitCode(IntEnum):
     """Exit codes of the process, as in docs/exit-codes.md."""
 
@@ -237,3 +232,8 @@ class Progress(Protocol):
     def following(self, text: str, name: str) -> AbstractContextManager[Callable[[str], None]]:
         """Like `step`, for work that may take minutes: the worker calls the returned function as often as it
         likes with the last line of output. `name` is one or two words for the work."""
+
+
+def many(number: int, noun: str) -> str:
+    """A count in words: ``1 GPU``, ``2 GPUs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

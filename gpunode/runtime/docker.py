@@ -35,7 +35,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
-from gpunode.output.result import counted
+from gpunode.output.result import many
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
@@ -72,7 +72,7 @@ def survivors(active: Active | None, verb: str) -> tuple[str, ...]:
     """A note that containers survive a restart, where they do."""
     if verb != "restart" or active is None or not active.live_restore or not active.running_containers:
         return ()
-    kept = counted(active.running_containers, "running container")
+    kept = many(active.running_containers, "running container")
     return (f"live-restore keeps {kept} during the restart",)
 
 
@@ -153,7 +153,7 @@ def still_used(host: Host, daemon: Daemon, names: tuple[str, ...]) -> tuple[str,
     note = f"made with this runtime, can't be started again without it: {listed}"
     if not up:
         return note, ""
-    containers = counted(len(up), "running container")
+    containers = many(len(up), "running container")
     return note, f"{containers} can't be restarted without this runtime: {_listed(up)}"
 
 

@@ -16,7 +16,7 @@ from gpunode.host import NOT_TRUSTED, Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.host.trust import advice
-from gpunode.output.result import counted
+from gpunode.output.result import many
 from gpunode.runtime.restart import Restarter
 
 
@@ -246,10 +246,10 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
     if active is None or plan.verb != "restart" or active.live_restore:
         return
     count = active.running_containers
-    question = f"Restart {plan.engine} and stop {counted(count, 'container')}?"
+    question = f"Restart {plan.engine} and stop {many(count, 'container')}?"
     if count > 0 and not request.agreed(question):
         raise PreconditionError(
-            f"restarting {plan.engine} stops its {counted(count, 'running container')}: {plan.reason}",
+            f"restarting {plan.engine} stops its {many(count, 'running container')}: {plan.reason}",
             hint="continue with --yes, or write now and restart later with --no-restart",
             code="containers-running",
         )
