@@ -176,9 +176,6 @@ class Snapshot:
         """How many devices can be allocated."""
         return sum(device.healthy for device in self.resource.devices)
 
-    def find(self, device_id: str) -> Device | None:
-        return self.by_id.get(device_id)
-
 
 @dataclass(frozen=True)
 class Mount:
@@ -372,7 +369,7 @@ def requested(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
     devices = []
     shares = 0
     for device_id in ids:
-        device = snapshot.find(device_id)
+        device = snapshot.by_id.get(device_id)
         if device is None:
             raise _unknown(snapshot, device_id)
         if device.problem:

@@ -48,7 +48,7 @@ class Policy:
         if not ids:
             raise AllocationError("the request names no device")
         for one in ids:
-            device = snapshot.find(one)
+            device = snapshot.by_id.get(one)
             if device is None:
                 known = ", ".join(item.id for item in snapshot.devices)
                 raise AllocationError(f"unknown device {one!r}; known devices: {known}", code="not-found")

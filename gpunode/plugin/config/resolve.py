@@ -194,8 +194,7 @@ class _Merge:
             self._problems += problems
             self._warnings += warnings
         self._unknown_words()
-        option_value = tuple(self._problems), tuple(self._warnings)
-        return Resolved(settings, self._origins, *option_value, self._content)
+        return Resolved(settings, self._origins, tuple(self._problems), tuple(self._warnings), self._content)
 
     def _take_given(self, option: Option) -> None:
         found = self._sources.given(option)

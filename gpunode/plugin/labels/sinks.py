@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,16 +49,14 @@ def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink
 
 def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
     """Connects once, at its first use; a token file is read again for each request, because tokens expire."""
-    found: list[Cluster] = []
 
-    def connect() -> Cluster:
-        if not found:
-            from gpunode.kubernetes.access import Access, connect
+    @cache
+    def cluster() -> Cluster:
+        from gpunode.kubernetes.access import Access, connect
 
-            found.append(connect(host, Access(settings.kubeconfig, settings.kube_context, settings.server)))
-        return found[0]
+        return connect(host, Access(settings.kubeconfig, settings.kube_context, settings.server))
 
-    return connect
+    return cluster
 
 
 def lines(labels: Mapping[str, str]) -> str:

@@ -260,7 +260,7 @@ def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
     held: Counter[str] = Counter()
     whole = ""
     for device_id in dict.fromkeys(ids):
-        device = snapshot.find(device_id)
+        device = snapshot.by_id.get(device_id)
         if device is None:
             raise AllocationError(f"unknown device {device_id!r}", code="not-found")
         if device.id == device.unit.id:

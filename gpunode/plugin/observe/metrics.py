@@ -398,13 +398,13 @@ def of_containers(service: PluginService, holdings: tuple[Holding, ...]) -> Iter
     snapshots = service.snapshots
     readings = service.ledger.readings_now
     make = service.settings.vendor
-    for one in holdings[:_MOST_HOLDINGS]:
-        if one.resource not in snapshots:
+    for holding in holdings[:_MOST_HOLDINGS]:
+        if holding.resource not in snapshots:
             continue
-        who = (one.namespace, one.pod, one.container)
-        yield Sample("gpunode_container_devices", (*who, one.resource), len(one.ids))
+        who = (holding.namespace, holding.pod, holding.container)
+        yield Sample("gpunode_container_devices", (*who, holding.resource), len(holding.ids))
         shares: dict[str, tuple[Device, int]] = {}
-        for device in filter(None, map(snapshots[one.resource].find, one.ids)):
+        for device in filter(None, map(snapshots[holding.resource].by_id.get, holding.ids)):
             unit = device.unit
             if device.id != unit.id:
                 shares[unit.id] = (device, shares.get(unit.id, (device, 0))[1] + 1)
