@@ -362,7 +362,7 @@ def test_invalid_message_bytes_are_an_error_with_a_reason(short: Path, name: str
             raw(short, name, b"\xff" * 64)
         assert still_serving(short)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "the request is no v1beta1." in str(caught.value.details())
+    assert "the request is not a v1beta1." in str(caught.value.details())
     assert capfd.readouterr().err == ""
 
 

@@ -148,12 +148,12 @@ def test_hold_down_times_are_go_durations(text: str, seconds: float) -> None:
     ("text", "message"),
     [
         ("60", "60 has no unit; write 60s"),
-        ("soon", "no duration"),
-        ("-5s", "no duration"),
+        ("soon", "is not a duration"),
+        ("-5s", "is not a duration"),
         ("25h", "not between"),
-        ("1d", "no duration"),
-        ("", "no duration"),
-        ("s", "no duration"),
+        ("1d", "is not a duration"),
+        ("", "is not a duration"),
+        ("s", "is not a duration"),
     ],
 )
 def test_invalid_hold_down_time_is_refused(text: str, message: str) -> None:
