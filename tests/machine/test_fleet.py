@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,13 @@ import pytest
 
 from fixtures.api_server import ApiServer, Listening, kubeconfig, make_certificates
 from gpunode import __version__
+from scripts.build_packages import wheel
 from tests.ansible.controller import require_ansible
-from tests.machine.booted import SCENARIO
+from tests.cli import Ran
+from tests.machine.booted import SCENARIO, SHARED, apt
 from tests.machine.conftest import NEXT, SUITES
 from tests.machine.fleet import NAMES, Fleet, booted_fleet, changes, recap
-from tests.machine.test_kubernetes import becomes, node_with_kubelet
+from tests.machine.test_kubernetes import UNIT, becomes, node_with_kubelet
 
 pytestmark = pytest.mark.parametrize("suite", SUITES[:1], indirect=True)
 CONTAINERD = "/etc/containerd/config.toml"
@@ -229,6 +232,63 @@ def test_a_node_with_a_new_driver_is_drained_rebooted_proven_and_uncordoned(
     places = [done.out.index(f"TASK [gpunode.node.gpu_node : {step}") for step in steps]
     assert places == sorted(places) and changes(done) == {"node2": 4}, done.out + done.err
     assert "unschedulable" not in api.node("node2")["spec"]
+
+
+def play_package(fleet: Fleet, package: Path, variables: dict[str, object]) -> Ran:
+    """Configure node2 with gpunode of this file."""
+    return fleet.play("rolling", "--limit", "node2", **variables | {"gpu_node_package": str(package)})
+
+
+def is_installed_once(fleet: Fleet, package: Path, variables: dict[str, object]) -> None:
+    """The role installs the file on node2, and a second run changes nothing."""
+    done = play_package(fleet, package, variables)
+    assert done.code == 0 and changes(done)["node2"] > 0, done.out + done.err
+    assert fleet.machines["node2"].gpunode("--version").out == f"gpunode {__version__}\n"
+    again = play_package(fleet, package, variables)
+    assert again.code == 0 and changes(again) == {"node2": 0}, again.out + again.err
+
+
+def test_bundle_and_wheel_are_installed_once_and_not_over_each_other(
+    fleet: Fleet, variables: dict[str, object], dist: Path, tmp_path: Path
+) -> None:
+    node2 = fleet.machines["node2"]
+    apt(node2, "purge", "gpunode")
+    name = f"gpunode-{__version__}-linux-x86_64"
+    bundle, wheel_file = dist / f"{name}.tar.gz", wheel(tmp_path)
+    is_installed_once(fleet, bundle, variables)
+    assert node2.show(UNIT)["LoadState"] == "loaded"
+    refused = play_package(fleet, wheel_file, variables | {"gpu_node_version": "9"})
+    assert "/opt/gpunode exists and was not installed from a wheel; hint: " in refused.out + refused.err
+    shutil.copy(bundle, node2.shared)
+    node2.sh(f"cd /tmp && tar -xzf {SHARED}/{bundle.name} && {name}/install.sh --remove")
+    is_installed_once(fleet, wheel_file, variables)
+    node2.sh("rm -r /opt/gpunode /usr/local/bin/gpunode")
+
+
+@pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
+def test_rpm_is_installed_once(
+    fleet: Fleet, variables: dict[str, object], dist: Path, tmp_path: Path
+) -> None:
+    """By dnf, on a Debian; Ansible itself would take apt for its package manager."""
+    node2 = fleet.machines["node2"]
+    shutil.copy(python_rpm(tmp_path), node2.shared / "python3.rpm")
+    node2.sh(f"dnf -y install {SHARED}/python3.rpm")
+    package = dist / f"gpunode-{__version__}-1.x86_64.rpm"
+    is_installed_once(fleet, package, variables | {"ansible_facts": {"pkg_mgr": "dnf"}})
+    assert f"{__version__}-1" in node2.sh("dnf -q list installed gpunode")
+    assert node2.show(UNIT)["LoadState"] == "loaded"
+
+
+def python_rpm(place: Path) -> Path:
+    """An empty rpm that provides what gpunode's needs: Debian has its Python and its shell in no rpm."""
+    spec = place / "python3.spec"
+    spec.write_text(
+        "Name: python3\nVersion: 3.11.2\nRelease: 1\nProvides: /bin/sh\nSummary: empty\nLicense: none\n"
+        "BuildArch: noarch\n%description\nempty\n%files\n"
+    )
+    build = ("rpmbuild", "-bb", "--define", f"_topdir {place}", "--define", f"_rpmdir {place}", spec)
+    subprocess.run(build, check=True, capture_output=True)
+    return next(place.rglob("python3-*.rpm"))
 
 
 def test_an_upgrade_and_the_device_plugin(fleet: Fleet, variables: dict[str, object], dist: Path) -> None:
