@@ -68,10 +68,10 @@ def judge(node: Node) -> Callable[..., Verdict]:
 def docker_directories(node: Node) -> tuple[str, ...]:
     """Directories that the running Docker reads specifications from; () if CDI is off or unknown."""
     try:
-        found = node.docker_info.get("CDISpecDirs")
+        value = node.docker_info.get("CDISpecDirs")
     except DaemonError:
         return ()
-    return tuple(str(one) for one in found if one) if isinstance(found, list) else ()
+    return tuple(str(element) for element in value if element) if isinstance(value, list) else ()
 
 
 def _containerd_on(node: Node) -> bool:
@@ -198,7 +198,7 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     if node.host.device(_UVM) is None:
         return skip(f"{_UVM} doesn't exist on this node")
     for spec in specs:
-        paths = {one.path for one in spec.nodes}
+        paths = {other.path for other in spec.nodes}
         gpus = sorted(path for path in paths if path.removeprefix("/dev/nvidia").isdigit())
         if gpus and _UVM not in paths:
             evidence = (seen(spec.path, f"lists {', '.join(gpus[:4])}, but not {_UVM}"), seen(_UVM, "exists"))

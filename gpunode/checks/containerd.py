@@ -133,25 +133,25 @@ def _unreadable(node: Node, path: str, message: str) -> Verdict:
 
 def _k0s_drop_ins(node: Node) -> dict[str, int]:
     """Versions of the files that k0s itself imports once it accepts them."""
-    found = {}
+    result = {}
     for path in node.host.glob(K0S_DROP_INS, "*.toml"):
         text = node.host.read_text(path) or ""
         try:
-            found[path] = version_of(parse_toml(text, path), path, text)
+            result[path] = version_of(parse_toml(text, path), path, text)
         except ConfigError:
             continue
-    return found
+    return result
 
 
 def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
     """A missing imported file keeps containerd from starting; a pattern without matches does not."""
     if not config.missing_imports:
         return None
-    one = config.missing_imports[0]
-    line = line_of(node.host.read_text(one.importer) or "", one.pattern)
-    evidence = seen(one.importer, f"imports {one.pattern}", line)
-    fix = edit(node, one.importer, line, f'delete "{one.pattern}" from imports')
-    return fail(f"containerd imports {one.path}, which doesn't exist", evidence, fix=fix)
+    missing = config.missing_imports[0]
+    line = line_of(node.host.read_text(missing.importer) or "", missing.pattern)
+    evidence = seen(missing.importer, f"imports {missing.pattern}", line)
+    fix = edit(node, missing.importer, line, f'delete "{missing.pattern}" from imports')
+    return fail(f"containerd imports {missing.path}, which doesn't exist", evidence, fix=fix)
 
 
 def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
@@ -184,22 +184,22 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     tables = passed_over(config)
     if not tables:
         return None
-    one = tables[0]
-    line = line_of(node.host.read_text(one.path) or "", f"{one.plugin}")
-    evidence = [seen(one.path, f"{one.plugin}: {', '.join(one.what)}", line)]
+    table = tables[0]
+    line = line_of(node.host.read_text(table.path) or "", f"{table.plugin}")
+    evidence = [seen(table.path, f"{table.plugin}: {', '.join(table.what)}", line)]
     number = version_in_force(config)
     named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
-    evidence += [seen(path, f"version = {number}") for path in named if path != one.path]
+    evidence += [seen(path, f"version = {number}") for path in named if path != table.path]
     goes_by = f"uses version {number}" if named else f"uses version {number} because no file sets one"
     # without registry settings, images come from their public registry, which may be good enough
-    judge = warn if one.what == ("registry",) else fail
+    judge = warn if table.what == ("registry",) else fail
     change = f"rename this table to the plugin name of version {number}"
     if not named:
-        line, change = 1, f"add version = {2 if 'grpc' in one.plugin else 3} above all other settings"
+        line, change = 1, f"add version = {2 if 'grpc' in table.plugin else 3} above all other settings"
     ignored = judge(
-        f'containerd {goes_by}, so it ignores "{one.plugin}"',
+        f'containerd {goes_by}, so it ignores "{table.plugin}"',
         *evidence,
-        fix=edit(node, one.path, line, change),
+        fix=edit(node, table.path, line, change),
     )
     return replace(ignored, reboot=False)  # containerd starts with such a file as before
 

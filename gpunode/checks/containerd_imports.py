@@ -61,16 +61,21 @@ def containerd_imports_clobber(node: Node) -> Verdict:
     running = running_config(node)
     if not running:
         return _without_cri(node, lost) or skip("containerd doesn't report its configuration")
-    gone = tuple(sorted((one for one in lost if is_lost(running, one)), key=lambda one: not _vital(one)))
+    gone = tuple(
+        sorted(
+            (setting for setting in lost if is_lost(running, setting)),
+            key=lambda setting: not _vital(setting),
+        )
+    )
     if not gone:
         return ok("imported files replace tables, but no setting is lost")
-    names = ", ".join(one.name for one in gone[:3]) + (" and more" if len(gone) > 3 else "")
+    names = ", ".join(setting.name for setting in gone[:3]) + (" and more" if len(gone) > 3 else "")
     judge = fail if _vital(gone[0]) else warn
     return _finding(node, judge, f"an imported file removes settings: {names}", gone)
 
 
-def _vital(one: Lost) -> bool:
-    return any(key in one.keys for key in _VITAL)
+def _vital(lost: Lost) -> bool:
+    return any(key in lost.keys for key in _VITAL)
 
 
 def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
@@ -80,7 +85,7 @@ def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
     except DaemonError as error:
         config = node.containerd_config
         name = config.default_runtime if config else ""
-        gone = tuple(one for one in lost if one.keys[:3] == ("containerd", "runtimes", name))
+        gone = tuple(setting for setting in lost if setting.keys[:3] == ("containerd", "runtimes", name))
         if error.code == "cri-disabled" and config and gone and name not in config.runtimes:
             text = (
                 f"an imported file removes the default handler {name}, and the CRI plugin "
@@ -93,9 +98,9 @@ def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
 def _finding(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[Lost, ...]) -> Verdict:
     plugin = node.containerd_config.plugin if node.containerd_config else ""
     line = line_of(node.host.read_text(gone[0].by) or "", plugin)
-    places = (seen(one.file, str(one), _line(node, one)) for one in gone[:_MOST])
+    places = (seen(setting.file, str(setting), _line(node, setting)) for setting in gone[:_MOST])
     change = "add these settings; where a table has a line number, add only its settings there"
-    lines = _pasted(node, plugin, [one for one in gone if one.by == gone[0].by])
+    lines = _pasted(node, plugin, [setting for setting in gone if setting.by == gone[0].by])
     table = seen(gone[0].by, f'a table "{plugin}" without these settings', line)
     return judge(summary, *places, table, fix=edit(node, gone[0].by, line, "\n".join((change, *lines))))
 
@@ -117,8 +122,8 @@ def _pasted(node: Node, plugin: str, gone: Sequence[Lost]) -> Iterator[str]:
             yield f"# {key}: copy it from {setting.file}" if setting.secret else shown
 
 
-def _line(node: Node, one: Lost) -> int | None:
-    return line_of(node.host.read_text(one.file) or "", one.keys[-1])
+def _line(node: Node, lost: Lost) -> int | None:
+    return line_of(node.host.read_text(lost.file) or "", lost.keys[-1])
 
 
 @check(
@@ -142,7 +147,7 @@ def containerd_config_drift(node: Node) -> Verdict:
     text = node.host.read_text(DEFAULT_CONFIG) or ""
     if _PROGRAM not in text:
         return ok(f"{DEFAULT_CONFIG}, which {daemon.manager} doesn't read, has no NVIDIA settings")
-    if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
+    if any(process.name == "containerd" and not manager(node.host, process) for process in node.processes):
         return ok(f"another containerd reads {DEFAULT_CONFIG}")
     return note(
         f"{DEFAULT_CONFIG} defines the nvidia handler, but {daemon.manager} reads its own file",

@@ -193,8 +193,8 @@ def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None
         return fail(
             "CRI-O has no nvidia handler and can't read its configuration file", place, answer, fix=edit
         )
-    found = [] if files is None else [_nvidia_in(file) for file in files.files if _nvidia_in(file)]
-    evidence = [one for one in found if one is not None]
+    result = [] if files is None else [_nvidia_in(file) for file in files.files if _nvidia_in(file)]
+    evidence = [one for one in result if one is not None]
     if not evidence:
         return None
     summary = f"CRI-O hasn't loaded the {evidence[0].value} from {evidence[0].source} yet"

@@ -66,7 +66,7 @@ def _starting(node: Node) -> str:
     process = node.kubelet.process if node.kubelet else None
     if process is not None and _young(node, process.started):
         return "the kubelet has just started; device plugins have not registered yet"
-    if any(_young(node, one.process.started) for one in node.plugin_processes):
+    if any(_young(node, process.process.started) for process in node.plugin_processes):
         return "a device plugin has just started and has not registered yet"
     stage = busy_stage(node)
     return f"the GPU operator is still starting: its validator is at {stage}" if stage else ""
@@ -89,11 +89,15 @@ def _without_plugin(node: Node) -> Verdict | None:
     meant = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
     if meant or not node.cri_containers:
         return None
-    seeing = {one.id for one in node.gpu_containers}
-    pods = [one for one in node.cri_containers if one.id in seeing and "exporter" not in one.pod]
+    seeing = {container.id for container in node.gpu_containers}
+    pods = [
+        container
+        for container in node.cri_containers
+        if container.id in seeing and "exporter" not in container.pod
+    ]
     if not pods:
         return None
-    names = ", ".join(f"{one.namespace}/{one.pod}" for one in pods[:4])
+    names = ", ".join(f"{pod.namespace}/{pod.pod}" for pod in pods[:4])
     where = node.kubelet.endpoint if node.kubelet else "the CRI"
     return note(
         "pods use GPUs without a device plugin on this node, so Kubernetes doesn't count their GPUs",
@@ -180,11 +184,13 @@ def plugin_not_registered(node: Node) -> Verdict:
 def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
     """The last error in the logs of the plugin pod's containers, including init and sidecar containers, which
     can keep the plugin from starting."""
-    found: list[tuple[PluginLog, str]] = []
+    result: list[tuple[PluginLog, str]] = []
     for log in plugin_logs(node.host, helpers=True):
         last = max((number for number, line in enumerate(log.lines) if _SEEING in line), default=-1)
-        found += [(log, line) for line in log.lines[last + 1 :] if _ERROR.search(line)][-1:]
-    return max(found, key=lambda one: one[1].split(" ", 1)[0], default=None)  # each line starts with its time
+        result += [(log, line) for line in log.lines[last + 1 :] if _ERROR.search(line)][-1:]
+    return max(
+        result, key=lambda one: one[1].split(" ", 1)[0], default=None
+    )  # each line starts with its time
 
 
 def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
@@ -315,7 +321,7 @@ def _foreign(node: Node) -> Verdict | None:
 
 def _chosen(node: Node) -> bool:
     """Whether the plugin is configured to use only some of the GPUs, or this is unknown."""
-    given = [one.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for one in node.plugin_processes]
+    given = [process.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for process in node.plugin_processes]
     return any(value not in ("all", "void", "") for value in given)
 
 
@@ -371,8 +377,8 @@ def _nvml_error_line(log: PluginLog) -> str | None:
 
 def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | None]:
     """Runtime handler of the pod, if the engine reports it: without nvidia it gets no libraries."""
-    pods = [one for one in node.cri_containers if one.pod == log.pod]
-    named = [one for one in pods if _PLUGIN in one.name or _PLUGIN in one.pod]
+    pods = [container for container in node.cri_containers if container.pod == log.pod]
+    named = [pod for pod in pods if _PLUGIN in pod.name or _PLUGIN in pod.pod]
     if not named or named[0].handler.startswith("nvidia"):
         return (), None
     shown = f"the handler {named[0].handler}" if named[0].handler else "the default handler"
@@ -421,14 +427,14 @@ _HIDDEN = "needs root to read the device plugin's settings"
 
 def _strategies(node: Node, plugin: PluginProcess) -> tuple[str, ...]:
     """Strategies from the flag or variable, else from its file, else the default envvar."""
-    given = plugin.setting("--device-list-strategy", "DEVICE_LIST_STRATEGY")
-    if not given:
-        found = re.search(
+    value = plugin.setting("--device-list-strategy", "DEVICE_LIST_STRATEGY")
+    if not value:
+        match = re.search(
             r"deviceListStrategy:((?:[\s\[\]\"',-]*(?:envvar|volume-mounts|cdi-\w+))+)",
             configuration(node.host, plugin),
         )
-        given = ",".join(re.findall(r"envvar|volume-mounts|cdi-\w+", found[1])) if found else ""
-    return tuple(filter(None, given.split(","))) or (_ENVVAR,)
+        value = ",".join(re.findall(r"envvar|volume-mounts|cdi-\w+", match[1])) if match else ""
+    return tuple(filter(None, value.split(","))) or (_ENVVAR,)
 
 
 def _source(plugin: PluginProcess) -> str:
@@ -469,7 +475,7 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
     """
     if not node.plugin_processes:
         return skip(_NONE)
-    if not all(one.environment for one in node.plugin_processes):
+    if not all(process.environment for process in node.plugin_processes):
         return skip(_HIDDEN, "unreadable")
     for plugin in node.plugin_processes:
         strategies = _strategies(node, plugin)
@@ -560,13 +566,13 @@ def plugin_device_specs(node: Node) -> Verdict:
         policy = None
     if policy != "static":
         return ok("the kubelet's CPU manager doesn't update running containers")
-    if not all(one.environment for one in node.plugin_processes):
+    if not all(process.environment for process in node.plugin_processes):
         return skip(_HIDDEN, "unreadable")
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
         return ok("the toolkit adds device files in a way that survives the CPU manager's updates")
     for plugin in node.plugin_processes:
         on = plugin.switched("--pass-device-specs", "PASS_DEVICE_SPECS")
-        by_cdi = any(one.startswith("cdi-") for one in _strategies(node, plugin))
+        by_cdi = any(strategy.startswith("cdi-") for strategy in _strategies(node, plugin))
         if (
             not on
             and not by_cdi
@@ -608,14 +614,18 @@ def plugin_multiple(node: Node) -> Verdict:
     """
     now = node.host.now()
     # while a pod is replaced, the old and the new one both run
-    settled = [one for one in node.plugin_processes if now - one.process.started > _SETTLED_SECONDS]
+    settled = [
+        process for process in node.plugin_processes if now - process.process.started > _SETTLED_SECONDS
+    ]
     plugins = {one.container or str(one.process.pid): one for one in settled}
     if len(plugins) < 2:
         return ok("one device plugin runs on this node") if plugins else skip(_NONE)
-    names = {one.id: f", pod {one.namespace}/{one.pod}" for one in node.cri_containers}
+    names = {
+        container.id: f", pod {container.namespace}/{container.pod}" for container in node.cri_containers
+    }
     evidence = [
-        seen(f"/proc/{one.process.pid}", f"{one.name}{names.get(one.container, '')}")
-        for one in plugins.values()
+        seen(f"/proc/{plugin.process.pid}", f"{plugin.name}{names.get(plugin.container, '')}")
+        for plugin in plugins.values()
     ]
     return warn(f"{len(plugins)} device plugins for NVIDIA GPUs run on this node", *evidence)
 
@@ -646,7 +656,7 @@ def gpus_offered_twice(node: Node) -> Verdict:
 def _beside_dra(node: Node) -> Verdict | None:
     """NVIDIA's DRA driver and a device plugin both allocate the same GPUs."""
     directory = dra_directory(node)
-    driver = next((one for one in node.processes if one.name == _DRA_PROGRAM), None)
+    driver = next((process for process in node.processes if process.name == _DRA_PROGRAM), None)
     state = node.host.socket_state(f"{directory}/dra.sock") if directory else "absent"
     if driver is None and state != "listening":
         return None
@@ -654,7 +664,7 @@ def _beside_dra(node: Node) -> Verdict | None:
     if not offered and not node.plugin_processes:
         return None
     dra = seen(f"/proc/{driver.pid}", _DRA_PROGRAM) if driver else seen(f"{directory}/dra.sock", state)
-    plugins = [seen(f"/proc/{one.process.pid}", one.name) for one in node.plugin_processes]
+    plugins = [seen(f"/proc/{process.process.pid}", process.name) for process in node.plugin_processes]
     evidence = [dra, *plugins]
     if node.allocatable is not None and offered:
         evidence.append(seen(node.allocatable.source, ", ".join(offered)))
@@ -698,7 +708,7 @@ def plugin_mount_mismatch(node: Node) -> Verdict:
     """The kubelet finds plugins only in this directory, whatever its --root-dir is. A plugin with another
     hostPath never registers.
     """
-    inside = [one for one in node.plugin_processes if one.container]
+    inside = [process for process in node.plugin_processes if process.container]
     if not inside:
         return skip("no device plugin runs in a container on this node")
     here = node.host.stat(DEVICE_PLUGINS)

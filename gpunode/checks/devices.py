@@ -237,7 +237,7 @@ def change_mode(path: str) -> Fix | None:
 
 def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
     """Create the links that udev creates for other devices; they last until the next boot."""
-    links = [(f"/dev/char/{one.major}:{one.minor}", one.path.replace("/dev/", "../", 1)) for one in nodes]
+    links = [(f"/dev/char/{node.major}:{node.minor}", node.path.replace("/dev/", "../", 1)) for node in nodes]
     command = " && ".join(f"ln -s {target} {path}" for path, target in links)
     return Fix(command, safe=True, steps=tuple(Step(path=path, link=target) for path, target in links))
 
@@ -276,7 +276,7 @@ def dev_perms(node: Node) -> Verdict:
     'Insufficient Permissions', while the same container works as root.
     """
     nodes = _used_by_cuda(node)
-    closed = tuple(one for one in nodes if one.mode & _RW != _RW)
+    closed = tuple(other for other in nodes if other.mode & _RW != _RW)
     if not nodes:
         return skip("no NVIDIA device files exist")
     if not closed:
@@ -299,7 +299,7 @@ def dev_perms(node: Node) -> Verdict:
 
 def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
     """Files that every CUDA program opens. Those in nvidia-caps are restricted to root by design."""
-    return tuple(one for one in node.device_nodes if devices.needed(one.path))
+    return tuple(other for other in node.device_nodes if devices.needed(other.path))
 
 
 @check(
@@ -331,7 +331,7 @@ def dev_char_symlinks(node: Node) -> Verdict:
         return skip(
             "no engine on this node uses the systemd cgroup driver, or none reports its cgroup driver"
         )
-    losing = [one for one in engines if one.forgets]
+    losing = [engine for engine in engines if engine.forgets]
     nodes = _used_by_cuda(node)
     missing = tuple(one for one in nodes if not node.host.exists(f"/dev/char/{one.major}:{one.minor}"))
     if not losing:
@@ -370,14 +370,14 @@ def imex_channels(node: Node) -> Verdict:
     ]
     if not joined:
         return skip("the GPUs belong to no NVLink domain that spans several nodes")
-    if any(one.name in _DRA for one in node.processes):
+    if any(process.name in _DRA for process in node.processes):
         return ok("the DRA driver provides IMEX channels to pods")
     state = node.units.get(_IMEX)
     domain = seen(f"NVML, GPU {joined[0].index}", f"NVLink domain {joined[0].fabric.cluster}")
     if state is not None and state.active == "failed":
         return warn("the IMEX daemon has failed", seen(_IMEX, state), domain, fix=START_IMEX.other)
     channels = node.host.devices(devices.IMEX_CHANNELS)
-    closed = [one for one in channels if one.mode & _RW != _RW]
+    closed = [channel for channel in channels if channel.mode & _RW != _RW]
     if closed:
         evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
         return note(f"only some users can open {len(closed)} of {len(channels)} IMEX channels", *evidence)
@@ -432,7 +432,7 @@ def cgroup_device_revoked(node: Node) -> Verdict:
     containers = node.gpu_containers
     if not containers:
         return skip("no running container has GPU device files")
-    judged = [(one, _lost(node, one)) for one in containers]
+    judged = [(container, _lost(node, container)) for container in containers]
     lost = [(one, what) for one, what in judged if what is not None]
     if not lost:
         return ok(f"{many(len(containers), 'container')} with GPUs: none shows signs of lost devices")
@@ -535,7 +535,9 @@ def persistence_off(node: Node) -> Verdict:
         return skip("NVML doesn't report the persistence mode")
     if any(gpu.persistence for gpu in reported):
         return ok("the driver keeps the GPUs initialised")
-    if any(gpu.display_active or any(one.graphics for one in gpu.processes or ()) for gpu in reported):
+    if any(
+        gpu.display_active or any(process.graphics for process in gpu.processes or ()) for gpu in reported
+    ):
         return ok("a desktop keeps the GPUs initialised")
     if (node.host.read_text(_CHASSIS) or "").strip() in _PORTABLE:
         return ok("on a portable computer an idle GPU may power down")
@@ -543,7 +545,7 @@ def persistence_off(node: Node) -> Verdict:
         return skip("the persistence daemon is broken: see persistenced-broken")
     off = seen("NVML", f"persistence mode is off on all {len(reported)} GPUs")
     state = node.units.get(_UNIT)
-    if (state is not None and state.runs) or any(one.name == _PROGRAM for one in node.processes):
+    if (state is not None and state.runs) or any(process.name == _PROGRAM for process in node.processes):
         return note("the persistence daemon is running, but is configured to leave persistence mode off", off)
     if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
         return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, state or "not running"))

@@ -147,7 +147,11 @@ def nvidia_smi_missing(node: Node) -> Verdict:
             seen(*unsafe),
             fix=fixes.look(f"namei -l {unsafe[0]}", fixes.UNSAFE_PATH, needs_root=False),
         )
-    broken = [f"{one}/nvidia-smi" for one in PROGRAM_DIRECTORIES if node.host.exists(f"{one}/nvidia-smi")]
+    broken = [
+        f"{directory}/nvidia-smi"
+        for directory in PROGRAM_DIRECTORIES
+        if node.host.exists(f"{directory}/nvidia-smi")
+    ]
     evidence = [seen(path, "empty or not executable") for path in broken]
     return warn(
         "nvidia-smi is not installed on this node",
@@ -344,7 +348,7 @@ def driver_upgrade_pending(node: Node) -> Verdict:
         seen("modinfo -F version nvidia", f"{upcoming} (for kernel {node.next_kernel})"),
         seen(f"/sys/module/{module.name}/version", module.version),
     )
-    stays = next((one for one in _libraries(node) if one.version == module.version), None)
+    stays = next((library for library in _libraries(node) if library.version == module.version), None)
     if stays is None:
         summary = f"driver {upcoming} is installed; {module.version} stays loaded until the next reboot"
         return warn(summary, *evidence, fix=fixes.REBOOT.other)
@@ -388,8 +392,8 @@ def driver_too_old(node: Node) -> Verdict:
         return fail(
             f"driver {version} is older than 384.81", evidence, fix=driver_packages.install_driver(node)
         )
-    found = _judge(node, driver.TOO_NEW, "a driver of branch {0.min} or newer")
-    return found or ok(f"driver {version} is new enough", evidence)
+    verdict = _judge(node, driver.TOO_NEW, "a driver of branch {0.min} or newer")
+    return verdict or ok(f"driver {version} is new enough", evidence)
 
 
 @check(
@@ -413,9 +417,9 @@ def gpu_arch_dropped(node: Node) -> Verdict:
     """
     if not node.driver_version:
         return skip("the module's version is unknown")
-    found = _judge(node, driver.DROPPED, "a driver of branch {0.max} or older")
-    if found is not None:
-        return found
+    verdict = _judge(node, driver.DROPPED, "a driver of branch {0.max} or older")
+    if verdict is not None:
+        return verdict
     rows = (driver.supports(gpu.device_id) for gpu in node.gpus if _could_have(node, gpu))
     last = next((row for row in rows if row and row.max), None)
     if last is None:
@@ -465,30 +469,30 @@ def kmod_flavour(node: Node) -> Verdict:
     if node.module_open is None:
         return skip("neither the module nor modinfo reports whether it is the open one")
     kind = "open" if node.module_open else "proprietary"
-    found = _judge(node, driver.FLAVOUR, "the {0.module} kernel module")
-    return found or ok(f"the {kind} kernel module supports these GPUs")
+    verdict = _judge(node, driver.FLAVOUR, "the {0.module} kernel module")
+    return verdict or ok(f"the {kind} kernel module supports these GPUs")
 
 
 def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
     """Findings for GPUs without a driver for this reason: an error if no other GPU has one; no fault if they
     are old display cards, or if the others would lose their driver."""
-    found = [one for one in node.unsuited_gpus if one.reason == reason]
-    if not found:
+    gpus = [gpu for gpu in node.unsuited_gpus if gpu.reason == reason]
+    if not gpus:
         return None
-    first = found[0]
-    count = f"{len(found)} of {len(node.gpus)} GPUs" if len(node.gpus) > 1 else "the GPU"
-    verb = "need" if len(found) > 1 else "needs"
+    first = gpus[0]
+    count = f"{len(gpus)} of {len(node.gpus)} GPUs" if len(node.gpus) > 1 else "the GPU"
+    verb = "need" if len(gpus) > 1 else "needs"
     what = needs.format(first.supports)
     evidence = [
-        seen(f"/sys/bus/pci/devices/{one.gpu.address}/device", f"{one.gpu.device_id} ({one.supports.name})")
-        for one in found
+        seen(f"/sys/bus/pci/devices/{gpu.gpu.address}/device", f"{gpu.gpu.device_id} ({gpu.supports.name})")
+        for gpu in gpus
     ]
     flavour = {True: ", open", False: ", proprietary", None: ""}[node.module_open]
-    lines = (*logged(node, UNSUPPORTED)[:1], *failures(node, *(one.gpu.address for one in found)))
+    lines = (*logged(node, UNSUPPORTED)[:1], *failures(node, *(gpu.gpu.address for gpu in gpus)))
     evidence += [_version(node, flavour), *dict.fromkeys(lines)]
     summary = f"{count} {verb} {what}"
     driven = any(gpu.driver == "nvidia" and gpu.address not in _refused(node) for gpu in node.gpus)
-    if driven and all(one.supports.max and one.gpu.display for one in found):
+    if driven and all(gpu.supports.max and gpu.gpu.display for gpu in gpus):
         return note(f"{summary}; this matters only if the GPU is for computing", *evidence)
     if driven and not driver_packages.spares(node, first.supports):
         moved = fixes.look(
@@ -505,7 +509,7 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
 
 
 def _refused(node: Node) -> frozenset[str]:
-    return frozenset(one.gpu.address for one in node.unsuited_gpus)
+    return frozenset(gpu.gpu.address for gpu in node.unsuited_gpus)
 
 
 def _version(node: Node, flavour: str = "") -> Evidence:
@@ -540,7 +544,7 @@ def driver_eol(node: Node) -> Verdict:
     if last and last <= number:
         summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))
-    kept = ", ".join(str(one) for one in bulletin.branches)
+    kept = ", ".join(str(branch) for branch in bulletin.branches)
     return warn(
         f"driver branch {number} gets no more security fixes",
         _version(node),

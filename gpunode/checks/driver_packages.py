@@ -238,10 +238,10 @@ def _build_command_without_dkms(node: Node, release: str) -> str:
     if node.dkms:
         return ""
     for kernel in node.kernels:
-        found = _PREBUILT.search(node.host.read_text(f"/lib/modules/{kernel.release}/modules.dep") or "")
-        if found:
-            server, flavour = "-server" if found[2] else "", found[3] or ""
-            return f"apt update && apt install linux-modules-nvidia-{found[1]}{server}{flavour}-{release}"
+        match = _PREBUILT.search(node.host.read_text(f"/lib/modules/{kernel.release}/modules.dep") or "")
+        if match:
+            server, flavour = "-server" if match[2] else "", match[3] or ""
+            return f"apt update && apt install linux-modules-nvidia-{match[1]}{server}{flavour}-{release}"
     if node.host.executable("/usr/bin/nvidia-uninstall") and node.module and node.module.version:
         return _run_file(node, node.module.version, f"--kernel-name={release}")
     return _precompiled(node, release) if node.distribution.family == "rhel" else ""
@@ -250,9 +250,9 @@ def _build_command_without_dkms(node: Node, release: str) -> str:
 def _precompiled(node: Node, release: str) -> str:
     """NVIDIA's repository has one package per driver and kernel, ELRepo one for all kernels."""
     for package in node.packages.starting("kmod-nvidia"):
-        found = _FOR_ONE_KERNEL.match(package.name)
-        if found:
-            return f"dnf install {found[1]}-{re.sub(r'[.]el[0-9].*', '', release)}"
+        match = _FOR_ONE_KERNEL.match(package.name)
+        if match:
+            return f"dnf install {match[1]}-{re.sub(r'[.]el[0-9].*', '', release)}"
     return "dnf upgrade 'kmod-nvidia*'"
 
 
@@ -478,7 +478,7 @@ def driver_two_installs(node: Node) -> Verdict:
                 fix=_remove(node, packaged),
             )
     copies = tuple(_copies(node))
-    if len({one.value for one in copies}) > 1:
+    if len({copy.value for copy in copies}) > 1:
         return warn("the linker's cache has libraries of two driver versions", *copies)
     return ok("only one driver installation exists")
 

@@ -281,7 +281,9 @@ def _by_log(node: Node, loaded: str) -> Verdict:
 def _runs(node: Node) -> bool:
     """Whether it runs as a unit or in the driver's container: the node sees its processes."""
     unit = node.units.get(manager.UNIT)
-    return (unit is not None and unit.runs) or any(one.name == manager.PROGRAM for one in node.processes)
+    return (unit is not None and unit.runs) or any(
+        process.name == manager.PROGRAM for process in node.processes
+    )
 
 
 @check(
@@ -305,7 +307,7 @@ def fabricmanager_missing(node: Node) -> Verdict:
     """
     if _runs(node):
         return ok("the fabric manager is running")
-    states = {one.fabric.state for one in node.conditions if not one.error}
+    states = {condition.fabric.state for condition in node.conditions if not condition.error}
     if states == {"completed"}:
         return ok("every GPU is registered with its fabric", seen("NVML", "fabric state completed"))
     unit = node.units.get(manager.UNIT)
@@ -405,7 +407,11 @@ def fabric_training(node: Node) -> Verdict:
     if "NvLinkDisable: 1" in (node.host.read_text("/proc/driver/nvidia/params") or ""):
         return skip("NVLink is disabled (NVreg_NvLinkDisable=1)")
     # a partitioned GPU computes without its fabric
-    known = [one for one in node.conditions if one.fabric.state is not None and not one.mig_mode]
+    known = [
+        condition
+        for condition in node.conditions
+        if condition.fabric.state is not None and not condition.mig_mode
+    ]
     if not known:
         return skip("NVML reports no fabric on this node")
     waiting = [one for one in known if one.fabric.state != "completed"]
@@ -424,13 +430,13 @@ def fabric_training(node: Node) -> Verdict:
     return ok(f"{len(known)} GPUs have joined their NVLink fabric")
 
 
-def _gpu(one: Condition) -> str:
-    return f"NVML, GPU {one.index} ({one.pci})"
+def _gpu(condition: Condition) -> str:
+    return f"NVML, GPU {condition.index} ({condition.pci})"
 
 
-def _fabric(one: Condition) -> str:
-    code = "" if one.fabric.status in (None, 0) else f", NVML code {one.fabric.status}"
-    return f"fabric state {one.fabric.state}{code}"
+def _fabric(condition: Condition) -> str:
+    code = "" if condition.fabric.status in (None, 0) else f", NVML code {condition.fabric.status}"
+    return f"fabric state {condition.fabric.state}{code}"
 
 
 def _health(mask: int | None) -> str:
@@ -477,7 +483,7 @@ def vgpu_license(node: Node) -> Verdict:
     """A virtual GPU without a licence works at first and is throttled after some minutes; some profiles lose
     CUDA. Common causes are a missing token, a wrong clock and an unreachable licence server.
     """
-    asked = [one for one in node.conditions if one.licence.supported]
+    asked = [condition for condition in node.conditions if condition.licence.supported]
     if not asked:
         return skip("NVML reports no virtual GPU that needs a licence")
     without = [one for one in asked if one.licence.licensed is False]
@@ -565,7 +571,7 @@ def cc_mode(node: Node) -> Verdict:
     """With confidential computing on, GPUs refuse all work until they are attested and set to ready. Until
     then CUDA fails in every container.
     """
-    answer = next((one for one in node.conditions if one.cc_enabled is not None), None)
+    answer = next((condition for condition in node.conditions if condition.cc_enabled is not None), None)
     if answer is None or not answer.cc_enabled:
         return (
             ok("confidential computing is off") if answer else skip("NVML reports no confidential computing")

@@ -44,7 +44,7 @@ class Remedy:
     def with_effect(self, effect: str, before: str = "") -> Remedy:
         """The same commands, with what they disturb and what to do before them; see `Fix`."""
         each = (self.debian, self.rhel, self.suse, self.other)
-        return Remedy(*(replace(one, effect=effect, before=before) for one in each))
+        return Remedy(*(replace(fix, effect=effect, before=before) for fix in each))
 
 
 def same(fix: Fix) -> Remedy:
@@ -351,7 +351,7 @@ def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
     """One for each bad finding with a fix, errors before warnings."""
     bad = sorted(
         (finding for finding in findings if finding.status in _BAD and finding.fix),
-        key=lambda one: _BAD.index(one.status),
+        key=lambda finding: _BAD.index(finding.status),
     )
     return tuple(_planned(finding) for finding in bad)
 
@@ -369,11 +369,11 @@ def allowed_steps(planned: PlannedFix, allow: Collection[str]) -> tuple[Step, ..
 
 def _planned(finding: Finding) -> PlannedFix:
     fix = finding.fix[0]
-    command = " && ".join(one.command for one in finding.fix)
-    parts = [steps_of(one) for one in finding.fix]
+    command = " && ".join(fix.command for fix in finding.fix)
+    parts = [steps_of(fix) for fix in finding.fix]
     steps = tuple(step for part in parts for step in part) if all(parts) else ()
     disruptive = max(
-        (*(one.disruptive for one in finding.fix), *(step.disruptive for step in steps)), key=_WORSE.index
+        (*(fix.disruptive for fix in finding.fix), *(step.disruptive for step in steps)), key=_WORSE.index
     )
     way = "hand"
     if steps and fix.safe and steps[0].disruptive == "none":
@@ -391,14 +391,14 @@ def steps_of(fix: Fix) -> tuple[Step, ...]:
     """
     if fix.steps:
         return fix.steps
-    found = []
+    result = []
     disruptive = "none" if fix.disruptive == _REBOOT else fix.disruptive
     for part in fix.command.split(" && "):
         words = shlex.split(part) if not _SHELL & set(part) else []
         if words == [_REBOOT]:
-            found.append(Step(("systemctl", _REBOOT), disruptive=_REBOOT))
+            result.append(Step(("systemctl", _REBOOT), disruptive=_REBOOT))
         elif words and words[0] in _PLAIN and "edit" not in words:  # a person must operate the editor
-            found.append(Step(tuple(words), disruptive=disruptive))
+            result.append(Step(tuple(words), disruptive=disruptive))
         else:
             return ()
-    return tuple(found)
+    return tuple(result)

@@ -111,9 +111,9 @@ def _container_driver(node: Node) -> dict[str, str]:
     known: dict[str, str] = {}
     for directory in IN_DRIVER_ROOT:
         for path in node.host.glob(directory, "libnvidia-ml.so.*"):
-            found = re.search(r"\.so\.(\d+\.\d[\d.]*)$", path)
-            if found:
-                known.setdefault(found[1], path)
+            match = re.search(r"\.so\.(\d+\.\d[\d.]*)$", path)
+            if match:
+                known.setdefault(match[1], path)
     return known
 
 

@@ -218,7 +218,7 @@ def _orphans(node: Node) -> tuple[PciGpu, ...]:
     support, or without address windows, is a finding of another check."""
     if node.module is None:
         return ()
-    unsuited = {one.gpu.address for one in node.unsuited_gpus}
+    unsuited = {gpu.gpu.address for gpu in node.unsuited_gpus}
     free = (gpu for gpu in node.gpus if gpu.driver is None and gpu.address not in unsuited)
     return tuple(gpu for gpu in free if not pci.without_window(node.host, gpu.address))
 
@@ -590,5 +590,5 @@ def _older_initramfs(node: Node) -> bool:
     image = initramfs_of(node.host, node.kernel)
     if image is None or node.module_options.refused_in_initramfs("nouveau"):
         return False
-    written = [found.st_mtime for one in refusals if (found := node.host.stat(one.source))]
+    written = [status.st_mtime for refusal in refusals if (status := node.host.stat(refusal.source))]
     return bool(written) and min(written) > image.st_mtime + _OLDER_SECONDS

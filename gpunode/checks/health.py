@@ -472,7 +472,7 @@ def _limit(gpu: Condition) -> int | None:
 
 
 def _throttle_reasons(gpu: Condition) -> str:
-    answer = [_SPEED_WORDS.get(one, one) for one in gpu.slowdowns or ()]
+    answer = [_SPEED_WORDS.get(slowdown, slowdown) for slowdown in gpu.slowdowns or ()]
     if gpu.temperature is not None:
         limit = f", throttled from {_limit(gpu)} °C" if _limit(gpu) else ""
         answer.append(f"{gpu.temperature} °C{limit}")
@@ -538,7 +538,7 @@ def nvlink_down(node: Node) -> Verdict:
     down = []
     for gpu in linked:
         peers = [one for one in linked if _kind(one, names) == _kind(gpu, names)]
-        most = max(_up(one) for one in peers)
+        most = max(_up(peer) for peer in peers)
         if _up(gpu) < most and (_up(gpu) or node.switches):
             down.append((gpu, most))
     if not down:
@@ -594,7 +594,7 @@ def compute_mode(node: Node) -> Verdict:
         evidence = [on_gpu(gpu, "compute mode prohibited") for gpu in closed]
         return judge(f"{how_many(closed, node)} accept no CUDA programs", *evidence, fix=_shared(closed))
     alone = gpus_where(node, lambda gpu: gpu.compute_mode in ("exclusive-process", "exclusive-thread"))
-    if alone and any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
+    if alone and any(_MPS in (process.name, *process.argv[1:2]) for process in node.processes):
         return ok("the MPS daemon shares the GPUs")
     if alone:
         evidence = [on_gpu(gpu, f"compute mode {gpu.compute_mode}") for gpu in alone]
@@ -621,12 +621,12 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
     """A desktop uses GPU memory, and the display's watchdog may kill kernels that run for seconds. A server
     usually needs no desktop.
     """
-    names = {one.pid: one.name for one in node.processes}
+    names = {process.pid: process.name for process in node.processes}
     shown = [
-        (gpu, names.get(one.pid, f"process {one.pid}"))
+        (gpu, names.get(process.pid, f"process {process.pid}"))
         for gpu in node.conditions
-        for one in gpu.processes or ()
-        if one.graphics
+        for process in gpu.processes or ()
+        if process.graphics
     ]
     if not shown:
         return skip_unreported(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
@@ -653,7 +653,7 @@ def zombie_gpu_memory(node: Node) -> Verdict:
     """A program that has exited or is stuck in the kernel still holds the memory, and other programs can't
     get it. Kill the processes that have the device files open, or reset the GPU.
     """
-    if any(_MPS in (one.name, *one.argv[1:2]) for one in node.processes):
+    if any(_MPS in (process.name, *process.argv[1:2]) for process in node.processes):
         return skip("MPS is in use, and NVML doesn't list its clients as processes")
     if not node.conditions:
         return skip("NVML doesn't report the GPUs' condition")
@@ -697,7 +697,7 @@ def bad_cuda_env(node: Node) -> Verdict:
     """If it is set for the whole node, such a variable slows every CUDA program down, makes it wait for a
     debugger, or hides GPUs from it.
     """
-    found = settings(node.host, {one.name for one in node.processes})
+    found = settings(node.host, {process.name for process in node.processes})
     if not found:
         return ok("no environment variable affects CUDA on the whole node")
     names = ", ".join(dict.fromkeys(one.name for one in found))

@@ -309,7 +309,7 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
     """
     if not driver.module_loaded(node.host, _UVM):
         return skip(f"{_UVM} isn't loaded")
-    cdi_alone = [one.name for one in readers(node) if one.needs]
+    cdi_alone = [reader.name for reader in readers(node) if reader.needs]
     if not cdi_alone and _mode(node) != "cdi":
         return ok("the toolkit loads it for the first container that needs it")
     for name in _LOADERS:
@@ -360,11 +360,11 @@ def dev_char_lost_at_reboot(node: Node) -> Verdict:
     """This runc reports a container's device files to systemd through these links. They exist now, but only
     in memory: after a reboot, each daemon-reload removes the GPUs from running containers.
     """
-    links = (f"/dev/char/{one.major}:{one.minor}" for one in node.device_nodes)
+    links = (f"/dev/char/{other.major}:{other.minor}" for other in node.device_nodes)
     here = [link for link in links if node.host.is_symlink(link)]
     if not here:
         return skip("no NVIDIA device file has a link in /dev/char")
-    needing = [one for one in systemd_engines(node) if one.forgets and not one.by_hook]
+    needing = [engine for engine in systemd_engines(node) if engine.forgets and not engine.by_hook]
     if not needing:
         return ok("no engine here needs the links in /dev/char")
     maker = _operator(node) or started(node.host, _LINKS, rules=True)
@@ -532,8 +532,12 @@ def _obstacles(node: Node) -> Iterator[Evidence]:
     yield from failures(node)
 
 
-def _shown(one: Directive) -> str:
-    return one.value if one.source == COMMAND_LINE else f"{one.kind} {one.module} {one.value}".strip()
+def _shown(directive: Directive) -> str:
+    return (
+        directive.value
+        if directive.source == COMMAND_LINE
+        else f"{directive.kind} {directive.module} {directive.value}".strip()
+    )
 
 
 def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm") -> Fix | None:
@@ -541,7 +545,7 @@ def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm")
     lines = [one for one in _refused(node, "nvidia", "nvidia_uvm") if one.line is not None]
     if not lines:
         return None
-    edits = " && ".join(f"sed -i '{one.line}s/^/# /' {one.source}" for one in lines)
+    edits = " && ".join(f"sed -i '{line.line}s/^/# /' {line.source}" for line in lines)
     return Fix(edits + last)
 
 

@@ -240,10 +240,10 @@ def disk_pressure(node: Node) -> Verdict:
     evicting = [evidence for place in places for evidence in _below(place, limits)]
     if evicting:
         return fail("a disk is below the kubelet's limit: it evicts pods", *evicting, fix=_prune(node))
-    full = [one for one in places if one.room.left < 64 << 20]
+    full = [place for place in places if place.room.left < 64 << 20]
     if full:
         return fail("a disk is full", *map(_shown, full), fix=_prune(node))
-    tight = [one for one in places if one.signal == "imagefs" and one.room.left < _LARGE_IMAGE]
+    tight = [place for place in places if place.signal == "imagefs" and place.room.left < _LARGE_IMAGE]
     if tight:
         return warn("not enough space for another CUDA image", *map(_shown, tight), fix=_prune(node))
     return ok("the disks have space for images and pods", *map(_shown, places))
@@ -256,8 +256,8 @@ def _disks_in_use(node: Node) -> Iterator[tuple[str, str]]:
         yield kubelet.root_directory(node.kubelet), "nodefs"
     if node.containerd is not None and (containerd_role(node).used or not joined):
         process = node.containerd.process
-        given = process.option("--root") if process else None
-        yield given or _ROOTS.get(node.containerd.manager or "containerd", _ROOTS["containerd"]), "imagefs"
+        value = process.option("--root") if process else None
+        yield value or _ROOTS.get(node.containerd.manager or "containerd", _ROOTS["containerd"]), "imagefs"
     if node.docker is not None and (docker_role(node).used or not joined):
         yield _docker_root(node), "imagefs"
     if node.crio is not None and (crio_role(node).used or not joined):
@@ -285,11 +285,15 @@ def _limits(node: Node) -> Mapping[str, str]:
     known = node.kubelet
     if known is None or known.process is None:
         return {}
-    places = [kubelet.CONFIG, _MICROK8S_ARGS, *(one for place in _MORE for one in node.host.glob(place, "*"))]
-    given = known.process.option("--config")
+    places = [
+        kubelet.CONFIG,
+        _MICROK8S_ARGS,
+        *(path for place in _MORE for path in node.host.glob(place, "*")),
+    ]
+    value = known.process.option("--config")
     if more := known.process.option("--config-dir"):
         places += node.host.glob(more, "*")
-    texts = [node.host.read_text(path) or "" for path in ([given, *places] if given else places)]
+    texts = [node.host.read_text(path) or "" for path in ([value, *places] if value else places)]
     found = kubelet.eviction_limits(texts, known.process)
     return found or (kubelet.EVICTION_DEFAULTS if known.process.name == "kubelet" else {})
 
@@ -437,13 +441,18 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     held = holders(node)
     if not held:
         return skip("no running container is known to have an allocated GPU")
-    found = []
+    capabilities = []
     for one in held:
         value = environment(node.host, one.container.pid).get(_CAPABILITIES, "")
         if value and not {"all", "compute"} & set(value.split(",")):
-            found.append(seen(f"/proc/{one.container.pid}/environ", f"{one.name}: {_CAPABILITIES}={value}"))
-    if found:
-        return note(f"{len(found)} containers with allocated GPUs don't request CUDA libraries", *found[:8])
+            capabilities.append(
+                seen(f"/proc/{one.container.pid}/environ", f"{one.name}: {_CAPABILITIES}={value}")
+            )
+    if capabilities:
+        return note(
+            f"{len(capabilities)} containers with allocated GPUs don't request CUDA libraries",
+            *capabilities[:8],
+        )
     return ok("all containers with allocated GPUs request CUDA libraries")
 
 
@@ -465,16 +474,16 @@ def hostusers_false(node: Node) -> Verdict:
     """
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
         return ok("the nvidia runtime works in pods with a user namespace")
-    named = {one.id: one for one in node.cri_containers}
-    found = []
-    for one in node.containers if named else ():
-        pod = named.get(one.id)
-        path = f"/proc/{one.pid}/uid_map"
+    named = {container.id: container for container in node.cri_containers}
+    result = []
+    for container in node.containers if named else ():
+        pod = named.get(container.id)
+        path = f"/proc/{container.pid}/uid_map"
         first = (node.host.read_text(path) or "0 0").split()[:2]
         if pod is not None and first != ["0", "0"]:
-            found.append(seen(path, f"pod {pod.namespace}/{pod.pod} has user ids from {first[1]} on"))
-    if found:
+            result.append(seen(path, f"pod {pod.namespace}/{pod.pod} has user ids from {first[1]} on"))
+    if result:
         return note(
-            "pods on this node use user namespaces, where the toolkit's hook can't add GPUs", *found[:4]
+            "pods on this node use user namespaces, where the toolkit's hook can't add GPUs", *result[:4]
         )
     return ok("no pod on this node uses a user namespace")

@@ -161,7 +161,7 @@ def kind_nested(node: Node) -> Verdict:
         return ok("no node of a kind cluster runs on this node")
     if not node.plugin_processes:
         return ok("no device plugin runs in the kind cluster")
-    seeing = {one.id for one in node.gpu_containers}
+    seeing = {container.id for container in node.gpu_containers}
     blind = [name for one, name in nodes if one not in seeing]
     settings = node.toolkit_settings
     if len(blind) < len(nodes) or settings.value(_BY_MOUNTS) is True:
@@ -248,12 +248,12 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
     if isinstance(handlers, Verdict):
         return handlers
     places = (f"{place}/{_RUNTIME}" for place in _SEARCHED)
-    path = next((one for one in places if node.host.executable(one)), None)
+    path = next((place for place in places if node.host.executable(place)), None)
     if path is None or any(_BASE not in text for text in _templates(node, daemon).values()):
         return skip("no runtime that it detects is installed")
     # when it was installed: packages keep the build time of a file as its modification time
-    found = node.host.stat(path)
-    if found is None or (node.host.live and found.st_ctime < daemon.process.started):
+    status = node.host.stat(path)
+    if status is None or (node.host.live and status.st_ctime < daemon.process.started):
         return skip(f"{path} existed before {daemon.manager} started")
     return fail(
         f"{daemon.manager} started before the nvidia runtime was installed",
@@ -391,7 +391,7 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
     handlers = _without_nvidia(node, daemon, "has the nvidia runtime")
     if isinstance(handlers, Verdict):
         return handlers
-    if any(one.name == "containerd" and not manager(node.host, one) for one in node.processes):
+    if any(process.name == "containerd" and not manager(node.host, process) for process in node.processes):
         return ok(f"another containerd reads {_SYSTEM}")
     paths = [f"{_SYSTEM}/config.toml", *node.host.glob(f"{_SYSTEM}/conf.d", "*.toml")]
     for path in paths:

@@ -37,7 +37,11 @@ def mig_mode_pending(node: Node) -> Verdict:
     """A GPU in use keeps its old mode until it is reset: MIG devices can't be created before that, and a
     reboot changes the devices of the node.
     """
-    known = [one for one in node.conditions if None not in (one.mig_mode, one.mig_mode_next)]
+    known = [
+        condition
+        for condition in node.conditions
+        if None not in (condition.mig_mode, condition.mig_mode_next)
+    ]
     if not known:
         return skip(_UNTOLD)
     waiting = [one for one in known if one.mig_mode != one.mig_mode_next]
@@ -84,7 +88,7 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     what = f"{many(len(empty), 'GPU')} with MIG enabled have no MIG devices, so no program can use them"
     every = node.nvml.inventory.gpus if node.nvml.inventory else ()
     # NVIDIA's device plugin exits because of a single such GPU
-    if len(empty) == len(every) or any(one.name != "gpunode" for one in node.plugin_processes):
+    if len(empty) == len(every) or any(process.name != "gpunode" for process in node.plugin_processes):
         return fail(what, *evidence, fix=fix)
     return warn(what, *evidence, fix=fix)
 
@@ -160,7 +164,7 @@ def mig_config_lost(node: Node) -> Verdict:
 
 def _counted(gpu: Gpu) -> str:
     """The profiles of a GPU's MIG devices, each with its number."""
-    profiles = Counter(one.profile for one in gpu.mig)
+    profiles = Counter(device.profile for device in gpu.mig)
     return ", ".join(f"{number} × {profile}" for profile, number in sorted(profiles.items()))
 
 
@@ -185,9 +189,9 @@ def mig_cdi_stale(node: Node) -> Verdict:
         return skip("no CDI specification for GPUs exists" if not specs else "this node has no MIG devices")
     named = {name for spec in specs for name in spec.names}
     if any(name.startswith("MIG-") for name in named):
-        expected = {one.uuid: gpu for gpu in gpus for one in gpu.mig}
+        expected = {device.uuid: gpu for gpu in gpus for device in gpu.mig}
     else:
-        expected = {f"{gpu.index}:{one.index}": gpu for gpu in gpus for one in gpu.mig}
+        expected = {f"{gpu.index}:{device.index}": gpu for gpu in gpus for device in gpu.mig}
     missing = [name for name in expected if name not in named]
     if not missing:
         return ok(f"{specs[0].path} includes every MIG device")
@@ -274,11 +278,11 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
     """
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     known = [gpu for gpu in gpus if not gpu.error]
-    profiles = sorted({one.profile for gpu in known for one in gpu.mig})
+    profiles = sorted({device.profile for gpu in known for device in gpu.mig})
     whole = [gpu for gpu in known if not gpu.mig_enabled]
     if len(profiles) < 2 and not whole:
         return ok("all GPUs are partitioned alike")
-    if any(not one.environment for one in node.plugin_processes):
+    if any(not process.environment for process in node.plugin_processes):
         return skip("needs root to read the device plugin's settings", "unreadable")
     single = tuple(_single(node))
     if not single:
@@ -304,7 +308,9 @@ def _own_strategy(node: Node) -> Fix:
     setting, by_flag = "GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed", "change --mig-strategy to mixed"
     unit = read_unit(node.host, f"{_OWN_PLUGIN}.service")
     flag = any(
-        word.startswith("--mig-strategy") for one in node.plugin_processes for word in one.process.argv
+        word.startswith("--mig-strategy")
+        for process in node.plugin_processes
+        for word in process.process.argv
     )
     if unit is not None and flag:
         command = f"systemctl edit --full {_OWN_PLUGIN} && systemctl restart {_OWN_PLUGIN}"
@@ -312,7 +318,7 @@ def _own_strategy(node: Node) -> Fix:
     if unit is not None:
         write = f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env"
         return Fix(f"{write} && systemctl restart {_OWN_PLUGIN}", disruptive="restart")
-    if not flag and any(one.container for one in node.plugin_processes):
+    if not flag and any(process.container for process in node.plugin_processes):
         command = f"kubectl set env --namespace kube-system daemonset/{_OWN_PLUGIN} {setting}"
         return Fix(command, needs_root=False, disruptive="restart")
     return fixes.look("gpunode plugin status", f"Where this plugin is started, {by_flag}, then restart it")
@@ -320,8 +326,11 @@ def _own_strategy(node: Node) -> Fix:
 
 def _cut(devices: tuple[MigDevice, ...]) -> str:
     """``5 x 1g.10gb, 2 x 2g.20gb``."""
-    profiles = [one.profile for one in devices]
-    return ", ".join(f"{profiles.count(one)} x {one}" for one in sorted(set(profiles))) or "no MIG device"
+    profiles = [device.profile for device in devices]
+    return (
+        ", ".join(f"{profiles.count(profile)} x {profile}" for profile in sorted(set(profiles)))
+        or "no MIG device"
+    )
 
 
 def _single(node: Node) -> Iterator[Evidence]:

@@ -191,8 +191,8 @@ def iommu_acs(node: Node) -> Verdict:
     evidence = [
         seen(f"{DEVICES}/{port}/config", "ACS: requests or completions redirected") for port in shared
     ]
-    given = node.module_options.argument("iommu")
-    evidence.append(seen("/proc/cmdline", f"iommu={given}" if given else "no iommu=pt"))
+    value = node.module_options.argument("iommu")
+    evidence.append(seen("/proc/cmdline", f"iommu={value}" if value else "no iommu=pt"))
     commands = (f"setpci -s {port} ECAP_ACS+0x6.w=0000" for port in shared)
     return note(
         f"{len(shared)} switch ports send traffic between GPUs through the root complex",

@@ -419,7 +419,7 @@ def reboot_required(node: Node) -> Verdict:
     planned or not: schedule the reboot for a time when you can watch it.
     """
     newer = newer_kernels(node.kernels, node.kernel)
-    upcoming = max(newer, key=lambda one: version_key(one.release), default=None)
+    upcoming = max(newer, key=lambda kernel: version_key(kernel.release), default=None)
     if upcoming is None or (node.module_built and not upcoming.has_module):
         return ok("no kernel that is ready is waiting for a reboot")
     running = seen("/proc/sys/kernel/osrelease", f"{node.kernel} (running)")
@@ -468,7 +468,7 @@ def kernel_unsupported(node: Node) -> Verdict:
         )
     others = (kernel.release for kernel in node.kernels if kernel.has_module)
     evidence += [
-        seen(f"/lib/modules/{one}/modules.dep", "nvidia.ko exists for this kernel") for one in others
+        seen(f"/lib/modules/{other}/modules.dep", "nvidia.ko exists for this kernel") for other in others
     ]
     summary = f"driver {found.version} can't be compiled for kernel {node.kernel}"
     return fail(summary, *evidence, fix=newer_for_kernel(node, node.kernel))

@@ -52,7 +52,7 @@ def podman_cdi(node: Node) -> Verdict:
         directories = _directories(node.podman_files, node.podman.version)
     except ConfigError:
         return skip("podman's files can't be parsed, so podman ignores them")
-    here = {node.host.realpath(one) for one in directories}
+    here = {node.host.realpath(directory) for directory in directories}
     unread = [path for path in specs if node.host.realpath(path.rpartition("/")[0]) not in here]
     if not unread or len(unread) < len(specs):
         return ok(f"podman reads specifications in {', '.join(directories)}")
@@ -70,7 +70,7 @@ def podman_cdi(node: Node) -> Verdict:
 def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ...]:
     """Directories that this release reads: only newer ones use the setting, and 5.5 forgot one of the two."""
     settable = tables.can("podman", "cdi-spec-dirs", version)
-    named = tuple(one.rstrip("/") for one in files.strings(_KEY))
+    named = tuple(string.rstrip("/") for string in files.strings(_KEY))
     if settable and named:
         return named
     forgot = settable and not tables.can("podman", "cdi-both-directories", version)

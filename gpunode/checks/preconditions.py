@@ -74,15 +74,15 @@ def fitting(node: Node, fix: Fix) -> Fix:
 
 
 def _instead(node: Node, command: str) -> Fix | None:
-    for one in PRECONDITIONS:
-        if one.commands.search(command) and not _holds(node, one, command):
-            return one.instead(node, command)
+    for precondition in PRECONDITIONS:
+        if precondition.commands.search(command) and not _holds(node, precondition, command):
+            return precondition.instead(node, command)
     return None
 
 
-def _holds(node: Node, one: Precondition, command: str) -> bool:
+def _holds(node: Node, precondition: Precondition, command: str) -> bool:
     try:
-        return one.holds(node, command)
+        return precondition.holds(node, command)
     except GpunodeError:
         return True  # this user has no permission to look, so nothing excludes the command
 
@@ -209,7 +209,7 @@ def _kernel_has_modules(node: Node, command: str) -> bool:
 def _next_kernel(node: Node, command: str) -> Fix:
     """Nothing can be loaded into this kernel any more: the next one must have the module."""
     upcoming = node.next_kernel
-    if any(one.release == upcoming and one.has_module for one in node.kernels):
+    if any(kernel.release == upcoming and kernel.has_module for kernel in node.kernels):
         return fixes.REBOOT.other
     if upcoming == node.kernel:
         return driver_packages.install_driver(node)
@@ -218,8 +218,8 @@ def _next_kernel(node: Node, command: str) -> Fix:
 
 def _key_exists(node: Node, command: str) -> bool:
     """The certificate exists, or the command creates it before the import."""
-    found = _IMPORT.search(command)
-    return found is None or node.host.exists(found[1]) or "--new-key" in command or "generate" in command
+    match = _IMPORT.search(command)
+    return match is None or node.host.exists(match[1]) or "--new-key" in command or "generate" in command
 
 
 _IMPORT = re.compile(r"mokutil --import (\S+)")

@@ -41,10 +41,10 @@ def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
     """``place: what was seen`` for each; similar ones merged into one line with shell braces."""
     for (value, _, _), group in groupby(evidence, lambda one: (one.value, one.line, one.source.count("/"))):
         alike = list(group)
-        place = _braced([one.source for one in alike]) if len(alike) >= _ALIKE else ""
-        for one in alike[:1] if place else alike:
-            line = f":{one.line}" if one.line is not None else ""
-            yield f"{place or one.source}{line}: {value}"
+        place = _braced([item.source for item in alike]) if len(alike) >= _ALIKE else ""
+        for item in alike[:1] if place else alike:
+            line = f":{item.line}" if item.line is not None else ""
+            yield f"{place or item.source}{line}: {value}"
 
 
 def _braced(paths: Sequence[str]) -> str:
@@ -72,15 +72,15 @@ def chains(findings: tuple[Finding, ...]) -> Iterator[Block]:
 def behind(findings: tuple[Finding, ...]) -> dict[str, dict[str, str]]:
     """For each cause the checks that wait for it, each with the check that it is listed below."""
     waiting = {finding.id: finding.blocked_by for finding in findings if finding.blocked_by}
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     for cause in dict.fromkeys(waiting.values()):
         here = [identifier for identifier, of in waiting.items() if of == cause]
-        found[cause] = {one: _nearest(one, here, cause) for one in here}
-    return found
+        result[cause] = {one: _nearest(one, here, cause) for one in here}
+    return result
 
 
 def _nearest(identifier: str, behind: list[str], cause: str) -> str:
-    here = [one for one in BY_ID[identifier].blocked_by if one in behind or one == cause]
+    here = [blocker for blocker in BY_ID[identifier].blocked_by if blocker in behind or blocker == cause]
     return here[-1] if here else cause
 
 
@@ -144,7 +144,7 @@ def _before_reboot(
 ) -> tuple[str, ...]:
     """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. A drain waits for
     the kubelet to end the pods. `breaks` are the findings that a reboot makes worse."""
-    bad = {one.id for one in findings if one.status in _BAD}
+    bad = {other.id for other in findings if other.status in _BAD}
     breaks = (*(one for one in (_KUBELET,) if one in bad and one != finding.id), *breaks)
     if _fixed_by_reboot(finding):
         return breaks
@@ -172,17 +172,22 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
     """Whether the node would come back from a reboot with its GPUs."""
     here = [finding for finding in findings if finding.reboot]
     bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
-    mends = tuple(one.id for one in findings if one.status in _BAD and _fixed_by_reboot(one))
+    mends = tuple(finding.id for finding in findings if finding.status in _BAD and _fixed_by_reboot(finding))
     breaks = tuple(finding.id for finding in bad if finding.id not in mends)
     unjudged = tuple(
         finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR
     )
     # a valid configuration of an engine doesn't prove that a GPU works
     judged = any(
-        one.id in mends or (one.status is FindingStatus.PASS and one.layer not in _ENGINES) for one in here
+        finding.id in mends or (finding.status is FindingStatus.PASS and finding.layer not in _ENGINES)
+        for finding in here
     )
     safe = False if breaks else (True if judged and not unjudged else None)
-    before = {one.id: _before_reboot(findings, one, breaks) for one in findings if one.status in _BAD}
+    before = {
+        finding.id: _before_reboot(findings, finding, breaks)
+        for finding in findings
+        if finding.status in _BAD
+    }
     return RebootVerdict(safe, breaks, mends, unjudged, {name: ids for name, ids in before.items() if ids})
 
 
@@ -214,7 +219,9 @@ def _causes_first(findings: tuple[Finding, ...]) -> list[Finding]:
     a check, but its fix may still change what the check sees."""
     left, sorted_ = _ordered(findings), []
     while left:
-        following = next(one for one in left if not any(other.id in _blockers(one.id) for other in left))
+        following = next(
+            finding for finding in left if not any(other.id in _blockers(finding.id) for other in left)
+        )
         left.remove(following)
         sorted_.append(following)
     return sorted_
@@ -247,7 +254,7 @@ def gpus_not_examined(findings: tuple[Finding, ...], kind: str) -> str:
     """Why NVML wasn't queried for the GPUs of this node class; "" if it was. NVML doesn't list the integrated
     GPU of a Jetson, which has its own check. Also "" if that check wasn't selected."""
     identifier = "jetson" if kind == TEGRA else "nvml-hang"
-    finding = next((one for one in findings if one.id == identifier), None)
+    finding = next((finding for finding in findings if finding.id == identifier), None)
     if finding is None:
         return ""
     if finding.status is FindingStatus.PASS and not finding.note:
@@ -302,7 +309,7 @@ def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
         passed[finding.layer] += finding.status is FindingStatus.PASS
     rows: list[tuple[Cell, str, str]] = []
     for layer in LAYERS:
-        if bad := _ordered(tuple(one for one in findings if one.layer == layer)):
+        if bad := _ordered(tuple(finding for finding in findings if finding.layer == layer)):
             count = passed.pop(layer)
             names = ", ".join(finding.id for finding in bad)
             rows.append((_cell(bad[0].status), layer, f"{names} (OK {count})" if count else names))
@@ -378,7 +385,7 @@ def _then_reboot(node: NodeSummary, finding: Finding, before: tuple[str, ...]) -
     """The reboot that ends a fix, with the steps before it."""
     if _reboots_last(finding):
         drained = finding.fix[0].disruptive in ("drain", "reboot") or not node.kubernetes
-        steps = [f"fix {one}" for one in before]
+        steps = [f"fix {identifier}" for identifier in before]
         steps += ["reboot the node"] if drained else [f"{_DRAIN} and reboot it"]
         yield Text(f"  Then {', '.join(steps)}", Style.DIM)
 
@@ -386,7 +393,7 @@ def _then_reboot(node: NodeSummary, finding: Finding, before: tuple[str, ...]) -
 def _effect(node: NodeSummary, finding: Finding, before: tuple[str, ...]) -> str:
     """What the command disrupts, and what to do before it."""
     fix = finding.fix[0]
-    steps = [f"fix {one}" for one in before] if _fixed_by_reboot(finding) else []
+    steps = [f"fix {identifier}" for identifier in before] if _fixed_by_reboot(finding) else []
     steps += [_DRAIN] if node.kubernetes and fix.disruptive in ("drain", "reboot") else []
     return f"{fix.effect}; {' and '.join(steps)} first" if steps else fix.effect
 
@@ -438,7 +445,7 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
 def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     """The first fix again, so that the end of a long page says what to run."""
     identifier = first(findings)
-    finding = next((one for one in findings if one.id == identifier), None)
+    finding = next((finding for finding in findings if finding.id == identifier), None)
     if finding is None:
         return
     yield Text("")
@@ -457,7 +464,7 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
 def _tables(tables: Sequence[TableAge]) -> Iterator[Block]:
     """Age of the oldest reference table: it doesn't contain what was published since."""
     if tables:
-        oldest = min(tables, key=lambda one: one.date)
+        oldest = min(tables, key=lambda table: table.date)
         late = ": newer bulletins and releases are unknown" if oldest.age_days > OLD_DAYS else ""
         age = many(oldest.age_days, "day")
         yield Text(f"Reference tables as of {oldest.date} ({age} old){late}", Style.DIM)

@@ -149,9 +149,9 @@ class _Walk:
 
     def _verdict(self, check: Check) -> Verdict:
         least = DEEP_SECONDS if check.deep else 0.0
-        found = self._guarded(lambda: check.run(self.node), least)
-        assert found is not None  # a check always has a verdict
-        return found
+        verdict = self._guarded(lambda: check.run(self.node), least)
+        assert verdict is not None  # a check always has a verdict
+        return verdict
 
     def _guarded(self, question: Callable[[], Verdict | None], least: float = 0.0) -> Verdict | None:
         try:
@@ -209,7 +209,9 @@ def _finding(
         status=verdict.status,
         severity="info" if verdict.note else severity,
         summary=without_secrets(one_line(verdict.summary)),
-        evidence=tuple(replace(one, value=without_secrets(one.value)) for one in verdict.evidence),
+        evidence=tuple(
+            replace(evidence, value=without_secrets(evidence.value)) for evidence in verdict.evidence
+        ),
         why=check.why if bad or verdict.note else "",
         fix=(verdict.fix,) if verdict.note and verdict.fix else fix,
         blocked_by=blocked_by,

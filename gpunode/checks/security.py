@@ -99,12 +99,12 @@ def _default_handler(node: Node) -> str:
 def _used_without_request(node: Node) -> Iterator[Evidence]:
     """Unprivileged containers of pods without an allocation that got GPUs through the variable."""
     try:
-        held = {(one.namespace, one.pod) for one in node.gpu_holdings}
+        held = {(holding.namespace, holding.pod) for holding in node.gpu_holdings}
     except DaemonError:
         return
     if any(not pod for _, pod in held):
         return
-    running = {one.id: one for one in node.gpu_containers}
+    running = {container.id: container for container in node.gpu_containers}
     for one in node.cri_containers if running else ():
         container = running.get(one.id)
         if container is None or (one.namespace, one.pod) in held or _infrastructure(one.namespace):
@@ -122,7 +122,7 @@ def _infrastructure(namespace: str) -> bool:
 def _privileged(node: Node, pid: int) -> bool:
     """By its bounding set, as the toolkit decides; also if that can't be read."""
     status = node.host.read_text(f"/proc/{pid}/status") or ""
-    line = next((one for one in status.splitlines() if one.startswith("CapBnd:")), "")
+    line = next((line for line in status.splitlines() if line.startswith("CapBnd:")), "")
     try:
         return bool(int(line.removeprefix("CapBnd:"), 16) & _SYS_ADMIN)
     except ValueError:
@@ -149,8 +149,10 @@ def daemon_tcp(node: Node) -> Verdict:
     if docker is None or docker.process is None:
         return skip("the system's Docker isn't running on this node")
     argv = docker.process.argv
-    listens = [one for one in addresses(node.host, argv, docker.config_path) if one.startswith("tcp://")]
-    reachable = [one for one in listens if not f"{one.removeprefix('tcp://')}:".startswith(_LOCAL)]
+    listens = [
+        address for address in addresses(node.host, argv, docker.config_path) if address.startswith("tcp://")
+    ]
+    reachable = [listen for listen in listens if not f"{listen.removeprefix('tcp://')}:".startswith(_LOCAL)]
     if not reachable:
         return ok("Docker doesn't listen on the network")
     if verifies_clients(node.host, argv, docker.config_path):

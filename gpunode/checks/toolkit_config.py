@@ -118,7 +118,7 @@ def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
     """Releases before 1.17.3 also took the container's own ldconfig, a path without @."""
     lax = tables.can("toolkit", "host-ldconfig", node.toolkit.version) is False
     own = _named(settings).startswith("/")
-    return [one for one in settings.problems() if not (lax and own and one[0] == LDCONFIG)]
+    return [problem for problem in settings.problems() if not (lax and own and problem[0] == LDCONFIG)]
 
 
 def _named(settings: Settings) -> str:
@@ -140,12 +140,12 @@ def _programs(node: Node, settings: Settings) -> Verdict | None:
         return fail(
             f"{LDCONFIG} is {program}, which doesn't exist", _at(settings, LDCONFIG, ldconfig), fix=fix
         )
-    runtimes = [str(one) for one in settings.value(RUNTIMES)]
+    runtimes = [str(element) for element in settings.value(RUNTIMES)]
     callers = _callers(node)
     if (
         not settings.line(RUNTIMES)
         or not callers
-        or any(_program_exists(node, one, callers) for one in runtimes)
+        or any(_program_exists(node, runtime, callers) for runtime in runtimes)
     ):
         return None
     fix = low_level(node, settings)
@@ -158,7 +158,7 @@ def _callers(node: Node) -> list[Daemon]:
     what CRI-O's handlers find."""
     docker = node.docker if docker_role(node).used else None
     containerd = node.containerd if containerd_role(node).used else None
-    return [one for one in (docker, containerd) if one is not None and not one.manager]
+    return [daemon for daemon in (docker, containerd) if daemon is not None and not daemon.manager]
 
 
 def _program_exists(node: Node, program: str, callers: list[Daemon]) -> bool:
@@ -166,7 +166,11 @@ def _program_exists(node: Node, program: str, callers: list[Daemon]) -> bool:
     host = node.host
     if host.executable(program) or host.which(program):
         return True
-    paths = (environment(host, one.process.pid).get("PATH", "") for one in callers if one.process is not None)
+    paths = (
+        environment(host, caller.process.pid).get("PATH", "")
+        for caller in callers
+        if caller.process is not None
+    )
     places = [place for path in paths for place in path.split(":") if place]
     return "/" not in program and any(host.executable(f"{place}/{program}") for place in places)
 

@@ -101,7 +101,7 @@ def _needs_recovery(node: Node, line: XidLine) -> bool:
         or line.number == _OFF_THE_BUS
     ):
         return False
-    gpu = next((one for one in node.conditions if one.pci == line.address), None)
+    gpu = next((condition for condition in node.conditions if condition.pci == line.address), None)
     return gpu is not None and not gpu.error and gpu.reading.recovery_action is None
 
 
