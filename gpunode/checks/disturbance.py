@@ -13,7 +13,7 @@ from gpunode.output.result import Fix
 
 _DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
 _UNKNOWN = "stops its containers unless live-restore is on"
-RELOADS_DOCKER = "reloads Docker: running containers continue"
+_RELOADS_DOCKER = "reloads Docker: running containers continue"
 _LOADS = "loads Docker's runtimes"  # by a reload or a restart; `_of_docker` says which
 _RESTARTS_DOCKER = "restarts Docker"
 # what a command with `restart` restarts, the most disruptive first: the layer of a check doesn't show it
@@ -83,7 +83,7 @@ def _of_docker(node: Node | None, command: str, effect: str) -> str:
     if docker.process is None:
         return "starts Docker, which isn't running"
     if effect == _LOADS and not _beyond_reload(node, docker):
-        return RELOADS_DOCKER
+        return _RELOADS_DOCKER
     return f"restarts Docker, which {_containers(node)}"
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import RELOADS_DOCKER
 from gpunode.checks.fixes import everywhere, per_family
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
@@ -108,6 +107,8 @@ UPGRADE = per_family(
 # settings that a running dockerd takes over on SIGHUP (moby daemon/reload.go)
 _RELOADED = ("runtimes", "default-runtime", "live-restore", "insecure-registries", "registry-mirrors")
 
+_RELOADS = "This reloads Docker: running containers continue"
+
 _PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
 
 
@@ -130,7 +131,7 @@ def edit(node: Node, docker: Daemon, line: int | None, change: str, *, reload: b
     restart = restart_docker(docker)
     again = restart_docker(docker, "reload") if reload and _reloads(node, docker) else restart
     fix = fixes.edit_file(docker.config_path, line, change, _by_init(node, again), needs_root=not docker.user)
-    return fix if again == restart else replace(fix, disruptive="none", effect=RELOADS_DOCKER)
+    return fix if again == restart else replace(fix, disruptive="none", note=_RELOADS)
 
 
 def _reloads(node: Node, docker: Daemon) -> bool:
@@ -427,7 +428,7 @@ def _reload(node: Node, docker: Daemon, config: dict[str, Any], info: dict[str, 
     crashes = not config.get("default-runtime") and info.get("DefaultRuntime") not in known
     if command == restart.command or crashes or not _reloads(node, docker):
         return restart
-    return Fix(command, needs_root=restart.needs_root, effect=RELOADS_DOCKER)
+    return Fix(command, needs_root=restart.needs_root, note=_RELOADS)
 
 
 def _socket(node: Node) -> str:

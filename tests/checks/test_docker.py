@@ -204,7 +204,8 @@ def with_flag(spec):
 def test_docker_is_restarted_only_where_a_reload_is_not_enough(identifier, reload, restart, tmp_path):
     """A reload makes dockerd forget runtimes that were given as flags."""
     fix = fix_of(tmp_path / "reload", identifier, identifier)
-    assert (fix.command, fix.effect) == (reload, RELOADS)
+    assert fix.command == reload
+    assert (fix.effect, fix.note) in ((RELOADS, ""), ("", f"This {RELOADS}"))
     fix = fix_of(tmp_path / "restart", identifier, identifier, with_flag)
     assert (fix.command, fix.effect) == (restart, "restarts Docker, which stops 3 running containers")
 
