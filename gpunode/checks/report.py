@@ -234,18 +234,35 @@ def _blockers(identifier: str) -> frozenset[str]:
     return frozenset(direct).union(*(_blockers(blocker) for blocker in direct))
 
 
-def _verdict(node: NodeSummary, findings: tuple[Finding, ...], selection: Selection) -> Iterator[Block]:
+@dataclass(frozen=True)
+class Headline:
+    """The verdict in a few words; `status` is fail, warn or ok."""
+
+    text: str
+    status: str
+
+
+def headline(node: NodeSummary, findings: tuple[Finding, ...], selection: Selection) -> Headline:
+    """Count errors and warnings. Without any, the headline says ready only if every applicable check has a
+    result and NVML answered for the GPUs."""
     counts = Counter(finding.status for finding in findings)
     errors = counts[FindingStatus.FAIL] + counts[FindingStatus.ERROR]
     warnings = counts[FindingStatus.WARN]
     parts = [many(errors, "error")] if errors else []
     parts += [many(warnings, "warning")] if warnings else []
     if parts:
-        yield Text(
-            ", ".join(parts) + f": {_causes_first(findings)[0].summary}", Style.BAD if errors else Style.WARN
-        )
-    else:
-        yield _no_fault(findings, counts[FindingStatus.PASS], selection, node.class_)
+        return Headline(", ".join(parts), "fail" if errors else "warn")
+    return _no_fault(findings, counts[FindingStatus.PASS], selection, node.class_)
+
+
+_HEADLINE_STYLES = {"fail": Style.BAD, "warn": Style.WARN, "ok": Style.GOOD}
+
+
+def _verdict(node: NodeSummary, findings: tuple[Finding, ...], selection: Selection) -> Iterator[Block]:
+    verdict = headline(node, findings, selection)
+    causes = _causes_first(findings)
+    what = f": {causes[0].summary}" if causes else ""
+    yield Text(f"{verdict.text}{what}", _HEADLINE_STYLES[verdict.status])
     yield Text(_machine(node), Style.DIM)
     yield Text("")
 
@@ -262,26 +279,24 @@ def gpus_not_examined(findings: tuple[Finding, ...], kind: str) -> str:
     return finding.summary.removeprefix("not applicable: ")
 
 
-def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, kind: str) -> Text:
-    """Headline of a report without errors and warnings. It says ready only if every applicable check has a
-    result and NVML answered for the GPUs."""
+def _no_fault(findings: tuple[Finding, ...], passed: int, selection: Selection, kind: str) -> Headline:
     unexamined = gpus_not_examined(findings, kind)
     if passed and unexamined and not selection.only and not selection.preflight:
-        return Text(f"No fault found; GPUs not examined: {unexamined}", Style.WARN)
+        return Headline(f"No fault found; GPUs not examined: {unexamined}", "warn")
     unread = sum(_unread(finding) for finding in findings)
     if unread:
-        return Text(f"No fault found, but {many(unread, 'check')} could not run without root", Style.WARN)
+        return Headline(f"No fault found, but {many(unread, 'check')} could not run without root", "warn")
     if not passed:
         reason = f": {findings[0].summary}" if findings else ""
-        return Text(f"No check ran{reason}", Style.WARN)
+        return Headline(f"No check ran{reason}", "warn")
     if selection.only:
-        return Text(f"No fault found by {many(passed, 'check')}; the other checks did not run", Style.GOOD)
+        return Headline(f"No fault found by {many(passed, 'check')}; the other checks did not run", "ok")
     left = f", {many(len(selection.skip), 'check')} skipped" if selection.skip else ""
     if selection.preflight:
-        return Text(f"No fault blocks {selection.preflight}{left}", Style.GOOD)
+        return Headline(f"No fault blocks {selection.preflight}{left}", "ok")
     if left:
-        return Text(f"No fault found{left}", Style.GOOD)
-    return Text("This node is ready: no check found a fault", Style.GOOD)
+        return Headline(f"No fault found{left}", "ok")
+    return Headline("This node is ready: no check found a fault", "ok")
 
 
 def _unread(finding: Finding) -> bool:

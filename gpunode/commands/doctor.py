@@ -15,6 +15,7 @@ from gpunode.checks.catalogue import find_check
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import (
+    Headline,
     NodeSummary,
     RebootVerdict,
     TableAge,
@@ -23,6 +24,7 @@ from gpunode.checks.report import (
     describe,
     first,
     gpus_not_examined,
+    headline,
     order,
     reboot,
 )
@@ -102,6 +104,7 @@ class DoctorReport:
 
     node: NodeSummary
     findings: tuple[Finding, ...]
+    headline: Headline
     counts: dict[str, int]
     selection: Selected
     first: str | None
@@ -136,6 +139,7 @@ def run(
     data = DoctorReport(
         about,
         findings,
+        headline(about, findings, selection),
         counts,
         Selected(tuple(selection.only), tuple(selection.skip), selection.preflight),
         first(findings),

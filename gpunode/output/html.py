@@ -48,6 +48,9 @@ def state(finding: Mapping[str, Any]) -> str:
     return "waits" if finding["blockedBy"] else str(finding["status"])
 
 
+_MOODS = {"fail": "bad", "warn": "warn", "ok": "good"}  # classes in doctor.css
+
+
 @dataclass(frozen=True)
 class Report:
     """Data that the sections share."""
@@ -62,8 +65,8 @@ class Report:
     def of(cls, envelope: Mapping[str, Any]) -> Report:
         findings = tuple(envelope["data"]["findings"])
         name = envelope["data"]["node"]["name"] or "This node"
-        headline, mood = _headline(envelope, findings)
-        return cls(envelope, findings, name, headline, mood)
+        headline = envelope["data"]["headline"]
+        return cls(envelope, findings, name, headline["text"], _MOODS[headline["status"]])
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -73,28 +76,6 @@ class Report:
     def having(self, *states: str) -> tuple[Mapping[str, Any], ...]:
         """Findings in one of these states, the worst state first."""
         return tuple(finding for desired in states for finding in self.findings if state(finding) == desired)
-
-
-def _headline(envelope: Mapping[str, Any], findings: tuple[Mapping[str, Any], ...]) -> tuple[str, str]:
-    """The verdict in a few words, and its colour."""
-    errors = sum(state(finding) in ("fail", "error") for finding in findings)
-    warnings = sum(state(finding) == "warn" for finding in findings)
-    parts = [many(errors, "error")] if errors else []
-    parts += [many(warnings, "warning")] if warnings else []
-    if parts:
-        return ", ".join(parts), "bad" if errors else "warn"
-    unexamined = envelope["data"].get("gpusNotExamined")  # reports of earlier versions don't contain it
-    if unexamined and envelope["data"]["counts"]["pass"]:
-        return f"No fault found; GPUs not examined: {unexamined}", "warn"
-    unread = sum(finding["skipped"] == "unreadable" for finding in findings)
-    if unread:
-        return f"No fault found, {many(unread, 'check')} not run", "warn"
-    if not envelope["data"]["counts"]["pass"]:
-        return "No check ran", "warn"
-    chosen = envelope["data"].get("selection", {})  # reports of earlier versions don't contain it
-    if any(chosen.values()):
-        return "No fault found by the selected checks", "good"
-    return "Ready: no check found a fault", "good"
 
 
 def body(report: Report) -> Iterator[str]:
@@ -251,7 +232,7 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
 def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
     """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
     drain = ["drain this Kubernetes node"] if report.data["node"].get("kubernetes") else []
-    names = report.data["reboot"].get("before", {})  # reports of earlier versions don't contain it
+    names = report.data["reboot"]["before"]
     before = [f"fix {_link(name)}" for name in names.get(finding["id"], ())]
     reboots_last = len(finding["fix"]) > 1
     drained = False
