@@ -301,7 +301,7 @@ def advertise(
 
 def _unseen(data: NodeChange, error: ClusterError) -> Result:
     """The patch was written, and then the API server failed: the undo command must not be lost."""
-    said = "the capacity was written" if data.patch else "nothing was to do"
+    said = "the capacity was written" if data.patch else "nothing had to be changed"
     info = ErrorInfo(error.code, f"{said}, but it couldn't be read back: {error.message}", error.hint)
     return Result(KIND, data, "fail", ExitCode.FAILED, errors=(info,), blocks=blocks(data))
 

@@ -402,7 +402,7 @@ def _unread(engine: Engine, files: Configured, restart: str) -> tuple[Drift, ...
     config = load_crio(engine.host, engine.daemon.config_path, engine.directory)
     if not engine.newer_than_daemon(config):
         return ()
-    detail = "its files changed after it was started: it may show them, and starts pods without"
+    detail = "its files changed after it was started: it may list them, but still starts pods without them"
     return (Drift("read-before", "crio", detail, restart),)
 
 

@@ -324,7 +324,7 @@ def _in_use(situation: Situation) -> Iterator[Refusal]:
     yield Refusal(
         "gpu-in-use",
         f"the GPUs are in use: {shown}{more}",
-        "drain the node or end them first: new GPU programs fail from the exchange until the reboot",
+        "drain the node or end them first: new GPU programs fail from the change of the driver to the reboot",
     )
 
 
@@ -341,7 +341,9 @@ def against_module(situation: Situation, *, signed: bool) -> tuple[Refusal, ...]
             ),
         )
     what = (
-        f"the key {situation.key} isn't enrolled" if situation.key else "no key is here to sign modules with"
+        f"the key {situation.key} isn't enrolled"
+        if situation.key
+        else "this node has no key to sign modules with"
     )
     if situation.key and situation.key_enrolled is None:
         what = f"mokutil doesn't report whether the key {situation.key} is enrolled"
@@ -599,13 +601,13 @@ def _decisions(
         decisions.append(Decision("module comes", "built here by DKMS", reason, "/lib/modules/*/build"))
     if situation.switches:
         more = " and the NVLink subnet manager" if situation.nvlink5 else ""
-        reason = f"{situation.switches} NVSwitches; it ends at once beside a driver of another version"
+        reason = f"{situation.switches} NVSwitches; it exits if the driver has another version"
         decisions.append(
             Decision("fabric manager", f"at the driver's version{more}", reason, "/sys/bus/pci/devices")
         )
     if situation.secure_boot:
         signed = {True: "enrolled", False: "not enrolled", None: "not known"}[situation.key_enrolled]
-        reason = "the kernel loads signed modules alone" + (
+        reason = "the kernel loads only signed modules" + (
             f"; this node's key is {signed}" if way == DKMS else ""
         )
         decisions.append(Decision("Secure Boot", "on", reason, "efivar SecureBoot"))

@@ -596,7 +596,7 @@ def _not_after(mark: Mark, now: float) -> Mark:
 def _mark(item: Any) -> Mark:
     mark = from_plain(Mark, item, unknown=False)
     if not all(math.isfinite(when) for when in (mark.since, mark.last, mark.mended)):
-        raise ValueError("a time that is none")
+        raise ValueError("invalid time")
     if not mark.gpu or (mark.code.startswith("xid-") and not mark.code.removeprefix("xid-").isdecimal()):
-        raise ValueError(f"no mark: {mark.code!r}")
+        raise ValueError(f"invalid mark: {mark.code!r}")
     return mark

@@ -63,10 +63,10 @@ def _handlers(files: Configured, active: Active, remedies: Remedies) -> Iterator
     for one in files.handlers:
         now = paths.get(one.name, "")
         if one.name not in active.handlers:
-            detail = f"{one.file} has it, what runs has not"
+            detail = f"it is in {one.file} but not in the running daemon"
             yield Drift("not-active", one.name, detail, remedies.reread)
         elif one.path and now and one.path != now:
-            detail = f"{one.path} in {one.file}, {now} in what runs"
+            detail = f"{one.path} in {one.file}, {now} in the running daemon"
             yield Drift("other-path", one.name, detail, remedies.reread)
     known = files.paths
     for name in active.handlers:

@@ -194,7 +194,7 @@ def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
         ("esxi-bar-without-room", "  First shut this virtual machine down"),
     ],
 )
-def test_what_comes_before_a_command_is_printed_before_it(name, line, tmp_path):
+def test_steps_that_precede_a_command_are_printed_before_it(name, line, tmp_path):
     lines = page(name, tmp_path)
     at = lines.index(line)
     assert lines[at + 1].startswith("  Fix: ")
