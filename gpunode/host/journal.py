@@ -44,9 +44,7 @@ def is_manifest(manifest: Any) -> bool:
     before = manifest.get("activeBefore")
     handlers = before.get("handlers", []) if isinstance(before, dict) else []
     files, units = manifest.get("files", []), manifest.get("unitsBefore", {})
-    if not isinstance(units, dict) or not all(
-        _is(words, list) and len(words) == 2 for words in units.values()
-    ):
+    if not isinstance(units, dict) or not all(map(_is_unit_state, units.values())):
         return False
     return isinstance(files, list) and isinstance(handlers, list) and all(map(_is_file, files))
 
