@@ -157,14 +157,16 @@ def _before_reboot(
 @dataclass(frozen=True)
 class RebootVerdict:
     """Ids of findings: `findings` to fix before a reboot, `mends` that a reboot fixes, and `unjudged` checks
-    without a result because this user has no permission or the check itself failed. `safe` is null if nothing
-    was found but not everything was checked. `before` has the findings with a reboot in their fix, each with
-    those to fix before that reboot."""
+    without a result because this user has no permission or the check itself failed. `waiting` are checks
+    that run only once another problem is fixed. `safe` is null if nothing was found but not everything was
+    checked. `before` has the findings with a reboot in their fix, each with those to fix before that
+    reboot."""
 
     safe: bool | None
     findings: tuple[str, ...]
     mends: tuple[str, ...]
     unjudged: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
     before: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -188,7 +190,10 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
         for finding in findings
         if finding.status in _BAD
     }
-    return RebootVerdict(safe, breaks, mends, unjudged, {name: ids for name, ids in before.items() if ids})
+    waiting = tuple(finding.id for finding in here if finding.blocked_by)
+    return RebootVerdict(
+        safe, breaks, mends, unjudged, waiting, {name: ids for name, ids in before.items() if ids}
+    )
 
 
 def _fixed_by_reboot(finding: Finding) -> bool:
@@ -342,7 +347,7 @@ def _without_result(finding: Finding) -> str:
     """Why a check that applies has no result; empty if it has one."""
     if _unread(finding):
         return "need root, listed below"
-    return f"waiting for {finding.blocked_by}: see --explain" if finding.blocked_by else ""
+    return f"not run until {finding.blocked_by} is fixed" if finding.blocked_by else ""
 
 
 def _cell(status: FindingStatus) -> Cell:
@@ -452,7 +457,10 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         doubt = f"{many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
         yield Text(f"Safe to reboot? No problem found, but {doubt}", Style.WARN)
     else:
-        yield Text("Safe to reboot? Yes: no check found a problem that a reboot would cause", Style.GOOD)
+        waiting = f"; {many(len(verdict.waiting), 'check')} not run yet" if verdict.waiting else ""
+        yield Text(
+            f"Safe to reboot? Yes: no check found a problem that a reboot would cause{waiting}", Style.GOOD
+        )
     if mends:
         yield Text(f"  A reboot fixes {', '.join(mends)}", Style.DIM)
 
@@ -470,10 +478,15 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     label = f"{'Look' if fix.look else 'Fix'} first{', as root' if fix.needs_root else ''}"
     yield Text(f"{label}: {fix.command}", Style.COMMAND)
     before = reboot(findings).before.get(finding.id, ())
-    effect = f": {_effect(node, finding, before)}" if fix.effect else ""
-    yield Text(f"  (for {finding.id} above{effect})", Style.DIM)
+    effect = _effect(node, finding, before) if fix.effect else "disrupts nothing that runs"
+    yield Text(f"  (for {finding.id} above{'' if fix.look else f': {effect}'})", Style.DIM)
     yield from _then_reboot(node, finding, before)
-    yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
+    if node.kubernetes and any(fix.disruptive in ("drain", "reboot") for fix in finding.fix):
+        name = node.name or "NODE"
+        yield Text("  To drain it, where kubectl is set up:", Style.DIM)
+        yield Text(f"    kubectl drain {name} --ignore-daemonsets --delete-emptydir-data", Style.COMMAND)
+        yield Text(f"  and afterwards: kubectl uncordon {name}", Style.DIM)
+    yield Text(f"Then check again: gpunode doctor. More: gpunode explain {finding.id}", Style.DIM)
 
 
 def _tables(tables: Sequence[TableAge]) -> Iterator[Block]:

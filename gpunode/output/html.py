@@ -149,7 +149,8 @@ def _reboot(report: Report) -> Iterator[str]:
     yield f'<section class="card reboot {mood}" aria-labelledby="reboot">'
     yield '<h2 id="reboot">Safe to reboot?</h2>'
     if verdict["safe"]:
-        yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
+        waiting = f"; {many(len(verdict['waiting']), 'check')} not run yet" if verdict["waiting"] else ""
+        yield f"<p>Yes: no check found a problem that a reboot would cause{waiting}.</p>"
     elif not verdict["findings"]:
         unread = all(finding["skipped"] for finding in report.findings if finding["id"] in unjudged)
         doubt = f"{many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"

@@ -82,8 +82,8 @@ def test_command_that_fixes_several_findings_is_printed_once_and_as_the_first(tm
     command = commands[0].removeprefix("  Fix: ")
     assert [line for line in lines if command in line] == [commands[0], f"Fix first, as root: {command}"]
     assert lines.count("  Fix: the same as for cuda-driver-version") == 2
-    assert lines[-3].startswith("  (for cuda-driver-version above: ")
-    assert lines[-2] == "  Then reboot the node"
+    assert lines[-6].startswith("  (for cuda-driver-version above: ")
+    assert lines[-5] == "  Then reboot the node"
 
 
 def page(name, root):
@@ -143,6 +143,12 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
     assert lines[at + 1 : at + 3] == [
         "  (GPU programs that start before the reboot fail; drain this Kubernetes node first)",
         "  Then reboot the node",
+    ]
+    assert lines[-5:-1] == [
+        "  Then reboot the node",
+        "  To drain it, where kubectl is set up:",
+        "    kubectl drain gpu-node-07 --ignore-daemonsets --delete-emptydir-data",
+        "  and afterwards: kubectl uncordon gpu-node-07",
     ]
     fresh = page("driver-not-installed", tmp_path / "fresh")
     assert not any("before the reboot fail" in line for line in fresh)

@@ -104,12 +104,12 @@ def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     assert shown[0] == "1 error: no NVIDIA module was built for the running kernel 5.15.0-124-generic"
     assert result.blocks[0].style is Style.BAD
     (skipped,) = [line for line in shown if line.startswith("SKIP ")]
-    assert skipped.endswith(" checks  waiting for dkms-not-built: see --explain")
+    assert skipped.endswith(" checks  not run until dkms-not-built is fixed")
     (fix,) = [line for line in shown if line.startswith("  Fix: ")]
     assert fix.startswith("  Fix: apt install linux-headers-5.15.0-124-generic && dkms")
     assert shown[-3] == fix.strip().replace("Fix:", "Fix first, as root:")
-    assert shown[-2] == "  (for dkms-not-built above)"
-    assert shown[-1] == "More: gpunode explain dkms-not-built"
+    assert shown[-2] == "  (for dkms-not-built above: disrupts nothing that runs)"
+    assert shown[-1] == "Then check again: gpunode doctor. More: gpunode explain dkms-not-built"
 
 
 def test_failed_layer_is_one_problem_however_many_checks_depend_on_it(tmp_path):
