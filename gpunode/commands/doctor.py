@@ -308,14 +308,14 @@ IgnoreOption = Annotated[
     typer.Option(
         "--ignore",
         metavar="ID[:REASON]|all",
-        help="Report this check's error as a warning (repeatable).",
+        help="Count this check's error as a warning (repeatable); all: every check.",
         autocompletion=completion.checks,
     ),
 ]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, too.")]
 PreflightOption = Annotated[
     Preflight | None,
-    typer.Option("--preflight", help="Check only what would block installing this."),
+    typer.Option("--preflight", help="Check whether this can be installed here."),
 ]
 ExpectOption = Annotated[
     int | None,
@@ -331,9 +331,7 @@ ImageOption = Annotated[
 DeepOption = Annotated[
     bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
 ]
-ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Print which root cause each skipped check depends on.")
-]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Print why each check was skipped.")]
 FixOption = Annotated[bool, typer.Option("--fix", help="Print the commands that fix the findings.")]
 ApplyOption = Annotated[
     bool, typer.Option("--apply", help="With --fix, run the safe commands and check again.")

@@ -337,7 +337,7 @@ manifests_app = command_group("Print Kubernetes manifests.")
 
 
 class Vendor(StrEnum):
-    "GPU vendor."
+    "GPU vendor: nvidia or amd."
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -367,7 +367,7 @@ ImageOption = Annotated[
         help="Image that contains gpunode; gpunode:VERSION by default.",
     ),
 ]
-VendorOption = Annotated[Vendor, typer.Option("--vendor", help="GPU vendor.")]
+VendorOption = Annotated[Vendor, typer.Option("--vendor", help="GPU vendor: nvidia or amd.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the plugin.")]
 ClassOption = Annotated[
     str,
@@ -493,7 +493,7 @@ def manifests_runtime_class(
         ),
     ] = "",
 ) -> Result:
-    """Print RuntimeClass objects. Pods select the nvidia runtime by them.
+    """Print RuntimeClass objects. Pods use them to select the nvidia runtime.
 
     gpunode manifests runtime-class --also cdi | kubectl apply -f -
     """
@@ -565,7 +565,7 @@ def manifests_rbac(
     ] = None,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the account.")] = "",
 ) -> Result:
-    """Print a service account and its rights. The plugin alone needs none.
+    """Print a service account and its rights. The plugin needs no rights unless it publishes labels.
 
     gpunode manifests rbac --for verify --for advertise
     """

@@ -75,7 +75,7 @@ def node_advertise(
     node: NodeOption = "",
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Advertise a resource without a device plugin. Pods are scheduled by it but get no device.
+    """Advertise a resource without a device plugin. The scheduler counts it; containers get no GPU from it.
 
     gpunode node advertise --resource example.com/gpu --count 8 --dry-run
     """

@@ -155,7 +155,7 @@ KubeconfigOption = Annotated[
         "account or ~/.kube/config.",
     ),
 ]
-ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig.")]
+ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="Kubeconfig context to use.")]
 ServerOption = Annotated[
     str,
     typer.Option("--server", metavar="URL", help="URL of a kubectl proxy, such as http://127.0.0.1:8001."),

@@ -67,7 +67,7 @@ def plugin_check_config(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="The config file, as --config-file.")] = "",
     source: Annotated[
-        Foreign | None, typer.Option("--from", help="FILE is GKE's: print it as a config file of gpunode.")
+        Foreign | None, typer.Option("--from", help="Convert FILE from GKE's format and print it.")
     ] = None,
     **given: Any,
 ) -> Result:

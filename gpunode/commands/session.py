@@ -80,7 +80,7 @@ def _option(*names: str, env: str, text: str, **more: Any) -> Any:
 
 
 _FORMAT = {"env": "OUTPUT", "metavar": "FORMAT"}
-_ROOT = "Examine another root directory: a mounted host, a recorded machine or a support bundle."
+_ROOT = "Examine another root directory: a mounted host, a copied /etc, /sys and /proc, or a support bundle."
 
 
 def _global_options(

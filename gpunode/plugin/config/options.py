@@ -254,7 +254,7 @@ OPTIONS = (
     Option(
         "vendor",
         ("--vendor",),
-        "GPU vendor.",
+        "GPU vendor: nvidia or amd.",
         kind="choice",
         key="flags.gpunode.vendor",
         allowed=("nvidia", "amd"),
@@ -485,7 +485,7 @@ OPTIONS = (
     Option(
         "kube_context",
         ("--context",),
-        "Context of the kubeconfig.",
+        "Kubeconfig context to use.",
         key="flags.gpunode.context",
         part="labels",
         setting="labels.kube_context",
