@@ -26,6 +26,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.processes import option_value
 from gpunode.facts.system import CONTAINER
 from gpunode.facts.systemd import read_unit
+from gpunode.facts.tables import gate
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.facts.workloads import Container, last_reload, v1_allows
 from gpunode.gpu.library_paths import DRIVER_ROOT
@@ -236,10 +237,17 @@ def change_mode(path: str) -> Fix | None:
 
 
 def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
-    """Create the links that udev creates for other devices; they last until the next boot."""
+    """Create the links that udev creates for other devices; they last until the next boot. A link that
+    exists by then must not stop the command."""
     links = [(f"/dev/char/{node.major}:{node.minor}", node.path.replace("/dev/", "../", 1)) for node in nodes]
-    command = " && ".join(f"ln -s {target} {path}" for path, target in links)
-    return Fix(command, safe=True, steps=tuple(Step(path=path, link=target) for path, target in links))
+    command = " && ".join(f"ln -sf {target} {path}" for path, target in links)
+    steps = tuple(Step(path=path, link=target) for path, target in links)
+    fixed = ".".join(map(str, gate("runc", "devices-by-number")))
+    note = (
+        "Don't run 'systemctl daemon-reload' or install packages before this. The links last until the next "
+        f"boot; runc {fixed} or newer needs none"
+    )
+    return Fix(command, safe=True, steps=steps, note=note)
 
 
 _AUTO = Fix("gpunode toolkit config set nvidia-container-runtime.mode=auto")

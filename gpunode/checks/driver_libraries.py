@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.kernel_module import failures, logged, operator_driver, xid_storms
@@ -49,7 +51,7 @@ _RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required repor
 )
 def libnvidia_ml_missing(node: Node) -> Verdict:
     """Every program that lists GPUs loads this library: nvidia-smi, the container toolkit, device plugins.
-    The driver provides it in a separate package.
+    The dynamic linker must find it.
     """
     return _library(node, node.nvml_library, libraries.NVML)
 
@@ -89,8 +91,18 @@ def _library(node: Node, library: libraries.Library | None, soname: str) -> Verd
         )
     if not library.linked:
         evidence = seen(library.path, "on disk, but not in /etc/ld.so.cache")
-        return fail(f"{soname} is not in the linker's cache", evidence, fix=Fix("ldconfig"))
+        return fail(f"{soname} is not in the linker's cache", evidence, fix=_link(node, library.path))
     return ok(f"{soname} is {library.version or 'installed'}", seen(library.path, library.real))
+
+
+def _link(node: Node, path: str) -> Fix:
+    """ldconfig reads the system's own directories and those that a file lists; this one may be neither."""
+    directory = path.rpartition("/")[0]
+    files = ("/etc/ld.so.conf", *node.host.glob("/etc/ld.so.conf.d", "*.conf"))
+    listed = {line.strip() for file in files for line in (node.host.read_text(file) or "").splitlines()}
+    if directory in listed:
+        return Fix("ldconfig")
+    return Fix(f"echo {shlex.quote(directory)} >> /etc/ld.so.conf.d/nvidia-driver.conf && ldconfig")
 
 
 @check(
@@ -282,8 +294,10 @@ def driver_lib_mismatch(node: Node) -> Verdict:
         return ok(f"module and libraries both have version {module.version}", *evidence)
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
     evidence += _who(node, wrong)
-    if TRAITS["lxc"].holds(node):  # the host has loaded its module; the container's libraries must match
-        return fail(summary, *evidence, fix=driver_packages.libraries_of_run_file(node, module.version))
+    if TRAITS["lxc"].holds(node):
+        return _in_lxc(
+            node, module.version, f"{summary}; this LXC container needs the host's version", evidence
+        )
     if not node.next_version or node.next_version == wrong:
         return fail(summary, *evidence)
     # a reboot would load a module that doesn't match either
@@ -291,6 +305,18 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     return fail(
         f"{summary}, and the module on disk is {node.next_version}", *evidence, fix=_rebuild(node, wrong)
     )
+
+
+def _in_lxc(node: Node, version: str, summary: str, evidence: list[Evidence]) -> Verdict:
+    """The host has loaded the module, so the container's libraries must match it. A reboot of the container
+    changes nothing."""
+    fix = driver_packages.libraries_of_run_file(node, version)
+    names = [one.name for one in driver_packages.library_packages(node)]
+    remove = fixes.packages(node.distribution.family, "remove", names)
+    if remove:
+        fix = replace(fix, before=f"First remove this container's own packages of the libraries: {remove}")
+    note = "After each driver upgrade of the host, install the libraries of its new version here too"
+    return replace(fail(summary, *evidence, fix=replace(fix, note=note)), reboot=False)
 
 
 def _libraries(node: Node) -> list[Library]:
@@ -505,7 +531,10 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
             *evidence,
             fix=moved,
         )
-    return (warn if driven else fail)(summary, *evidence, fix=driver_packages.install_driver(node))
+    fix = driver_packages.install_driver(node)
+    if fix.command.startswith("gpunode "):
+        fix = replace(fix, note="gpunode driver plan shows the branch and the packages that this installs")
+    return (warn if driven else fail)(summary, *evidence, fix=fix)
 
 
 def _refused(node: Node) -> frozenset[str]:
@@ -551,5 +580,8 @@ def driver_eol(node: Node) -> Verdict:
         seen(
             f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}", f"fixes branches {kept}"
         ),
-        fix=driver_packages.install_driver(node),
+        fix=replace(
+            driver_packages.install_driver(node),
+            before="This isn't urgent: wait for the next maintenance window",
+        ),
     )

@@ -213,7 +213,11 @@ def newer_for_kernel(node: Node, release: str) -> Fix:
     """A driver that supports a kernel; the node boots that kernel once it has the module."""
     install = install_driver(node)
     proof = f" && modinfo -k {release} -F version nvidia"
-    return Fix(f"{install.command.removesuffix(' && reboot')}{proof} && reboot", disruptive="reboot")
+    return Fix(
+        f"{install.command.removesuffix(' && reboot')}{proof} && reboot",
+        disruptive="reboot",
+        note=f"If modinfo prints no version, kernel {release} still has no module: don't boot it",
+    )
 
 
 def build_module(node: Node, release: str) -> Fix:
@@ -361,15 +365,34 @@ def reinstall_libraries(node: Node) -> Fix:
 
 
 _FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-gsp")
+_RHEL_FIRMWARE = "nvidia-kmod-common"
 
 
-def reinstall_firmware(node: Node) -> Fix | None:
+def reinstall_firmware(node: Node, version: str) -> Fix:
+    """Install the firmware of the module's version again. The repositories may have only another version, so
+    a listing of the files comes before the reboot."""
+    fix = _firmware_packages(node, version) or REINSTALL_FIRMWARE.for_family(node.distribution.family)
+    command, reboot, _ = fix.command.partition(" && reboot")
+    if not reboot or command == fix.command:
+        return fix
+    return replace(
+        fix,
+        command=f"{command} && ls /lib/firmware/nvidia/{version}/gsp*{reboot}",
+        note=f"If ls finds no file, don't reboot: the repositories don't have the firmware of {version} any "
+        "more. Then install another driver: gpunode driver install",
+    )
+
+
+def _firmware_packages(node: Node, version: str) -> Fix | None:
     """Ubuntu has one firmware package per version; elsewhere names don't depend on it."""
-    version = node.module.version if node.module else ""
     here = [one.name for one in node.packages.starting(*_FIRMWARE)]
     if len(here) == 1 and node.distribution.family in ("debian", "suse"):
         return reinstall(node, here)
-    if node.distribution.id != "ubuntu" or not version:
+    if node.distribution.family == "rhel":
+        here_already = not node.packages.manager or node.packages.version(_RHEL_FIRMWARE) == version
+        verb = "reinstall" if here_already else "install"  # each does nothing in the other's case
+        return Fix(f"dnf {verb} {_RHEL_FIRMWARE}-{version} && reboot", disruptive="reboot")
+    if node.distribution.id != "ubuntu":
         return None
     server = any("-server" in name for name in driver.driver_packages(node.packages))
     name = f"nvidia-firmware-{driver.version_numbers(version)[0]}{'-server' if server else ''}-{version}"
@@ -391,6 +414,11 @@ _LIBRARIES = (
 )
 _APT_TIMER = "apt-daily-upgrade.timer"
 _WIDE = ("nvidia", "*", "developer.download")
+
+
+def library_packages(node: Node) -> tuple[Package, ...]:
+    """The installed packages of the driver's libraries."""
+    return node.packages.starting(*_LIBRARIES)
 
 
 @check(
@@ -468,7 +496,7 @@ def driver_two_installs(node: Node) -> Verdict:
     if node.host.is_dir(OPERATOR_DRIVER):
         return _beside_operator(node)
     if node.host.executable(_RUN_INSTALLER):
-        packaged = node.packages.starting(*_LIBRARIES)
+        packaged = library_packages(node)
         if packaged:
             named = ", ".join(f"{one.name} {one.upstream}" for one in packaged[:3])
             return warn(

@@ -54,8 +54,8 @@ _RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
     refs=(_RDMA_GUIDE,),
 )
 def peermem(node: Node) -> Verdict:
-    """GPUDirect RDMA needs nvidia_peermem, or the open modules with kernel 5.12 or newer (DMA-BUF). Without
-    it, NCCL copies through host memory, at a fraction of the speed.
+    """GPUDirect RDMA needs nvidia_peermem, or the open modules with kernel 5.12 or newer (DMA-BUF). With
+    neither, NCCL copies through host memory, at a fraction of the speed.
     """
     cards = fabric.infiniband_cards(node.host)
     if not cards:
@@ -69,12 +69,17 @@ def peermem(node: Node) -> Verdict:
         return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *shown, fix=again)
     if fabric.loaded(node.host, "nvidia_peermem"):
         return ok("nvidia_peermem is loaded")
-    evidence = (
+    listed = fabric.loaded_at_boot(node.host, "nvidia-peermem")
+    is_open = node.module.open if node.module else None
+    shared = fabric.by_dmabuf(is_open, node.kernel)
+    evidence = [
         seen("/proc/modules", "nvidia_peermem is not loaded"),
         seen(fabric.INFINIBAND, ", ".join(cards[:4])),
-    )
-    listed = fabric.loaded_at_boot(node.host, "nvidia-peermem")
-    shared = fabric.by_dmabuf(node.module.open if node.module else None, node.kernel)
+    ]
+    if is_open is not None:
+        kind = f"{'open' if is_open else 'proprietary'} modules with kernel {node.kernel}"
+        how = "can also use DMA-BUF" if shared else "need nvidia_peermem"
+        evidence.append(seen("/proc/driver/nvidia/version", f"{kind} {how}"))
     # a package may list it for kernels that need it; a line in /etc was added by an administrator
     if listed and (not shared or listed[0].startswith("/etc/")):
         path, line = listed

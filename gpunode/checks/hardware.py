@@ -36,6 +36,7 @@ from gpunode.facts.kernel_log import SOURCE, matching
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, Option
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
+from gpunode.facts.system import VM
 from gpunode.facts.tables import TABLE, can
 from gpunode.facts.traits import TRAITS
 from gpunode.output.result import Evidence, Fix, Step, many
@@ -55,8 +56,8 @@ _NVIDIA = "nvidia"
 )
 def pci_no_gpu(node: Node) -> Verdict:
     """No driver can access a GPU that isn't on the bus: it is absent, unpowered, not fully seated, disabled
-    in the firmware, or not passed through to this virtual machine. For a node without GPUs, use --expect-gpus
-    0.
+    in the firmware, or not passed through to this virtual machine. For a node without GPUs, use gpunode
+    doctor --expect-gpus 0.
     """
     if node.gpus:
         drivers = ", ".join(sorted({gpu.driver or "none" for gpu in node.gpus}))
@@ -70,9 +71,13 @@ def pci_no_gpu(node: Node) -> Verdict:
     evidence += [
         seen(f"{DEVICES}/{address}", "the audio function of a GPU") for address in lone_audio(node.host)
     ]
-    return fail("no NVIDIA GPU on the PCI bus", *evidence)
+    return fail("no NVIDIA GPU on the PCI bus", *evidence, fix=_RESCAN_VM if node.kind == VM else None)
 
 
+_RESCAN_VM = replace(
+    fixes.RESCAN_PCI.other,
+    note="If no GPU appears, check on this virtual machine's host that a GPU is passed through to it",
+)
 LIST_GPUS = fixes.same(
     fixes.look(
         "lspci -nnk -d 10de:",
@@ -106,7 +111,8 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     """
     expected, there = node.questions.expect_gpus, len(node.gpus)
     if expected is not None and there != expected:
-        log = fixes.RESCAN_PCI if there < expected else LIST_GPUS
+        rescan = fixes.same(_RESCAN_VM) if node.kind == VM else fixes.RESCAN_PCI
+        log = rescan if there < expected else LIST_GPUS
         return warn(
             f"{many(there, 'GPU')} on the PCI bus, {expected} expected",
             *owners(node.gpus),

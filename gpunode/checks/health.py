@@ -158,8 +158,9 @@ _NVML = (
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
 def gpu_lost(node: Node) -> Verdict:
-    """A GPU that fell off the bus doesn't come back by itself, and its work has ended. A reboot restores it,
-    or else a power cycle. If it happens again, check power, temperature, the riser and the board.
+    """A GPU that fell off the bus doesn't come back by itself, and its work has ended. Reboot the node; if
+    the GPU is still missing, power the node off and on. If it happens again, check power, temperature, the
+    riser and the board.
     """
     # NVML's result counts; the log only for GPUs that don't answer NVML (any more).
     probe = node.nvml

@@ -93,8 +93,8 @@ def driver_not_installed(node: Node) -> Verdict:
     refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
 )
 def dkms_not_built(node: Node) -> Verdict:
-    """A kernel module works with one kernel only. After a kernel upgrade without headers DKMS can't build it,
-    and the GPUs don't work after the next boot.
+    """A kernel module works with one kernel only: each kernel needs its own, from DKMS, akmods or a package.
+    The GPUs don't work while a kernel without one runs.
     """
     running, upcoming = node.kernel, node.next_kernel
     if node.module is None and TRAITS["operator-driver"].holds(node) and not node.dkms:
@@ -102,18 +102,18 @@ def dkms_not_built(node: Node) -> Verdict:
     with_module = [kernel.release for kernel in node.kernels if kernel.has_module]
     if node.module is None and not node.module_built:
         evidence = [seen(f"/lib/modules/{release}/modules.dep", "nvidia.ko") for release in with_module]
-        return fail(
-            f"no NVIDIA module was built for the running kernel {running}",
-            *_lacking(node, running),
-            *evidence,
-            # headers of an old kernel leave the repositories, and the next boot fixes it
-            fix=fixes.REBOOT.other if upcoming in with_module else _build(node, running),
-        )
+        summary = f"no NVIDIA module was built for the running kernel {running}"
+        fix = _build(node, running)
+        if upcoming in with_module:  # headers of an old kernel leave the repositories
+            summary += f"; a reboot starts {upcoming}, which has one"
+            fix = fixes.REBOOT.other
+        return fail(summary, *_lacking(node, running), *evidence, fix=fix)
     if node.host.stat("/usr/sbin/akmods") or not node.module_built:
         return ok("the running kernel has an NVIDIA module")  # akmods builds for a new kernel while it boots
     if upcoming != running and upcoming not in with_module:
+        reason = ", because its build failed" if failed_build(node.host, upcoming) else ""
         return warn(
-            f"the next reboot breaks the GPUs: kernel {upcoming} has no NVIDIA module",
+            f"the next reboot breaks the GPUs: kernel {upcoming} has no NVIDIA module{reason}",
             *_lacking(node, upcoming),
             seen("/proc/sys/kernel/osrelease", f"{running} (running) has a module"),
             fix=_for_next(node, upcoming),
@@ -598,11 +598,13 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     blocked_by=("module-not-loaded",),
     unless=("operator-driver", "vgpu-guest"),
     preflight=ANY_ENGINE,
+    reboot=True,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446",),
 )
 def gsp_firmware(node: Node) -> Verdict:
-    """Most of the driver runs on the GPU's own processor, and it loads this firmware each time a GPU starts.
-    Without a file of exactly the driver's version the GPU doesn't start: RmInitAdapter failed.
+    """Most of the driver runs on the GPU's own processor, and it loads this firmware each time a GPU starts:
+    after a reboot, after a reset, and without persistence mode for each program. Without a file of exactly
+    the driver's version the GPU doesn't start: RmInitAdapter failed.
     """
     module = node.module
     if module is None or not module.version:
@@ -616,7 +618,7 @@ def gsp_firmware(node: Node) -> Verdict:
         return skip("the firmware matches the driver that becomes active after a reboot")
     place = f"/lib/firmware/nvidia/{module.version}"
     failed = logged(node, r"firmware load for nvidia/\S*gsp\S* failed with error -2")
-    fix = driver_packages.reinstall_firmware(node)
+    fix = driver_packages.reinstall_firmware(node, module.version)
     if failed:
         return fail(
             "the kernel found no GSP firmware for this driver",
@@ -628,7 +630,7 @@ def gsp_firmware(node: Node) -> Verdict:
     if not others:
         return skip("/lib/firmware/nvidia has no driver firmware")
     return warn(
-        f"the GSP firmware of {module.version} was removed: a GPU fails at its next start",
+        f"the GSP firmware of {module.version} was removed: the next reboot or reset breaks the GPUs",
         seen(place, "no gsp_*.bin"),
         seen("/lib/firmware/nvidia", f"firmware of {', '.join(others)}"),
         fix=fix,

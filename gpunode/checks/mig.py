@@ -180,8 +180,8 @@ def _counted(gpu: Gpu) -> str:
     needs=("mig",),
 )
 def mig_cdi_stale(node: Node) -> Verdict:
-    """Each change of the layout gives MIG devices new UUIDs, but doesn't update the specification. Engines
-    then report 'unresolvable CDI devices', or give a container a MIG device that no longer exists.
+    """The MIG devices changed after this file was written, which gave them new UUIDs. Engines then report
+    'unresolvable CDI devices', or give a container a MIG device that no longer exists.
     """
     specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
@@ -199,6 +199,8 @@ def mig_cdi_stale(node: Node) -> Verdict:
     gone = [name for name in named if name.startswith("MIG-") and name not in expected]
     gone += [name for name in named if name in known]
     shown = [seen(specs[0].path, f"{name} is missing") for name in missing[:3]]
+    if len(missing) > 3:
+        shown.append(seen(specs[0].path, f"and {len(missing) - 3} more are missing"))
     shown += [seen(specs[0].path, f"lists {name}, which doesn't exist") for name in sorted(gone)[:3]]
     return fail(
         f"{specs[0].path} is for another MIG layout: "
@@ -273,8 +275,8 @@ _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS support
 )
 def mig_strategy_mismatch(node: Node) -> Verdict:
     """With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be partitioned
-    alike. Otherwise NVIDIA's device plugin fails and the node offers no GPUs. With mixed, each profile has
-    its own name.
+    alike. Otherwise NVIDIA's device plugin offers no GPUs, and gpunode's only one kind. With mixed, each
+    profile has its own name: pods must request nvidia.com/mig-1g.10gb, for example.
     """
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     known = [gpu for gpu in gpus if not gpu.error]
@@ -302,6 +304,12 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
     return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
 
 
+_NEW_NAMES = (
+    "Then change the pods' requests: the node no longer offers MIG devices as nvidia.com/gpu, so pods that "
+    "request it stay pending"
+)
+
+
 def _own_strategy(node: Node) -> Fix:
     """Set the strategy of gpunode's plugin, which runs as a service, in a pod, or by hand. A flag takes
     precedence over a variable."""
@@ -314,13 +322,15 @@ def _own_strategy(node: Node) -> Fix:
     )
     if unit is not None and flag:
         command = f"systemctl edit --full {_OWN_PLUGIN} && systemctl restart {_OWN_PLUGIN}"
-        return Fix(command, disruptive="restart", note=f"In the editor, {by_flag}")
+        return Fix(
+            command, disruptive="restart", before=f"In the editor that opens, {by_flag}", note=_NEW_NAMES
+        )
     if unit is not None:
         write = f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env"
-        return Fix(f"{write} && systemctl restart {_OWN_PLUGIN}", disruptive="restart")
+        return Fix(f"{write} && systemctl restart {_OWN_PLUGIN}", disruptive="restart", note=_NEW_NAMES)
     if not flag and any(process.container for process in node.plugin_processes):
         command = f"kubectl set env --namespace kube-system daemonset/{_OWN_PLUGIN} {setting}"
-        return Fix(command, needs_root=False, disruptive="restart")
+        return Fix(command, needs_root=False, disruptive="restart", note=_NEW_NAMES)
     return fixes.look("gpunode plugin status", f"Where this plugin is started, {by_flag}, then restart it")
 
 

@@ -31,9 +31,9 @@ _RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART
     remedy=fixes.same(
         fixes.look(
             "dmesg | grep -i -e nvrm -e xid | tail -n 20",
-            "https://docs.nvidia.com/deploy/xid-errors/ says what each number requires. A GPU that reports "
-            "it "
-            "again after a reset must be replaced",
+            "Restart the program that used the GPU. If the XID comes again, end all work on the node and "
+            "reboot it; a GPU that reports it again after that must be replaced. For each number see "
+            "https://docs.nvidia.com/deploy/xid-errors/",
         )
     ),
     blocked_by=(
@@ -67,7 +67,7 @@ def xid_recent(node: Node) -> Verdict:
     if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
         return ok(f"{_what(recent)} and is back: see pcie-aer-errors for its link")
     if recent:
-        words = "and the driver requests no action" if _no_action_requested(node) else "within the last day"
+        words = "and the driver requests no reset" if _no_action_requested(node) else "within the last day"
         return warn(f"{_what(recent)}, {words}", *_shown(recent, now))
     late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
     if late:

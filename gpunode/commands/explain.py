@@ -105,7 +105,11 @@ def _blocks(check: Check) -> Iterator[Block]:
         yield from _section("Explains", ", ".join(blocked_checks(check)))
     yield Text("")
     usual = check.remedy.other
-    yield Text("Shown by" if usual.look else "Fixed by", Style.HEADING)
+    label = "Look" if usual.look else "Fix"
+    kinds = "commands" if usual.look else "fixes"
+    yield Text(
+        f"Typical {kinds}; if gpunode doctor prints a {label} for this node, use that one", Style.HEADING
+    )
     for command, names in commands(check).items():
         yield Text(f"  {', '.join(names)}", Style.DIM)
         yield Text(f"    {command}", Style.COMMAND)

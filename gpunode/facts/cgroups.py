@@ -99,4 +99,6 @@ def _runc(node: Node) -> tuple[int, ...]:
 def _forgetful(version: tuple[int, ...]) -> str:
     if not version or not gate("runc", "devices-need-links") <= version < gate("runc", "devices-by-number"):
         return ""
-    return f"runc {'.'.join(map(str, version))} reports only devices with a link in /dev/char to systemd"
+    return (
+        f"runc {'.'.join(map(str, version))} makes systemd allow a device only if /dev/char has a link to it"
+    )

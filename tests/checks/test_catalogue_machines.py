@@ -93,7 +93,7 @@ FIXES = {
     "driver-lib-mismatch": "reboot",
     "driver-not-installed": "gpunode driver install --yes",
     "libcuda-missing": "apt install libnvidia-compute-580 nvidia-utils-580 && ldconfig",
-    "libraries-not-linked": "ldconfig",
+    "libraries-not-linked": "echo /usr/lib/nvidia >> /etc/ld.so.conf.d/nvidia-driver.conf && ldconfig",
     "dkms-next-kernel": (
         "apt install linux-headers-5.15.0-124-generic && dkms autoinstall -k 5.15.0-124-generic"
     ),

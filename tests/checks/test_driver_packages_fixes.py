@@ -28,7 +28,13 @@ COMMANDS = {
     ),
     "driver-lib-mismatch-rocky9": "reboot",
     "driver-lib-mismatch-stays": "gpunode driver install --yes && reboot",
-    "gsp-firmware": "apt install --reinstall nvidia-firmware-580-server-580.159.03 && reboot",
+    "gsp-firmware": (
+        "apt install --reinstall nvidia-firmware-580-server-580.159.03 && "
+        "ls /lib/firmware/nvidia/580.159.03/gsp* && reboot"
+    ),
+    "gsp-firmware-gone": (
+        "dnf reinstall nvidia-kmod-common-580.159.03 && ls /lib/firmware/nvidia/580.159.03/gsp* && reboot"
+    ),
     "kernel-headers-missing": "apt install linux-headers-5.15.0-122-generic",
     "dkms-next-kernel-refused": (
         "gpunode driver install --yes && modinfo -k 5.15.0-124-generic -F version nvidia && reboot"

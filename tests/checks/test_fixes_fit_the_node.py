@@ -108,6 +108,25 @@ def test_unsigned_module_is_rebuilt_before_its_key_is_enrolled(tmp_path):
     assert command.startswith("dkms build --force nvidia/580.159.03 -k $(uname -r) && dkms install")
 
 
+def test_a_directory_that_ldconfig_already_reads_is_not_added_again(tmp_path):
+    spec = machine("libraries-not-linked")
+    added = "echo /usr/lib/nvidia >> /etc/ld.so.conf.d/nvidia-driver.conf && ldconfig"
+    assert commands(spec, tmp_path / "unlisted")["libnvidia-ml-missing"] == added
+    spec["files"]["/etc/ld.so.conf.d/driver.conf"] = "/usr/lib/nvidia\n"
+    assert commands(spec, tmp_path / "listed")["libnvidia-ml-missing"] == "ldconfig"
+
+
+def test_libraries_in_an_lxc_container_replace_its_packages_and_a_reboot_does_not_matter(tmp_path):
+    spec = machine("lxc-library-mismatch")
+    spec["files"]["/var/lib/dpkg/status"] = (
+        "Package: libnvidia-compute-580\nStatus: install ok installed\nVersion: 580.173.02-0ubuntu1\n"
+    )
+    findings = run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))
+    (finding,) = [one for one in findings if one.id == "driver-lib-mismatch"]
+    assert "apt remove libnvidia-compute-580" in finding.fix[0].before
+    assert not finding.reboot
+
+
 def test_every_missing_device_file_is_created(tmp_path):
     spec = machine("healthy-h100")
     for gone in ("/dev/nvidiactl", "/dev/nvidia3"):
