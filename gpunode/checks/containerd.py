@@ -62,9 +62,9 @@ _POSITION = re.compile(r"(/[^:]*):(\d+):(\d+): (.*)")
     refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),
 )
 def containerd_config_version(node: Node) -> Verdict:
-    """containerd refuses a configuration version newer than itself, and 2.3.0 to 2.3.4 refuse an imported
-    file of a higher version than the main one. Up to 2.2, the last file that sets a version determines it for
-    all files: containerd silently ignores tables of another version.
+    """containerd doesn't start with a file that it can't parse, or of a version that it doesn't support. Up
+    to 2.2, the last file that sets a version determines it for all files: containerd silently ignores tables
+    of another version.
     """
     role = containerd_role(node)
     if node.containerd is None or not role.used:
@@ -123,12 +123,17 @@ def _unreadable(node: Node, path: str, message: str) -> Verdict:
     """`message` is ``path:line:column: reason``, of the file or of one that it imports."""
     position = _POSITION.match(message)
     if position is None:
-        where, change = seen(path, message), fixes.syntax(None, None)
-        return fail("containerd's configuration can't be parsed", where, fix=edit(node, path, None, change))
-    path, line = position[1], int(position[2])
-    change = fixes.syntax(node.host.read_text(path), line)
-    where = seen(path, f"column {position[3]}: {position[4]}", line)
-    return fail("containerd's configuration can't be parsed", where, fix=edit(node, path, line, change))
+        line, where = None, seen(path, message)
+    else:
+        path, line = position[1], int(position[2])
+        where = seen(path, f"column {position[3]}: {position[4]}", line)
+    change = fixes.syntax(node.host.read_text(path) if line else None, line)
+    process = node.containerd.process if node.containerd else None
+    running = "still running, with the configuration that it loaded earlier" if process else "not running"
+    state = seen(f"/proc/{process.pid}" if process else "/proc", f"containerd is {running}")
+    return fail(
+        "containerd's configuration can't be parsed", where, state, fix=edit(node, path, line, change)
+    )
 
 
 def _k0s_drop_ins(node: Node) -> dict[str, int]:
@@ -205,9 +210,13 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
 
 
 def edit(node: Node, path: str, line: int | None, change: str) -> Fix:
-    """Edit a file and restart containerd. If a distribution renders the file, edit its template instead."""
+    """Edit a file, and restart containerd if it can then be parsed. If a distribution renders the file, edit
+    its template instead."""
     daemon = node.containerd
     restart = "systemctl restart containerd"
+    if daemon is not None and not daemon.manager and node.host.which("containerd"):
+        option = f" --config {daemon.config_path}" if daemon.config_path != DEFAULT_CONFIG else ""
+        restart = f"containerd{option} config dump > /dev/null && {restart}"
     if daemon is not None and daemon.manager:
         restart = fixes.restart_managed(daemon.manager, daemon.unit)
         if path == daemon.config_path:
@@ -237,10 +246,11 @@ def judged(node: Node) -> ContainerdConfig | None:
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1430",
         "https://github.com/NVIDIA/k8s-device-plugin/issues/406",
     ),
+    reboot=True,
 )
 def containerd_cri_disabled(node: Node) -> Verdict:
-    """Docker's containerd.io package disables the CRI plugin. The kubelet then fails with 'unknown service
-    runtime.v1.RuntimeService', and containerd ignores a runtime that is added to the file.
+    """Without the CRI plugin the kubelet can't use containerd: it fails with 'unknown service
+    runtime.v1.RuntimeService'. The default file of Docker's package containerd.io disables the plugin.
     """
     config = judged(node)
     if node.containerd is None or config is None:
@@ -252,8 +262,18 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     )
     path = where or config.path
     line = line_of(node.host.read_text(path) or "", "disabled_plugins")
-    evidence = seen(path, f"disabled_plugins: {', '.join(config.disabled)}", line)
-    return fail("containerd's CRI plugin is disabled", evidence, fix=configure(node))
+    evidence = [seen(path, f"disabled_plugins: {', '.join(config.disabled)}", line)]
+    fix = configure(node) or fixes.CONFIGURE_CONTAINERD.other
+    older = reported_handlers(node) is not None  # the daemon started with an older file
+    if older:
+        text = "the running containerd still serves the CRI: it started before this setting"
+        evidence.append(seen(node.containerd.socket, text))
+    kubelet = node.kubelet  # a distribution's kubelet is started by the fix, together with its containerd
+    if kubelet and kubelet.joined and not kubelet.process and kubelet.unit == "kubelet.service":
+        evidence.append(seen(kubelet.unit, "stopped"))
+        fix = replace(fix, note="Then start the kubelet: systemctl start kubelet")
+    disabled = fail("containerd's CRI plugin is disabled", *evidence, fix=fix)
+    return replace(disabled, reboot=older)  # a daemon that already lacks the CRI loses nothing
 
 
 @check(

@@ -3,6 +3,7 @@ read."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from gpunode.checks import fixes
@@ -99,23 +100,30 @@ def _finding(node: Node, judge: Callable[..., Verdict], summary: str, gone: tupl
     plugin = node.containerd_config.plugin if node.containerd_config else ""
     line = line_of(node.host.read_text(gone[0].by) or "", plugin)
     places = (seen(setting.file, str(setting), _line(node, setting)) for setting in gone[:_MOST])
-    change = "add these settings; where a table has a line number, add only its settings there"
+    change = "add these settings in this order, so that the line numbers below remain right"
     lines = _pasted(node, plugin, [setting for setting in gone if setting.by == gone[0].by])
-    table = seen(gone[0].by, f'a table "{plugin}" without these settings', line)
-    return judge(summary, *places, table, fix=edit(node, gone[0].by, line, "\n".join((change, *lines))))
+    table = seen(
+        gone[0].by, f'a table "{plugin}" without these settings: the running containerd lacks them', line
+    )
+    return judge(summary, *places, table, fix=edit(node, gone[0].by, None, "\n".join((change, *lines))))
 
 
 def _pasted(node: Node, plugin: str, gone: Sequence[Lost]) -> Iterator[str]:
-    """Settings of one file as TOML, by table. A table that the file has is named with its line: a second
-    header of the same table is a syntax error. A possible password is not shown."""
+    """Settings of one file as TOML, by table, from its end to its start: an added line moves those below it.
+    A table that the file has is named by its line, because a second header of the same table is a syntax
+    error. A possible password is not shown."""
     numbers = {
         table: number for number, table in headers((node.host.read_text(gone[0].by) or "").splitlines())
     }
     tables: dict[KeyPath, list[Lost]] = {}
     for setting in gone:
         tables.setdefault(("plugins", plugin, *setting.keys[:-1]), []).append(setting)
-    for table, settings in tables.items():
-        yield f"[{as_key(table)}]" + (f"  # line {numbers[table] + 1}" if table in numbers else "")
+    for table, settings in sorted(tables.items(), key=lambda item: -numbers.get(item[0], sys.maxsize)):
+        header = f"[{as_key(table)}]"
+        if table in numbers:
+            yield f"# below line {numbers[table] + 1}, {header}:"
+        else:
+            yield from ("# at the end:", header)
         for setting in settings:
             key = as_key(setting.keys[-1:])
             shown = without_secrets(f"{key} = {as_value(setting.value)}")

@@ -107,7 +107,7 @@ UPGRADE = per_family(
 # settings that a running dockerd takes over on SIGHUP (moby daemon/reload.go)
 _RELOADED = ("runtimes", "default-runtime", "live-restore", "insecure-registries", "registry-mirrors")
 
-_RELOADS = "This reloads Docker: running containers continue"
+_RELOADS = "Docker is running. This reloads it: running containers continue"
 
 _PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
 
@@ -294,8 +294,9 @@ def _position(message: str, path: str) -> Evidence:
     refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
 )
 def docker_flag_file_conflict(node: Node) -> Verdict:
-    """dockerd refuses to start if a setting is given both as a flag and in the file, even with equal values:
-    delete one of the two. A common conflict is -H fd:// in the unit and hosts in the file.
+    """dockerd doesn't start if a setting is given both as a flag and in the file, even with equal values. A
+    common conflict is -H fd:// in the unit and hosts in the file. A running dockerd keeps the configuration
+    that it loaded earlier.
     """
     if node.docker is None:
         return skip(docker_role(node).reason)
@@ -308,13 +309,17 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     flags = seen(node.docker.unit or "dockerd's arguments", " ".join(shown_arguments(node.docker.argv)))
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
-    evidence = (seen(path, f'"{key}" is also a flag', line_of(text, f'"{key}"')) for key in keys)
+    places = {key: line_of(text, f'"{key}"') for key in keys}
+    evidence = (seen(path, f'"{key}" is also a flag', line) for key, line in places.items())
     judge = fail if docker_role(node).used else warn
-    settings = ", ".join(f'"{key}"' for key in keys)
-    change = f"delete {settings}: dockerd uses the flag"
+    # from the end of the file, so that the other line numbers remain right
+    first, *others = sorted(places.items(), key=lambda place: -(place[1] or 0))
+    parts = (f'delete "{first[0]}"', *(f'line {line or "?"}: delete "{key}"' for key, line in others))
+    change = f"{'; '.join(parts)}. Keep the flags"
     # a running dockerd started with the flag alone, so nothing changes for it
-    fix = edit(node, node.docker, line_of(text, f'"{keys[0]}"'), change, reload=True)
-    return judge(f"{', '.join(keys)}: set both as a flag and in {path}", *evidence, flags, fix=fix)
+    fix = edit(node, node.docker, first[1], change, reload=True)
+    summary = f"Docker's flags and {path} both set {', '.join(keys)}"
+    return judge(summary, *evidence, flags, fix=fix)
 
 
 def line_of(text: str, needle: str) -> int | None:
@@ -611,8 +616,8 @@ def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
     table=TABLE,
 )
 def docker_unknown_key(node: Node) -> Verdict:
-    """dockerd refuses to start with an unknown setting, such as default_runtime or runtime instead of
-    default-runtime and runtimes. A running dockerd keeps the configuration that it loaded earlier.
+    """dockerd doesn't start with an unknown setting. The names of settings have hyphens: default-runtime, not
+    default_runtime. A running dockerd keeps the configuration that it loaded earlier.
     """
     if node.docker is None:
         return skip(docker_role(node).reason)

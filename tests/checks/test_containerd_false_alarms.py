@@ -93,24 +93,18 @@ def test_setting_missing_from_the_containerd_dump_is_not_called_lost(setting, tm
 
 
 def pasted(text, lines):
-    """A file with the lines of a finding: below the header with their line number, new tables at the end."""
-    new: list[str] = []
-    inserted: dict[int, list[str]] = {}
-    below: int | None = None
+    """A file after the changes of a finding, made one after the other from the first to the last."""
+    whole = text.splitlines()
+    at = len(whole)
     for line in lines:
-        header, named, number = line.partition("  # line ")
-        if header.startswith("["):
-            below = int(number) if named else None
-        if below is None:
-            new.append(line)
-        elif not header.startswith("["):
-            inserted.setdefault(below, []).append(line)
-    whole = [
-        one
-        for number, line in enumerate(text.splitlines(), start=1)
-        for one in (line, *inserted.get(number, ()))
-    ]
-    return "\n".join([*whole, *new]) + "\n"
+        if line.startswith("# at the end"):
+            at = len(whole)
+        elif line.startswith("# below line "):
+            at = int(line.removeprefix("# below line ").partition(",")[0])
+        else:
+            whole.insert(at, line)
+            at += 1
+    return "\n".join(whole) + "\n"
 
 
 @pytest.mark.parametrize("name", ["containerd-imports-clobber", "containerd-imports-clobber-suse"])
@@ -121,7 +115,7 @@ def test_settings_pasted_from_the_finding_are_no_longer_lost(name, tmp_path):
     main.write_text(main.read_text() + more)
     finding = judged(Node(host), "containerd-imports-clobber")
     change, *lines = finding.fix[0].change.split("\n")
-    assert change.startswith("In /etc/containerd/conf.d/99-nvidia.toml, line 3: add these settings; ")
+    assert change.startswith("In /etc/containerd/conf.d/99-nvidia.toml: add these settings in this order")
     assert "SystemdCgroup = true" in lines and "True" not in "".join(lines)
     drop_in = next(tmp_path.rglob("conf.d/99-nvidia.toml"))
     drop_in.write_text(pasted(drop_in.read_text(), lines))

@@ -205,9 +205,17 @@ def test_docker_is_restarted_only_where_a_reload_is_not_enough(identifier, reloa
     """A reload makes dockerd forget runtimes that were given as flags."""
     fix = fix_of(tmp_path / "reload", identifier, identifier)
     assert fix.command == reload
-    assert (fix.effect, fix.note) in ((RELOADS, ""), ("", f"This {RELOADS}"))
+    note = "Docker is running. This reloads it: running containers continue"
+    assert (fix.effect, fix.note) in ((RELOADS, ""), ("", note))
     fix = fix_of(tmp_path / "restart", identifier, identifier, with_flag)
     assert (fix.command, fix.effect) == (restart, "restarts Docker, which stops 3 running containers")
+
+
+def test_settings_that_conflict_with_flags_are_deleted_from_the_last_line_up(tmp_path):
+    fix = fix_of(tmp_path, "docker-flag-file-conflict", "docker-flag-file-conflict-ubuntu")
+    assert fix.change == (
+        'In /etc/docker/daemon.json, line 4: delete "hosts"; line 3: delete "containerd". Keep the flags'
+    )
 
 
 def test_setting_that_only_a_start_reads_needs_a_restart(tmp_path):

@@ -182,12 +182,39 @@ def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
     assert '  /etc/containerd/config.toml:5: sandbox_image = "registry.example.com/pause:3.10"' in lines
     assert "  /etc/containerd/config.toml:14: containerd.runtimes.runc.options.SystemdCgroup = true" in lines
     at = lines.index(
-        "  Fix: ${EDITOR:-vi} +3 /etc/containerd/conf.d/99-nvidia.toml && systemctl restart containerd"
+        "  Fix: ${EDITOR:-vi} /etc/containerd/conf.d/99-nvidia.toml && "
+        "containerd config dump > /dev/null && systemctl restart containerd"
     )
-    assert lines[at - 2 : at] == [
-        '    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]  # line 8',
+    assert lines[at - 8 : at] == [
+        "  In /etc/containerd/conf.d/99-nvidia.toml: add these settings in this order, so that the line "
+        "numbers below remain right",
+        "    # at the end:",
+        '    [plugins."io.containerd.grpc.v1.cri".registry]',
+        '    config_path = "/etc/containerd/certs.d"',
+        '    # below line 8, [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]:',
         "    SystemdCgroup = true",
+        '    # below line 3, [plugins."io.containerd.grpc.v1.cri"]:',
+        '    sandbox_image = "registry.example.com/pause:3.10"',
     ]
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_path):
+    spec = machine("containerd-cri-disabled")
+    if not serves:
+        del spec["recording"]["daemons"]["/run/containerd/containerd.sock"]
+    result = doctor.run(Host(build_machine(spec, tmp_path), environ={}), SilentProgress())
+    lines = [line for block in result.blocks for line in plain_lines(block)]
+    (answer,) = [line for line in lines if line.startswith("Safe to reboot? ")]
+    assert answer.startswith("Safe to reboot? No" if serves else "Safe to reboot? Yes")
+    evidence = "the running containerd still serves the CRI: it started before this setting"
+    assert any(line.endswith(evidence) for line in lines) is serves
+
+
+def test_a_stopped_kubelet_is_named_with_its_command(tmp_path):
+    lines = page("containerd-cri-disabled-kubelet-stopped", tmp_path)
+    assert "  kubelet.service: stopped" in lines
+    assert "  Then start the kubelet: systemctl start kubelet" in lines
 
 
 @pytest.mark.parametrize(
