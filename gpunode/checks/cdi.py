@@ -417,7 +417,9 @@ _OURS = "gpunode-cdi-refresh.path"
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
 )
 def cdi_spec_missing(node: Node) -> Verdict:
-    """These engines find GPUs only through this file. Without it, they report 'unresolvable CDI devices'."""
+    """With the toolkit's mode cdi, or with podman alone, containers get GPUs only through such a file.
+    Without one they don't start: 'unresolvable CDI devices'.
+    """
     if any(spec.serves_gpus for spec in node.cdi_specs) or _own_kind(node):
         return ok("a CDI specification for GPUs exists")
     asked = _cdi_users(node)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.fixes import everywhere, set_plugin_variable
-from gpunode.checks.kubelet import has_own_plugin, restart_plugin
+from gpunode.checks.kubelet import RESTART_POD, has_own_plugin, restart_plugin
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import tables
@@ -22,7 +23,7 @@ from gpunode.facts.device_plugins import (
 )
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.gpu_use import dra_directory
-from gpunode.facts.kernel_log import SOURCE, fallen_off, last_load
+from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off, last_load
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import runtime_mode
@@ -217,7 +218,7 @@ def _cause(text: str) -> str:
     return ": ".join(parts)[:_SHOWN]
 
 
-_RESTART_POD = fixes.same(fixes.RESTART_PLUGIN_POD)
+_RESTART_POD = fixes.same(RESTART_POD)
 
 
 @check(
@@ -247,8 +248,7 @@ _RESTART_POD = fixes.same(fixes.RESTART_PLUGIN_POD)
 )
 def allocatable_zero(node: Node) -> Verdict:
     """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. After an XID error a plugin marks
-    the GPU unhealthy, and marks it healthy again only after a restart of the plugin. A GPU that has fallen
-    off the bus comes back only with a reboot.
+    the GPU unhealthy, and marks it healthy again only after a restart of the plugin.
     """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
@@ -261,12 +261,13 @@ def allocatable_zero(node: Node) -> Verdict:
     foreign = _foreign(node)
     if foreign is not None:
         return foreign
-    fallen = _fallen(node)
-    fix = fixes.REBOOT.other if fallen else restart_plugin(node)
-    if not any(counts.values()):
-        summary = f"the kubelet can allocate none of this node's GPUs{_off_the_bus(fallen)}"
-        return fail(summary, answer, *fallen, *_last_words(node), fix=fix)
     usual = sum(gpu.driver == "nvidia" for gpu in node.gpus)
+    fallen = _fallen(node)
+    lines = [seen(SOURCE, line.text) for line in fallen]
+    if not any(counts.values()):
+        fix = _after_fallen(node, usual) if fallen else _restart(node, usual)
+        summary = f"the kubelet can allocate none of this node's GPUs{_off_the_bus(fallen)}"
+        return fail(summary, answer, *lines, *_last_words(node), fix=fix)
     # partitioned or shared GPUs have their own ids: UUID::3 is the fourth share of a GPU
     ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
     parts = any("mig" in name.lower() for name in (*ids, *counts))
@@ -274,24 +275,40 @@ def allocatable_zero(node: Node) -> Verdict:
         return ok(f"the kubelet can allocate {len(ids)} devices", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
     summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs{_off_the_bus(fallen)}"
-    return warn(summary, answer, here, *fallen, *_last_words(node), fix=fix)
+    fix = fixes.REBOOT.other if fallen else _restart(node, usual)
+    return warn(summary, answer, here, *lines, *_last_words(node), fix=fix)
 
 
-def _fallen(node: Node) -> tuple[Evidence, ...]:
+def _restart(node: Node, usual: int) -> Fix:
+    """Restart the plugin, with what to do if that isn't enough."""
+    fix, inventory = restart_plugin(node), node.nvml.inventory
+    if inventory is None or sum(not gpu.error for gpu in inventory.gpus) < usual:
+        return fix
+    more = "All GPUs answer the driver. If the kubelet counts too few after this, drain the node and reboot"
+    return replace(fix, note="\n".join(filter(None, (fix.note, more))))
+
+
+def _after_fallen(node: Node, usual: int) -> Fix:
+    """A reboot, which alone restores a GPU that has fallen off the bus. The others may not need it."""
+    fix = fixes.REBOOT.other
+    if usual < 2:
+        return fix
+    again = restart_plugin(node).command
+    return replace(fix, note=f"Until then, this may make the other GPUs available:\n{again}")
+
+
+def _fallen(node: Node) -> tuple[XidLine, ...]:
     """GPUs that fell off the bus since the driver was loaded: a plugin can't use them after a restart."""
     try:
         lines, loaded = fallen_off(node.kernel_log), last_load(node.kernel_log)
     except GpunodeError:
         return ()
-    return tuple(seen(SOURCE, line.text) for line in lines if line.seconds >= loaded)[-1:]
+    return tuple(line for line in lines if line.seconds >= loaded)[-1:]
 
 
-def _off_the_bus(fallen: tuple[Evidence, ...]) -> str:
+def _off_the_bus(fallen: tuple[XidLine, ...]) -> str:
     """For the headline: the GPU that the kernel's line names."""
-    named = re.search(r"PCI:([0-9a-fA-F:.]+)", fallen[0].value) if fallen else None
-    if not fallen:
-        return ""
-    return f": GPU {named[1]} has fallen off the bus" if named else ": a GPU has fallen off the bus"
+    return f": GPU {fallen[0].address} has fallen off the bus" if fallen else ""
 
 
 def _foreign(node: Node) -> Verdict | None:

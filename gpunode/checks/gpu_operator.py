@@ -22,6 +22,14 @@ _BELOW = (
 
 _REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html",)
 
+# the toolkit stage runs nvidia-smi, which only the nvidia runtime adds to its container
+_NO_SMI = '"nvidia-smi": executable file not found'
+_TOOLKIT_LOG = fixes.look(
+    f"tail -n 20 {POD_LOGS}/*_nvidia-container-toolkit-daemonset-*/*/*.log",
+    "This pod registers the nvidia runtime with the engine: fix its last error, and the validator continues "
+    "by itself. Without such a log this node uses its own toolkit: gpunode configure-runtime registers it",
+)
+
 
 @check(
     "operator-validations",
@@ -63,14 +71,13 @@ def operator_validations(node: Node) -> Verdict:
     last = [seen(path, shown(line)) for line in lines[-1:]]
     judge = fail if stage in ("driver", "toolkit") else warn
     summary = f"the GPU operator's validator is stuck at {stage}"
-    return judge(
-        summary,
-        answer,
-        *last,
-        fix=fixes.look(
-            f"tail -n 50 {path}", "Fix what the last error names; the validator then retries by itself"
-        ),
+    fix = fixes.look(
+        f"tail -n 50 {path}", "Fix what the last error names; the validator then retries by itself"
     )
+    if stage == "toolkit" and lines and _NO_SMI in lines[-1]:
+        summary += ": its container has no nvidia-smi"
+        fix = _TOOLKIT_LOG
+    return judge(summary, answer, *last, fix=fix)
 
 
 @check(

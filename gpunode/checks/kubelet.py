@@ -64,7 +64,9 @@ _OUR_UNIT = "gpunode-device-plugin.service"
     refs=("https://kubernetes.io/docs/setup/production-environment/tools/kubeadm/troubleshooting-kubeadm/",),
 )
 def kubelet_not_running(node: Node) -> Verdict:
-    """Without the kubelet this node runs no pods, and device plugins can't register its GPUs."""
+    """Without the kubelet this node starts no new pods, and device plugins can't register its GPUs. Running
+    pods continue.
+    """
     kubelet = node.kubelet
     if kubelet is None:
         return skip(_ABSENT)
@@ -77,7 +79,7 @@ def kubelet_not_running(node: Node) -> Verdict:
         )
     if not kubelet.joined:
         return skip("the kubelet is installed, but this node hasn't joined a cluster")
-    evidence = seen(kubelet.unit or "/proc", "no such process")
+    evidence = seen(kubelet.unit or "/proc", "stopped")
     unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
     return fail("the kubelet isn't running", evidence, *unit, fix=_restart(kubelet))
 
@@ -178,15 +180,21 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
     return None
 
 
+RESTART_POD = replace(
+    fixes.RESTART_PLUGIN_POD,
+    note="If it prints nothing, no pod of NVIDIA's device plugin runs on this node",
+)
+
+
 def restart_plugin(node: Node) -> Fix:
     """gpunode's plugin is a service of the node, NVIDIA's is a pod; both use the same socket name."""
     if has_own_plugin(node):
         return fixes.RESTART_PLUGIN.other
     pods = {(log.namespace, log.pod) for log in node.plugin_logs}
     if len(pods) != 1:
-        return fixes.RESTART_PLUGIN_POD
+        return RESTART_POD
     ((namespace, pod),) = pods
-    note = "The DaemonSet starts a new pod"
+    note = "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster"
     command = f"kubectl delete pod --namespace {namespace} {pod}"
     return Fix(command, needs_root=False, disruptive="restart", note=note)
 

@@ -23,7 +23,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.toolkit import toolkit_missing
+from gpunode.checks.toolkit import REGISTER, toolkit_missing
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import access_control, system
 from gpunode.facts.access_control import apparmor_denials
@@ -130,6 +130,12 @@ OTHER_WHOLE = (
     "follow https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",
 )
 OTHER_WAY = everywhere(OTHER_WHOLE[1])
+_TOOLKIT_NAME = "the container toolkit"
+_FLATCAR_TOOLKIT = (
+    "Flatcar has it as the system extension nvidia-runtime, a file for /etc/extensions that systemd-sysext "
+    "refresh loads",
+    "follow https://github.com/flatcar/sysext-bakery/releases/tag/nvidia-runtime",
+)
 
 
 # Systems with rules of their own: WSL, Jetson, LXC, and those without package installation.
@@ -187,7 +193,8 @@ def wsl2(node: Node) -> Verdict:
 _WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to install the driver in Windows"
 
 
-_TOOLKIT = Fix("apt install nvidia-container-toolkit")  # JetPack's own repository contains it
+# JetPack's own repository contains it
+_TOOLKIT = Fix("apt install nvidia-container-toolkit", note=REGISTER)
 
 
 @check(
@@ -287,12 +294,14 @@ def immutable(node: Node) -> Verdict:
     """
     missing = [
         *(["the driver"] if node.module is None and not node.module_built else []),
-        *(["the container toolkit"] if toolkit_missing.run(node).status is FindingStatus.FAIL else []),
+        *([_TOOLKIT_NAME] if toolkit_missing.run(node).status is FindingStatus.FAIL else []),
     ]
     name = node.distribution.name or node.distribution.id
     if not missing or not node.gpus:
         return ok(f"{name} includes driver and toolkit")
     how, command = WHOLE.get(node.distribution.id, OTHER_WHOLE)
+    if node.distribution.id == "flatcar" and missing == [_TOOLKIT_NAME]:
+        how, command = _FLATCAR_TOOLKIT
     shown = seen("/etc/os-release", name)
     return note(f"{' and '.join(missing)} can't be installed as packages: {how}", shown, fix=Fix(command))
 

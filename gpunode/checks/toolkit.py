@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpunode.checks import fixes
 from gpunode.checks.devices import keep_initialised
 from gpunode.checks.model import (
@@ -60,6 +62,7 @@ def change(settings: Settings, verb: str, *words: str) -> Fix:
 
 # The NVIDIA Container Toolkit, which adds GPUs to containers.
 
+REGISTER = "Then register its runtime with the container engine: gpunode configure-runtime"
 # one of these starts containers; the others are helpers and leftovers
 _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
@@ -73,7 +76,7 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
         "the GPU operator's directory; a file that is empty or not executable counts as missing. With "
         "a CDI specification of kind nvidia.com/gpu without hooks, none of them is needed."
     ),
-    remedy=fixes.INSTALL_TOOLKIT,
+    remedy=fixes.same(replace(fixes.INSTALL_TOOLKIT.other, note=REGISTER)),
     blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
     classes=EVERYWHERE_BUT_TEGRA,
     unless=NO_ENGINE,
@@ -132,8 +135,8 @@ def toolkit_missing(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
 )
 def toolkit_too_old(node: Node) -> Verdict:
-    """Device plugins need toolkit 1.7.0; older ones also fail on cgroup v2 with 'cgroup subsystem devices not
-    found'.
+    """Device plugins need toolkit 1.7.0 or newer. On cgroup v2, a toolkit before 1.8.0 fails with 'cgroup
+    subsystem devices not found'.
     """
     version = node.toolkit.version
     if not version:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpunode.checks import fixes
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import (
@@ -136,7 +138,8 @@ def _programs(node: Node, settings: Settings) -> Verdict | None:
         other = next(
             (path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if host.executable(path)), ""
         )
-        fix = change(settings, "set", f"{LDCONFIG}=@{other}") if other else None
+        set_other = change(settings, "set", f"{LDCONFIG}=@{other}")
+        fix = replace(set_other, note="@ marks a path on this host, not in the container") if other else None
         return fail(
             f"{LDCONFIG} is {program}, which doesn't exist", _at(settings, LDCONFIG, ldconfig), fix=fix
         )

@@ -211,6 +211,52 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
     assert any(line.endswith(evidence) for line in lines) is serves
 
 
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "allocatable-zero-after-xid-79",
+            (
+                "  Fix: reboot",
+                "  (reboots the node; drain this Kubernetes node first)",
+                "  Until then, this may make the other GPUs available:",
+                "  crictl pods --quiet --state ready --name nvidia-device-plugin | "
+                "xargs --no-run-if-empty crictl stopp",
+            ),
+        ),
+        (
+            "allocatable-fewer-suse",
+            (
+                "  The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
+                "  All GPUs answer the driver. "
+                "If the kubelet counts too few after this, drain the node and reboot",
+            ),
+        ),
+        (
+            "operator-validations",
+            ("  Look: tail -n 20 /var/log/pods/*_nvidia-container-toolkit-daemonset-*/*/*.log",),
+        ),
+        (
+            "toolkit-missing",
+            (
+                "  Fix: gpunode toolkit install",
+                "  Then register its runtime with the container engine: gpunode configure-runtime",
+            ),
+        ),
+        ("mig-cdi-stale", ("  /var/run/cdi/nvidia.yaml: and 4 more",)),
+    ],
+)
+def test_a_page_names_the_next_step(name, lines, tmp_path):
+    whole = page(name, tmp_path)
+    at = whole.index(lines[0])
+    assert tuple(whole[at : at + len(lines)]) == lines
+
+
+def test_the_gpu_that_has_fallen_off_the_bus_is_in_the_headline(tmp_path):
+    first = page("allocatable-zero-after-xid-79", tmp_path)[0]
+    assert first.endswith("none of this node's GPUs: GPU 0000:18:00.0 has fallen off the bus")
+
+
 def test_a_stopped_kubelet_is_named_with_its_command(tmp_path):
     lines = page("containerd-cri-disabled-kubelet-stopped", tmp_path)
     assert "  kubelet.service: stopped" in lines
