@@ -9,6 +9,8 @@ import typer.core
 
 WIDTH = 110
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+"""What editors and web pages make of '-'."""
 _MANY = 12  # more options than that are shown in sections
 _GLOBAL = "Global options"
 _SECTIONS = {
@@ -103,6 +105,9 @@ class HelpPage:
             if "" in values and one.default in (None, "", "auto"):
                 ctx.fail(f"{named} is empty")
             if one not in options:
+                for text in values if one.param_type_name == "argument" else ():
+                    if text.startswith(tuple(DASHES)) or text.partition("=")[0] in flags:
+                        ctx.fail(f"unexpected argument: {text}")
                 continue
             swallowed = [value for value in values if value.startswith("--") or value in flags]
             if swallowed:

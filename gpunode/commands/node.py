@@ -377,7 +377,7 @@ def _nvidia(host: Host, progress: Progress) -> int:
 
 def _some(count: int) -> int:
     if not count:
-        raise PreconditionError("this machine has no whole GPU to advertise", hint="see: gpunode gpus")
+        raise PreconditionError("this machine has no whole GPU to advertise", hint="see gpunode gpus")
     return count
 
 
@@ -395,7 +395,7 @@ def served(host: Host, resource: str) -> str:
 
 def _refuse_served(node: Json, resource: str, by: str) -> None:
     """`PreconditionError` where the value is, or may be, a device plugin's and not gpunode's."""
-    hint = "see: gpunode plugin status; to overwrite what isn't ours: add --force"
+    hint = "see gpunode plugin status; to overwrite what isn't ours: add --force"
     if by:
         raise PreconditionError(
             f"a device plugin serves {resource} on this node ({by}): it would overwrite the count",

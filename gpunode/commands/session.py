@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpunode.commands.help_page import HelpCommand
+from gpunode.commands.help_page import DASHES, HelpCommand
 from gpunode.output.render import ENVELOPES, Color, Output, PlainOutput
 
 if TYPE_CHECKING:
@@ -456,14 +457,31 @@ def _parsed(app: typer.Typer, argv: Sequence[str]) -> int:
         return _usage(error, argv, context.command_path if context is not None else _path(app, argv))
 
 
-_PLAINER = (
+_PLAINER: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"^Invalid value for '?(.+?)'?: ", r"\1: "),
+    (r"(?<= is not one of )'.*", lambda listed: listed[0].replace("'", "")),
     (r"is not a valid boolean\. Recognized values: .*", "is neither true nor false"),
     (r"is not a valid int(?: range)?$", "is not a whole number"),
     (r"(\S+) is not in the range x>=(\S+)", r"\1 is less than \2"),
+    (r"(\S+) is not in the range (\S+)<=x<=(\S+)", r"must be \2 to \3, not \1"),
     (r"^Option '(\S+)' requires an argument", r"\1 needs a value"),
     (r"^Got unexpected extra argument\S* \((.*)\)$", r"unexpected argument: \1"),
 )
 """Where the library's words are not those of a user."""
+_NO_REMOVAL = "gpunode doesn't remove drivers; use the package manager"
+_OTHER_WORDS = {
+    "uninstall": "to undo everything that gpunode changed: gpunode reset",
+    "undo": "to undo one change: gpunode rollback",
+    "toolkit uninstall": "to remove the toolkit: gpunode toolkit remove",
+    "driver uninstall": _NO_REMOVAL,
+    "driver remove": _NO_REMOVAL,
+    "mig show": "did you mean gpunode mig list?",
+    "mig status": "did you mean gpunode mig list?",
+    "cdi remove": "to remove the specifications that gpunode wrote: gpunode cdi refresh --remove",
+    "plugin start": "did you mean gpunode plugin serve?",
+    "completion --shell": "name the shell alone: gpunode completion bash",
+}
+"""Hints for words that mean something in other programs: the nearest spelling would be the wrong command."""
 
 
 def _path(app: typer.Typer, argv: Sequence[str]) -> str:
@@ -495,7 +513,8 @@ def _usage(error: Any, argv: Sequence[str], path: str) -> int:
     for pattern, text in _PLAINER:
         message = re.sub(pattern, text, message)
     message, hint = _with_nearest(error, message, f"see {path} --help")
-    say(f"error: {message[:1].lower() + message[1:]}")
+    hint = _meant(context, argv, path, message) or hint
+    say(f"error: {message if message[:2].isupper() else message[:1].lower() + message[1:]}")
     say(f"hint: {hint}")
     output = _asked_output(argv)
     if output in ENVELOPES:
@@ -508,12 +527,47 @@ def _with_nearest(error: Any, message: str, hint: str) -> tuple[str, str]:
     """The message, and the hint with the option or command that the user probably meant."""
     from difflib import get_close_matches
 
-    possible = list(getattr(error, "possibilities", None) or ())
+    possible = [one for one in getattr(error, "possibilities", None) or () if one != "--help"]
     near = next(iter(get_close_matches(error.option_name, possible, 1, 0.7)), "") if possible else ""
     message = message.partition(" (Possible option")[0]
+    if choice := re.search(r": '([^']+)' is not one of (.+)", message):
+        near = next(iter(get_close_matches(choice[1].lower(), choice[2].split(", "), 1)), "")
     if command := re.search(r"\. Did you mean '([^']+)'.*", message):
         near, message = command[1], message[: command.start()]
     return message, f"did you mean {near}? {hint[:1].upper()}{hint[1:]}" if near else hint
+
+
+def _meant(context: Any, argv: Sequence[str], path: str, message: str) -> str:
+    """A hint for a word that is no spelling mistake: another program's word, a pasted dash, a value without
+    its option. Empty if the line has none."""
+    if pasted := next((one for one in argv if one.startswith(tuple(DASHES))), ""):
+        name = pasted.lstrip(f"{DASHES}-")
+        return f"{pasted[0]!r} is not '-': type {'-' if len(name) == 1 else '--'}{name}"
+    found = re.match(r"(?:No such command '|No such option: |unexpected argument: )([^\s']+)", message)
+    word = found[1] if found else ""
+    asked = " ".join((*path.split()[1:], word))
+    if asked == "gpunode":
+        rest = [*argv[: argv.index(word)], *argv[argv.index(word) + 1 :]] if word in argv else []
+        return f"leave out the second gpunode: {shlex.join(('gpunode', *rest))}"
+    if hint := _OTHER_WORDS.get(asked):
+        return hint
+    if word.startswith("-") and "--" in argv:
+        return "after -- no word is an option: leave out --"
+    flag = _option_of(context, word) if word else ""
+    return f"did you mean {flag} {word}? See {path} --help" if flag else ""
+
+
+def _option_of(context: Any, word: str) -> str:
+    """The option of the command for which Tab offers this word; empty if there is none."""
+    command = context.command if context is not None else None
+    if default := getattr(command, "default", ""):
+        command = command.get_command(context, default)
+    for option in command.get_params(context) if command is not None else ():
+        named = option.param_type_name == "option" and not option.hidden and word not in ("true", "false")
+        offered = option.shell_complete(context, word) if named else ()
+        if any((one.value, one.type) == (word, "plain") for one in offered):
+            return next((flag for flag in option.opts if flag.startswith("--")), str(option.opts[0]))
+    return ""
 
 
 def _asked_output(argv: Sequence[str]) -> Output:

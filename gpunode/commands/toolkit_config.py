@@ -188,7 +188,7 @@ def run_set(
         for key, value in given.items():
             problem = facts.wrong(key, value, tree)
             if problem:
-                raise UsageError(f"{key.name}: {problem}", hint=f"see: gpunode toolkit config get {key.name}")
+                raise UsageError(f"{key.name}: {problem}", hint=f"see gpunode toolkit config get {key.name}")
         return after
 
     names = [key.name for key in given]

@@ -152,7 +152,7 @@ def require_offered(states: States, versions: Mapping[str, str]) -> None:
     if missing:
         raise PackagesError(
             f"no repository of this node offers {', '.join(missing)}",
-            hint="a mirror must hold the packages of this architecture; see: gpunode toolkit status",
+            hint="a mirror must hold the packages of this architecture; see gpunode toolkit status",
             code=str(Trouble.NOT_FOUND),
         )
 

@@ -59,4 +59,4 @@ def test_each_shell_gets_its_script(shell: str) -> None:
 def test_unknown_shell_is_a_usage_error() -> None:
     ran = gpunode("completion", "ksh")
     assert (ran.code, ran.out) == (2, "")
-    assert "is not one of 'bash', 'zsh', 'fish'" in ran.err
+    assert "is not one of bash, zsh, fish" in ran.err

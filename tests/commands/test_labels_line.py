@@ -93,7 +93,7 @@ def test_o_is_the_output_format_or_the_file_as_in_gpu_feature_discovery(
         (["labels", "--to"], "error: --to needs a value"),
         (["labels", "word"], "error: unexpected argument: word"),
         (["labels", "--", "--to=file"], "error: unexpected argument: --to=file"),
-        (["labels", "-o", "html"], "error: invalid value for '-o': 'html'"),
+        (["labels", "-o", "html"], "error: -o: 'html' is not one of table, json, yaml"),
         (["labels", "-o"], "error: -o needs a value"),
         (["labels", "--dry-run=true"], "error: option '--dry-run' does not take a value"),
         (["gpus", "x"], "error: unexpected argument: x"),

@@ -365,7 +365,7 @@ def test_unknown_node_is_refused_before_any_object_is_created(gpu_node: ApiServe
         (("--resource", "gpu"), "DOMAIN/NAME"),
         (("--namespace", "A"), "can't be a namespace"),
         (("--image", "a b"), "can't be an image's name"),
-        (("--timeout", "0"), "invalid value for '--timeout': 0 is not between 1s and 24h"),
+        (("--timeout", "0"), "--timeout: 0 is not between 1s and 24h"),
     ],
 )
 def test_contradicting_options_are_a_usage_error(
