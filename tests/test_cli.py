@@ -290,6 +290,33 @@ def test_word_of_another_program_and_a_pasted_dash_get_their_own_hint(argv: str,
             "--plugin: 'deamonset' is not one of systemd, daemonset",
             "did you mean daemonset?",
         ),
+        ("manifests rbac --for verfy", "--for: 'verfy' is not one of plugin, labels", "did you mean verify?"),
+        (
+            "plugin check-config --mig-strategy snigle",
+            "--mig-strategy: 'snigle' is not one of none",
+            "did you mean single? See gpunode plugin check-config --help",
+        ),
+        (
+            "plugin check-config --mig-strategy x",
+            "--mig-strategy: 'x' is not one of none",
+            "see gpunode plugin check-config --help",
+        ),
+        (
+            "labels --output json",
+            "--output-file: 'json' is not an absolute path",
+            "for the result as json: -o json",
+        ),
+        (
+            "labels --oneshot maybe",
+            "--oneshot: 'maybe' is neither true nor false",
+            "see gpunode labels --help",
+        ),
+        (
+            "labels --oneshot=maybe",
+            "--oneshot: 'maybe' is neither true nor false",
+            "see gpunode labels --help",
+        ),
+        ("plugin serve --mps maybe", "--mps: 'maybe' is neither true nor false", "see gpunode plugin serve"),
         ("completion fsh", "SHELL: 'fsh' is not one of bash, zsh, fish", "did you mean fish?"),
         ("manifests all --metrics-port 99999", "--metrics-port: must be 0 to 65535, not 99999", "see"),
     ],
@@ -299,7 +326,12 @@ def test_value_out_of_a_choice_or_range_is_refused_with_what_is_allowed(
 ) -> None:
     ran = gpunode(*argv.split())
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(f"error: {error}\nhint: {hint}")
+    first, second = ran.err.splitlines()
+    assert first.startswith(f"error: {error}") and second.startswith(f"hint: {hint}")
+
+
+def test_help_of_a_boolean_shows_its_values() -> None:
+    assert "--mps [true|false] " in gpunode("plugin", "serve", "--help").out
 
 
 @pytest.mark.parametrize(
@@ -407,6 +439,13 @@ def test_root_that_is_not_a_directory_is_a_usage_error(tmp_path: Path) -> None:
     assert "hint: " in ran.err
 
 
+def test_rollback_with_an_empty_journal_refers_to_no_list(tmp_path: Path) -> None:
+    build_demo_node(tmp_path)
+    ran = gpunode("rollback", "--dry-run", "--root", str(tmp_path))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "error: nothing to roll back: /var/lib/gpunode/journal has no entries\n"
+
+
 def test_root_of_empty_directories_gives_a_report(tmp_path: Path) -> None:
     for name in ("proc", "sys", "etc"):
         (tmp_path / name).mkdir()
@@ -416,13 +455,20 @@ def test_root_of_empty_directories_gives_a_report(tmp_path: Path) -> None:
     assert failed == ["pci-no-gpu"]
 
 
-@pytest.mark.parametrize("existing", [(), ("etc",), ("proc", "sys")])
-def test_doctor_refuses_a_root_that_is_not_a_machine(tmp_path: Path, existing: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("existing", "missing"),
+    [((), "/proc, /sys or /etc"), (("etc",), "/proc or /sys"), (("proc", "sys"), "/etc")],
+)
+def test_doctor_refuses_a_root_that_is_not_a_machine(
+    tmp_path: Path, existing: tuple[str, ...], missing: str
+) -> None:
     for name in existing:
         (tmp_path / name).mkdir()
     ran = gpunode("doctor", "--root", str(tmp_path))
     assert (ran.code, ran.out) == (3, "")
-    assert ran.err.startswith(f"error: {tmp_path} isn't the root directory of a machine: it has no /")
+    assert ran.err.startswith(
+        f"error: {tmp_path} isn't the root directory of a machine: it has no {missing}\n"
+    )
     assert "\nhint: name a mounted host" in ran.err
     document = gpunode("doctor", "-o", "json", "--root", str(tmp_path)).document
     assert (document["exitCode"], document["errors"][0]["code"]) == (3, "not-a-machine")

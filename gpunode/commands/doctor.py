@@ -167,8 +167,10 @@ def node_of(host: Host, questions: Questions, progress: Progress) -> Node:
     directory that doesn't contain a machine's files."""
     missing = [name for name in _TOP if _lacks(host, name)]
     if missing and not host.live:
+        *others, last = missing
         raise PreconditionError(
-            f"{host.root} isn't the root directory of a machine: it has no {' and no '.join(missing)}",
+            f"{host.root} isn't the root directory of a machine: it has no "
+            + (f"{', '.join(others)} or {last}" if others else last),
             hint="name a mounted host (--root /host), a recorded machine or a support bundle",
             code="not-a-machine",
         )

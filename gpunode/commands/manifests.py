@@ -69,7 +69,13 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     """
     unknown = [one for one in uses if one not in USES]
     if unknown:
-        raise UsageError(f"unknown --for {unknown[0]!r}", hint=f"known: {', '.join(USES)}")
+        from gpunode.plugin.config.values import nearest
+
+        near = nearest(unknown[0], USES)
+        raise UsageError(
+            f"--for: {unknown[0]!r} is not one of {', '.join(USES)}",
+            hint=f"did you mean {near}?" if near else "see gpunode manifests rbac --help",
+        )
     by_use = "-".join((MANAGER, *sorted(set(uses))))
     name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else by_use)
     own = not namespace and "verify" in uses

@@ -320,7 +320,7 @@ def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) 
         if given.get("config_file") is not None:
             raise UsageError("both FILE and --config-file are given", hint="name the file once")
         given = {**given, "config_file": file}
-    source = sources(host, given)
+    source = sources(host, given, command="plugin check-config")
     resolved = source.resolve()
     data = _data(source.file, resolved)
     if resolved.problems:

@@ -52,7 +52,7 @@ def value_text(option: Option, settings: Settings) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def sources(host: Host, given: Mapping[str, Any], part: str = "") -> Sources:
+def sources(host: Host, given: Mapping[str, Any], part: str = "", command: str = "") -> Sources:
     """Options of the command line, by field; those that it doesn't set are left out."""
     from gpunode.plugin.config.resolve import Sources
 
@@ -61,14 +61,16 @@ def sources(host: Host, given: Mapping[str, Any], part: str = "") -> Sources:
         for field, value in given.items()
         if value is not None and value != ()
     }
-    return Sources(host, flags, part)
+    return Sources(host, flags, part, command or part or "plugin serve")
 
 
-def with_go_words(arguments: Sequence[str], options: Sequence[Option] = SERVING) -> list[str]:
+def with_go_words(
+    arguments: Sequence[str], options: Sequence[Option] = SERVING, *, words_follow: bool = True
+) -> list[str]:
     """The same command line in our spelling: a boolean always with its value, two dashes before a name.
 
     Go's flag package takes ``-name`` for ``--name`` and a boolean without a value; existing deployments do.
-    A word behind a boolean is its value only if it is one.
+    Where words may follow, as FILE does, a word behind a boolean is its value only if it is one.
     """
     from gpunode.plugin.config.values import FALSE, TRUE
 
@@ -82,7 +84,8 @@ def with_go_words(arguments: Sequence[str], options: Sequence[Option] = SERVING)
         if f"-{name}" in known:
             word, name = f"-{word}", f"-{name}"
         if word in booleans:
-            word += f"={words.pop(0) if words and words[0] in TRUE | FALSE else 'true'}"
+            valued = words and (words[0] in TRUE | FALSE or not (words_follow or words[0].startswith("-")))
+            word += f"={words.pop(0) if valued else 'true'}"
         elif word in known and words:
             word += f"={words.pop(0)}"  # a value may look like an option
         made.append(word)
@@ -144,4 +147,5 @@ class SettingsCommand(HelpCommand):
         return [*own, *self._settings, *(one for one in named if one not in own)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_go_words(args, self.rows()))
+        takes_words = any(one.param_type_name == "argument" for one in self.params)
+        return super().parse_args(ctx, with_go_words(args, self.rows(), words_follow=takes_words))

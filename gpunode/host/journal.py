@@ -309,13 +309,14 @@ class Journal:
         listed = ", ".join(known)
         none = "every change has been rolled back" if entries else f"{self.directory} has no entries"
         problem = f"no such journal entry: {name}" if name else f"nothing to roll back: {none}"
+        see = LIST_HINT if entries or name else ""
         if name in entries:
             entry = entries[name]
             why = "it changed packages" if entry.of_packages else f"it is {entry.state}"
             problem = f"{name} can't be rolled back: {why}"
         raise UsageError(
             problem,
-            hint=f"entries that can be rolled back: {listed}" if listed else self.elsewhere() or LIST_HINT,
+            hint=f"entries that can be rolled back: {listed}" if listed else self.elsewhere() or see,
         )
 
     def elsewhere(self) -> str:

@@ -114,7 +114,7 @@ def test_invalid_value_names_its_option(run: Gpunode) -> None:
     assert done.code == 2
     assert done.err.splitlines() == [
         "error: --to: 'nodes' is not one of stdout, file, node-feature, node",
-        "hint: see: gpunode labels --help",
+        "hint: did you mean node? See gpunode labels --help",
     ]
 
 

@@ -541,7 +541,13 @@ OPTIONS = (
 )
 BY_FIELD = {option.field: option for option in OPTIONS}
 METAVARS = {
-    **{"boolean": "BOOLEAN", "path": "PATH", "socket": "PATH", "resource": "NAME", "seconds": "DURATION"},
+    **{
+        "boolean": "[true|false]",
+        "path": "PATH",
+        "socket": "PATH",
+        "resource": "NAME",
+        "seconds": "DURATION",
+    },
     **{
         "hold": "DURATION",
         "interval": "DURATION",

@@ -114,6 +114,8 @@ class Sources:
     flags: Flags
     part: str = ""
     """The command: labels has GPU feature discovery's own variables before those that both have."""
+    command: str = "plugin serve"
+    """Whose help the hints name."""
 
     def resolve(self, data: bytes | None = None) -> Resolved:
         """Everything merged and checked; never raises. `data` is the content of the file, if it was read."""
@@ -206,9 +208,13 @@ class _Merge:
         try:
             self._values[option.field] = parse(option, texts)
         except ValueError as error:
-            command = "labels" if self._sources.part == "labels" else "plugin serve"
-            hint = f"see: gpunode {command} --help"
-            if option.kind == "path" and texts[-1].strip():
+            hint = f"see gpunode {self._sources.command} --help"
+            unknown = next((word for word in split(texts) if word not in option.allowed), "")
+            if near := nearest(unknown, option.allowed):
+                hint = f"did you mean {near}? S{hint[1:]}"
+            if option.field == "output_file" and texts[-1] in ("table", "json", "yaml"):
+                hint = f"for the result as {texts[-1]}: -o {texts[-1]}"
+            elif option.kind == "path" and texts[-1].strip():
                 import shlex
 
                 hint = f"from here it is: {origin} {shlex.quote(str(Path(texts[-1].strip()).absolute()))}"

@@ -119,7 +119,7 @@ def test_invalid_command_line_exits_with_2() -> None:
     assert (served.code, served.document["kind"]) == (2, "PluginRun")
     assert served.err.splitlines() == [
         "error: --mig-strategy: 'all' is not one of none, single, mixed",
-        "hint: see: gpunode plugin serve --help",
+        "hint: see gpunode plugin serve --help",
     ]
 
 
