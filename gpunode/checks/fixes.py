@@ -224,6 +224,7 @@ ENROL_KEY = per_family(
 LOAD_MODULE = everywhere("modprobe nvidia && modprobe nvidia-uvm", safe=True)
 
 REBOOT = everywhere("reboot", "reboot")
+ON_HOST = "run on the host of this container: gpunode doctor"
 
 INSTALL_LIBRARIES = per_family(
     "apt install libnvidia-compute nvidia-utils && ldconfig",

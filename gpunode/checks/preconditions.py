@@ -101,7 +101,7 @@ def _reboot(command: str) -> Fix:
 
 
 def _on_host(node: Node, command: str) -> Fix:
-    return Fix("run on the host of this container: gpunode doctor")
+    return Fix(fixes.ON_HOST)
 
 
 def _in_windows(node: Node, command: str) -> Fix:

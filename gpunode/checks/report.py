@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from gpunode.checks.catalogue import BY_ID
-from gpunode.checks.fixes import REBOOT
+from gpunode.checks.fixes import ON_HOST, REBOOT
 from gpunode.checks.model import LAYERS
 from gpunode.checks.runner import BY_OPTION, Selection
 from gpunode.errors import GpunodeError
@@ -473,6 +473,9 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
         return
     yield Text("")
     fix = finding.fix[0]
+    if fix.command == ON_HOST:
+        yield Text("This is a container. Run gpunode doctor on its host.", Style.COMMAND)
+        return
     if fix.before:
         yield Text(f"{finding.id}: {fix.before}")
     label = f"{'Look' if fix.look else 'Fix'} first{', as root' if fix.needs_root else ''}"

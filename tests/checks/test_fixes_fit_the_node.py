@@ -8,6 +8,7 @@ import pytest
 from fixtures.machines import machine, names, options, recorded_host
 from gpunode.checks import docker as docker_fixes
 from gpunode.checks import fixes
+from gpunode.checks.fixes import ON_HOST
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
@@ -291,6 +292,9 @@ def test_page_has_one_first_step(name, tmp_path):
     root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
     label = "Look" if chosen is not None and chosen.fix[0].look else "Fix"
     first = [f"{label} first{root}: {chosen.fix[0].command}"] if chosen is not None else []
+    if first and chosen.fix[0].command == ON_HOST:
+        first = []
+        assert lines[-1] == "This is a container. Run gpunode doctor on its host."
     assert [line for line in lines if line.startswith(("Fix first", "Look first"))] == first
     assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line]
     fixes = [

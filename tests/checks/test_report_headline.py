@@ -76,6 +76,14 @@ def test_node_without_gpus_for_containers_is_not_ready(name, why, tmp_path):
     assert line == NOT_EXAMINED + why
 
 
+def test_page_of_a_container_ends_with_where_to_run_the_doctor(tmp_path):
+    spec = overlay(machine("pci-no-gpu"), {"set": {"files": {"/.dockerenv": ""}}})
+    build_machine(spec, tmp_path / "m")
+    ran = gpunode("--root", str(tmp_path / "m"), "doctor", "--only", "pci-no-gpu")
+    assert ran.out.endswith("\n\nThis is a container. Run gpunode doctor on its host.\n")
+    assert "Fix first" not in ran.out
+
+
 def test_uncorrectable_errors_are_reported_in_a_container(tmp_path):
     spec = overlay(machine("ecc-uncorrectable"), {"set": {"files": {"/.dockerenv": ""}}})
     build_machine(spec, tmp_path / "m")
