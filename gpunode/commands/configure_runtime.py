@@ -32,9 +32,10 @@ from gpunode.commands.options import (
     RuntimesOption,
     SocketOption,
     YesOption,
+    refuse_restart_command,
 )
 from gpunode.commands.session import Session, verb
-from gpunode.errors import PreconditionError, UsageError
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.result import Progress, Result
@@ -176,16 +177,26 @@ def _require_programs(engine: Engine, desired: DesiredConfig) -> None:
         if engine.host.which(handler.path) is None:
             if "/" not in handler.path or handler.path == engine.program:
                 engine.host.refuse_unsafe(handler.path.rpartition("/")[2])
-            install = "install the NVIDIA Container Toolkit (package nvidia-container-toolkit)"
+            install = "install the NVIDIA Container Toolkit: gpunode toolkit install"
             main = handler is desired.handlers[0]
-            other = "name the program: --nvidia-runtime-path PATH, or do without it: --cdi"
+            without = ", or do without it: --cdi" if _accepts_cdi(engine) else ""
+            other = f"name the program: --nvidia-runtime-path PATH{without}"
             raise PreconditionError(
                 f"{handler.path} is not there: {engine.daemon.name} could start no container with it",
-                hint=f"{install}, {other}"
+                hint=f"{install}, {'' if without else 'or '}{other}"
                 if main
-                else f"{install} with all of its parts, or leave out --also",
+                else f"{install}, or leave out --also",
                 code="toolkit-missing",
             )
+
+
+def _accepts_cdi(engine: Engine) -> bool:
+    """Whether `--cdi` would be accepted: an old engine has no CDI."""
+    try:
+        engine.plan(DesiredConfig(cdi=True), None)
+    except GpunodeError:
+        return False
+    return True
 
 
 runtime_app = typer.Typer(rich_markup_mode=None)
@@ -255,6 +266,7 @@ def configure_runtime(
     refused = {"--config-source": config_source, "--executable-path": executable_path}
     refused |= {"--oci-hook-path": oci_hook_path, "--nvidia-runtime-hook-path": nvidia_runtime_hook_path}
     _refuse_unsupported(refused, config_mode)
+    refuse_restart_command(no_restart, restart_command)
     request = Request(
         runtimes=tuple(runtime or ("auto",)),
         config=config,

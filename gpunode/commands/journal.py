@@ -13,7 +13,13 @@ import typer
 
 from gpunode.commands.completion import journal_entries
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DryRunOption, NoRestartOption, RestartCommandOption, YesOption
+from gpunode.commands.options import (
+    DryRunOption,
+    NoRestartOption,
+    RestartCommandOption,
+    YesOption,
+    refuse_restart_command,
+)
 from gpunode.commands.session import Session, verb
 from gpunode.errors import (
     ConfigError,
@@ -85,6 +91,7 @@ def rollback(
 
     gpunode rollback 20261124T021435Z-configure-runtime --dry-run
     """
+    refuse_restart_command(no_restart, restart_command)
     return roll_back(
         session.host,
         session.progress,

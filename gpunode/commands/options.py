@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from gpunode.commands.completion import engines, one_of
+from gpunode.errors import UsageError
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
@@ -94,6 +95,14 @@ RestartCommandOption = Annotated[
         help="Command that restarts the daemon where systemd doesn't manage it.",
     ),
 ]
+
+
+def refuse_restart_command(no_restart: bool, restart_command: str) -> None:
+    """`UsageError` for a restart command that `--no-restart` would leave unused."""
+    if no_restart and restart_command:
+        raise UsageError("--no-restart and --restart-command exclude each other", hint="give one of them")
+
+
 YesOption = Annotated[
     bool, typer.Option("-y", "--yes", help="Don't ask before running containers are stopped.")
 ]

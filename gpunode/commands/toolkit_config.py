@@ -249,7 +249,7 @@ def _change(
         if before is None and not create:
             raise PreconditionError(
                 f"{path} does not exist: the toolkit isn't installed, or runs with its defaults",
-                hint="install the package nvidia-container-toolkit, or make the file: add --create",
+                hint="install it: gpunode toolkit install, or make the file: add --create",
             )
         text = _HEADING if before is None else decode(before, path)
         after = edited(text, path)

@@ -23,6 +23,7 @@ from gpunode.commands.options import (
     RuntimesOption,
     SocketOption,
     YesOption,
+    refuse_restart_command,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ValidationError
@@ -214,6 +215,7 @@ def unconfigure_runtime(
 
     gpunode unconfigure-runtime --runtime docker
     """
+    refuse_restart_command(no_restart, restart_command)
     request = Request(
         runtimes=tuple(runtime or ("auto",)),
         config=config,

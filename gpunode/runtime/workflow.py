@@ -173,7 +173,8 @@ def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> 
         return [Text(f"{data.engine} {restart.verb}ed in {restart.seconds:.1f} s: {restart.reason}")]
     command = restart.command or f"systemctl {restart.verb} {data.engine}"
     if request.dry_run:
-        return [Text(f"would run: {command}", Style.COMMAND), Text(f"  {restart.reason}", Style.DIM)]
+        mark = "to run yourself afterwards" if request.no_restart else "would run"
+        return [Text(f"{mark}: {command}", Style.COMMAND), Text(f"  {restart.reason}", Style.DIM)]
     where = "" if live else " on that node"
     return [Text(f"not done yet, run{where}: {command}", Style.WARN), Text(f"  {restart.reason}", Style.DIM)]
 

@@ -517,3 +517,40 @@ def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Co
         SilentProgress(),
     )
     assert toml(file.read_text()) == before
+
+
+# --- restart options --------------------------------------------------------------------------------------
+
+
+def test_dry_run_with_no_restart_promises_no_restart(root: Path) -> None:
+    (root / CONTAINERD).write_text("version = 2\n")
+    argv = ("--root", str(root), "configure-runtime", "--runtime", "containerd", "--dry-run")
+    assert "would run: systemctl restart containerd" in gpunode(*argv).out
+    ran = gpunode(*argv, "--no-restart")
+    assert (ran.code, "would run" in ran.out) == (0, False)
+    assert "to run yourself afterwards: systemctl restart containerd" in ran.out
+
+
+@pytest.mark.parametrize("command", ["configure-runtime", "unconfigure-runtime", "rollback"])
+def test_no_restart_with_a_restart_command_is_refused(root: Path, command: str) -> None:
+    ran = gpunode("--root", str(root), command, "--no-restart", "--restart-command", "x")
+    message = "error: --no-restart and --restart-command exclude each other\nhint: give one of them\n"
+    assert (ran.code, ran.out, ran.err) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "release", "offered"),
+    [("docker", "", False), ("containerd", "1.6.20", False), ("containerd", "1.7.2", True)],
+)
+def test_missing_toolkit_offers_cdi_only_where_the_engine_has_it(
+    root: Path, runtime: str, release: str, offered: bool
+) -> None:
+    (root / "usr/bin/nvidia-container-runtime").unlink()
+    if release:
+        set_release(root, release)
+    ran = gpunode("--root", str(root), "configure-runtime", "--runtime", runtime)
+    hint = "hint: install the NVIDIA Container Toolkit: gpunode toolkit install, "
+    hint += "" if offered else "or "
+    hint += "name the program: --nvidia-runtime-path PATH"
+    hint += ", or do without it: --cdi\n" if offered else "\n"
+    assert (ran.code, ran.err.endswith(hint)) == (3, True), ran.err

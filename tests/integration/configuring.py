@@ -37,7 +37,9 @@ class Cli:
         if verb == "reset":  # it has all of that from the journal
             return [sys.executable, "-m", "gpunode", verb, *options]
         command = self.engine.restart_command if restart is None else restart
-        argv = [sys.executable, "-m", "gpunode", verb, "--restart-command", command, *options]
+        argv = [sys.executable, "-m", "gpunode", verb, *options]
+        if "--no-restart" not in options:
+            argv += ["--restart-command", command]
         if verb != "rollback":
             argv += ["--config", str(self.engine.config)]
         if verb == "configure-runtime":
