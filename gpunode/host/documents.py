@@ -26,6 +26,7 @@ _MAX_VALUES = 500_000
 _MAX_DATA_DEPTH = 64
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _QUOTED = re.compile(r"\s*(\(.*\)|['\"].*['\"])")
+_EXPECTED = "did not find expected "  # libyaml ends it with a character or word of YAML, never of the text
 _TAGS = frozenset({"str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value"})
 
 
@@ -195,7 +196,8 @@ def _marked(error: yaml.MarkedYAMLError, text: str, secret: bool) -> tuple[int, 
     mark = error.problem_mark or error.context_mark
     context, problem = error.context or "", error.problem or ""
     if secret:
-        context, problem = _QUOTED.sub("", context), _QUOTED.sub("", problem)
+        context = _QUOTED.sub("", context)
+        problem = problem if problem.startswith(_EXPECTED) else _QUOTED.sub("", problem)
     what = f"{context} {problem}".strip()
     lines = text.splitlines()
     if mark is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shlex
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,7 +131,9 @@ def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connecti
     current = next((file.current for file in files.values() if file.current), "")
     joined, name = ":".join(files), context or current
     contexts = _first(files, "contexts")
-    choice = ", ".join(f"--context {other}" for other in sorted(contexts)) or "there is none"
+    if not contexts:
+        raise NoAccess(f"{joined} has no contexts", hint="name another file: --kubeconfig PATH")
+    choice = ", ".join(f"--context {other}" for other in sorted(contexts))
     if not name:
         raise NoAccess(f"{joined} has no current context", hint=f"choose one: {choice}")
     if name not in contexts:
@@ -169,6 +172,9 @@ def _first(files: dict[str, Kubeconfig], plural: str) -> dict[str, tuple[str, An
 
 
 def _parse(path: str, text: str) -> Kubeconfig:
+    hint = f"see: {shlex.join(('kubectl', 'config', 'view', '--kubeconfig', path))}"
+    if "\0" in text or not _encodes(text):
+        raise NoAccess(f"{path} is not a kubeconfig: not text", hint=hint)
     try:
         tree = load(text, max_bytes=_MAX_BYTES, secret=True)
         return msgspec.convert({} if tree is None else tree, Kubeconfig)
@@ -176,7 +182,7 @@ def _parse(path: str, text: str) -> Kubeconfig:
         said = f"can't be parsed: {error}"
     except msgspec.ValidationError as error:  # reports the location and the types, never a value
         said = f"is not a kubeconfig: {error}"
-    raise NoAccess(f"{path} {said}", hint="see: kubectl config view --kubeconfig FILE")
+    raise NoAccess(f"{path} {said}", hint=hint)
 
 
 # --- cluster and user -----------------------------------------------------------------------------------

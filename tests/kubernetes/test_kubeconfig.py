@@ -378,3 +378,27 @@ def test_root_runs_no_credential_program_of_another_user(
     with pytest.raises(NoAccess, match=r"was not run: .* belongs to user 65534"):
         open_cluster(kubeconfig(api, exec=spec))
     assert not (tmp_path / "info").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem", "hint"),
+    [
+        (b"\xff\xfe\x00\x01", "is not a kubeconfig: not text", ""),
+        (b"contexts: \x00", "is not a kubeconfig: not text", ""),
+        (
+            b"contexts: [a, b\nusers: []\n",
+            "can't be parsed: line 2: not YAML: while parsing a flow sequence"
+            " did not find expected ',' or ']'",
+            "",
+        ),
+        (b"", "has no contexts", "name another file: --kubeconfig PATH"),
+    ],
+)
+def test_file_that_is_no_kubeconfig_is_named_with_the_whole_reason(
+    run: Gpunode, tmp_path: Path, content: bytes, problem: str, hint: str
+) -> None:
+    path = tmp_path / "my config"
+    path.write_bytes(content)
+    ran = run(*ADVERTISE, "--kubeconfig", str(path))
+    shown = hint or f"see: kubectl config view --kubeconfig '{path}'"
+    assert ran.code != 0 and ran.err == f"error: {path} {problem}\nhint: {shown}\n"
