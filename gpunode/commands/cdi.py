@@ -344,6 +344,12 @@ def check(content: Content) -> None:
         if name not in STRATEGIES:
             raise UsageError(f"unknown --device-name {name!r}", hint=f"known: {', '.join(STRATEGIES)}")
     _check_nvidia_ctk(content)
+    for device in content.device_ids:
+        if not re.fullmatch(r"all|\d+(:\d+)?|(GPU|MIG)-.+", device, re.ASCII):
+            raise UsageError(
+                f"--device-id {device!r} is neither an index nor a UUID",
+                hint="an index, a UUID, GPU:MIG by index, or all; list them: gpunode gpus",
+            )
     for option, value, pattern in (
         ("--vendor", content.vendor, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
         ("--class", content.device_class, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),

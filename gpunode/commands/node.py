@@ -270,6 +270,7 @@ def advertise(
     isn't allocatable in time.
     """
     checked_resource(resource)
+    _check_count(count, remove=remove)
     at = place(host, target)
     number = None if remove else _count(host, count, resource, at, progress)
     by = served(host, resource) if at.own and not force else ""
@@ -341,13 +342,20 @@ def checked_resource(name: str) -> str:
     return name
 
 
+def _check_count(count: str, *, remove: bool) -> None:
+    if count == AUTO:
+        return
+    if remove:
+        raise UsageError("--count and --remove exclude each other", hint="give one of them")
+    if not count.isascii() or not count.isdigit() or not len(count) < 10:
+        raise UsageError(
+            f"--count {count!r} is not a number of devices",
+            hint="a whole number, or auto; --remove takes the entry away",
+        )
+
+
 def _count(host: Host, count: str, resource: str, at: Place, progress: Progress) -> int:
     if count != AUTO:
-        if not count.isascii() or not count.isdigit() or not len(count) < 10:
-            raise UsageError(
-                f"--count {count!r} is not a number of devices",
-                hint="a whole number, or auto; --remove takes the entry away",
-            )
         return int(count)
     if not at.own:
         raise UsageError(

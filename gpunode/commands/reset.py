@@ -129,6 +129,9 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
         raise PreconditionError(
             "a reset is carried out only on the node itself", hint="add --dry-run, or leave out --root"
         )
+    if request.access.server:
+        with suppress(ImportError):  # the step reports the missing package
+            cluster_access.find(host, request.access)  # a malformed URL is refused before the plan
     killed = unfinished_notes(Journal.of(host))
     if request.dry_run:
         walked = walk(host, _steps(host, request, progress), show, dry_run=True, describe=_interruption)

@@ -181,18 +181,23 @@ def run_set(
     `UsageError` for a key or value that the toolkit doesn't accept.
     """
     given = _parsed(facts.keys_for(host), settings)
+    # before the file is read; what depends on the file is allowed here
+    _refuse_wrong(given, {"features": {"allow-ldconfig-from-container": True}})
 
     def edited(text: str, path: str) -> str:
         after = with_settings(text, path, {key.path: value for key, value in given.items()})
-        tree = parse_toml(after, path)
-        for key, value in given.items():
-            problem = facts.wrong(key, value, tree)
-            if problem:
-                raise UsageError(f"{key.name}: {problem}", hint=f"see gpunode toolkit config get {key.name}")
+        _refuse_wrong(given, parse_toml(after, path))
         return after
 
     names = [key.name for key in given]
     return _change(host, progress, config, edited, settings, names, create=create, dry_run=dry_run)
+
+
+def _refuse_wrong(given: Mapping[Key, Any], tree: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        problem = facts.wrong(key, value, tree)
+        if problem:
+            raise UsageError(f"{key.name}: {problem}", hint=f"see gpunode toolkit config get {key.name}")
 
 
 def unset(

@@ -111,7 +111,10 @@ def find(host: Host, access: Access) -> Connection:
                 "--server speaks to a kubectl proxy, which has credentials of its own",
                 hint="leave out --kubeconfig and --context, or --server",
             )
-        return to_server(access.server, "--server", options=("--server", access.server))
+        try:
+            return to_server(access.server, "--server", options=("--server", access.server))
+        except NoAccess as error:
+            raise UsageError(error.message, hint=error.hint) from error
     if access.kubeconfig == KUBELET:
         return _of_files(host, (_of_kubelet(host),), access)
     if access.kubeconfig:

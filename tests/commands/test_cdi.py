@@ -586,3 +586,9 @@ def test_file_that_an_installed_engine_cannot_read_is_named(recorded):
 def test_empty_node_gets_a_hint(tmp_path):
     ran = gpunode("cdi", "list", "--root", str(tmp_path))
     assert (ran.code, "gpunode cdi refresh" in ran.out) == (0, True)
+
+
+def test_malformed_device_id_is_refused_before_the_driver_is_queried(tmp_path):
+    ran = gpunode("cdi", "generate", "--device-id", "foo", "--root", str(tmp_path))
+    error = ran.err.splitlines()[0]
+    assert (ran.code, error) == (2, "error: --device-id 'foo' is neither an index nor a UUID")

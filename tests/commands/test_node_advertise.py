@@ -20,7 +20,7 @@ from fixtures.scenario import machine
 from fixtures.stubs import stub_node
 from gpunode.commands.node import served
 from gpunode.host import Host
-from tests.cli import clean_environment, command
+from tests.cli import clean_environment, command, gpunode
 from tests.cluster import Gpunode
 from tests.waiting import PATIENCE, eventually
 
@@ -249,3 +249,19 @@ def test_kubelet_checkpoint_shows_what_a_plugin_serves(tmp_path: Path) -> None:
     assert served(host, "example.com/gpu") == ""
     path.write_text("nonsense")
     assert served(host, "nvidia.com/gpu") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--count", "x"], "--count 'x' is not a number of devices"),
+        (["--count", "-3"], "--count '-3' is not a number of devices"),
+        (["--count", "3", "--remove"], "--count and --remove exclude each other"),
+    ],
+)
+def test_count_is_checked_before_the_api_server_is_searched(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    env = {"HOME": str(tmp_path), "KUBECONFIG": ""}
+    done = gpunode("node", "advertise", "--resource", "nvidia.com/gpu", *options, env=env)
+    assert (done.code, done.err.splitlines()[0]) == (2, f"error: {message}")

@@ -252,3 +252,9 @@ def test_a_file_that_holds_what_an_older_entry_found_is_restored_already(root: P
     entries = [one for one in journal.entries() if one.manifest["operation"] == "toolkit-config"]
     edits, foreign = restoring(journal.host, journal, entries[::-1])
     assert [edit.action for edit in edits] == ["unchanged"] and foreign == ()
+
+
+def test_malformed_server_is_refused_before_the_plan(root: Path) -> None:
+    ran = run(root, "reset", "--dry-run", "--server", "foo")
+    error = ran.err.splitlines()[0]
+    assert (ran.code, ran.out, error) == (2, "", "error: --server: 'foo' is not the address of an API server")

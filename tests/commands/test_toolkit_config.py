@@ -248,3 +248,10 @@ def test_own_file_of_a_user_is_changed_without_root() -> None:
         assert 'mode = "cdi"' in place.read_text()
         assert gpunode("rollback", env=environment, prefix=AS_ORDINARY_USER).code == 0
         assert (place.read_text(), place.stat().st_uid) == (PACKAGED, UID)
+
+
+def test_value_is_checked_before_the_file_is_searched(run: Run) -> None:
+    ran = run("set", f"{MODE}=cid")
+    assert ran.code == 2 and ran.err.startswith(f"error: {MODE}: allowed values are auto"), ran.err
+    missing = run("set", f"{MODE}=cdi")
+    assert (missing.code, "install it: gpunode toolkit install" in missing.err) == (3, True)
