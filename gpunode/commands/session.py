@@ -559,10 +559,12 @@ def _meant(context: Any, argv: Sequence[str], path: str, message: str) -> str:
 
 def _option_of(context: Any, word: str) -> str:
     """The option of the command for which Tab offers this word; empty if there is none."""
-    command = context.command if context is not None else None
+    if context is None:
+        return ""
+    command = context.command
     if default := getattr(command, "default", ""):
         command = command.get_command(context, default)
-    for option in command.get_params(context) if command is not None else ():
+    for option in command.get_params(context):
         named = option.param_type_name == "option" and not option.hidden and word not in ("true", "false")
         offered = option.shell_complete(context, word) if named else ()
         if any((one.value, one.type) == (word, "plain") for one in offered):

@@ -292,7 +292,7 @@ def test_page_has_one_first_step(name, tmp_path):
     root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
     label = "Look" if chosen is not None and chosen.fix[0].look else "Fix"
     first = [f"{label} first{root}: {chosen.fix[0].command}"] if chosen is not None else []
-    if first and chosen.fix[0].command == ON_HOST:
+    if chosen is not None and chosen.fix[0].command == ON_HOST:
         first = []
         assert lines[-1] == "This is a container. Run gpunode doctor on its host."
     assert [line for line in lines if line.startswith(("Fix first", "Look first"))] == first
