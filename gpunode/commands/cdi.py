@@ -208,6 +208,9 @@ def cdi_list(
 
     gpunode cdi list
     """
+    for directory in spec_dir or ():
+        if not session.host.is_dir(directory):
+            raise UsageError(f"--spec-dir {directory}: there is no such directory", hint="--spec-dir /DIR")
     return list_devices(session.host, tuple(spec_dir or DIRECTORIES))
 
 

@@ -222,6 +222,8 @@ def selected(
     for identifier in (*only, *skipped, *ignored):
         if not (identifier == EVERY and identifier in ignored):
             find_check(identifier)
+    if both := [one for one in only if one in skipped]:
+        raise UsageError(f"{both[0]} is selected and skipped", hint=f"leave out --skip {both[0]}")
     if preflight and preflight not in PREFLIGHTS:
         raise UsageError(f"there is no preflight {preflight!r}", hint=f"one of {', '.join(PREFLIGHTS)}")
     if preflight and only and not any(preflight in find_check(one).preflight for one in only):
@@ -416,6 +418,7 @@ def doctor(
         from gpunode.commands import doctor_fix
 
         doctor_fix.refuse(fix, apply, allowed)
+    _refuse_files(checks or ())
     ids = (*(checks or ()), *(only or ()))
     selection = selected(ids, skip or (), ignore or (), preflight.value if preflight else "")
     refuse_no_release(cuda)
@@ -426,6 +429,16 @@ def doctor(
         )
     result = run(session.host, session.progress, selection, questions, strict=strict, explain=explain)
     return _into(output_file, result)
+
+
+def _refuse_files(checks: Sequence[str]) -> None:
+    """`UsageError` for a file in place of a check: no id has a dot or a slash."""
+    for one in checks:
+        if "." in one or "/" in one:
+            raise UsageError(
+                f"unknown check {one!r}",
+                hint="a file: gpunode doctor --compare FILE FILE, or gpunode doctor --root BUNDLE",
+            )
 
 
 def _into(path: str, result: Result) -> Result:

@@ -438,10 +438,14 @@ def _envelope(path: str, text: str) -> dict[str, Any]:
 def _parsed(path: str, text: str) -> Any:
     import json
 
+    if not text.strip():
+        raise ConfigError(f"{path} is not a report: the file is empty", hint=_MAKE_ONE)
     try:
         if path.endswith((".yaml", ".yml")):
             return load(text)
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not a report: not JSON: line {error.lineno}", hint=_MAKE_ONE) from error
     except (ValueError, RecursionError) as error:
         problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(f"{path} is not a report: {problem}", hint=_MAKE_ONE) from error

@@ -89,6 +89,8 @@ def _read(path: str) -> bytes:
 
         return sys.stdin.buffer.read(_MAX_BYTES)
     place = str(Path(path).absolute())
+    if Host(Path("/")).is_dir(place):
+        raise ConfigError(f"{path} is a directory", hint=f"name a file in it: --config-file {path}/FILE")
     found = Host(Path("/")).read_bytes(place)
     if found is None:
         raise ConfigError(

@@ -74,6 +74,8 @@ def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
     """
     path, source = facts.locate(host, config)
     text = host.read_text(path)
+    if config and text is None:
+        raise PreconditionError(f"{path} doesn't exist", hint="leave out --config, or name an existing file")
     tree = parse_toml(text or "", path)
     settings = _selected(settings_in(host, tree), keys)
     data = ToolkitConfig(path, source, text is not None, settings)

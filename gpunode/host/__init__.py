@@ -316,7 +316,8 @@ class Host(ReadingHost):
         whole = Path(path).absolute()
         with suppress(OSError):
             if not stat.S_ISREG(whole.stat().st_mode):
-                raise UsageError(f"--output-file {path} is not a file", hint="specify a regular file")
+                hint = f"name a file in it: --output-file {path}/FILE" if whole.is_dir() else "name a file"
+                raise UsageError(f"--output-file {path} is not a file", hint=hint)
         try:
             with trust.held("/", str(whole), follow=True, live=True) as place:
                 allowed = os.access(".", os.W_OK, dir_fd=place.directory) and not self._kept_from_us(place)

@@ -592,3 +592,8 @@ def test_malformed_device_id_is_refused_before_the_driver_is_queried(tmp_path):
     ran = gpunode("cdi", "generate", "--device-id", "foo", "--root", str(tmp_path))
     error = ran.err.splitlines()[0]
     assert (ran.code, error) == (2, "error: --device-id 'foo' is neither an index nor a UUID")
+
+
+def test_missing_directory_in_the_option_is_an_error(tmp_path):
+    ran = gpunode("cdi", "list", "--root", str(tmp_path), "--spec-dir", "/nope")
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "error: --spec-dir /nope: there is no such directory")

@@ -104,3 +104,33 @@ def test_strict_includes_warnings_of_a_fix_plan(tmp_path):
     host = recorded_host("driver-cve", tmp_path)
     for strict, code in ((False, 0), (True, 1)):
         assert doctor.run_fix(host, SilentProgress(), strict=strict).exit_code == code
+
+
+def test_file_in_place_of_a_check_is_explained(tmp_path):
+    ran = gpunode("--root", str(tmp_path), "doctor", "node.json")
+    hint = "a file: gpunode doctor --compare FILE FILE, or gpunode doctor --root BUNDLE"
+    assert (ran.code, ran.err) == (2, f"error: unknown check 'node.json'\nhint: {hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("", "the file is empty"), ("{}\nnode", "not JSON: line 2")],
+)
+def test_file_that_is_no_report_is_named(tmp_path, content, problem):
+    path = tmp_path / "node.json"
+    path.write_text(content)
+    ran = gpunode("doctor", "--compare", str(path), str(path))
+    assert ran.code != 0 and ran.err.splitlines()[0] == f"error: {path} is not a report: {problem}"
+
+
+def test_check_that_is_selected_and_skipped_is_refused(root):
+    ran = gpunode("--root", str(root), "doctor", "--only", "pci-no-gpu", "--skip", "pci-no-gpu:known")
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "error: pci-no-gpu is selected and skipped")
+
+
+def test_directory_in_place_of_the_output_file_gets_a_hint(root, tmp_path):
+    ran = gpunode("--root", str(root), "doctor", "--output-file", str(tmp_path), "-o", "json")
+    assert (ran.code, ran.err.splitlines()[1]) == (
+        2,
+        f"hint: name a file in it: --output-file {tmp_path}/FILE",
+    )

@@ -248,3 +248,9 @@ def test_invalid_recording_is_reported(tmp_path, recorded, message):
     (tmp_path / ".gpunode/recording.json").write_text(json.dumps({"nvml": recorded}))
     ran = gpunode("--root", str(tmp_path), "mig", "list")
     assert (ran.code, message in ran.err) == (1, True), ran.err
+
+
+def test_directory_in_place_of_a_configuration_gets_a_hint(tmp_path):
+    ran = gpunode("mig", "plan", "-f", str(tmp_path))
+    assert ran.code != 0
+    assert ran.err.startswith(f"error: {tmp_path} is a directory\nhint: name a file in it: --config-file ")

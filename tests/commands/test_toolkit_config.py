@@ -255,3 +255,8 @@ def test_value_is_checked_before_the_file_is_searched(run: Run) -> None:
     assert ran.code == 2 and ran.err.startswith(f"error: {MODE}: allowed values are auto"), ran.err
     missing = run("set", f"{MODE}=cdi")
     assert (missing.code, "install it: gpunode toolkit install" in missing.err) == (3, True)
+
+
+def test_get_of_a_named_file_that_does_not_exist_is_an_error(run: Run) -> None:
+    ran = run("get", "--config", "/nope")
+    assert (ran.code, ran.out, ran.err.splitlines()[0]) == (3, "", "error: /nope doesn't exist")

@@ -250,3 +250,9 @@ def test_container_with_fewer_devices_than_the_host_fails_and_names_them(
     result = verify.run_in_container(host, ContainerRequest("docker", timeout=PATIENCE), SilentProgress())
     assert [one.status for one in result.data.devices] == ["ok", "fail"]
     assert (int(result.exit_code), named in result.errors[0].message) == (1, True)
+
+
+def test_missing_socket_in_the_option_is_named(tmp_path):
+    ran = gpunode("verify", "--on", "docker", "--socket", str(tmp_path / "nope"))
+    message = f"error: there is no socket at {tmp_path}/nope\nhint: leave out --socket, or start Docker\n"
+    assert (ran.code, message in ran.err) == (3, True), ran.err

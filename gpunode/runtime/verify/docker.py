@@ -54,6 +54,10 @@ def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> 
 
 def _socket(host: Host, request: ContainerRequest) -> str:
     if request.socket:
+        if host.socket_state(request.socket) == "absent":
+            raise PreconditionError(
+                f"there is no socket at {request.socket}", hint="leave out --socket, or start Docker"
+            )
         return request.socket
     from gpunode.facts.docker import find_docker
 
