@@ -243,7 +243,7 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
                 "  Then register its runtime with the container engine: gpunode configure-runtime",
             ),
         ),
-        ("mig-cdi-stale", ("  /var/run/cdi/nvidia.yaml: and 4 more",)),
+        ("mig-cdi-stale", ("  /var/run/cdi/nvidia.yaml: and 4 more are missing",)),
     ],
 )
 def test_a_page_names_the_next_step(name, lines, tmp_path):

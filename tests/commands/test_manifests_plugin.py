@@ -352,7 +352,7 @@ def test_invalid_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
         (("daemon-set", "--namespace", "Gpus"), "can't be a namespace"),
         (("daemon-set", "--kubelet-root", "kubelet"), "is not an absolute path"),
         (("daemon-set", "--mps", "2", "--config-file", "x"), "--config-file names one"),
-        (("rbac", "--for", "everything"), "known: plugin, labels"),
+        (("rbac", "--for", "everything"), "is not one of plugin, labels"),
         (("all", "--node", "gpu_1"), "can't be a node's name"),
         (("vector-add", "--resource", "gpu"), "DOMAIN/NAME"),
         (("all", "--taint"), "--taint needs a node"),
