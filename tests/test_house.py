@@ -53,17 +53,18 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def own_imports(path: Path) -> set[str]:
+@cache
+def own_imports(path: Path) -> frozenset[str]:
     """The modules of gpunode that a module imports: lazily and for types, too."""
-    found = set()
+    modules: set[str] = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("gpunode."):
             assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
             module = (node.module or "").removeprefix("gpunode").removeprefix(".")
             for alias in node.names:
                 whole = f"{module}.{alias.name}".removeprefix(".")
-                found.add(whole if whole in NAMES else module)
-    return found - {name_of(path), ""}
+                modules.add(whole if whole in NAMES else module)
+    return frozenset(modules - {name_of(path), ""})
 
 
 def for_types(path: Path) -> set[ast.AST]:
@@ -71,7 +72,7 @@ def for_types(path: Path) -> set[ast.AST]:
     return {
         inner
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
 
