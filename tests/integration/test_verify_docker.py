@@ -1,6 +1,7 @@
 """Vector-add through a real dockerd, its runtime setting and runc; only driver and GPU are stubs."""
 
 import signal
+import socket
 
 import pytest
 
@@ -152,10 +153,18 @@ def test_concurrent_run_is_not_disturbed(engine, api, node):
 
 
 def test_stopped_daemon_has_a_hint_to_start_it(tmp_path):
-    with pytest.raises(DaemonError) as caught:
+    """Its socket was removed, or is left of a daemon that was killed."""
+    with pytest.raises(PreconditionError) as missing:
         run_program(Host(), ContainerRequest("docker", socket=str(tmp_path / "none.sock")), Notes())
-    assert caught.value.exit_code == 3
-    assert "systemctl start docker" in caught.value.hint
+    assert missing.value.exit_code == 3
+    assert missing.value.hint == "leave out --socket, or start Docker"
+    left = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(left))
+    with pytest.raises(DaemonError) as refused:
+        run_program(Host(), ContainerRequest("docker", socket=str(left)), Notes())
+    assert refused.value.exit_code == 3
+    assert refused.value.hint == "no process listens on the socket: systemctl restart docker"
 
 
 def test_daemon_with_an_unreadable_log_driver_still_returns_the_output(node):

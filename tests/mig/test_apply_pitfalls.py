@@ -75,7 +75,7 @@ def test_filter_without_a_match_is_an_error(mig_node: MigMaker) -> None:
     ran = node.apply("a", file=node.config(text))
     assert ran.code == 3 and "no entry of 'a' matches a GPU of this node (GPU 0 is 0x233010DE)" in ran.err
     ran = node.apply("a", file=node.config(text.replace("'0x20B010DE'", "20B0")))
-    assert ran.code == 1 and "device-filter: '20B0' is none" in ran.err
+    assert ran.code == 1 and "device-filter: '20B0' is not a device filter" in ran.err
 
 
 def test_missing_index_is_an_error(mig_node: MigMaker) -> None:
