@@ -28,7 +28,7 @@ from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
 from gpunode.plugin.config.settings import KUBELET_SOCKET, Settings, pod_resources_socket
-from gpunode.plugin.model import LeftOut, how_to_mend
+from gpunode.plugin.model import LeftOut, how_to_fix
 from gpunode.plugin.observe.status_file import OwnStatus, PluginSocket, plugin_sockets, read_own_status
 from gpunode.plugin.observe.status_report import (
     Known,
@@ -422,7 +422,7 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
         bad = Style.BAD if health == "unhealthy" else Style.WARN
         yield Text(f"GPU {', '.join(unit.index or unit.id for unit in units)}: {problem.reason}{since}", bad)
         gpus = dict.fromkeys(unit.index.partition(":")[0] for unit in units)
-        if mend := how_to_mend(problem.mend, units[0].gpu, ",".join(gpus), pid):
+        if mend := how_to_fix(problem.mend, units[0].gpu, ",".join(gpus), pid):
             yield Text(f"  {mend}", Style.COMMAND)
     known = {(unit.id, unit.index) for unit in data.units if unit.problem}
     for item in data.left_out:

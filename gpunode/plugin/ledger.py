@@ -30,7 +30,7 @@ from gpunode.plugin.model import (
     Resource,
     Snapshot,
     Unit,
-    how_to_mend,
+    how_to_fix,
     remembered,
 )
 
@@ -254,7 +254,7 @@ class Ledger:
         if problem.starting:
             self._log.info("GPU is not ready yet", **fields)
             return
-        hint = how_to_mend(problem.mend, unit.gpu, unit.index, os.getpid())
+        hint = how_to_fix(problem.mend, unit.gpu, unit.index, os.getpid())
         more = {"mend": problem.mend, "hint": hint} if problem.mend else {}
         self._log.error("GPU is unhealthy", **fields, **more)
 

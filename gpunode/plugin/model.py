@@ -382,7 +382,7 @@ def requested(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
 
 
 def _unhealthy(device: Device, problem: Problem) -> AllocationError:
-    fix = how_to_mend(problem.mend, device.unit.gpu, device.unit.index, os.getpid())
+    fix = how_to_fix(problem.mend, device.unit.gpu, device.unit.index, os.getpid())
     return AllocationError(
         f"device {device.id} is unhealthy: {problem.reason}{f'; {fix}' if fix else ''}",
         hint="gpunode plugin status",
@@ -485,7 +485,7 @@ _WORDS = {
 }
 
 
-def how_to_mend(mend: str, gpu: str, index: str, pid: int = 0) -> str:
+def how_to_fix(mend: str, gpu: str, index: str, pid: int = 0) -> str:
     """ "" for a `mend` that needs no action. `gpu` and `index` are the unit's, `pid` the serving plugin's if
     known.
 

@@ -13,7 +13,7 @@ from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.health import HealthJudge
 from gpunode.plugin.ledger import Ledger
-from gpunode.plugin.model import Problem, how_to_mend
+from gpunode.plugin.model import Problem, how_to_fix
 from gpunode.plugin.nvidia.backend import NvidiaBackend
 from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
 
@@ -29,12 +29,12 @@ from tests.plugin.nodes import MemoryLog, inventory, recorded_host, uuid
     ],
 )
 def test_hint_is_a_command_if_there_is_one(mend: str, gpu: str, index: str, expected: str) -> None:
-    assert expected in how_to_mend(mend, gpu, index, 77)
+    assert expected in how_to_fix(mend, gpu, index, 77)
 
 
 def test_self_clearing_problem_has_no_hint() -> None:
-    assert how_to_mend("", "GPU-1", "1", 77) == ""
-    assert "USR1" not in how_to_mend("reset", "GPU-1", "1")
+    assert how_to_fix("", "GPU-1", "1", 77) == ""
+    assert "USR1" not in how_to_fix("reset", "GPU-1", "1")
 
 
 class Starting:
