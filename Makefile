@@ -5,7 +5,7 @@ DOCKER ?= docker
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpunode/__init__.py)
 BUNDLE := gpunode-$(VERSION)-linux-x86_64
 
-.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots dist image clean help
+.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots constraints dist image clean help
 
 demo: ## run the whole program on a simulated node; changes nothing on this machine
 	@scripts/make-venv
@@ -50,6 +50,12 @@ docs: ## write the generated pages and the transcripts of docs/
 screenshots: ## make the pictures of docs/images again (needs Chromium)
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/take_screenshots.py
+
+constraints: ## update constraints.txt to the newest releases that pyproject.toml allows (needs uv)
+	@head -2 constraints.txt >constraints.new
+	@uv pip compile --quiet --universal --python-version 3.10 --upgrade --all-extras --no-annotate --no-header \
+		pyproject.toml >>constraints.new
+	@mv constraints.new constraints.txt
 
 dist: ## build wheel, sdist, deb, rpm, offline bundle and Ansible collection in dist/
 	@scripts/make-venv dev

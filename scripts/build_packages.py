@@ -40,6 +40,7 @@ COMPLETIONS = {
     "zsh": "usr/share/zsh/vendor-completions/_gpunode",
     "fish": "usr/share/fish/vendor_completions.d/gpunode.fish",
 }
+_CONSTRAINTS = REPOSITORY / "constraints.txt"
 _PACKAGING = REPOSITORY / "packaging"
 _SUMMARY = "GPUs for containers and Kubernetes pods on one Linux node"
 _DESCRIPTION = """\
@@ -68,16 +69,29 @@ def libraries(wheel_file: Path, directory: Path) -> None:
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
     sites = {version: directory / f"lib/python{version}/site-packages" for version in PYTHONS}
     for version, site in sites.items():
+        constraints = directory / f"constraints-{version}.txt"
+        write(constraints, constraints_for(version))
         target = ["--target", str(site), "--implementation", "cp", "--python-version", version, *platforms]
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-        pip += ["--no-compile", "--only-binary=:all:", *target]
+        pip += ["--no-compile", "--only-binary=:all:", "--constraint", str(constraints), *target]
         run(*pip, f"{wheel_file}[all]")
         while missing := left_out(site, version):
             run(*pip, "--no-deps", *missing)
         # scripts, and where the wheel was: with this machine's paths
         shutil.rmtree(site / "bin", ignore_errors=True)
         next(site.glob("gpunode-*.dist-info/direct_url.json")).unlink()
+        constraints.unlink()
     share(list(sites.values()), directory / "lib/shared")
+
+
+def constraints_for(version: str) -> str:
+    """The lines of constraints.txt for this Python, without their markers (see `left_out`)."""
+    python = {"python_version": version, "python_full_version": f"{version}.0"}
+    lines = [line for line in _CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    pinned = map(Requirement, lines)
+    return "".join(
+        f"{one.name}{one.specifier}\n" for one in pinned if not one.marker or one.marker.evaluate(python)
+    )
 
 
 def left_out(site: Path, version: str) -> list[str]:

@@ -16,7 +16,7 @@ exit 1
 
 def test_machine_with_an_old_python_gets_an_install_hint(tmp_path: Path) -> None:
     """Ubuntu 20.04: `apt-get install python3` would install 3.8 again."""
-    for name in ("bash", "cut", "dirname", "env", "sha256sum"):
+    for name in ("bash", "cat", "cut", "dirname", "env", "sha256sum"):
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/false")
     (tmp_path / "python3").write_text(_OLD)
     (tmp_path / "python3").chmod(0o755)

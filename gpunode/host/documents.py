@@ -199,6 +199,9 @@ def _marked(error: yaml.MarkedYAMLError, text: str, secret: bool) -> tuple[int, 
         context = _QUOTED.sub("", context)
         problem = problem if problem.startswith(_EXPECTED) else _QUOTED.sub("", problem)
     what = f"{context} {problem}".strip()
+    if "nesting depth" in problem:
+        # libyaml's own limit since 0.2.6, which a long line of brackets reaches before ours
+        return (mark.line + 1 if mark else 0), "nested too deeply"
     lines = text.splitlines()
     if mark is None:
         return 0, f"not YAML: {' '.join(what.split())}"

@@ -110,7 +110,8 @@ def fresh_checkout(place: Path) -> Path:
 
 def virtual_environment() -> str:
     """The one of these tests if `make` would use it as it is, else the name of one that `make` creates."""
-    digest = hashlib.sha256((REPOSITORY / "pyproject.toml").read_bytes()).hexdigest()[:16]
+    files = [(REPOSITORY / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    digest = hashlib.sha256(b"".join(files)).hexdigest()[:16]
     return sys.prefix if (Path(sys.prefix) / f".gpunode-{digest}-dev").exists() else ".venv"
 
 
