@@ -461,7 +461,7 @@ def _cdi_users(node: Node) -> list[Evidence]:
     "cdi",
     title="Docker reads CDI specifications if containers get GPUs through CDI",
     looks_at="CDISpecDirs of the running Docker, if a specification for GPUs exists.",
-    remedy=fixes.everywhere("gpunode configure-runtime --runtime docker --cdi", "restart"),
+    remedy=fixes.same(fixes.configure("docker", "--cdi")),
     blocked_by=("toolkit-missing", "docker-not-running", "docker-config-invalid-json"),
     classes=HOST,
     table="version_gates",
@@ -555,7 +555,7 @@ def cdi_refresh_inactive(node: Node) -> Verdict:
     if ours is not None and ours.runs:
         return ok(f"{_OURS} keeps the CDI specification up to date")
     if service.active == "failed":
-        fix = after_reading_log(_SERVICE, f"systemctl restart {_SERVICE}")
+        fix = after_reading_log(_SERVICE, Fix(f"systemctl restart {_SERVICE}"))
         return warn(f"{_SERVICE} failed and wrote no CDI specification", *seen_unit(node, _SERVICE), fix=fix)
     if service.at_boot and path is not None and path.installed and not path.runs:
         return warn(f"{_PATH} isn't enabled", seen(_PATH, str(path)), seen(_SERVICE, str(service)))

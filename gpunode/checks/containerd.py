@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
+from gpunode.checks.disturbance import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES
 from gpunode.checks.docker import line_of
 from gpunode.checks.fixes import everywhere, per_family, upgrade
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
@@ -113,9 +114,10 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
     if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
         runtime = daemon.manager or "containerd"
         # k0s doesn't start with such a file, and configure-runtime reloads only what runs
-        start = f"{fixes.restart_managed(runtime, daemon.unit)} && " if k0s else ""
-        again = f"{start}gpunode configure-runtime --runtime {runtime}"
-        fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", disruptive="restart")
+        again = fixes.configure(runtime)
+        if k0s:
+            again = again.after(fixes.restart_managed(runtime, daemon.unit).command)
+        fix = again.after(f"mv {wrong} {wrong}.disabled")
     return fail(f"{who} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
 
 
@@ -213,15 +215,15 @@ def edit(node: Node, path: str, line: int | None, change: str) -> Fix:
     """Edit a file, and restart containerd if it can then be parsed. If a distribution renders the file, edit
     its template instead."""
     daemon = node.containerd
-    restart = "systemctl restart containerd"
+    restart = fixes.RESTART_CONTAINERD.other
     if daemon is not None and not daemon.manager and node.host.which("containerd"):
         option = f" --config {daemon.config_path}" if daemon.config_path != DEFAULT_CONFIG else ""
-        restart = f"containerd{option} config dump > /dev/null && {restart}"
+        restart = restart.after(f"containerd{option} config dump > /dev/null")
     if daemon is not None and daemon.manager:
         restart = fixes.restart_managed(daemon.manager, daemon.unit)
         if path == daemon.config_path:
             path, line = next(iter(sources(node.host, daemon)), ""), None
-    return fixes.edit_file(path, line, change, restart) if path else Fix(restart, disruptive="restart")
+    return fixes.edit_file(path, line, change, restart) if path else restart
 
 
 def _dotted(node: Node) -> str:
@@ -331,14 +333,13 @@ def _managed(node: Node) -> Fix | None:
     daemon = node.containerd
     if daemon is None or not daemon.manager:
         return None
-    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), disruptive="restart")
+    return fixes.restart_managed(daemon.manager, daemon.unit)
 
 
 def configure(node: Node) -> Fix | None:
     """Configure a distribution's containerd by the distribution's name; None for the system's containerd."""
     manager = node.containerd.manager if node.containerd else ""
-    command = f"gpunode configure-runtime --runtime {manager}"
-    return Fix(command, disruptive="restart") if manager else None
+    return fixes.configure(manager) if manager else None
 
 
 def _silent(node: Node, socket: str) -> Verdict:
@@ -579,7 +580,7 @@ def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
     if not files or (node.containerd and node.containerd.manager):
         return edit(node, config.path, None, f"set SystemdCgroup = {desired} in the options of each runtime")
     change = f"sed -i 's/{present}/SystemdCgroup = {desired}/' {' '.join(files)}"
-    return Fix(f"{change} && systemctl restart containerd", disruptive="restart")
+    return fixes.RESTART_CONTAINERD.other.after(change)
 
 
 def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:
@@ -605,7 +606,8 @@ UPGRADE = per_family(
     "dnf upgrade containerd.io",
     "zypper update containerd",
     "follow https://containerd.io/docs/getting-started/",
-    "restart",
+    disruptive="restart",
+    disturbs=RESTARTS_CONTAINERD,
 )
 _PACKAGES = ("containerd.io", "containerd")
 # a Kubernetes distribution's containerd is upgraded only with the distribution, so its users do without NRI
@@ -621,7 +623,7 @@ def newer(node: Node) -> Fix:
         return WITHOUT_NRI
     family = node.distribution.family
     names = [name for name in _PACKAGES if name in node.packages.installed]
-    return upgrade(family, names, "restart") or UPGRADE.for_family(family)
+    return upgrade(family, names, RESTARTS_CONTAINERD) or UPGRADE.for_family(family)
 
 
 # Other needs of a GPU node: NRI, locked memory, and deprecated settings.
@@ -640,7 +642,7 @@ _ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd's limit is 8 
         "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's "
         "release and the disable setting of its NRI plugin."
     ),
-    remedy=everywhere("${EDITOR:-vi} /etc/containerd/config.toml && systemctl restart containerd", "restart"),
+    remedy=fixes.same(fixes.RESTART_CONTAINERD.other.after("${EDITOR:-vi} /etc/containerd/config.toml")),
     blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-not-restarted"),
     refs=("https://github.com/containerd/containerd/blob/main/docs/NRI.md",),
     table=tables.TABLE,
@@ -760,13 +762,11 @@ def containerd_memlock(node: Node) -> Verdict:
         )
     unit = daemon.unit or "containerd.service"
     drop = f"/etc/systemd/system/{unit}.d/10-memlock.conf"
-    command = (
-        f"mkdir -p {drop.rpartition('/')[0]} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {drop} && "
-        f"systemctl daemon-reload && systemctl restart {unit}"
-    )
+    restart = fixes.restart(unit, RESTARTS_KUBERNETES if daemon.manager else RESTARTS_CONTAINERD)
+    setting = f"printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {drop}"
     return note(
         f"containers without the capability IPC_LOCK can lock only {limit >> 10} KiB of memory for RDMA",
         seen(f"/proc/{daemon.process.pid}/limits", f"Max locked memory {limit}"),
         seen("/sys/class/infiniband", ", ".join(adapters[:4])),
-        fix=Fix(command, disruptive="restart"),
+        fix=restart.after(f"mkdir -p {drop.rpartition('/')[0]} && {setting} && systemctl daemon-reload"),
     )

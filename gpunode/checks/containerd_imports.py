@@ -18,7 +18,6 @@ from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
 from gpunode.facts.toml import KeyPath, as_key, as_value, headers
 from gpunode.host.redact import without_secrets
-from gpunode.output.result import Fix
 
 _PROGRAM = "nvidia-container-runtime"
 # without these, pods without GPUs fail
@@ -161,5 +160,5 @@ def containerd_config_drift(node: Node) -> Verdict:
         f"{DEFAULT_CONFIG} defines the nvidia handler, but {daemon.manager} reads its own file",
         seen(DEFAULT_CONFIG, _PROGRAM, line_of(text, _PROGRAM)),
         seen(daemon.config_path, daemon.config_source),
-        fix=Fix(f"gpunode configure-runtime --runtime {daemon.manager}", disruptive="restart"),
+        fix=fixes.configure(daemon.manager),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.checks.fixes import edit_file, everywhere, packages, syntax
+from gpunode.checks.disturbance import RESTARTS_CRIO
+from gpunode.checks.fixes import configure, edit_file, packages, restart, same, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
 from gpunode.errors import ConfigError, DaemonError
@@ -24,15 +25,15 @@ from gpunode.output.typed import as_dict, as_strings
 
 # Fixes for CRI-O.
 
-_RESTART = "systemctl restart crio"
-RESTART = everywhere(_RESTART, "restart")
-CONFIGURE = everywhere("gpunode configure-runtime --runtime crio", "restart")
-EDIT = everywhere(f"${{EDITOR:-vi}} /etc/crio/crio.conf.d/99-nvidia.conf && {_RESTART}", "restart")
+_RESTART = restart("crio", RESTARTS_CRIO)
+RESTART = same(_RESTART)
+CONFIGURE = same(configure("crio"))
+EDIT = same(_RESTART.after("${EDITOR:-vi} /etc/crio/crio.conf.d/99-nvidia.conf"))
 
 
 def restart_crio(unit: str | None) -> Fix:
     """Running containers survive a restart of CRI-O."""
-    return Fix(f"systemctl restart {(unit or 'crio').removesuffix('.service')}", disruptive="restart")
+    return restart((unit or "crio").removesuffix(".service"), RESTARTS_CRIO)
 
 
 def edit(path: str, line: int | None, change: str) -> Fix:
@@ -42,7 +43,7 @@ def edit(path: str, line: int | None, change: str) -> Fix:
 
 def move(paths: tuple[str, ...], place: str) -> Fix:
     """Move files to another directory and restart CRI-O."""
-    return Fix(f"mkdir -p {place} && mv {' '.join(paths)} {place}/ && {_RESTART}", disruptive="restart")
+    return _RESTART.after(f"mkdir -p {place} && mv {' '.join(paths)} {place}/")
 
 
 def install_monitor(family: str, path: str) -> Fix:
@@ -52,7 +53,7 @@ def install_monitor(family: str, path: str) -> Fix:
     command = packages(family, "reinstall", ["cri-o"]) if own else packages(family, "install", ["conmon"])
     if not command:
         return Fix("follow https://github.com/cri-o/packaging", needs_root=False)
-    return Fix(f"{command} && {_RESTART}", disruptive="restart")
+    return _RESTART.after(command)
 
 
 # CRI-O's handlers: the nvidia handler is loaded, its programs exist, and all use one cgroup driver.
@@ -315,8 +316,7 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     setting = seen("KubeletConfiguration cgroupDriver", own)
     path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
-    restart = restart_crio(node.crio.unit)
-    fix = Fix(f"{command} && {restart.command}", disruptive="restart")
+    fix = restart_crio(node.crio.unit).after(command)
     return fail("CRI-O and the kubelet use different cgroup drivers", answer, setting, fix=fix)
 
 
@@ -443,7 +443,7 @@ def crio_hooks_mode(node: Node) -> Verdict:
     if any(spec.serves_gpus for spec in node.cdi_specs):
         return ok("containers get GPUs through CDI; see hook-conflict for hooks that interfere", *evidence)
     if any(hook.path.rpartition("/")[0] in directories for hook in hooks):
-        fix = Fix("gpunode configure-runtime --runtime crio", disruptive="restart")
+        fix = CONFIGURE.other
         return note(
             "an OCI hook adds GPUs to containers, which the toolkit deprecates in favour of CDI",
             *evidence,
@@ -482,5 +482,5 @@ def crio_not_selected(node: Node) -> Verdict:
         f"CRI-O is running, but {role.reason}: settings in CRI-O affect no pod",
         seen(f"/proc/{crio.process.pid}", " ".join(shown_arguments(crio.process.argv))),
         seen(node.kubelet.endpoint_source, node.kubelet.endpoint),
-        fix=Fix("systemctl disable --now crio", disruptive="restart"),
+        fix=Fix("systemctl disable --now crio", disruptive="restart", disturbs="stops CRI-O"),
     )

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from gpunode.checks import fixes
+from gpunode.checks.disturbance import RESTARTS_PLUGINS
 from gpunode.checks.fixes import everywhere, set_plugin_variable
 from gpunode.checks.kubelet import RESTART_POD, has_own_plugin, restart_plugin
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
@@ -49,7 +50,11 @@ _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _GPU_WORDS = ("gpu", "nvidia", "cuda")  # part of every other vendor's name for a share
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
-_DEPLOY = everywhere("gpunode setup --kubernetes", "restart")
+_DEPLOY = everywhere(
+    "gpunode setup --kubernetes",
+    "restart",
+    disturbs="configures the kubelet's container engine, and restarts it if needed: running pods continue",
+)
 _ASK_OPERATOR = fixes.look(
     "kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide",
     "If this node's pod isn't Running, its log names the cause: kubectl logs",
@@ -403,9 +408,8 @@ def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | No
     owner = log.pod.rpartition("-")[0]
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
     command = f"kubectl --namespace {log.namespace} patch daemonset {owner} --patch '{patch}'"
-    return (seen(where, f"pod {log.pod} runs under {shown}"),), Fix(
-        command, needs_root=False, disruptive="restart"
-    )
+    fix = Fix(command, needs_root=False, disruptive="restart", disturbs=RESTARTS_PLUGINS)
+    return (seen(where, f"pod {log.pod} runs under {shown}"),), fix
 
 
 def message(line: str) -> str:
@@ -474,7 +478,7 @@ _PLUGIN_SETTINGS_REFS = (
         f"(containerd's release and CRI Status), the kubelet's release, and {_BY_ENVVAR} and "
         f"{_BY_MOUNTS} in the toolkit's config.toml."
     ),
-    remedy=everywhere("gpunode configure-runtime --runtime containerd --cdi", "restart"),
+    remedy=fixes.same(fixes.configure("containerd", "--cdi")),
     classes=CLUSTER_NODES,
     table=tables.TABLE,
     blocked_by=(
@@ -499,16 +503,16 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
         wrong = _refused(node, strategies)
         if wrong is not None:
             answer = seen(_source(plugin), f"device list strategy {','.join(strategies)}")
-            evidence, command = wrong
+            evidence, fix = wrong
             summary = (
                 f"neither the engine nor the toolkit supports the device plugin's strategy {strategies[0]}"
             )
-            return fail(summary, answer, evidence, fix=Fix(command, disruptive="restart"))
+            return fail(summary, answer, evidence, fix=fix)
     return ok("the engine supports the device plugin's device list strategy")
 
 
-def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | None:
-    """Why the only strategy doesn't work, and the command that fixes it; one working strategy is enough."""
+def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, Fix] | None:
+    """Why the only strategy doesn't work, and how to fix it; one working strategy is enough."""
     if len(strategies) != 1:
         return None
     if strategies[0] == _CRI:
@@ -517,16 +521,14 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, str] | 
     settings = node.toolkit_settings
     if not key or not node.toolkit.programs or settings.value(key) is not False:
         return None
-    return (
-        seen(settings.path, f"{key} = false", settings.line(key)),
-        f"gpunode toolkit config set {key}=true"
-        if key == _BY_MOUNTS
-        else f"gpunode toolkit config set {_BY_MOUNTS}=true && "
-        f"{set_plugin_variable(f'{_STRATEGY}={_MOUNTS}')}",
-    )
+    allow = f"gpunode toolkit config set {_BY_MOUNTS}=true"
+    fix = Fix(allow, disruptive="restart")
+    if key != _BY_MOUNTS:
+        fix = set_plugin_variable(f"{_STRATEGY}={_MOUNTS}").after(allow)
+    return seen(settings.path, f"{key} = false", settings.line(key)), fix
 
 
-def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
+def _engine_refuses(node: Node) -> tuple[Evidence, Fix] | None:
     """containerd without CDI; CRI-O always supports it."""
     daemon = node.containerd
     if daemon is None or not containerd_role(node).used:
@@ -540,11 +542,11 @@ def _engine_refuses(node: Node) -> tuple[Evidence, str] | None:
     except DaemonError:
         return None
     answer = seen(f"CRI Status at {daemon.socket}", "enableCDI = false")
-    command = f"gpunode configure-runtime --runtime {daemon.manager or 'containerd'} --cdi"
-    return (answer, command) if switch is False else None
+    fix = fixes.configure(daemon.manager or "containerd", "--cdi")
+    return (answer, fix) if switch is False else None
 
 
-def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
+def _kubelet_refuses(node: Node) -> tuple[Evidence, Fix] | None:
     """A kubelet without CDI support silently drops the names."""
     if tables.can("kubelet", "cdi-devices", node.kubelet_version) is not False:
         return None
@@ -563,7 +565,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
         "policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
         "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
     ),
-    remedy=everywhere(set_plugin_variable("PASS_DEVICE_SPECS=true"), "restart"),
+    remedy=fixes.same(set_plugin_variable("PASS_DEVICE_SPECS=true")),
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import driver_packages, fixes
+from gpunode.checks.disturbance import RESTARTS_IMEX
 from gpunode.checks.fixes import UPGRADE_TOOLKIT, Remedy, everywhere, per_family
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -185,7 +186,7 @@ RESTART_PERSISTENCED = everywhere("systemctl restart nvidia-persistenced")
 INSTALL_PERSISTENCED = per_family(
     f"apt install nvidia-persistenced && {' '.join(_ENABLE)}",
     f"dnf install nvidia-persistenced && {' '.join(_ENABLE)}",
-    f"zypper install nvidia-compute-utils-G06 && {' '.join(_ENABLE)}",
+    f"zypper install {fixes.SUSE_LIBRARIES} && {' '.join(_ENABLE)}",
     " ".join(_ENABLE),
 )
 _SAMPLE = "/usr/share/doc/NVIDIA_GLX-1.0/samples/nvidia-persistenced-init.tar.bz2"
@@ -197,14 +198,13 @@ UNIT_OF_RUN_INSTALLER = Fix(
 RESTART_CONTAINERS = fixes.same(
     fixes.look("gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers")
 )
-START_IMEX = everywhere("systemctl restart nvidia-imex", "restart")
+START_IMEX = fixes.same(fixes.restart("nvidia-imex", RESTARTS_IMEX))
 OPEN_DEVICES = everywhere(
-    "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf && reboot",
-    "reboot",
-)
+    "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf"
+).then_reboot()
 MAKE_CHANNEL = everywhere(
-    "echo 'options nvidia NVreg_CreateImexChannel0=1' > /etc/modprobe.d/nvidia-imex.conf && reboot", "reboot"
-)
+    "echo 'options nvidia NVreg_CreateImexChannel0=1' > /etc/modprobe.d/nvidia-imex.conf"
+).then_reboot()
 MAKE_LINKS = everywhere(
     "for file in /dev/nvidia?*; do [ -c $file ] && "
     "ln -sf $file /dev/char/$((0x$(stat -c %t $file))):$((0x$(stat -c %T $file))); done"
@@ -233,7 +233,7 @@ def change_mode(path: str) -> Fix | None:
     if not path.startswith("/etc/"):
         return None
     pattern = "s/NVreg_DeviceFileMode=[0-9]*/NVreg_DeviceFileMode=0666/"
-    return Fix(f"sed -i '{pattern}' {path} && reboot", disruptive="reboot")
+    return Fix(f"sed -i '{pattern}' {path}").then_reboot()
 
 
 def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
@@ -405,12 +405,14 @@ def _clustered(cluster: str | None) -> bool:
 _SLACK_SECONDS = 5.0  # a container's start and a reload are measured with different clocks
 _SHOWN = 8
 # the engine, by the prefix of its containers' control groups
+_STOP = "crictl stop"
+_STOPS = (
+    "stops these containers and ends their work: the kubelet starts them again unless restartPolicy is Never"
+)
 _STARTED_BY = {
     "libpod": "podman restart",
     "docker": "docker restart",
-    "kubepods": "crictl stop",
-    "cri-containerd": "crictl stop",
-    "crio": "crictl stop",
+    **dict.fromkeys(("kubepods", "cri-containerd", "crio"), _STOP),
 }
 
 
@@ -508,8 +510,11 @@ def _recreate(lost: list[Container]) -> Fix | None:
         command = next((words for mark, words in _STARTED_BY.items() if mark in place), None)
         if command is not None:
             commands.setdefault(command, []).append(one.id[:12])
+    if not commands:
+        return None
     command = " && ".join(f"{command} {' '.join(ids)}" for command, ids in commands.items())
-    return Fix(command, disruptive="restart") if command else None
+    disturbs = _STOPS if _STOP in commands else "restarts the named containers"
+    return Fix(command, disruptive="restart", disturbs=disturbs)
 
 
 # Whether the driver keeps the GPUs initialised while they are idle.

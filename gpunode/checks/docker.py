@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.fixes import everywhere, per_family
+from gpunode.checks.disturbance import RESTARTS_DOCKER, RESTARTS_OTHER_DOCKER
+from gpunode.checks.fixes import per_family
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
@@ -101,7 +102,8 @@ UPGRADE = per_family(
     "dnf upgrade docker-ce",
     "zypper update docker",
     f"follow {_GUIDE}",
-    "restart",
+    disruptive="restart",
+    disturbs=RESTARTS_DOCKER,
 )
 
 # settings that a running dockerd takes over on SIGHUP (moby daemon/reload.go)
@@ -115,7 +117,7 @@ _PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
 def newer(node: Node) -> Fix | None:
     """Upgrade the package that this Docker was installed from; None if that is unknown."""
     names = [name for name in _PACKAGES if name in node.packages.installed]
-    return fixes.upgrade(node.distribution.family, names, "restart")
+    return fixes.upgrade(node.distribution.family, names, RESTARTS_DOCKER)
 
 
 def restart_docker(daemon: Daemon | None, verb: str = "restart") -> str:
@@ -128,10 +130,8 @@ def restart_docker(daemon: Daemon | None, verb: str = "restart") -> str:
 def edit(node: Node, docker: Daemon, line: int | None, change: str, *, reload: bool = False) -> Fix:
     """Open its file at a line, and restart dockerd. With `reload`, a running dockerd takes this change over
     without a restart."""
-    restart = restart_docker(docker)
-    again = restart_docker(docker, "reload") if reload and _reloads(node, docker) else restart
-    fix = fixes.edit_file(docker.config_path, line, change, _by_init(node, again), needs_root=not docker.user)
-    return fix if again == restart else replace(fix, disruptive="none", note=_RELOADS)
+    again = _reload(node, docker) if reload and _reloads(node, docker) else _restart(node, docker)
+    return fixes.edit_file(docker.config_path, line, change, again)
 
 
 def _reloads(node: Node, docker: Daemon) -> bool:
@@ -141,20 +141,18 @@ def _reloads(node: Node, docker: Daemon) -> bool:
     return not beyond_reload(node.host, docker)
 
 
-_CONFIGURE = "gpunode configure-runtime --runtime docker"
-_REPLACE_SNAP = per_family(
+_CONFIGURE = fixes.CONFIGURE_DOCKER.other.command
+REPLACE_SNAP = per_family(
     f"snap remove docker && apt install docker.io && {_CONFIGURE}",
     f"snap remove docker && dnf install docker-ce && {_CONFIGURE}",
     f"snap remove docker && zypper install docker && {_CONFIGURE}",
     f"follow {_GUIDE}",
-    "drain",
+    disruptive="drain",
     note="The new Docker starts without the snap's containers and images; snap saved lists their snapshot",
-)
-REPLACE_SNAP = _REPLACE_SNAP.with_effect(
-    "stops and removes all containers of the snap, with its images and volumes",
+    effect="stops and removes all containers of the snap, with its images and volumes",
     before="First save what you need: docker save, docker cp, and a copy of /var/snap/docker/common",
 )
-CONFIGURE_DEFAULT = everywhere(f"{_CONFIGURE} --set-as-default", "restart")
+CONFIGURE_DEFAULT = fixes.same(fixes.configure("docker", "--set-as-default"))
 INSTALL = per_family(
     f"apt install docker.io && {_CONFIGURE}",
     f"dnf install docker-ce && {_CONFIGURE}",
@@ -256,7 +254,7 @@ def _correct(node: Node, docker: Daemon, line: int | None, change: str) -> Fix:
     note = (
         "Docker keeps the settings that it has loaded. This loads the corrected file and stops no container:"
     )
-    return replace(fix, note=f"{note}\n{_by_init(node, restart_docker(docker, 'reload'))}")
+    return replace(fix, note=f"{note}\n{_reload(node, docker).command}")
 
 
 def readable(node: Node) -> dict[str, Any] | None:
@@ -368,12 +366,12 @@ def docker_not_running(node: Node) -> Verdict:
             summary = (
                 "Docker failed; docker.socket is still active and starts it again on the next connection"
             )
-            fix = after_reading_log(unit.name, _restart(node).command, "restart")
+            fix = after_reading_log(unit.name, _restart(node, node.docker))
             return fail(summary, *seen_unit(node, unit.name), fix=fix)
         return skip("docker.socket starts Docker on the first connection; this check doesn't start it")
     state = node.host.socket_state(socket)
     if state == "listening":
-        return _hanging(node) or ok("Docker is running", seen(socket, "listening"))
+        return _hanging(node, node.docker) or ok("Docker is running", seen(socket, "listening"))
     if state == "denied":
         return skip(f"needs root or membership in the group docker to connect to {socket}")
     return _stopped(node, node.docker, seen(socket, state))
@@ -389,17 +387,14 @@ def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
     if unit is not None and unit.load == "masked":
         return skip("Docker is disabled on purpose: docker.service is masked")
     if unit is None or not unit.installed:
-        return fail("Docker isn't running", evidence, fix=_restart(node))
-    # the next boot wouldn't start it either
-    fix = (
-        Fix("systemctl enable --now docker", disruptive="restart")
-        if unit.file == "disabled"
-        else _restart(node)
-    )
+        return fail("Docker isn't running", evidence, fix=_restart(node, docker))
+    fix = _restart(node, docker)
+    if unit.file == "disabled":  # the next boot wouldn't start it either
+        fix = replace(fix, command="systemctl enable --now docker")
     return fail("Docker isn't running", evidence, *seen_unit(node, unit.name), fix=fix)
 
 
-def _hanging(node: Node) -> Verdict | None:
+def _hanging(node: Node, docker: Daemon) -> Verdict | None:
     """A daemon that accepts connections and doesn't answer."""
     try:
         node.docker_info  # noqa: B018 - read for its failure
@@ -407,15 +402,21 @@ def _hanging(node: Node) -> Verdict | None:
         if error.code == "timeout":
             return fail(
                 "Docker is running, but doesn't answer",
-                seen(_socket(node), error.message),
-                fix=_restart(node),
+                seen(docker.socket, error.message),
+                fix=_restart(node, docker),
             )
     return None
 
 
-def _restart(node: Node) -> Fix:
-    user = node.docker is not None and bool(node.docker.user)
-    return Fix(_by_init(node, restart_docker(node.docker)), needs_root=not user, disruptive="restart")
+def _restart(node: Node, docker: Daemon) -> Fix:
+    command = _by_init(node, restart_docker(docker))
+    disturbs = RESTARTS_OTHER_DOCKER if docker.manager == "snap" else RESTARTS_DOCKER
+    return Fix(command, needs_root=not docker.user, disruptive="restart", disturbs=disturbs)
+
+
+def _reload(node: Node, docker: Daemon) -> Fix:
+    command = _by_init(node, restart_docker(docker, "reload"))
+    return Fix(command, needs_root=not docker.user, note=_RELOADS)
 
 
 def _by_init(node: Node, command: str) -> str:
@@ -425,15 +426,14 @@ def _by_init(node: Node, command: str) -> str:
     return command
 
 
-def _reload(node: Node, docker: Daemon, config: dict[str, Any], info: dict[str, Any]) -> Fix:
+def _load_runtimes(node: Node, docker: Daemon, config: dict[str, Any], info: dict[str, Any]) -> Fix:
     """dockerd reads runtimes and default-runtime again on SIGHUP. Docker 20.10 then crashes if its present
     default isn't in the file."""
-    command, restart = _by_init(node, restart_docker(docker, "reload")), _restart(node)
     known = ("runc", *as_dict(config.get("runtimes")))
     crashes = not config.get("default-runtime") and info.get("DefaultRuntime") not in known
-    if command == restart.command or crashes or not _reloads(node, docker):
-        return restart
-    return Fix(command, needs_root=restart.needs_root, note=_RELOADS)
+    if crashes or not _reloads(node, docker):
+        return _restart(node, docker)
+    return _reload(node, docker)
 
 
 def _socket(node: Node) -> str:
@@ -499,7 +499,7 @@ def docker_not_restarted(node: Node) -> Verdict:
     judge = fail if docker_role(node).used else warn
     what = f"the runtime {', '.join(missing)}" if missing else f"the default runtime {default}"
     summary = f"Docker hasn't loaded {what} from {path} yet"
-    return judge(summary, *evidence, answer, fix=_reload(node, node.docker, config, info))
+    return judge(summary, *evidence, answer, fix=_load_runtimes(node, node.docker, config, info))
 
 
 @check(
@@ -541,7 +541,8 @@ def docker_runtime_missing(node: Node) -> Verdict:
     answer = f"{node.docker.socket} /info"
     nvidia = nvidia_programs(info, "Runtimes")
     if not nvidia:
-        return _not_registered(node, info, seen(answer, f"runtimes: {', '.join(sorted(active)) or 'none'}"))
+        registered = seen(answer, f"runtimes: {', '.join(sorted(active)) or 'none'}")
+        return _not_registered(node, node.docker, info, registered)
     for name, path in nvidia.items():
         if path and not node.host.which(path):
             return _left_behind(node, node.docker, info, seen(answer, f"{name}: {path}"))
@@ -564,7 +565,7 @@ def _by_cdi(node: Node, info: dict[str, Any]) -> bool:
     return bool(info.get("CDISpecDirs")) and any(spec.serves_gpus for spec in node.cdi_specs)
 
 
-def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Verdict:
+def _not_registered(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:
     """``--gpus`` needs no runtime: from 19.03 Docker calls the toolkit's hook, later releases use CDI."""
     kubelet = node.kubelet
     if kubelet is not None and kubelet.engine == "docker":
@@ -577,7 +578,7 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
         late = _started_before(node, hook)
         if late is not None:
             what = "Docker started before the toolkit was installed: --gpus works after a restart of Docker"
-            return fail(what, *late, evidence, fix=_restart(node))
+            return fail(what, *late, evidence, fix=_restart(node, docker))
         return warn("the nvidia runtime isn't configured: --gpus works, --runtime=nvidia doesn't", evidence)
     return fail("the nvidia runtime isn't configured", evidence)
 

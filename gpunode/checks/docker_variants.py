@@ -4,6 +4,7 @@ GPUs."""
 from __future__ import annotations
 
 from gpunode.checks import docker
+from gpunode.checks.disturbance import LOADS_OTHER_DOCKER
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -168,7 +169,7 @@ def _nvidia(name: str, path: str) -> bool:
 
 def _prepare(node: Node, daemon: Daemon) -> Fix:
     uid = daemon.process.uid if daemon.process else node.host.uid
-    return Fix(as_user(account(node.host, uid)), disruptive="restart")
+    return Fix(as_user(account(node.host, uid)), disruptive="restart", disturbs=LOADS_OTHER_DOCKER)
 
 
 @check(

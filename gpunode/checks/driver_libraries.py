@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
+from gpunode.checks.disturbance import REPLACES_DRIVER
 from gpunode.checks.kernel_module import failures, logged, operator_driver, xid_storms
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -339,11 +340,10 @@ def _rebuild(node: Node, version: str) -> Fix:
     """Build the module of the libraries' version for the kernel of the next boot."""
     if version in node.dkms:
         name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
-        return Fix(f"dkms install --force {name} && reboot", disruptive="reboot")
+        return Fix(f"dkms install --force {name}").then_reboot()
     if node.dkms:
         return driver_packages.install_driver(node)
-    build = driver_packages.build_module(node, node.next_kernel).command.removesuffix(" && modprobe nvidia")
-    return Fix(f"{build} && reboot", disruptive="reboot")
+    return driver_packages.build_module(node, node.next_kernel, load=False).then_reboot()
 
 
 @check(
@@ -532,7 +532,7 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
             fix=moved,
         )
     fix = driver_packages.install_driver(node)
-    if fix.command.startswith("gpunode "):
+    if fix.disturbs == REPLACES_DRIVER:
         fix = replace(fix, note="gpunode driver plan shows the branch and the packages that this installs")
     return (warn if driven else fail)(summary, *evidence, fix=fix)
 

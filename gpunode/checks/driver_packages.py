@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.checks import fixes
+from gpunode.checks.disturbance import REPLACES_DRIVER
 from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
@@ -32,6 +33,8 @@ from gpunode.packages.driver_model import OPEN, Wish, read_situation
 
 # Fixes for the driver that no other layer needs.
 
+_GUIDE = f"follow {DRIVER_GUIDE}"
+
 
 def install_headers(release: str) -> Remedy:
     """Install what DKMS needs to build for this kernel. SUSE's package has the flavour in its name."""
@@ -39,7 +42,7 @@ def install_headers(release: str) -> Remedy:
         f"apt install {linux_headers(release)}",
         f"dnf install {kernel_devel(release)}",
         f"zypper install kernel-default-devel=$(echo {release} | sed 's/-default$//')",
-        f"follow {DRIVER_GUIDE}",
+        _GUIDE,
     )
 
 
@@ -61,12 +64,14 @@ SHOW_MODPROBE = fixes.same(
     )
 )
 
-REINSTALL_FIRMWARE = per_family(
-    "apt install --reinstall firmware-nvidia-gsp && reboot",
-    "dnf reinstall nvidia-kmod-common && reboot",
-    "zypper install --force kernel-firmware-nvidia-gspx-G06 && reboot",
-    f"follow {DRIVER_GUIDE}",
-    "reboot",
+REINSTALL_FIRMWARE = replace(
+    per_family(
+        "apt install --reinstall firmware-nvidia-gsp",
+        "dnf reinstall nvidia-kmod-common",
+        "zypper install --force kernel-firmware-nvidia-gspx-G06",
+        _GUIDE,
+    ).then_reboot(),
+    other=Fix(_GUIDE, disruptive="reboot"),
 )
 
 _KEEP = "/etc/apt/apt.conf.d/52keep-nvidia-driver"
@@ -76,7 +81,7 @@ KEEP_DRIVER = per_family(
     'printf \'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "cuda-"; };\\n\' > ' + _KEEP,
     "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
     "zypper addlock '*nvidia*'",
-    f"follow {DRIVER_GUIDE}",
+    _GUIDE,
 )
 
 # cuda-drivers-580 is also available, and stays on its branch
@@ -84,16 +89,15 @@ HOLD_BRANCH = per_family(
     "apt-mark hold cuda-drivers",
     "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
     "zypper addlock '*nvidia*'",
-    f"follow {DRIVER_GUIDE}",
+    _GUIDE,
 )
 
 REMOVE_RUN_INSTALL = per_family(
-    "nvidia-uninstall && apt install --reinstall nvidia-open && reboot",
-    "nvidia-uninstall && dnf reinstall nvidia-open && reboot",
-    "nvidia-uninstall && zypper install --force nvidia-open && reboot",
-    "nvidia-uninstall && reboot",
-    "reboot",
-)
+    "nvidia-uninstall && apt install --reinstall nvidia-open",
+    "nvidia-uninstall && dnf reinstall nvidia-open",
+    "nvidia-uninstall && zypper install --force nvidia-open",
+    "nvidia-uninstall",
+).then_reboot()
 
 NO_OPERATOR_DRIVER = everywhere(
     "kubectl patch clusterpolicies.nvidia.com cluster-policy --type merge "
@@ -192,10 +196,8 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
     if 0 < last < LONG_TERM and node.distribution.id != "ubuntu":
         return Fix(f"follow {_LEGACY}")
     option = f"--branch {branch} " if branch and branch != choose(read_situation(node), Wish()).branch else ""
-    command = f"gpunode driver install {option}--yes"
-    if node.module is None:
-        return Fix(command)
-    return Fix(f"{command} && reboot", disruptive="reboot")
+    fix = Fix(f"gpunode driver install {option}--yes", disturbs=REPLACES_DRIVER)
+    return fix if node.module is None else fix.then_reboot()
 
 
 def newer_run_file() -> Fix:
@@ -206,58 +208,56 @@ def newer_run_file() -> Fix:
 def reinstall(node: Node, names: Sequence[str]) -> Fix | None:
     """Install these packages again, over other copies of their files; None on an unknown distribution."""
     command = fixes.packages(node.distribution.family, "reinstall", names)
-    return Fix(f"{command} && reboot", disruptive="reboot") if command else None
+    return Fix(command).then_reboot() if command else None
 
 
 def newer_for_kernel(node: Node, release: str) -> Fix:
     """A driver that supports a kernel; the node boots that kernel once it has the module."""
     install = install_driver(node)
-    proof = f" && modinfo -k {release} -F version nvidia"
-    return Fix(
-        f"{install.command.removesuffix(' && reboot')}{proof} && reboot",
-        disruptive="reboot",
+    return replace(
+        install,
+        command=f"{install.before_reboot or install.command} && modinfo -k {release} -F version nvidia",
         note=f"If modinfo prints no version, kernel {release} still has no module: don't boot it",
-    )
+    ).then_reboot()
 
 
-def build_module(node: Node, release: str) -> Fix:
-    """Get the module for kernel `release` by the method of the other kernels: DKMS, akmods or packages.
-
-    The module of the running kernel is then loaded.
-    """
-    load = " && modprobe nvidia" if release == node.kernel else ""
-    command = _build_command_without_dkms(node, release)
-    if command:
-        return Fix(command + load)
-    fix = fixes.build_module_for(release).for_family(node.distribution.family)
-    return Fix(fix.command + load)
+def build_module(node: Node, release: str, *, load: bool = True) -> Fix:
+    """Get the module for kernel `release` by the method of the other kernels: DKMS, akmods or packages. Then
+    `load` it, if that kernel is running."""
+    fix = _without_dkms(node, release)
+    fix = fix or fixes.build_module_for(release).for_family(node.distribution.family)
+    if not load or release != node.kernel:
+        return fix
+    return replace(fix, command=f"{fix.command} && modprobe nvidia")
 
 
-def _build_command_without_dkms(node: Node, release: str) -> str:
-    """Command that gets the module from akmods or packages; empty if DKMS builds it or if unknown."""
+def _without_dkms(node: Node, release: str) -> Fix | None:
+    """Get the module from akmods or packages; None if DKMS builds it or if unknown."""
     if node.host.stat("/usr/sbin/akmods"):
-        return f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}"
+        return Fix(f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}")
     if node.distribution.family == "suse":
-        return f"zypper install --force {suse_modules(node)}"
+        return Fix(f"zypper install --force {suse_modules(node)}")
     if node.dkms:
-        return ""
+        return None
     for kernel in node.kernels:
         match = _PREBUILT.search(node.host.read_text(f"/lib/modules/{kernel.release}/modules.dep") or "")
         if match:
             server, flavour = "-server" if match[2] else "", match[3] or ""
-            return f"apt update && apt install linux-modules-nvidia-{match[1]}{server}{flavour}-{release}"
+            name = f"linux-modules-nvidia-{match[1]}{server}{flavour}-{release}"
+            return Fix(f"apt update && apt install {name}")
     if node.host.executable("/usr/bin/nvidia-uninstall") and node.module and node.module.version:
         return _run_file(node, node.module.version, f"--kernel-name={release}")
-    return _precompiled(node, release) if node.distribution.family == "rhel" else ""
+    return _precompiled(node, release) if node.distribution.family == "rhel" else None
 
 
-def _precompiled(node: Node, release: str) -> str:
+def _precompiled(node: Node, release: str) -> Fix:
     """NVIDIA's repository has one package per driver and kernel, ELRepo one for all kernels."""
     for package in node.packages.starting("kmod-nvidia"):
         match = _FOR_ONE_KERNEL.match(package.name)
         if match:
-            return f"dnf install {match[1]}-{re.sub(r'[.]el[0-9].*', '', release)}"
-    return "dnf upgrade 'kmod-nvidia*'"
+            name = f"{match[1]}-{re.sub(r'[.]el[0-9].*', '', release)}"
+            return Fix(f"dnf install {name}", disturbs=REPLACES_DRIVER)
+    return Fix("dnf upgrade 'kmod-nvidia*'", disturbs=REPLACES_DRIVER)
 
 
 def enrol_key(node: Node, *, signed: bool) -> Fix | None:
@@ -270,7 +270,7 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
 
 
 def _enrolment(command: str) -> Fix:
-    return Fix(f"{command} && reboot", disruptive="reboot", note=fixes.ENROL_NOTE)
+    return Fix(command, note=fixes.ENROL_NOTE).then_reboot()
 
 
 def make_key(node: Node) -> Fix:
@@ -279,7 +279,7 @@ def make_key(node: Node) -> Fix:
         steps = "kmodgenca --auto && akmods --force --rebuild && "
         return _enrolment(f"{steps}mokutil --import {driver.AKMODS_KEY}")
     if not node.dkms:
-        return Fix(f"follow {fixes.DRIVER_GUIDE}")
+        return Fix(_GUIDE)
     if node.distribution.id == "ubuntu":
         steps, key = "update-secureboot-policy --new-key", driver.SHIM_KEY
     else:
@@ -304,18 +304,24 @@ def install_libraries(node: Node) -> Fix | None:
     version = node.driver_version
     if version and run_installed(node):
         return libraries_of_run_file(node, version)
+    names = _library_names(node)
+    return Fix(f"{fixes.packages('debian', 'install', names)} && ldconfig") if names else None
+
+
+def _library_names(node: Node) -> tuple[str, ...]:
+    """Names of the library packages for apt; empty if they don't depend on the driver."""
     if node.distribution.family != "debian":
-        return None
+        return ()
     if node.host.listdir("/var/lib/dkms/nvidia-current"):
-        return Fix("apt install libnvidia-ml1 libcuda1 nvidia-smi && ldconfig")  # Debian's own packages
+        return ("libnvidia-ml1", "libcuda1", "nvidia-smi")  # Debian's own packages
     if node.distribution.id == "debian":
-        return Fix("apt install nvidia-driver-cuda && ldconfig")  # of NVIDIA's repository
+        return ("nvidia-driver-cuda",)  # of NVIDIA's repository
     numbers = driver.version_numbers(node.module.version if node.module else next(iter(node.dkms), ""))
     if not numbers or (numbers[0] >= 590 and not from_ubuntu(node, numbers[0])):
-        return None
+        return ()
     server = any("-server" in name for name in driver.driver_packages(node.packages))
     branch = f"{numbers[0]}{'-server' if server else ''}"
-    return Fix(f"apt install libnvidia-compute-{branch} nvidia-utils-{branch} && ldconfig")
+    return (f"libnvidia-compute-{branch}", f"nvidia-utils-{branch}")
 
 
 def suse_modules(node: Node) -> str:
@@ -341,27 +347,28 @@ def suse_libraries(node: Node) -> str:
 
 def libraries_of_run_file(node: Node, version: str) -> Fix:
     """NVIDIA's .run installer contains exactly one version's libraries, for any distribution."""
-    return Fix(_run_file(node, version, "--no-kernel-modules"))
+    return _run_file(node, version, "--no-kernel-modules")
 
 
-def _run_file(node: Node, version: str, option: str) -> str:
+def _run_file(node: Node, version: str, option: str) -> Fix:
     """Download the installer and run it, because it leaves no copy behind. NVIDIA keeps its data centre
     releases and its desktop releases in two directories, and many releases in both."""
     architecture = "aarch64" if node.host.exists(_ARM_LOADER) else "x86_64"
     name = f"NVIDIA-Linux-{architecture}-{version}.run"
     places = (f"{_RUN_FILES}/{part}/{version}/{name}" for part in ("tesla", _DESKTOP[architecture]))
     fetch = " || ".join(f"curl -fO {place}" for place in places)
-    return f"cd /root && {{ {fetch}; }} && sh {name} {option}"
+    return Fix(f"cd /root && {{ {fetch}; }} && sh {name} {option}", disturbs=REPLACES_DRIVER)
 
 
 def reinstall_libraries(node: Node) -> Fix:
     """Install the libraries again, in the version that the repositories have with the module. apt skips a
     package whose newest version is installed, even if its files were replaced."""
     fix = install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
-    words = fix.command.split(" && ")[0].split()
-    if words[:2] != ["apt", "install"] or not any(name in node.packages.installed for name in words[2:]):
+    names = _library_names(node) or fixes.APT_LIBRARIES
+    by_apt = node.distribution.family == "debian" and not run_installed(node)
+    if not by_apt or not any(name in node.packages.installed for name in names):
         return fix
-    return replace(fix, command=fix.command.replace("apt install", "apt install --reinstall", 1))
+    return Fix(f"{fixes.packages('debian', 'reinstall', names)} && ldconfig")
 
 
 _FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-gsp")
@@ -372,15 +379,14 @@ def reinstall_firmware(node: Node, version: str) -> Fix:
     """Install the firmware of the module's version again. The repositories may have only another version, so
     a listing of the files comes before the reboot."""
     fix = _firmware_packages(node, version) or REINSTALL_FIRMWARE.for_family(node.distribution.family)
-    command, reboot, _ = fix.command.partition(" && reboot")
-    if not reboot or command == fix.command:
+    if not fix.before_reboot:
         return fix
     return replace(
         fix,
-        command=f"{command} && ls /lib/firmware/nvidia/{version}/gsp*{reboot}",
+        command=f"{fix.before_reboot} && ls /lib/firmware/nvidia/{version}/gsp*",
         note=f"If ls finds no file, don't reboot: the repositories don't have the firmware of {version} any "
         "more. Then install another driver: gpunode driver install",
-    )
+    ).then_reboot()
 
 
 def _firmware_packages(node: Node, version: str) -> Fix | None:
@@ -391,12 +397,12 @@ def _firmware_packages(node: Node, version: str) -> Fix | None:
     if node.distribution.family == "rhel":
         here_already = not node.packages.manager or node.packages.version(_RHEL_FIRMWARE) == version
         verb = "reinstall" if here_already else "install"  # each does nothing in the other's case
-        return Fix(f"dnf {verb} {_RHEL_FIRMWARE}-{version} && reboot", disruptive="reboot")
+        return Fix(f"dnf {verb} {_RHEL_FIRMWARE}-{version}").then_reboot()
     if node.distribution.id != "ubuntu":
         return None
     server = any("-server" in name for name in driver.driver_packages(node.packages))
     name = f"nvidia-firmware-{driver.version_numbers(version)[0]}{'-server' if server else ''}-{version}"
-    return Fix(f"apt install --reinstall {name} && reboot", disruptive="reboot")
+    return Fix(f"apt install --reinstall {name}").then_reboot()
 
 
 # Automatic upgrades, and two driver installations at once.
@@ -533,7 +539,4 @@ def _copies(node: Node) -> Iterator[Evidence]:
 
 def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
     again = reinstall(node, [one.name for one in packaged])
-    note = "GPU programs that start before the reboot fail"
-    return (
-        Fix(f"nvidia-uninstall && {again.command}", disruptive=again.disruptive, note=note) if again else None
-    )
+    return replace(again.after("nvidia-uninstall"), note=REPLACES_DRIVER) if again else None

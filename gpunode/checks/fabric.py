@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes, health
+from gpunode.checks.disturbance import RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
@@ -88,7 +89,7 @@ def peermem(node: Node) -> Verdict:
         loader = node.units.get(_LOADER)
         if loader is None or not loader.has_failed:
             return warn(summary, entry, *evidence)
-        fix = after_reading_log(_LOADER, "modprobe nvidia-peermem")
+        fix = after_reading_log(_LOADER, Fix("modprobe nvidia-peermem"))
         return warn(summary, entry, *evidence, *seen_unit(node, _LOADER), fix=fix)
     if shared:
         return ok("the open modules and this kernel share GPU memory through DMA-BUF")
@@ -126,7 +127,9 @@ def gds_gdrcopy(node: Node) -> Verdict:
 
 # Fixes for the fabric, MIG layouts and virtual GPUs.
 
-_ENABLE = "systemctl enable --now nvidia-fabricmanager"
+_ENABLE = Fix(
+    "systemctl enable --now nvidia-fabricmanager", disruptive="restart", disturbs=RESTARTS_FABRIC_MANAGER
+)
 # a running manager loads the new version only when it restarts
 _RESTART = "systemctl enable nvidia-fabricmanager && systemctl restart nvidia-fabricmanager"
 _HOLDERS = ("nvidia-persistenced", "nvidia-dcgm")
@@ -139,22 +142,22 @@ MATCHING_MANAGER = fixes.per_family(
     f"dnf install nvidia-fabricmanager-{_VERSION} && {_RESTART}",
     f"zypper install nvidia-fabricmanager={_VERSION} && {_RESTART}",
     "follow https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
-    "restart",
+    disruptive="restart",
+    disturbs=RESTARTS_FABRIC_MANAGER,
 )
-START_MANAGER = fixes.everywhere(_ENABLE, "restart")
+START_MANAGER = fixes.same(_ENABLE)
 _LAYOUT = "/etc/gpunode-mig.yaml"
 KEEP_LAYOUT = fixes.everywhere(
     f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
 )
-MIXED_STRATEGY = fixes.everywhere(
-    fixes.set_plugin_variable("MIG_STRATEGY=mixed"), "restart", needs_root=False
-)
+MIXED_STRATEGY = fixes.same(replace(fixes.set_plugin_variable("MIG_STRATEGY=mixed"), needs_root=False))
 # the operator reverts changes of its own objects
 OPERATORS_STRATEGY = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
     """--patch '{"spec": {"mig": {"strategy": "mixed"}}}'""",
     needs_root=False,
     disruptive="restart",
+    disturbs=RESTARTS_PLUGINS,
 )
 # guests get their driver from the host's administrator, not from a public repository
 GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
@@ -185,7 +188,9 @@ def matching_manager(node: Node, version: str) -> Fix | None:
         "rhel": f"dnf install {name}-{version}",
         "suse": f"zypper install --oldpackage {name}={version}",
     }.get(node.distribution.family)
-    return Fix(f"{command} && {_RESTART}", disruptive="restart") if command else None
+    if not command:
+        return None
+    return Fix(f"{command} && {_RESTART}", disruptive="restart", disturbs=RESTARTS_FABRIC_MANAGER)
 
 
 def _manager_package(node: Node, branch: int) -> str:
@@ -214,8 +219,8 @@ def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
     install = fixes.packages(node.distribution.family, "install", names)
     if names and not install:
         return None
-    load = f"modprobe {IB_UMAD}" if IB_UMAD in needs else ""
-    return Fix(" && ".join(filter(None, (install, load, _ENABLE))), disruptive="restart")
+    fix = _ENABLE.after(f"modprobe {IB_UMAD}") if IB_UMAD in needs else _ENABLE
+    return fix.after(install) if install else fix
 
 
 def reset(node: Node, gpus: Iterable[Condition]) -> Fix:

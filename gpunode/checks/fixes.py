@@ -9,7 +9,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from gpunode.checks import disturbance as effects
 from gpunode.facts.kernel_modules import (
     INITRAMFS,
     NOUVEAU_FILE,
@@ -41,10 +43,9 @@ class Remedy:
         known = {"debian": self.debian, "rhel": self.rhel, "suse": self.suse}
         return known.get(family, self.other)
 
-    def with_effect(self, effect: str, before: str = "") -> Remedy:
-        """The same commands, with what they disturb and what to do before them; see `Fix`."""
-        each = (self.debian, self.rhel, self.suse, self.other)
-        return Remedy(*(replace(fix, effect=effect, before=before) for fix in each))
+    def then_reboot(self) -> Remedy:
+        """The same commands, completed by a reboot."""
+        return Remedy(*(fix.then_reboot() for fix in (self.debian, self.rhel, self.suse, self.other)))
 
 
 def same(fix: Fix) -> Remedy:
@@ -52,16 +53,9 @@ def same(fix: Fix) -> Remedy:
     return Remedy(fix, fix, fix, fix)
 
 
-def everywhere(
-    command: str,
-    disruptive: str = "none",
-    *,
-    needs_root: bool = True,
-    safe: bool = False,
-    note: str = "",
-) -> Remedy:
-    """The same command on every distribution; `safe` and `note` as `Fix` has them."""
-    return same(Fix(command, needs_root=needs_root, disruptive=disruptive, safe=safe, note=note))
+def everywhere(command: str, disruptive: str = "none", **fields: Any) -> Remedy:
+    """The same command on every distribution, with these fields of `Fix`."""
+    return same(Fix(command, disruptive=disruptive, **fields))
 
 
 def look(command: str, note: str, *, needs_root: bool = True) -> Fix:
@@ -69,30 +63,21 @@ def look(command: str, note: str, *, needs_root: bool = True) -> Fix:
     return Fix(command, needs_root=needs_root, look=True, note=note)
 
 
-def per_family(
-    debian: str, rhel: str, suse: str, other: str, disruptive: str = "none", note: str = ""
-) -> Remedy:
-    """Commands that need root and are equally disruptive."""
-    return Remedy(
-        *(Fix(command, disruptive=disruptive, note=note) for command in (debian, rhel, suse, other))
-    )
+def per_family(debian: str, rhel: str, suse: str, other: str, **fields: Any) -> Remedy:
+    """One command for each family, all with these fields of `Fix`."""
+    return Remedy(*(Fix(command, **fields) for command in (debian, rhel, suse, other)))
 
 
 DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
 TOOLKIT_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 
 
-def edit_file(path: str, line: int | None, change: str, restart: str = "", *, needs_root: bool = True) -> Fix:
+def edit_file(path: str, line: int | None, change: str, then: Fix | None = None) -> Fix:
     """Open a file at a line in an editor, then restart what reads it. `change` is what to change there, as in
     `Fix`."""
     command = " ".join((EDITOR, *([f"+{line}"] if line else ()), path))
     place = f"{path}, line {line}" if line else path
-    return Fix(
-        f"{command} && {restart}" if restart else command,
-        needs_root=needs_root,
-        disruptive="restart" if restart else "none",
-        change=f"In {place}: {change}",
-    )
+    return replace(then.after(command) if then else Fix(command), change=f"In {place}: {change}")
 
 
 def syntax(text: str | None, line: int | None) -> str:
@@ -120,11 +105,16 @@ def packages(family: str, verb: str, names: Sequence[str]) -> str:
     return f"{command} {' '.join(names)}" if command and names else ""
 
 
-def upgrade(family: str, names: Sequence[str], disruptive: str = "none") -> Fix | None:
-    """Upgrade installed packages: a package manager may refuse the whole command because of one unknown name.
-    None without a name, or on an unknown distribution."""
+def upgrade(family: str, names: Sequence[str], disturbs: str) -> Fix | None:
+    """Upgrade installed packages, which restarts their daemon: a package manager may refuse the whole command
+    because of one unknown name. None without a name, or on an unknown distribution."""
     command = packages(family, "upgrade", names)
-    return Fix(command, disruptive=disruptive) if command else None
+    return Fix(command, disruptive="restart", disturbs=disturbs) if command else None
+
+
+def restart(unit: str, disturbs: str) -> Fix:
+    """Restart a systemd unit."""
+    return Fix(f"systemctl restart {unit}", disruptive="restart", disturbs=disturbs)
 
 
 RESCAN_PCI = everywhere(
@@ -140,23 +130,24 @@ POWER_OFF = everywhere(
     "drain",
     note="While it is off, disconnect the node's power, connect the GPU's power cables, and wait a minute "
     "before you connect the power again",
+    disturbs="powers the node off: it has to be switched on at its management controller (BMC)",
 )
 
 # checks/preconditions.py has the command for systems where these fail
-INSTALL_DRIVER = everywhere("gpunode driver install --yes")
-UPGRADE_DRIVER = everywhere("gpunode driver install --yes && reboot", "reboot")
+INSTALL_DRIVER = everywhere("gpunode driver install --yes", disturbs=effects.REPLACES_DRIVER)
+UPGRADE_DRIVER = INSTALL_DRIVER.then_reboot()
 
 
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
     """Write the file, include it in the initramfs, and reboot: only the reboot is disruptive."""
     text = content.replace("\n", "\\n")
-    shown = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands), "reboot"]
+    shown = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands)]
     steps = (
         Step(path=path, content=content),
         *(Step(argv=argv) for argv in commands),
         Step(argv=("systemctl", "reboot"), disruptive="reboot"),
     )
-    return Fix(" && ".join(shown), disruptive="reboot", safe=True, steps=steps)
+    return Fix(" && ".join(shown), safe=True, steps=steps).then_reboot()
 
 
 def _shown(argv: tuple[str, ...]) -> str:
@@ -190,10 +181,13 @@ def rebind(*addresses: str) -> Remedy:
     )
 
 
+# checks/preconditions.py replaces these by the packages of the node's driver
+SUSE_MODULE = "nvidia-open-driver-G06-signed-kmp-default"
+SUSE_LIBRARIES = "nvidia-compute-utils-G06"
 BUILD_MODULE = per_family(
     "apt install linux-headers-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
     "dnf install kernel-devel-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
-    "zypper install --force nvidia-open-driver-G06-signed-kmp-default && modprobe nvidia",
+    f"zypper install --force {SUSE_MODULE} && modprobe nvidia",
     "dkms autoinstall -k $(uname -r) && modprobe nvidia",
 )
 
@@ -203,7 +197,7 @@ def build_module_for(release: str) -> Remedy:
     return per_family(
         f"apt install {linux_headers(release)} && dkms autoinstall -k {release}",
         f"dnf install {kernel_devel(release)} && dkms autoinstall -k {release}",
-        "zypper install --force nvidia-open-driver-G06-signed-kmp-default",
+        f"zypper install --force {SUSE_MODULE}",
         f"dkms autoinstall -k {release}",
     )
 
@@ -213,23 +207,23 @@ ENROL_NOTE = (
     "Enroll MOK"
 )
 ENROL_KEY = per_family(
-    "mokutil --import /var/lib/shim-signed/mok/MOK.der && reboot",
-    "mokutil --import /var/lib/dkms/mok.pub && reboot",
-    "mokutil --import /var/lib/dkms/mok.pub && reboot",
-    "mokutil --import /var/lib/dkms/mok.pub && reboot",
-    "reboot",
+    "mokutil --import /var/lib/shim-signed/mok/MOK.der",
+    "mokutil --import /var/lib/dkms/mok.pub",
+    "mokutil --import /var/lib/dkms/mok.pub",
+    "mokutil --import /var/lib/dkms/mok.pub",
     note=ENROL_NOTE,
-)
+).then_reboot()
 
 LOAD_MODULE = everywhere("modprobe nvidia && modprobe nvidia-uvm", safe=True)
 
 REBOOT = everywhere("reboot", "reboot")
 ON_HOST = "run on the host of this container: gpunode doctor"
 
+APT_LIBRARIES = ("libnvidia-compute", "nvidia-utils")
 INSTALL_LIBRARIES = per_family(
-    "apt install libnvidia-compute nvidia-utils && ldconfig",
+    f"{packages('debian', 'install', APT_LIBRARIES)} && ldconfig",
     "dnf install nvidia-driver-cuda && ldconfig",
-    "zypper install nvidia-compute-utils-G06 && ldconfig",
+    f"zypper install {SUSE_LIBRARIES} && ldconfig",
     "ldconfig",
 )
 
@@ -264,21 +258,33 @@ RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", before=RESET_FIRS
 INSTALL_TOOLKIT = everywhere("gpunode toolkit install")
 UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")
 
-START_DOCKER = everywhere("systemctl restart docker", "restart")
+CONFIGURE = "gpunode configure-runtime"
+
+
+def configure(runtime: str, *options: str) -> Fix:
+    """Register the nvidia runtime with an engine, or with a Kubernetes distribution's containerd."""
+    disturbs = effects.BY_RUNTIME.get(runtime, effects.RESTARTS_KUBERNETES)
+    if runtime == "docker" and "--cdi" in options:  # a reload doesn't load this setting
+        disturbs = effects.RESTARTS_DOCKER
+    return Fix(" ".join((CONFIGURE, "--runtime", runtime, *options)), disruptive="restart", disturbs=disturbs)
+
+
+START_DOCKER = same(restart("docker", effects.RESTARTS_DOCKER))
 EDIT_DAEMON_JSON = everywhere("${EDITOR:-vi} /etc/docker/daemon.json")
 RELOAD_DOCKER = everywhere("systemctl reload docker")
-CONFIGURE_DOCKER = everywhere("gpunode configure-runtime --runtime docker", "restart")
+CONFIGURE_DOCKER = same(configure("docker"))
 
 EDIT_CONTAINERD = everywhere("${EDITOR:-vi} /etc/containerd/config.toml")
-RESTART_CONTAINERD = everywhere("systemctl restart containerd", "restart")
-CONFIGURE_CONTAINERD = everywhere("gpunode configure-runtime --runtime containerd", "restart")
+RESTART_CONTAINERD = same(restart("containerd", effects.RESTARTS_CONTAINERD))
+CONFIGURE_CONTAINERD = same(configure("containerd"))
 
 
-def restart_managed(manager: str, unit: str | None) -> str:
-    """Command that restarts a Kubernetes distribution's own containerd, which renders its file again."""
+def restart_managed(manager: str, unit: str | None) -> Fix:
+    """Restart a Kubernetes distribution's own containerd, which renders its file again."""
     if manager == "microk8s":
-        return "snap restart microk8s.daemon-containerd"
-    return f"systemctl restart {(unit or manager).removesuffix('.service')}"
+        command = "snap restart microk8s.daemon-containerd"
+        return Fix(command, disruptive="restart", disturbs=effects.RESTARTS_KUBERNETES)
+    return restart((unit or manager).removesuffix(".service"), effects.RESTARTS_KUBERNETES)
 
 
 REFRESH_CDI = everywhere("gpunode cdi refresh", safe=True)
@@ -302,23 +308,25 @@ def rewrite_cdi(path: str, kind: str) -> Fix:
     return Fix("gpunode cdi refresh" if standard else f"gpunode cdi generate --output-file={path}", safe=True)
 
 
-START_KUBELET = everywhere("systemctl restart kubelet", "restart")
+START_KUBELET = same(restart("kubelet", effects.RESTARTS_KUBELET))
 RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")
 # NVIDIA's plugin is a pod, which the kubelet starts again, also if its container waits for a restart
 RESTART_PLUGIN_POD = Fix(
     "crictl pods --quiet --state ready --name nvidia-device-plugin | xargs --no-run-if-empty crictl stopp",
     disruptive="restart",
+    disturbs=effects.RESTARTS_PLUGIN,
 )
 
 
-def set_plugin_variable(setting: str) -> str:
-    """Command that sets a variable of NVIDIA's device plugin (``MIG_STRATEGY=mixed``), wherever it runs:
-    kubectl sets a variable in one namespace at a time, and each installation method uses other labels."""
-    return (
+def set_plugin_variable(setting: str) -> Fix:
+    """Set a variable of NVIDIA's device plugin (``MIG_STRATEGY=mixed``), wherever it runs: kubectl sets a
+    variable in one namespace at a time, and each installation method uses other labels."""
+    command = (
         "kubectl get daemonsets --all-namespaces --no-headers | "
         "awk '/nvidia-device-plugin/ && !/mps-control/ {print $1, $2}' | while read -r namespace name; do "
         f'kubectl set env --namespace "$namespace" "daemonset/$name" {setting}; done'
     )
+    return Fix(command, disruptive="restart", disturbs=effects.RESTARTS_PLUGINS)
 
 
 # The plan of fixes for findings, which can be shown or carried out in part.

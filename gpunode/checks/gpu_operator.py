@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.device_plugin import PATIENCE, shown
@@ -126,7 +127,11 @@ def _container_driver(node: Node) -> dict[str, str]:
 
 _ASIDE = "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old"
 
-_AGAIN = "gpunode configure-runtime --runtime containerd"
+
+def _again(runtime: str) -> Fix:
+    """Register the node's own toolkit with the engine, and move the operator's."""
+    fix = fixes.configure(runtime)
+    return replace(fix, command=f"{fix.command} && {_ASIDE}")
 
 
 @check(
@@ -138,10 +143,7 @@ _AGAIN = "gpunode configure-runtime --runtime containerd"
         "/usr/local/nvidia/toolkit and containerd's files that name it, if no pod of the operator is "
         "on this node."
     ),
-    remedy=everywhere(
-        f"{_AGAIN} && {_ASIDE}",
-        "restart",
-    ),
+    remedy=fixes.same(_again("containerd")),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
     needs=("kubelet", "containerd"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
@@ -178,10 +180,10 @@ def _configure_again(node: Node) -> Fix:
     """On a node without its own toolkit, install that first; k3s and rke2 detect theirs when they start."""
     daemon = node.containerd
     manager = daemon.manager if daemon else ""
-    command = f"gpunode configure-runtime --runtime {manager or 'containerd'} && {_ASIDE}"
+    fix = _again(manager or "containerd")
     if daemon is not None and manager in ("k3s", "rke2"):
-        command = f"{_ASIDE} && {fixes.restart_managed(manager, daemon.unit)}"
+        fix = fixes.restart_managed(manager, daemon.unit).after(_ASIDE)
     own = node.host.which("nvidia-container-runtime") or ""
-    install = fixes.INSTALL_TOOLKIT.other
-    before = "" if own and not own.startswith(TOOLKIT) else f"{install.command} && "
-    return Fix(f"{before}{command}", disruptive="restart")
+    if own and not own.startswith(TOOLKIT):
+        return fix
+    return fix.after(fixes.INSTALL_TOOLKIT.other.command)

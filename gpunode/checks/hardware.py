@@ -214,7 +214,7 @@ def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
     if bound and ids and all(one.startswith("10de:") for one in ids):
         commands = [f"sed -i '{bound.line}s/^/# /' {bound.source}"]
         commands += [shlex.join(argv) for argv in INITRAMFS.get(node.distribution.family, ())[:1]]
-        return replace(fix, command=" && ".join((*commands, fix.command)))
+        return fix.after(" && ".join(commands))
     find = "grep -rn -e vfio -e driver_override /etc/modprobe.d /etc/udev/rules.d /proc/cmdline"
     return replace(fix, note=f"The next boot binds them as before. To find out what does it:\n{find}")
 
@@ -257,13 +257,14 @@ def kernel_argument(words: str) -> Remedy:
     line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'
     name = words.partition(" ")[0].partition("=")[0].replace(".", "-").replace("_", "-")
     place = "/etc/default/grub.d"
-    return per_family(
-        f"mkdir -p {place} && echo '{line}' > {place}/90-{name}.cfg && update-grub && reboot",
-        f'grubby --update-kernel=ALL --args="{words}" && reboot',
-        f"echo '{line}' >> /etc/default/grub && grub2-mkconfig -o /boot/grub2/grub.cfg && reboot",
-        f"follow {_PARAMETERS} to boot with {words}",
-        "reboot",
-    )
+    guide = f"follow {_PARAMETERS} to boot with {words}"
+    remedy = per_family(
+        f"mkdir -p {place} && echo '{line}' > {place}/90-{name}.cfg && update-grub",
+        f'grubby --update-kernel=ALL --args="{words}"',
+        f"echo '{line}' >> /etc/default/grub && grub2-mkconfig -o /boot/grub2/grub.cfg",
+        guide,
+    ).then_reboot()
+    return replace(remedy, other=Fix(guide, disruptive="reboot"))
 
 
 FIRMWARE_SETUP = everywhere(
@@ -342,12 +343,11 @@ KEEP_NOUVEAU_OUT = Remedy(
 _CDMM_FILE = "/etc/modprobe.d/nvidia-coherent-memory.conf"
 _CDMM = f"echo 'options nvidia NVreg_CoherentGPUMemoryMode=driver' > {_CDMM_FILE}"
 COHERENT_BY_DRIVER = per_family(
-    f"{_CDMM} && update-initramfs -u -k all && reboot",
-    f"{_CDMM} && dracut -f --regenerate-all && reboot",
-    f"{_CDMM} && dracut -f --regenerate-all && reboot",
-    f"{_CDMM} && reboot",
-    "reboot",
-)
+    f"{_CDMM} && update-initramfs -u -k all",
+    f"{_CDMM} && dracut -f --regenerate-all",
+    f"{_CDMM} && dracut -f --regenerate-all",
+    _CDMM,
+).then_reboot()
 
 DISABLE_HMM = everywhere(
     "echo 'options nvidia_uvm uvm_disable_hmm=1' > /etc/modprobe.d/nvidia-uvm-hmm.conf && "

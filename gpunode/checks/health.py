@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpunode.checks import fixes
+from gpunode.checks.disturbance import RESTARTS_IMEX
 from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -64,7 +65,7 @@ DEFAULT_POWER = fixes.same(
         needs_root=False,
     )
 )
-NO_DESKTOP = everywhere("systemctl set-default multi-user.target && reboot", "reboot")
+NO_DESKTOP = everywhere("systemctl set-default multi-user.target").then_reboot()
 ENVIRONMENT = everywhere("${EDITOR:-vi} /etc/environment")
 HOLDERS = fixes.same(
     fixes.look(
@@ -85,7 +86,7 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
     reset a virtual GPU and reboots instead.
     """
     if any(gpu.virtualization == "vgpu" for gpu in gpus):
-        return Fix("reboot", disruptive="reboot")
+        return fixes.REBOOT.other
     linked = capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus)
     if linked:
         return replace(
@@ -193,7 +194,7 @@ def _fallen(node: Node) -> tuple[XidLine, ...]:
 
 _ACTIONS = {
     **dict.fromkeys(("reboot", "system-reboot", "bus-reset"), fixes.REBOOT.other),
-    "recover-imex": Fix("systemctl restart nvidia-imex", disruptive="restart"),
+    "recover-imex": fixes.restart("nvidia-imex", RESTARTS_IMEX),
 }
 _WORDS = {
     "reboot": "a reboot",

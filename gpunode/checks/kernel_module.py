@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.cdi import cdi_lost_at_reboot, readers
@@ -230,11 +229,7 @@ def secureboot_unsigned(node: Node) -> Verdict:
             "the NVIDIA module's key must be confirmed at the console during the next boot",
             state,
             signed,
-            fix=replace(
-                driver_packages.LIST_NEW_KEYS.other,
-                command="mokutil --list-new && reboot",
-                disruptive="reboot",
-            ),
+            fix=driver_packages.LIST_NEW_KEYS.other.then_reboot(),
         )
     return fail(
         "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.checks import fixes
+from gpunode.checks.disturbance import RESTARTS_KUBELET, RESTARTS_KUBERNETES, RESTARTS_PLUGIN
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -87,7 +88,8 @@ def kubelet_not_running(node: Node) -> Verdict:
 def _restart(kubelet: Kubelet) -> Fix | None:
     if kubelet.unit is None:
         return None
-    return Fix(f"systemctl restart {kubelet.unit.removesuffix('.service')}", disruptive="restart")
+    unit = kubelet.unit.removesuffix(".service")
+    return fixes.restart(unit, RESTARTS_KUBELET if unit == "kubelet" else RESTARTS_KUBERNETES)
 
 
 @check(
@@ -196,7 +198,7 @@ def restart_plugin(node: Node) -> Fix:
     ((namespace, pod),) = pods
     note = "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster"
     command = f"kubectl delete pod --namespace {namespace} {pod}"
-    return Fix(command, needs_root=False, disruptive="restart", note=note)
+    return Fix(command, needs_root=False, disruptive="restart", disturbs=RESTARTS_PLUGIN, note=note)
 
 
 def has_own_plugin(node: Node) -> bool:
@@ -349,6 +351,7 @@ def _prune(node: Node) -> Fix | None:
         r"swapoff --all && sed -i.bak '/\sswap\s/s/^/# /' /etc/fstab && systemctl restart kubelet",
         "restart",
         note="The second command keeps swap off after a reboot",
+        disturbs=RESTARTS_KUBELET,
     ),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu",),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers
+from gpunode.checks.disturbance import RESTARTS_KUBERNETES
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
@@ -66,7 +67,9 @@ def microk8s_paths(node: Node) -> Verdict:
     title="k0s reads its drop-in files",
     looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether k0s generated /etc/k0s/containerd.toml.",
     remedy=everywhere(
-        "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start", "restart"
+        "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start",
+        "restart",
+        disturbs=RESTARTS_KUBERNETES,
     ),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
     needs=("kubelet", "containerd"),
@@ -109,7 +112,7 @@ def _text(node: Node, path: str) -> str:
         "Docker's default runtime (/info), if the kubelet's endpoint is cri-dockerd, no device plugin "
         "has registered GPUs and no container with GPUs runs."
     ),
-    remedy=everywhere("gpunode configure-runtime --runtime docker --set-as-default", "restart"),
+    remedy=fixes.same(fixes.configure("docker", "--set-as-default")),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "docker-not-running", "docker-runtime-missing"),
     needs=("kubelet",),
     refs=("https://github.com/Mirantis/cri-dockerd",),
@@ -215,10 +218,6 @@ def _templates(node: Node, daemon: Daemon) -> Mapping[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _restart(daemon: Daemon) -> Fix:
-    return Fix(fixes.restart_managed(daemon.manager, daemon.unit), disruptive="restart")
-
-
 _BELOW = ("pci-no-gpu", "containerd-config-version")
 
 _DOCS = "https://docs.k3s.io/advanced"
@@ -232,7 +231,7 @@ _DOCS = "https://docs.k3s.io/advanced"
         f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it was installed and when containerd started, "
         "and the handlers that containerd reports (CRI Status). A custom template is not checked."
     ),
-    remedy=everywhere("systemctl restart k3s", "restart"),
+    remedy=fixes.same(fixes.restart("k3s", RESTARTS_KUBERNETES)),
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
     needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#nvidia-container-runtime",),
@@ -259,11 +258,11 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
         f"{daemon.manager} started before the nvidia runtime was installed",
         seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
         seen(path, f"installed after {daemon.manager} started" if node.host.live else "exists now"),
-        fix=_restart(daemon),
+        fix=fixes.restart_managed(daemon.manager, daemon.unit),
     )
 
 
-_CONFIGURE_K3S = everywhere("gpunode configure-runtime --runtime k3s", "restart")
+_CONFIGURE_K3S = fixes.same(fixes.configure("k3s"))
 
 
 @check(
@@ -302,7 +301,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
             f"{daemon.manager}'s template doesn't include the nvidia runtime",
             seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
             seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers or ())}"),
-            fix=_configure(daemon),
+            fix=fixes.configure(daemon.manager),
         )
     unread = templates.get(_OLD, "") if used == _NEW else ""
     if "nvidia" in unread and "nvidia" not in text and _BASE not in text:
@@ -314,12 +313,8 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
     handlers = reported_handlers(node)
     judge = fail if _blind(node, handlers) and "nvidia" in (node.host.read_text(path) or "") else warn
     summary = f"{daemon.manager} doesn't read the existing template"
-    fix = _configure(daemon) if judge is fail else Fix(f"mv {path} {path}.old")
+    fix = fixes.configure(daemon.manager) if judge is fail else Fix(f"mv {path} {path}.old")
     return judge(summary, seen(path, f"not read by {why}"), fix=fix)
-
-
-def _configure(daemon: Daemon) -> Fix:
-    return Fix(f"gpunode configure-runtime --runtime {daemon.manager}", disruptive="restart")
 
 
 @check(
@@ -360,7 +355,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
         f"{daemon.config_path} was edited, but {daemon.manager} rewrites it at each start",
         seen(daemon.config_path, f"runtime {', '.join(added)}, which {daemon.manager} has not loaded"),
         seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
-        fix=_configure(daemon),
+        fix=fixes.configure(daemon.manager),
     )
 
 
@@ -402,6 +397,6 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
                     f"the nvidia runtime is configured for another containerd than {daemon.manager}'s",
                     seen(path, line.strip(), number),
                     seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
-                    fix=_configure(daemon),
+                    fix=fixes.configure(daemon.manager),
                 )
     return ok(f"no other containerd than {daemon.manager}'s is configured")

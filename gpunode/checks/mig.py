@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.checks import fabric, fixes
+from gpunode.checks.disturbance import RESTARTS_PLUGIN, RESTARTS_PLUGINS
 from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
@@ -320,17 +322,15 @@ def _own_strategy(node: Node) -> Fix:
         for process in node.plugin_processes
         for word in process.process.argv
     )
+    restart = replace(fixes.restart(_OWN_PLUGIN, RESTARTS_PLUGIN), note=_NEW_NAMES)
     if unit is not None and flag:
-        command = f"systemctl edit --full {_OWN_PLUGIN} && systemctl restart {_OWN_PLUGIN}"
-        return Fix(
-            command, disruptive="restart", before=f"In the editor that opens, {by_flag}", note=_NEW_NAMES
-        )
+        edit = restart.after(f"systemctl edit --full {_OWN_PLUGIN}")
+        return replace(edit, before=f"In the editor that opens, {by_flag}")
     if unit is not None:
-        write = f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env"
-        return Fix(f"{write} && systemctl restart {_OWN_PLUGIN}", disruptive="restart", note=_NEW_NAMES)
+        return restart.after(f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env")
     if not flag and any(process.container for process in node.plugin_processes):
         command = f"kubectl set env --namespace kube-system daemonset/{_OWN_PLUGIN} {setting}"
-        return Fix(command, needs_root=False, disruptive="restart", note=_NEW_NAMES)
+        return replace(restart, command=command, needs_root=False, disturbs=RESTARTS_PLUGINS)
     return fixes.look("gpunode plugin status", f"Where this plugin is started, {by_flag}, then restart it")
 
 

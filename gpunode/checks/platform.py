@@ -62,7 +62,13 @@ _LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
 # packages can't be verified while the clock is wrong, so the fix installs nothing
 SET_CLOCK = everywhere("timedatectl set-ntp true")
 UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
-UPDATE_WSL = everywhere("wsl.exe --update && wsl.exe --shutdown", "restart", needs_root=False)
+RESTART_WSL = Fix(
+    "wsl.exe --shutdown",
+    needs_root=False,
+    disruptive="restart",
+    disturbs="ends everything that runs in WSL",
+)
+UPDATE_WSL = fixes.same(RESTART_WSL.after("wsl.exe --update"))
 NO_CGROUPS = Fix("gpunode toolkit config set nvidia-container-cli.no-cgroups=true")
 # the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
 RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
@@ -90,7 +96,8 @@ def _allow_nesting(profile: str) -> Fix:
     number = _LXC_NUMBER.match(profile)
     if number is None:
         return Fix(f"follow {_LXC_GUIDE} to allow nesting in this container", needs_root=False)
-    return Fix(f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}", disruptive="restart")
+    command = f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}"
+    return Fix(command, disruptive="restart", disturbs="reboots this LXC container")
 
 
 PASS_DEVICES = everywhere(
@@ -403,7 +410,7 @@ def clock_skew(node: Node) -> Verdict:
         return ok(f"the clock is at {day}, and a time service is running")
     failed = next((state for state in states if state.active == "failed"), None)
     if failed is not None:
-        fix = after_reading_log(failed.name, f"systemctl restart {failed.name}")
+        fix = after_reading_log(failed.name, Fix(f"systemctl restart {failed.name}"))
         return warn(f"{failed.name} has failed", *seen_unit(node, failed.name), fix=fix)
     return ok(f"the clock is at {day}")
 

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpunode.checks import driver_packages, fixes
+from gpunode.checks.disturbance import REPLACES_DRIVER
 from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
-from gpunode.checks.platform import OTHER_WHOLE, WHOLE
+from gpunode.checks.fixes import SUSE_LIBRARIES, SUSE_MODULE
+from gpunode.checks.platform import OTHER_WHOLE, RESTART_WSL, WHOLE
 from gpunode.errors import GpunodeError
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
@@ -45,12 +47,13 @@ _TOOLKITS = {
 }
 # what installs the module for another kernel if DKMS doesn't build it
 _MODULES = {
-    "arch": "pacman -Syu && reboot",
-    "azurelinux": "tdnf update && reboot",
+    "arch": "pacman -Syu",
+    "azurelinux": "tdnf update",
     "gentoo": "eselect kernel set linux-{release} && emerge @module-rebuild",
-    "nixos": "nixos-rebuild boot && reboot",
-    **dict.fromkeys(TRANSACTIONAL, "transactional-update pkg install --force {suse} && reboot"),
+    "nixos": "nixos-rebuild boot",
+    **dict.fromkeys(TRANSACTIONAL, "transactional-update pkg install --force {suse}"),
 }
+_LOADABLE = ("gentoo",)  # where the module that this installs can be loaded without a reboot
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,11 @@ def _holds(node: Node, precondition: Precondition, command: str) -> bool:
 
 def separate_reboot(fix: Fix) -> tuple[Fix, ...]:
     """Split a command that ends in a reboot into two fixes: the steps before the reboot, and the reboot."""
-    command = fix.command.removesuffix(" && reboot")
-    if command == fix.command:
+    if not fix.before_reboot:
         return (fix,)
-    steps = tuple(step for step in fix.steps if step.argv[-1:] != ("reboot",))
-    return (replace(fix, command=command, disruptive="none", steps=steps), fixes.REBOOT.other)
-
-
-def _reboot(command: str) -> Fix:
-    return Fix(command, disruptive="reboot" if command.endswith("reboot") else "none")
+    steps = tuple(step for step in fix.steps if step.disruptive != "reboot")
+    first = replace(fix, command=fix.before_reboot, before_reboot="", disruptive="none", steps=steps)
+    return (first, fixes.REBOOT.other)
 
 
 def _on_host(node: Node, command: str) -> Fix:
@@ -105,8 +104,8 @@ def _on_host(node: Node, command: str) -> Fix:
 
 
 def _in_windows(node: Node, command: str) -> Fix:
-    if command == "reboot":
-        return Fix("wsl.exe --shutdown", needs_root=False, disruptive="restart")
+    if command == fixes.REBOOT.other.command:
+        return RESTART_WSL
     return Fix(f"follow {_WSL_GUIDE}", needs_root=False)
 
 
@@ -147,16 +146,17 @@ def _other_driver(node: Node, command: str) -> Fix:
     situation = read_situation(node)
     command = _DRIVERS.get(system) or install_by_tdnf(situation, choose(situation, Wish()))
     if code == "no-repository" and command:
-        return _reboot(f"{command} && reboot")
+        return Fix(command).then_reboot()
     return Fix(f"follow {fixes.DRIVER_GUIDE}")
 
 
 def _from_their_repository(node: Node, command: str) -> Fix:
     """RPM Fusion and ELRepo use other package names than NVIDIA; their files conflict."""
     installed = node.packages.installed
+    command = "dnf upgrade 'kmod-nvidia*' 'nvidia-x11-drv*'"
     if "akmod-nvidia" in installed or "xorg-x11-drv-nvidia" in installed:
-        return _reboot("dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force && reboot")
-    return _reboot("dnf upgrade 'kmod-nvidia*' 'nvidia-x11-drv*' && reboot")
+        command = "dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force"
+    return Fix(command, disturbs=REPLACES_DRIVER).then_reboot()
 
 
 _BY_REFUSAL: dict[str, Callable[[Node, str], Fix]] = {
@@ -194,9 +194,11 @@ def _replace_dkms(node: Node, command: str) -> Fix:
 
 def _module_package(node: Node, release: str = "") -> Fix:
     """The module from this system's packages; a module for the running kernel is then loaded."""
-    command = _MODULES[node.distribution.id].format(release=release, suse=driver_packages.suse_modules(node))
-    loads = release == node.kernel and not command.endswith("reboot")
-    return _reboot(f"{command} && modprobe nvidia" if loads else command)
+    system = node.distribution.id
+    command = _MODULES[system].format(release=release, suse=driver_packages.suse_modules(node))
+    if system not in _LOADABLE:
+        return Fix(command).then_reboot()
+    return Fix(f"{command} && modprobe nvidia" if release == node.kernel else command)
 
 
 def _kernel_has_modules(node: Node, command: str) -> bool:
@@ -213,7 +215,7 @@ def _next_kernel(node: Node, command: str) -> Fix:
         return fixes.REBOOT.other
     if upcoming == node.kernel:
         return driver_packages.install_driver(node)
-    return _reboot(f"{driver_packages.build_module(node, upcoming).command} && reboot")
+    return driver_packages.build_module(node, upcoming).then_reboot()
 
 
 def _key_exists(node: Node, command: str) -> bool:
@@ -223,8 +225,6 @@ def _key_exists(node: Node, command: str) -> bool:
 
 
 _IMPORT = re.compile(r"mokutil --import (\S+)")
-_SUSE_LIBRARIES = "nvidia-compute-utils-G06"
-_SUSE_MODULE = "nvidia-open-driver-G06-signed-kmp-default"
 _GUIDES = f"follow ({re.escape(fixes.DRIVER_GUIDE)}|{re.escape(fixes.TOOLKIT_GUIDE)})"
 _CALL = r"(?:^|&& |; )(?:\w+=\S+ )?"  # where a program is called, with its environment
 _INSTALLS = r"gpunode (driver|toolkit) install\b"
@@ -262,14 +262,14 @@ PRECONDITIONS = (
     Precondition(re.compile(rf"{_CALL}modprobe\b|\$\(uname -r\)"), _kernel_has_modules, _next_kernel),
     Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _replace_dkms),
     Precondition(
-        re.compile(rf"\b{_SUSE_LIBRARIES}\b"),
-        lambda node, command: driver_packages.suse_libraries(node) == _SUSE_LIBRARIES,
-        lambda node, command: Fix(command.replace(_SUSE_LIBRARIES, driver_packages.suse_libraries(node))),
+        re.compile(rf"\b{SUSE_LIBRARIES}\b"),
+        lambda node, command: driver_packages.suse_libraries(node) == SUSE_LIBRARIES,
+        lambda node, command: Fix(command.replace(SUSE_LIBRARIES, driver_packages.suse_libraries(node))),
     ),
     Precondition(
-        re.compile(rf"\b{_SUSE_MODULE}\b"),
-        lambda node, command: driver_packages.suse_modules(node) == _SUSE_MODULE,
-        lambda node, command: Fix(command.replace(_SUSE_MODULE, driver_packages.suse_modules(node))),
+        re.compile(rf"\b{SUSE_MODULE}\b"),
+        lambda node, command: driver_packages.suse_modules(node) == SUSE_MODULE,
+        lambda node, command: Fix(command.replace(SUSE_MODULE, driver_packages.suse_modules(node))),
     ),
     Precondition(_IMPORT, _key_exists, lambda node, command: driver_packages.make_key(node)),
 )

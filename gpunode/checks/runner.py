@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
-from gpunode.checks.disturbance import disturbance, replaces_driver
+from gpunode.checks.disturbance import REPLACES_DRIVER, disturbance
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.checks.preconditions import fitting, separate_reboot
@@ -189,7 +189,7 @@ def _steps(node: Node, fix: Fix) -> tuple[Fix, ...]:
     """A reboot separate from the steps before it. A loaded driver is replaced after a drain: until the
     reboot its new libraries don't match the loaded module."""
     first, *rest = separate_reboot(fix)
-    if rest and node.module is not None and replaces_driver(first.command):
+    if rest and node.module is not None and first.disturbs == REPLACES_DRIVER:
         first = replace(first, disruptive="drain")
     return (first, *rest)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunode.checks import driver_packages, fixes
+from gpunode.checks.disturbance import RESTARTS_PLUGINS
 from gpunode.checks.fixes import everywhere, set_plugin_variable
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import upgrade
@@ -53,9 +54,10 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
     ),
     remedy=everywhere(
         f"gpunode toolkit config set {BY_MOUNTS}=true && "
-        f"{set_plugin_variable('DEVICE_LIST_STRATEGY=volume-mounts')} && "
+        f"{set_plugin_variable('DEVICE_LIST_STRATEGY=volume-mounts').command} && "
         f"gpunode toolkit config set {BY_ENVVAR}=false",
         "restart",
+        disturbs=RESTARTS_PLUGINS,
     ),
     blocked_by=("module-not-loaded", "toolkit-missing", "toolkit-config-invalid", "kubelet-not-running"),
     needs=("kubelet",),
@@ -240,7 +242,7 @@ def driver_upgrade(node: Node, fixed_in: str) -> Fix:
     if TRAITS["operator-driver"].holds(node):
         return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
     if version_numbers(node.next_version) >= version_numbers(fixed_in):
-        return Fix("reboot", disruptive="reboot")
+        return fixes.REBOOT.other
     return driver_packages.install_driver(node)
 
 

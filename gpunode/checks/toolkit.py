@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.devices import keep_initialised
+from gpunode.checks.disturbance import RESTARTS_DOCKER
 from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
     HOST,
@@ -402,16 +403,15 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
     unit = docker.unit or "docker.service"
     drop = f"/etc/systemd/system/{unit}.d/10-path.conf"
     text = f"[Service]\\nEnvironment=PATH={path}:{place}\\n"
-    command = (
-        f"mkdir -p {drop.rpartition('/')[0]} && printf '{text}' > {drop} && "
-        f"systemctl daemon-reload && systemctl restart {unit}"
+    fix = fixes.restart(unit, RESTARTS_DOCKER).after(
+        f"mkdir -p {drop.rpartition('/')[0]} && printf '{text}' > {drop} && systemctl daemon-reload"
     )
     evidence = (seen(where, "installed") for where in found.values())
     return warn(
         f"dockerd's PATH doesn't include {place}, the toolkit's directory",
         seen(process, f"PATH={path}"),
         *evidence,
-        fix=Fix(command, disruptive="restart"),
+        fix=fix,
     )
 
 

@@ -32,6 +32,6 @@ def _last_line(host: Host, unit: str) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def after_reading_log(name: str, command: str, effect: str = "none") -> Fix:
-    """Print the unit's log, then run `command`: if the cause remains, a failed unit only fails again."""
-    return Fix(f"{_JOURNAL[0]} -b -u {name} -n 30 --no-pager && {command}", disruptive=effect)
+def after_reading_log(name: str, fix: Fix) -> Fix:
+    """Print the unit's log before the fix: if the cause remains, a failed unit only fails again."""
+    return fix.after(f"{_JOURNAL[0]} -b -u {name} -n 30 --no-pager")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpunode.checks import fixes
 from gpunode.commands import (
     configure_runtime,
     doctor,
@@ -193,8 +194,8 @@ def _refuse_without_kubernetes(given: Mapping[str, str]) -> None:
 _LATER_LAYERS = frozenset({"kubelet"})
 # with CDI, containers get their GPUs without NVIDIA's toolkit
 _WITHOUT_CDI = frozenset({"toolkit"})
-_MENDED_HERE = "gpunode configure-runtime"
-_DESCRIBED_HERE = "gpunode cdi refresh"
+_MENDED_HERE = fixes.CONFIGURE
+_DESCRIBED_HERE = fixes.REFRESH_CDI.other.command
 # configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit was
 # installed
 _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted", "k3s-nvidia-not-detected"})
@@ -224,7 +225,7 @@ def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progre
 
 def mended_by_configuring(finding: Finding, cdi: bool) -> str:
     """The setup step that fixes it, or why it needs no fix; empty for neither."""
-    mends = " && ".join(fix.command for fix in finding.fix)
+    mends = finding.fix[0].command if finding.fix else ""
     restarted = finding.id in _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
     if restarted or finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
         return _MENDED_HERE

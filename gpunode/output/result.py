@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol
 
-from gpunode.output.typed import StrEnum, plain
+from gpunode.output.typed import INTERNAL, StrEnum, plain
 
 API_VERSION = "gpunode/v1"
 
@@ -143,6 +143,9 @@ class Fix:
     rolled back, and needs no further permission. `change` says what to change in the file that the command
     opens in an editor: one line of text, then lines to paste into the file, if any. `before` is what to do
     before the command, `note` what to know or to do beside it: one line of text, then one for each command.
+
+    Not part of the JSON contract: `disturbs` is what the command restarts or replaces, a text of
+    checks/disturbance.py, and `before_reboot` the command without the reboot that ends it.
     """
 
     command: str
@@ -156,6 +159,19 @@ class Fix:
     note: str = ""
     effect: str = ""
     before: str = ""
+    disturbs: str = field(default="", metadata=INTERNAL)
+    before_reboot: str = field(default="", metadata=INTERNAL)
+
+    def after(self, command: str) -> Fix:
+        """The same fix with another command before its own."""
+        before = self.before_reboot and f"{command} && {self.before_reboot}"
+        whole = f"{command} && {self.command}"
+        return replace(self, command=whole, before_reboot=before, safe=False, steps=())
+
+    def then_reboot(self) -> Fix:
+        """The same fix, completed by a reboot."""
+        whole = f"{self.command} && reboot"
+        return replace(self, command=whole, before_reboot=self.command, disruptive="reboot")
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,17 @@ def plain(value: Any) -> Any:
     return value
 
 
+INTERNAL = {"internal": True}  # metadata of a field that `plain` leaves out
 _JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, which has thousands of values
 
 
 @cache
 def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
-    """A dataclass's fields by their Python and JSON names; None for anything else."""
-    return tuple((field.name, camel(field.name)) for field in fields(kind)) if is_dataclass(kind) else None
+    """A dataclass's fields by their Python and JSON names, without internal ones; None for anything else."""
+    if not is_dataclass(kind):
+        return None
+    shown = (field.name for field in fields(kind) if field.metadata != INTERNAL)
+    return tuple((name, camel(name)) for name in shown)
 
 
 def json_fields(kind: type) -> dict[str, Any]:

@@ -322,7 +322,7 @@ def test_plugin_is_configured_in_its_own_namespace(tmp_path):
     kubectl.write_text(f'#!/bin/sh\nif [ "$1" = get ]; then echo "{lines}"; else echo "$*"; fi\n')
     kubectl.chmod(0o755)
     done = subprocess.run(
-        ["sh", "-c", set_plugin_variable("MIG_STRATEGY=mixed")],
+        ["sh", "-c", set_plugin_variable("MIG_STRATEGY=mixed").command],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         check=True,

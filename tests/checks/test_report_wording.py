@@ -1,10 +1,14 @@
 """A report is readable at night: few lines, no repetition, and the real impact of a command."""
 
+from dataclasses import replace
+
 import pytest
 
 from fixtures.machines import machine, options, recorded_host
+from gpunode.checks import containerd, crio, docker, fixes
 from gpunode.checks.disturbance import disturbance
 from gpunode.checks.fixes import POWER_OFF
+from gpunode.checks.platform import UPDATE_WSL
 from gpunode.checks.report import evidence_lines
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
@@ -15,40 +19,54 @@ from gpunode.output.result import Evidence, Fix
 
 
 @pytest.mark.parametrize(
-    ("command", "prefix"),
+    ("fix", "prefix"),
     [
-        ("gpunode configure-runtime --runtime docker --cdi", "restarts Docker"),
+        (fixes.configure("docker", "--cdi"), "restarts Docker"),
         (
-            "gpunode configure-runtime --runtime docker --set-as-default",
+            fixes.configure("docker", "--set-as-default"),
             "reloads Docker; a restart, if it needs one (see --dry-run), stops its containers unless",
         ),
-        ("dnf upgrade docker-ce", "restarts Docker, which stops its containers unless live-restore is on"),
-        ("${EDITOR:-vi} /etc/docker/daemon.json && snap restart docker", "restarts Docker"),
-        ("gpunode configure-runtime --runtime containerd", "restarts containerd"),
-        ("systemctl restart rke2-server", "restarts this node's Kubernetes"),
-        ("systemctl restart crio", "restarts CRI-O"),
-        ("systemctl disable --now crio", "stops CRI-O"),
-        ("systemctl restart kubelet", "restarts the kubelet"),
-        ("crictl ps --quiet --name nvidia-device-plugin | xargs crictl stop", "restarts the device plugin"),
-        ('kubectl set env "daemonset/$name" MIG_STRATEGY=mixed', "restarts the device plugin on all nodes"),
+        (docker.UPGRADE.rhel, "restarts Docker, which stops its containers unless live-restore is on"),
+        (fixes.configure("containerd"), "restarts containerd"),
+        (containerd.UPGRADE.suse, "restarts containerd"),
+        (fixes.configure("k3s"), "restarts this node's Kubernetes"),
+        (fixes.restart_managed("rke2", "rke2-server.service"), "restarts this node's Kubernetes"),
+        (crio.RESTART.other, "restarts CRI-O"),
+        (fixes.START_KUBELET.other, "restarts the kubelet"),
+        (fixes.RESTART_PLUGIN_POD, "restarts the device plugin: "),
+        (fixes.set_plugin_variable("MIG_STRATEGY=mixed"), "restarts the device plugin on all nodes"),
+        (UPDATE_WSL.other, "ends everything that runs in WSL"),
+        (Fix("something else", disruptive="restart"), "restarts a daemon"),
+        (Fix("something", disruptive="drain"), "stops GPU work"),
+        (POWER_OFF.other, "powers the node off"),
+        (fixes.UPGRADE_DRIVER.other, "reboots the node"),
+    ],
+    ids=lambda value: getattr(value, "command", None),
+)
+def test_effect_of_a_fix_names_what_it_disturbs(fix, prefix):
+    assert disturbance(fix).startswith(prefix)
+    assert disturbance(replace(fix, disruptive="none")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "effect"),
+    [
+        ("crio-not-selected", "stops CRI-O"),
         (
-            "crictl stop 4f1c4f1c4f1c",
+            "cgroup-device-revoked",
             "stops these containers and ends their work: the kubelet starts them again",
         ),
-        ("docker restart 4f1c4f1c4f1c", "restarts the named containers"),
-        ("wsl.exe --update && wsl.exe --shutdown", "ends everything that runs in WSL"),
-        ("something else", "restarts a daemon"),
+        ("cgroup-device-revoked-rocky9", "restarts the named containers"),
+        ("plugin-not-registered", "configures the kubelet's container engine, and restarts it if needed"),
+        ("imex-channels", "restarts the IMEX daemon"),
+        ("fabricmanager-missing-b200", "restarts the fabric manager"),
+        ("docker-not-running", "starts Docker, which isn't running"),
     ],
 )
-def test_disturbance_of_a_restart_is_read_from_the_command(command, prefix):
-    assert disturbance(Fix(command, disruptive="restart")).startswith(prefix)
-
-
-def test_disturbance_of_drain_power_off_and_reboot_is_named():
-    assert disturbance(Fix("x", disruptive="drain")) == "stops GPU work"
-    assert disturbance(POWER_OFF.other).startswith("powers the node off")
-    assert disturbance(Fix("x && reboot", disruptive="reboot")) == "reboots the node"
-    assert disturbance(Fix("x")) == ""
+def test_effect_of_a_fix_on_a_recorded_machine(name, effect, tmp_path):
+    findings = doctor.run(recorded_host(name, tmp_path), SilentProgress()).data.findings
+    (fix,) = [fix for finding in findings for fix in finding.fix if fix.effect]
+    assert fix.effect.startswith(effect)
 
 
 def test_evidence_that_differs_in_one_path_component_is_merged():
