@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -39,89 +41,101 @@ class Condemns:
         return Problem("mps", "no daemon") if resource.name in self.names else None
 
 
-NEWS = st.one_of(
-    st.tuples(st.just("show"), st.dictionaries(st.sampled_from([A, B]), st.integers(0, 3))),
-    st.tuples(st.just("refuse"), st.booleans()),
-    st.tuples(st.just("shares"), st.sampled_from([1, 3])),
-    st.tuples(
-        st.just("event"), st.tuples(st.sampled_from([A, B]), st.integers(0, 2), st.sampled_from([0, 13, 79]))
-    ),
-    st.tuples(st.just("condemn"), st.frozensets(st.sampled_from([A, B]))),
-    st.tuples(st.just("tick"), st.none()),
-    st.tuples(st.just("readings"), st.none()),
-    st.tuples(st.just("configure"), st.booleans()),
-)
+class Simulation:
+    """A ledger and what can change its feeds. Each method below `__init__` is one event with its value."""
+
+    def __init__(self) -> None:
+        self.ledger, self.backend, self.judge, _ = made(FakeBackend({}))
+        self.veto = Condemns()
+        self.ledger.vetoes.append(self.veto)
+
+    def show(self, resources: dict[str, int]) -> None:
+        self.backend.resources = resources
+        self.backend.look()
+
+    def share(self, shares: int) -> None:
+        self.backend.shares = shares
+        self.backend.look()
+
+    def refuse(self, refuses: bool) -> None:
+        self.backend.refuses = "no" if refuses else ""
+        self.backend.look()
+
+    def report_xid(self, error: tuple[str, int, int]) -> None:
+        name, index, xid = error
+        self.ledger.event(GpuEvent("xid", f"{name}-{index}", xid))
+
+    def condemn(self, names: frozenset[str]) -> None:
+        self.veto.names = names
+        self.ledger.tick()
+
+    def tick(self, _: None) -> None:
+        self.ledger.tick()
+
+    def read_sensors(self, _: None) -> None:
+        self.ledger.readings([Reading("GPU-1")])
+
+    def configure(self, pass_device_specs: bool) -> None:
+        before = self.ledger.settings
+        after = replace(before, pass_device_specs=pass_device_specs)
+        try:
+            self.ledger.configure(after)
+        except ConfigError:
+            assert self.ledger.settings is before
+        else:
+            assert self.ledger.settings == after
+
+
+RESOURCE = st.sampled_from([A, B])
+VALUES: dict[Callable[[Simulation, Any], None], st.SearchStrategy[Any]] = {
+    Simulation.show: st.dictionaries(RESOURCE, st.integers(0, 3)),
+    Simulation.refuse: st.booleans(),
+    Simulation.share: st.sampled_from([1, 3]),
+    Simulation.report_xid: st.tuples(RESOURCE, st.integers(0, 2), st.sampled_from([0, 13, 79])),
+    Simulation.condemn: st.frozensets(RESOURCE),
+    Simulation.tick: st.none(),
+    Simulation.read_sensors: st.none(),
+    Simulation.configure: st.booleans(),
+}
+EVENT = st.one_of(*(st.tuples(st.just(event), values) for event, values in VALUES.items()))
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(NEWS, max_size=25))
-def test_feeds_always_equal_a_fresh_computation(news: list[tuple[str, object]]) -> None:
-    ledger, backend, judge, _ = made(FakeBackend({}))
-    condemner = Condemns()
-    ledger.vetoes.append(condemner)
-    good = Plan()
+@given(st.lists(EVENT, max_size=25))
+def test_feeds_always_equal_a_fresh_computation(
+    events: list[tuple[Callable[[Simulation, Any], None], Any]],
+) -> None:
+    simulation = Simulation()
+    ledger, backend = simulation.ledger, simulation.backend
+    last_good = Plan()
     versions: dict[str, int] = {}
-    notified = []
-    ledger.changed.append(lambda: notified.append(1))
-    for kind, what in news:
-        take(ledger, backend, condemner, kind, what)
+
+    for event, value in events:
+        event(simulation, value)
+
+        check_feeds(simulation)
         if ledger.inventory is not None and not backend.refuses:
-            good = backend.plan(Settings(), ledger.inventory)
-        check(ledger, judge, condemner, ledger.plan)
-        if not backend.refuses and kind in ("show", "shares"):
-            assert ledger.plan == good
+            last_good = backend.plan(Settings(), ledger.inventory)
+        if not backend.refuses and event in (Simulation.show, Simulation.share):
+            assert ledger.plan == last_good
             assert ledger.trouble == ""
         for name, one in ledger.feeds.items():
             assert one.snapshot().version >= versions.get(name, 1)
             versions[name] = one.snapshot().version
 
 
-def take(ledger: Ledger, backend: FakeBackend, condemner: Condemns, kind: str, what: object) -> None:
-    if kind == "show":
-        assert isinstance(what, dict)
-        backend.resources = what
-        backend.look()
-    elif kind == "refuse":
-        backend.refuses = "no" if what else ""
-        backend.look()
-    elif kind == "shares":
-        assert isinstance(what, int)
-        backend.shares = what
-        backend.look()
-    elif kind == "event":
-        assert isinstance(what, tuple)
-        name, index, xid = what
-        ledger.event(GpuEvent("xid", f"{name}-{index}", xid))
-    elif kind == "condemn":
-        assert isinstance(what, frozenset)
-        condemner.names = what
-        ledger.tick()
-    elif kind == "tick":
-        ledger.tick()
-    elif kind == "readings":
-        ledger.readings([Reading("GPU-1")])
-    elif kind == "configure":
-        before = ledger.settings
-        wanted = replace(before, pass_device_specs=bool(what))
-        try:
-            ledger.configure(wanted)
-        except ConfigError:
-            assert ledger.settings is before
-        else:
-            assert ledger.settings == wanted
-
-
-def check(ledger: Ledger, judge: FakeJudge, condemner: Condemns, plan: Plan) -> None:
-    """Every resource of the plan with today's problems; every other one that ever was, empty."""
-    planned = {one.name: one for one in plan.resources}
+def check_feeds(simulation: Simulation) -> None:
+    """Every resource of the plan has its devices with their present problems. A feed of a resource that left
+    the plan stays, without devices."""
+    ledger = simulation.ledger
+    planned = {one.name: one.devices for one in ledger.plan.resources}
     assert set(planned) <= set(ledger.feeds)
     for name, one in ledger.feeds.items():
         shown = one.snapshot()
-        fresh = planned[name].devices if name in planned else ()
-        assert [device.id for device in shown.devices] == [device.id for device in fresh]
+        assert [device.id for device in shown.devices] == [device.id for device in planned.get(name, ())]
         for device in shown.devices:
-            wanted = judge.problem(device.unit) or condemner.problem(shown.resource, device.unit)
-            assert device.problem == wanted
+            health = simulation.judge.problem(device.unit)
+            assert device.problem == (health or simulation.veto.problem(shown.resource, device.unit))
         assert shown.healthy == sum(device.healthy for device in shown.devices)
 
 
