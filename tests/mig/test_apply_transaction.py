@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -60,54 +60,59 @@ def attempt(node: MigNode, label: str) -> int:
     return int(result.exit_code)
 
 
-def wrong(label: str, now: Layouts) -> list[str]:
+def differences(label: str, now: Layouts) -> list[str]:
+    """How the layout differs from the one of this label in the configuration file."""
     with open(EXAMPLES, "rb") as file:
         entries = parse(file.read(), EXAMPLES).labels[label]
-    found = wishes(EXAMPLES, label, entries, now).all
-    return [one for one in map(difference, found) if one]
+    return [text for text in map(difference, wishes(EXAMPLES, label, entries, now).all) if text]
 
 
-def faults(chance: random.Random) -> tuple[Fault, ...]:
+def seeded_random() -> random.Random:
+    seed = random.randrange(10**9) if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES") else 6
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def temporary_faults(chance: random.Random) -> tuple[Fault, ...]:
     """One failure or two, each temporary: the rollback has three tries."""
-    found = []
+    faults = []
     for _ in range(chance.choice((1, 1, 2))):
         call = chance.choice(CALLS)
         trouble = chance.choice(TROUBLES if call != "nvidia-smi" else TROUBLES[:3])
-        found.append(Fault(call, after=chance.randrange(18), times=1, **trouble))
-    return tuple(found)
+        faults.append(Fault(call, after=chance.randrange(18), times=1, **trouble))
+    return tuple(faults)
 
 
-def walk(node: MigNode, scenario: Scenario, start: str, goals: tuple[str, ...], chance: random.Random) -> int:
-    """How often the previous layout was restored."""
+def attempt_with_faults(node: MigNode, label: str, scenario: Scenario, faults: tuple[Fault, ...]) -> int:
+    """As `attempt`, while the driver has these faults."""
+    node.stub.write(scenario.with_faults(*faults))
+    code = attempt(node, label)
+    node.stub.write(scenario)
+    return code
+
+
+def keep_layout(node: MigNode) -> Callable[[], None]:
+    """A function that gives the simulated GPUs the layout that they have now."""
     state = node.stub.scenario_path.with_name(node.stub.scenario_path.name + ".mig")
-    kept = state.with_suffix(".kept")
-    assert attempt(node, start) == 0
-    before = node.layouts()
-    assert wrong(start, before) == []
-    if state.exists():
-        shutil.copy(state, kept)
-    back = 0
-    for goal in goals:
-        if goal == start:
-            continue
-        struck = faults(chance)
-        node.stub.write(scenario.with_faults(*struck))
-        code = attempt(node, goal)
-        node.stub.write(scenario)
-        now = node.layouts()
-        attempt_text = f"{start} -> {goal} with {struck}: exit {code}"
-        if code == 0:
-            assert wrong(goal, now) == [], attempt_text
-        else:
-            assert code in (1, 3, 4), attempt_text
-            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), attempt_text
-            back += 1
-        assert not (node.directory / "state/mig-before.json").exists(), attempt_text
-        if kept.exists():
-            shutil.copy(kept, state)
-        else:
+    kept = state.read_bytes() if state.exists() else None
+
+    def restore() -> None:
+        if kept is None:
             node.stub.forget_mig_changes()
-    return back
+        else:
+            state.write_bytes(kept)
+
+    return restore
+
+
+def check_layout(node: MigNode, goal: str, before: Layouts, code: int, case: str) -> None:
+    """The GPUs have the layout of `goal` after success, else the one `before`, and nothing is unfinished."""
+    now = node.layouts()
+    if code == 0:
+        assert differences(goal, now) == [], case
+    else:
+        assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), case
+    assert not (node.directory / "state/mig-before.json").exists(), case
 
 
 @pytest.mark.parametrize(
@@ -122,64 +127,76 @@ def walk(node: MigNode, scenario: Scenario, start: str, goals: tuple[str, ...], 
 def test_any_failure_ends_in_the_desired_or_previous_layout(
     mig_node: MigMaker, boards: tuple[str, ...], labels: tuple[str, ...]
 ) -> None:
-    seed = random.randrange(10**9) if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES") else 6
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded_random()
     scenario = mig_machine(*boards)
     node = mig_node(scenario)
-    back = sum(walk(node, scenario, start, labels, chance) for start in labels)
-    assert back > 0, "no failure occurred"
+    rollbacks = 0
+    for start in labels:
+        assert attempt(node, start) == 0
+        before = node.layouts()
+        assert differences(start, before) == []
+        return_to_start = keep_layout(node)
+
+        for goal in (label for label in labels if label != start):
+            faults = temporary_faults(chance)
+            code = attempt_with_faults(node, goal, scenario, faults)
+
+            case = f"{start} -> {goal} with {faults}: exit {code}"
+            assert code in (0, 1, 3, 4), case
+            check_layout(node, goal, before, code, case)
+            rollbacks += code != 0
+            return_to_start()
+    assert rollbacks > 0, "no failure occurred"
 
 
-def attempt_and_die(node: MigNode, label: str, changes: int) -> bool:
-    """As `attempt`, in a process that is killed after so many changes; whether it was."""
+def attempt_in_killed_process(node: MigNode, label: str, change: int) -> bool:
+    """As `attempt`, in a process that is killed before this change, counted from 0; False if it has ended
+    with fewer changes."""
     pid = os.fork()
     if pid == 0:
-        asked, made = MigSession._query, itertools.count()
-
-        def ask(self: MigSession, doing: str, seconds: float, **question: Any) -> Any:
-            if question["do"] not in ("layouts", "processes") and next(made) == changes:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return asked(self, doing, seconds, **question)
-
         try:
-            MigSession._query = ask  # type: ignore[method-assign]
+            kill_before(change)
             attempt(node, label)
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+def kill_before(change: int) -> None:
+    """Kill this process as soon as it wants to make this change to a GPU."""
+    query, changes = MigSession._query, itertools.count()
+
+    def counting(self: MigSession, doing: str, seconds: float, **question: Any) -> Any:
+        if question["do"] not in ("layouts", "processes") and next(changes) == change:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return query(self, doing, seconds, **question)
+
+    MigSession._query = counting  # type: ignore[method-assign]
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("boards", [("h100", "h100"), ("a100-40gb", "a30")], ids=lambda value: value[0])
 def test_next_run_completes_a_run_killed_at_any_step(mig_node: MigMaker, boards: tuple[str, ...]) -> None:
     """With the layout of the next run, or with the one before the killed run."""
-    seed = random.randrange(10**9) if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES") else 6
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = seeded_random()
     scenario = mig_machine(*boards)
     node = mig_node(scenario)
     labels = HOPPER if boards[0] == "h100" else PLAIN
     for _ in range(6):
         start, goal, other = chance.sample(labels, 3)
-        node.stub.write(scenario)
         assert attempt(node, start) == 0
         before = node.layouts()
-        died = chance.randrange(1, 9)
-        if not attempt_and_die(node, goal, died):
-            before = node.layouts()
-        struck = Fault("migChange", 23, after=chance.randrange(12), times=1)
-        node.stub.write(scenario.with_faults(struck) if chance.random() < 0.5 else scenario)
-        code = attempt(node, other)
-        node.stub.write(scenario)
-        now = node.layouts()
-        attempt_text = f"{start} -> {goal}, killed after {died}, -> {other} with {struck}: exit {code}"
-        assert code in (0, 4), attempt_text
-        if code == 0:
-            assert wrong(other, now) == [], attempt_text
-        else:
-            assert all(same_layout(a, b) for a, b in zip(before.gpus, now.gpus, strict=True)), attempt_text
-        assert not (node.directory / "state/mig-before.json").exists(), attempt_text
+        change = chance.randrange(1, 9)
+        if not attempt_in_killed_process(node, goal, change):
+            before = node.layouts()  # the whole run succeeded
+
+        fault = Fault("migChange", 23, after=chance.randrange(12), times=1)
+        faults = (fault,) if chance.random() < 0.5 else ()
+        code = attempt_with_faults(node, other, scenario, faults)
+
+        case = f"{start} -> {goal}, killed before change {change}, -> {other} with {faults}: exit {code}"
+        assert code in (0, 4), case
+        check_layout(node, other, before, code, case)
 
 
 def test_failing_reset_of_a_pending_mode(mig_node: MigMaker) -> None:

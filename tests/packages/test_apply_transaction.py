@@ -29,14 +29,20 @@ def from_mirror(repository):
     return ("--repository", repository.url, "--key", str(repository.key))
 
 
+def run_before_dpkg(apt, script):
+    """Let apt run this shell script before each dpkg; if the script fails, apt doesn't run dpkg."""
+    hook = apt.root / "hook"
+    hook.write_text(f"#!/bin/sh\n{script}\n")
+    hook.chmod(0o755)
+    with (apt.root / "apt.conf").open("a") as file:
+        file.write(f'DPkg::Pre-Invoke {{ "{hook}"; }};\n')
+
+
 @contextmanager
 def at_work(apt, *argv):
     """`toolkit install` while apt waits before dpkg; it continues when this ends."""
-    slow = apt.root / "slow"
-    slow.write_text(f"#!/bin/sh\ntouch {apt.root}/begun\nuntil [ -e {apt.root}/go ]; do sleep 0.02; done\n")
-    slow.chmod(0o755)
-    with (apt.root / "apt.conf").open("a") as file:
-        file.write(f'DPkg::Pre-Invoke {{ "{slow}"; }};\n')
+    waits, go = apt.root / "waits", apt.root / "go"
+    run_before_dpkg(apt, f"touch {waits}; until [ -e {go} ]; do sleep 0.02; done")
     child = subprocess.Popen(
         command("toolkit", "install", *argv),
         env=clean_environment(apt.env),
@@ -44,13 +50,12 @@ def at_work(apt, *argv):
         stderr=subprocess.PIPE,
         text=True,
     )
-    begun = apt.root / "begun"
-    assert eventually(lambda: begun.exists() or child.poll() is not None)
-    assert begun.exists(), child.communicate()
+    assert eventually(lambda: waits.exists() or child.poll() is not None)
+    assert waits.exists(), child.communicate()
     try:
         yield child
     finally:
-        (apt.root / "go").touch()
+        go.touch()
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
@@ -84,16 +89,18 @@ def test_closed_terminal_does_not_roll_back(apt, repository):
 
 
 def test_packages_left_by_a_failed_rollback_are_known_to_a_removal(apt, repository, tmp_path):
+    # dpkg refuses the toolkit, because another package has one of its files
     other = build(tmp_path, "other", "1.0", files=("usr/bin/nvidia-ctk",))
     apt.apt("-y", "install", str(other))
-    before = apt.tree()
-    hook, settings = apt.root / "hook", (apt.root / "apt.conf").read_text()
-    hook.write_text(f"#!/bin/sh\n[ ! -e {apt.root}/once ] || exit 1\ntouch {apt.root}/once\n")
-    hook.chmod(0o755)
-    (apt.root / "apt.conf").write_text(f'{settings}DPkg::Pre-Invoke {{ "{hook}"; }};\n')
+    before, settings = apt.tree(), (apt.root / "apt.conf").read_text()
+    # only the installation gets as far as dpkg, and its rollback fails
+    installed = apt.root / "installed"
+    run_before_dpkg(apt, f"[ ! -e {installed} ] || exit 1; touch {installed}")
+
     done = apt.gpunode("toolkit", "install", *from_mirror(repository))
     assert done.code != 0 and "could not be restored" in done.err and not apt.ours.exists()
     assert [one["state"] for one in journal(apt)] == ["rolled-back", "committed"]
+
     (apt.root / "apt.conf").write_text(settings)
     removed = apt.json("toolkit", "remove")
     assert removed["exitCode"] == 0 and removed["data"]["packages"] and not removed["data"]["kept"]
