@@ -16,6 +16,7 @@ from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import (
     Headline,
+    NextStep,
     NodeSummary,
     RebootVerdict,
     TableAge,
@@ -25,6 +26,7 @@ from gpunode.checks.report import (
     first,
     gpus_not_examined,
     headline,
+    next_steps,
     order,
     reboot,
 )
@@ -96,7 +98,8 @@ class Selected:
 class DoctorReport:
     """`data` of the envelope: the node, and one finding per check.
 
-    `first` is the id to fix first, `order` has the ids of errors and warnings in the order of their fixes;
+    `first` is the id to fix first, `steps` are all steps of that fix, empty if nothing can be fixed here;
+    `order` has the ids of errors and warnings in the order of their fixes;
     `chains` maps each root cause to the checks that wait for it, each with the check that directly blocks it.
     `gpus_not_examined` is why NVML wasn't queried for the GPUs, empty if it was. `at` is in seconds since the
     epoch.
@@ -108,6 +111,7 @@ class DoctorReport:
     counts: dict[str, int]
     selection: Selected
     first: str | None
+    steps: tuple[NextStep, ...]
     order: tuple[str, ...]
     chains: dict[str, dict[str, str]]
     reboot: RebootVerdict
@@ -143,6 +147,7 @@ def run(
         counts,
         Selected(tuple(selection.only), tuple(selection.skip), selection.preflight),
         first(findings),
+        next_steps(about, findings),
         order(findings),
         behind(findings),
         reboot(findings),

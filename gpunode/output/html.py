@@ -125,19 +125,36 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _first(report: Report) -> Iterator[str]:
-    """The finding to fix first, with its command, which the findings below don't repeat."""
+    """The finding to fix first, with its steps, which the findings below don't repeat."""
     cause = next((finding for finding in report.findings if finding["id"] == report.data["first"]), None)
     if cause is None:
         return
     waiting = len(report.data["chains"].get(cause["id"], {}))
     yield f'<section class="card first {state(cause)}" aria-labelledby="first">'
-    yield f'<h2 id="first">{_label(cause["fix"][0])} first</h2>'
+    root = ", as root" if cause["fix"][0]["needsRoot"] else ""
+    yield f'<h2 id="first">{_label(cause["fix"][0])} first{root}</h2>'
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
-    yield from _fixes(report, cause, {})
+    yield from _steps(report, cause) if report.data["steps"] else _fixes(report, cause, {})
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         yield f'<p class="quiet">{many(waiting, "check")} {verb} for this.</p>'
     yield "</section>"
+
+
+def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
+    if cause["fix"][0]["before"]:
+        yield f"<p>{escaped(cause['fix'][0]['before'])}</p>"
+    yield '<ol class="steps">'
+    for number, step in enumerate(report.data["steps"], 1):
+        yield "<li>"
+        yield from _change(step)
+        if step["command"]:
+            yield from _command(step["command"], f"step {number}", escaped(step["effect"]))
+        else:
+            yield f"<p>fix {_link(step['finding'])}</p>"
+        yield from _note(step)
+        yield "</li>"
+    yield "</ol>"
 
 
 def _reboot(report: Report) -> Iterator[str]:
@@ -233,8 +250,10 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
 def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
     """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
     drain = ["drain this Kubernetes node"] if report.data["node"].get("kubernetes") else []
-    names = report.data["reboot"]["before"]
-    before = [f"fix {_link(name)}" for name in names.get(finding["id"], ())]
+    names = report.data["reboot"]["before"].get(finding["id"], ())
+    order = report.data["order"]
+    above = order[: order.index(finding["id"])]
+    before = [f"fix {_link(name)}" for name in names if name not in above]
     reboots_last = len(finding["fix"]) > 1
     drained = False
     for fix in finding["fix"][:1]:
@@ -243,29 +262,38 @@ def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) ->
             yield f"<p>{_label(fix)}: the same as for {_link(above)}</p>"
             return
         drained = bool(drain) and fix["disruptive"] in ("drain", "reboot")
-        yield from _command(finding, fix, [*(() if reboots_last else before), *(drain if drained else ())])
+        if fix.get("before"):
+            yield f"<p>{escaped(fix['before'])}</p>"
+        yield from _change(fix)
+        yield f"<p>{_label(fix)}:</p>"
+        needed = [*(() if reboots_last else before), *(drain if drained else ())]
+        notes = ["as root"] if fix["needsRoot"] else []
+        notes += [escaped(fix["effect"])] if fix["effect"] else []
+        notes += [f"{' and '.join(needed)} first"] if needed else []
+        yield from _command(fix["command"], finding["id"], ", ".join(notes))
+        yield from _note(fix)
     if reboots_last:
         steps = [*before, *(["reboot the node"] if drained or not drain else [f"{drain[0]} and reboot it"])]
         yield f"<p>Then {', '.join(steps)}.</p>"
 
 
-def _command(finding: Mapping[str, Any], fix: Mapping[str, Any], before: Sequence[str]) -> Iterator[str]:
-    """One command with what surrounds it; `before` are steps before it, as HTML."""
-    if fix.get("before"):
-        yield f"<p>{escaped(fix['before'])}</p>"
+def _change(fix: Mapping[str, Any]) -> Iterator[str]:
     if fix.get("change"):
         change, _, lines = fix["change"].partition("\n")
         yield f"<p>{escaped(change)}</p>"
         if lines:
             yield f"<pre><code>{escaped(lines)}</code></pre>"
-    yield f'<p>{_label(fix)}:</p><div class="fix"><pre tabindex="0">'
-    yield f"<code>{escaped(fix['command'])}</code></pre>"
-    label = f"Copy the command of {finding['id']}"
+
+
+def _command(command: str, of: str, remark: str) -> Iterator[str]:
+    """A command that can be copied; `remark` is HTML."""
+    yield f'<div class="fix"><pre tabindex="0"><code>{escaped(command)}</code></pre>'
+    label = f"Copy the command of {of}"
     yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
-    notes = ["as root"] if fix["needsRoot"] else []
-    notes += [escaped(fix["effect"])] if fix["effect"] else []
-    notes += [f"{' and '.join(before)} first"] if before else []
-    yield f'<p class="quiet">{", ".join(notes)}</p></div>' if notes else "</div>"
+    yield f'<p class="quiet">{remark}</p></div>' if remark else "</div>"
+
+
+def _note(fix: Mapping[str, Any]) -> Iterator[str]:
     if fix["note"]:
         text, *commands = fix["note"].split("\n")
         yield f"<p>{escaped(text)}</p>"

@@ -267,19 +267,20 @@ def _render_rich(blocks: tuple[Block, ...]) -> None:
 
 
 def _wrapped(block: Text, width: int) -> str:
-    """Words are not broken and lines keep their indent; commands and documents stay as they are."""
+    """Words are not broken; lines keep their indent, or that of the text of a numbered step. Commands and
+    documents stay as they are."""
+    import re
     import textwrap
 
     text = printable(block.text)
     if block.style in (Style.COMMAND, Style.DOCUMENT) or len(text) <= width:
         return text
-    words = text.lstrip()
-    indent = text[: len(text) - len(words)]
+    start = re.sub(r"^( *(\d+\. )?).*", r"\1", text)
     return textwrap.fill(
-        words,
+        text.removeprefix(start),
         width,
-        initial_indent=indent,
-        subsequent_indent=indent,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
         break_long_words=False,
         break_on_hyphens=False,
     )
