@@ -51,7 +51,7 @@ def selinux_denials(host: Host, log: tuple[KernelLine, ...]) -> tuple[Denial, ..
     lines += [(AUDIT_LOG, line) for line in host.read_tail(AUDIT_LOG, _TAIL_BYTES).splitlines()]
     candidates = (line for line in lines if "avc:" in line[1] and "permissive=1" not in line[1])
     denials = [denial for source, text in candidates if (denial := _selinux(source, text))]
-    return tuple(sorted(denials, key=lambda one: one.when))
+    return tuple(sorted(denials, key=lambda entry: entry.when))
 
 
 def _selinux(source: str, text: str) -> Denial | None:

@@ -129,7 +129,11 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
     """
     kind = _KINDS[name]
     known = running(host, "containerd") if processes is None else processes
-    own = (one for one in known if one.name == "containerd" and manager(host, one) == name)
+    own = (
+        candidate
+        for candidate in known
+        if candidate.name == "containerd" and manager(host, candidate) == name
+    )
     process = next(own, None)
     unit = _unit(host, name, process)
     if process is None and (unit is None or _uses_another(host, kind, unit)):
@@ -157,8 +161,8 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
 def distribution_at(host: Host, endpoint: str) -> Daemon | None:
     """The distribution's containerd with this socket, a running one first; None if none has it."""
     processes = running(host, "containerd")
-    found = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
-    there = [one for one in found if one is not None and same_file(host, one.socket, endpoint)]
+    daemons = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
+    there = [daemon for daemon in daemons if daemon is not None and same_file(host, daemon.socket, endpoint)]
     return min(there, key=lambda daemon: daemon.process is None, default=None)
 
 
@@ -222,12 +226,12 @@ def _setting(host: Host, kind: _Kind, key: str) -> str:
     unset."""
     if not kind.settings:
         return ""
-    found = ""
+    value = ""
     for path in (kind.settings, *sorted(host.glob(f"{kind.settings}.d", "*.yaml"))):
         text = host.text_or_empty(path)  # a command that needs root reports one that it can't read elsewhere
-        shown = re.findall(rf"""^["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s#]+)""", text, re.MULTILINE)
-        found = shown[-1] if shown else found
-    return found
+        values = re.findall(rf"""^["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s#]+)""", text, re.MULTILINE)
+        value = values[-1] if values else value
+    return value
 
 
 def _settled(host: Host, path: str) -> str:

@@ -150,10 +150,10 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
     from gpunode.facts.podman import load_podman
 
     config = load_podman(host)
-    found = {name: (file.path, paths) for file in config.files for name, paths in file.runtimes.items()}
+    runtimes = {name: (file.path, paths) for file in config.files for name, paths in file.runtimes.items()}
     handlers = tuple(
         ConfiguredHandler(name, next((path for path in paths if host.executable(path)), paths[0]), file)
-        for name, (file, paths) in found.items()
+        for name, (file, paths) in runtimes.items()
         if paths
     )
     return Configured(
@@ -184,10 +184,10 @@ def _named(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandler]:
         yield ConfiguredHandler(name, rest[0] if rest else "", COMMAND_LINE)
 
 
-def _files(main: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:
+def _files(main: str, entries: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:
     """The existing files; the main file is listed even if it doesn't exist."""
     files = [
-        ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in found
+        ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in entries
     ]
     return (
         tuple(files) if any(file.path == main for file in files) else (ConfigFile(main, "main", None), *files)

@@ -162,18 +162,18 @@ def _seen(node: Node) -> Way | None:
 def holders(node: Node) -> tuple[Holder, ...]:
     """Running containers with allocated GPUs, as far as they use this kernel; () if unknown."""
     try:
-        held = {(holding.namespace, holding.pod, holding.container) for holding in node.gpu_holdings}
+        owners = {(holding.namespace, holding.pod, holding.container) for holding in node.gpu_holdings}
     except DaemonError:
         return ()
-    running = {container.id: container for container in node.containers} if held else {}
+    running = {container.id: container for container in node.containers} if owners else {}
     return tuple(
         Holder(
             f"pod {container.namespace}/{container.pod}, container {container.name}",
             container.handler,
             running[container.id],
         )
-        for container in (node.cri_containers if held else ())
-        if (container.namespace, container.pod, container.name) in held
+        for container in (node.cri_containers if owners else ())
+        if (container.namespace, container.pod, container.name) in owners
         and container.id in running
         and not container.handler.startswith(_OWN_KERNELS)
         # a virtual machine's GPU isn't a device of this kernel's driver

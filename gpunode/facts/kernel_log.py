@@ -55,18 +55,18 @@ _MESSAGE_LINES = 6  # such a message is one printk over several lines
 
 def failed_gpus(lines: tuple[KernelLine, ...]) -> frozenset[str]:
     """Addresses of the GPUs that the driver reports as unsupported or failed to initialise."""
-    found, address, left = set(), "", 0
+    addresses, address, left = set(), "", 0
     for line in lines:
         match = _GPU.match(line.text)
         if match is not None:
             address, left = match["address"].lower(), _MESSAGE_LINES
         if left and re.search(UNSUPPORTED, line.text):
-            found.add(address)
+            addresses.add(address)
         failed = _FAILED.match(line.text)
         if failed is not None:
-            found.add(failed["address"].lower())
+            addresses.add(failed["address"].lower())
         left = max(0, left - 1)
-    return frozenset(found)
+    return frozenset(addresses)
 
 
 def matching(lines: tuple[KernelLine, ...], pattern: str) -> tuple[tuple[KernelLine, re.Match[str]], ...]:

@@ -205,8 +205,10 @@ class Cuda:
             image = ctypes.c_char_p(ptx.encode("ascii"))
             self.call("cuModuleLoadDataEx", ctypes.byref(module), image, ctypes.c_uint(2), options, values)
         except CudaError as error:
-            said = " ".join(log.value.decode("utf-8", "replace").split())
-            raise CudaError(error.code, f"{error.message}: {said}" if said else error.message) from error
+            log_text = " ".join(log.value.decode("utf-8", "replace").split())
+            raise CudaError(
+                error.code, f"{error.message}: {log_text}" if log_text else error.message
+            ) from error
         self.call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(entry.encode()))
         return function
 

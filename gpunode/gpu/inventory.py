@@ -117,11 +117,13 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
         if error.code not in (NO_PERMISSION, NOT_SUPPORTED):
             raise
         profile = None
-    named = _profile_in(nvml.name(device)) if profile is None else ""
+    from_name = _profile_in(nvml.name(device)) if profile is None else ""
     computed = profile_name(
         size.gpu_slices, size.compute_slices, attributes.memory_mib, gpu_memory or 1, profile
     )
-    return MigDevice(slot, nvml.uuid(device), named or computed, gi, ci, attributes.memory_mib << 20, size)
+    return MigDevice(
+        slot, nvml.uuid(device), from_name or computed, gi, ci, attributes.memory_mib << 20, size
+    )
 
 
 def _profile_in(name: str) -> str:

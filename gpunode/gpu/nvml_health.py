@@ -271,7 +271,7 @@ def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
     at the end, to see which are still active: one wait serves all of them."""
     until = time.monotonic() + _MOST_SECONDS
     cc = _confidential(nvml)
-    held: list[tuple[_Gpu, Condition, int]] = []
+    slowed: list[tuple[_Gpu, Condition, int]] = []
     for gpu in inventory.gpus:
         if time.monotonic() > until:
             break
@@ -281,17 +281,17 @@ def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
         except NvmlError as error:
             yield Condition(*names, str(error), error.code)
             continue
-        asked = _Gpu(nvml, device)
-        first = _slowdown_bits(asked)
-        condition = _read_condition(asked, names, cc)
+        queries = _Gpu(nvml, device)
+        first = _slowdown_bits(queries)
+        condition = _read_condition(queries, names, cc)
         holds = any((first or 0) & bit for bit in SLOWDOWNS)
-        yield _ended(asked, condition, None if holds or first is None else 0)
+        yield _ended(queries, condition, None if holds or first is None else 0)
         if holds:
-            held.append((asked, condition, first or 0))
-    if held:
+            slowed.append((queries, condition, first or 0))
+    if slowed:
         time.sleep(SAMPLE_SECONDS)
-    for asked, condition, bits in held:
-        yield _ended(asked, condition, bits & (_slowdown_bits(asked) or 0))
+    for queries, condition, bits in slowed:
+        yield _ended(queries, condition, bits & (_slowdown_bits(queries) or 0))
 
 
 def _ended(gpu: _Gpu, condition: Condition, bits: int | None) -> Condition:

@@ -91,7 +91,7 @@ def read_topology(
     pairs = tuple(
         Pair(a, b, level, min(links[a].to[pci[b]], links[b].to[pci[a]])) for (a, b), level in levels.items()
     )
-    return Topology(pairs, {uuid: found.switch for uuid, found in links.items() if found.switch})
+    return Topology(pairs, {uuid: gpu_links.switch for uuid, gpu_links in links.items() if gpu_links.switch})
 
 
 def _handles(nvml: Nvml, inventory: Inventory, skip: Collection[int]) -> dict[str, Handle]:

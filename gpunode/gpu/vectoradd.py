@@ -190,14 +190,14 @@ def find_targets(timeout: float) -> list[Target]:
 
 def _enumerate() -> bytes:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    named = [entry.strip() for entry in visible.split(",")] if visible else []
+    selectors = [entry.strip() for entry in visible.split(",")] if visible else []
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         cuda = Cuda()
         targets = []
         for index in range(cuda.device_count()):
             uuid = cuda.uuid(index)
-            selector = uuid or (named[index] if index < len(named) else str(index))
+            selector = uuid or (selectors[index] if index < len(selectors) else str(index))
             targets.append(dataclasses.asdict(Target(index, selector, uuid, cuda.name(index))))
     except CudaError as error:
         return json.dumps({"error": error.message, "code": error.code}).encode()
@@ -267,11 +267,11 @@ def _prepare(selector: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = selector
 
 
-def _require_same(desired: str, got: str) -> None:
+def _require_same(desired: str, reported: str) -> None:
     """Another GPU's right sum proves nothing about this one. Only whole GPUs have one UUID with all
     drivers."""
-    if desired.startswith("GPU-") and got.startswith("GPU-") and desired != got:
-        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={desired} gave {got}: something intercepts CUDA")
+    if desired.startswith("GPU-") and reported.startswith("GPU-") and desired != reported:
+        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={desired} gave {reported}: something intercepts CUDA")
 
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:
@@ -324,8 +324,8 @@ class Answer:
 def arguments(uuids: Sequence[str], timeout: float) -> tuple[str, ...]:
     """Command line of the program: these devices, or those that CUDA itself reports; `timeout` seconds for
     each."""
-    chosen = [argument for uuid in uuids for argument in ("--uuid", uuid)]
-    return (*chosen, "--timeout", f"{timeout:g}")
+    options = [argument for uuid in uuids for argument in ("--uuid", uuid)]
+    return (*options, "--timeout", f"{timeout:g}")
 
 
 def longest_run(devices: int, timeout: float) -> float:
@@ -382,22 +382,22 @@ def plan(inventory: Inventory | None) -> Plan:
     in MIG mode without MIG devices is skipped.
     """
     runnable: list[DeviceResult] = []
-    settled: list[DeviceResult] = []
+    results: list[DeviceResult] = []
     owners: dict[str, int] = {}
     for gpu in inventory.gpus if inventory else ():
         owner = owners.setdefault(gpu.uuid, gpu.index)
         if owner != gpu.index and not gpu.error:
             message = f"NVML reports the same UUID as for GPU {owner}: the two can't be distinguished"
-            settled.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
+            results.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
         elif gpu.error or (gpu.mig_enabled and not gpu.mig):
-            settled.append(_settled(gpu))
+            results.append(_settled(gpu))
         elif gpu.mig_enabled:
             runnable += [
                 DeviceResult(gpu.index, mig.uuid, f"{gpu.name} MIG {mig.profile}") for mig in gpu.mig
             ]
         else:
             runnable.append(DeviceResult(gpu.index, gpu.uuid, gpu.name))
-    return Plan(tuple(runnable), tuple(settled))
+    return Plan(tuple(runnable), tuple(results))
 
 
 def _settled(gpu: Gpu) -> DeviceResult:
