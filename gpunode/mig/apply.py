@@ -107,7 +107,7 @@ def _words(error: BaseException) -> str:
 def _forward(tools: Tools, plans: Sequence[GpuPlan], skip_reset: bool, mode_only: bool) -> Layouts:
     waiting: list[GpuLayout] = []
     with tools.open() as session:
-        made: dict[tuple[str, int], int] = {}
+        created: dict[tuple[str, int], int] = {}
         for plan in plans:
             for step in plan.steps:
                 if step.action in ("enable", "disable"):
@@ -115,7 +115,7 @@ def _forward(tools: Tools, plans: Sequence[GpuPlan], skip_reset: bool, mode_only
                         change = session.set_mode(plan.gpu.uuid, plan.wish.enabled)
                     waiting += [plan.gpu] if change.current != plan.wish.enabled else []
                 elif step.action.startswith("destroy"):
-                    _do(tools, session, step, made)
+                    _do(tools, session, step, created)
         if not waiting:
             return _fill(tools, session, plans, mode_only)
     if skip_reset:
@@ -140,7 +140,7 @@ def _left_waiting(tools: Tools, waiting: Sequence[GpuLayout], mode_only: bool) -
 def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only: bool) -> Layouts:
     """Create the instances once the modes are active, and verify that they exist."""
     now = session.layouts()
-    made: dict[tuple[str, int], int] = {}
+    created: dict[tuple[str, int], int] = {}
     targets: dict[str, tuple[Target, ...]] = {}
     for plan in plans:
         gpu = _gpu(now, plan.gpu)
@@ -150,7 +150,7 @@ def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only
         targets[plan.gpu.uuid] = target
         present = () if plan.changes_mode else plan.gpu.instances
         for step in towards(gpu, present, target)[1]:
-            _do(tools, session, step, made)
+            _do(tools, session, step, created)
     after = session.layouts()
     for plan in plans:
         wrong = reached(plan, _gpu(after, plan.gpu), targets[plan.gpu.uuid], mode_only=mode_only)
@@ -184,13 +184,13 @@ def _late(plan: GpuPlan, gpu: GpuLayout) -> tuple[Target, ...]:
 
 
 def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
-    found = layouts.gpu(gpu.uuid)
-    if found is None or found.error or found.untold:
-        reason = f": {found.error or found.untold}" if found is not None else ""
+    layout = layouts.gpu(gpu.uuid)
+    if layout is None or layout.error or layout.untold:
+        reason = f": {layout.error or layout.untold}" if layout is not None else ""
         raise GpunodeError(
             f"GPU {gpu.index} can no longer be queried{reason}", hint="gpunode doctor", code="mig"
         )
-    return found
+    return layout
 
 
 def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int], int]) -> None:
@@ -300,6 +300,6 @@ def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLa
 def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> None:
     desired = as_it_was(gpu.instances if gpu.current else (), seen.instances)
     destroy, create = towards(gpu, seen.instances, desired)
-    made: dict[tuple[str, int], int] = {}
+    created: dict[tuple[str, int], int] = {}
     for step in (*destroy, *create):
-        _do(tools, session, step, made)
+        _do(tools, session, step, created)

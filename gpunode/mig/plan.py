@@ -90,16 +90,16 @@ def plan(path: str, desired: Sequence[Wish], *, mode_only: bool = False) -> tupl
 
     `CannotBe` names each profile that doesn't fit on a GPU, and what would fit.
     """
-    found, faults = [], []
+    plans, faults = [], []
     for wish in desired:
         try:
-            found.append(plan_gpu(wish, mode_only=mode_only))
+            plans.append(plan_gpu(wish, mode_only=mode_only))
         except CannotPlace as error:
             fits = f"; {error.fits}" if error.fits else ""
             faults.append(f"{path}:{wish.line}: GPU {wish.gpu.index} ({wish.gpu.name}): {error.reason}{fits}")
     if faults:
         raise CannotBe(faults)
-    return tuple(found)
+    return tuple(plans)
 
 
 def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
@@ -166,7 +166,7 @@ def towards(
     gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[Target]
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps that destroy, then the steps that create, so that `present` becomes `target`."""
-    kept = {one.kept.id: one for one in target if one.kept is not None}
+    kept = {entry.kept.id: entry for entry in target if entry.kept is not None}
     destroy: list[Step] = []
     for instance in present:
         stays = kept.get(instance.id)
@@ -177,13 +177,20 @@ def towards(
         if stays is None:
             destroy.append(_on(gpu, "destroy-instance", instance))
     create: list[Step] = []
-    for one in sorted(target, key=lambda each: -each.placement.size):
-        base = Step("create-instance", gpu.index, gpu.uuid, one.name, one.profile_id, one.placement)
-        gi = one.kept.id if one.kept is not None else None
-        create += [base] if one.kept is None else []
+    for instance_target in sorted(target, key=lambda each: -each.placement.size):
+        base = Step(
+            "create-instance",
+            gpu.index,
+            gpu.uuid,
+            instance_target.name,
+            instance_target.profile_id,
+            instance_target.placement,
+        )
+        gi = instance_target.kept.id if instance_target.kept is not None else None
+        create += [base] if instance_target.kept is None else []
         create += [
             replace(base, action="create-compute", gi=gi, slices=c.slices, inner=c.placement)
-            for c in one.compute
+            for c in instance_target.compute
             if c.kept is None
         ]
     return tuple(destroy), tuple(create)
@@ -214,10 +221,10 @@ def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
 
 def _kept(target: Sequence[Target]) -> tuple[Device, ...]:
     return tuple(
-        Device("", one.placement, one.kept.id, c.kept.id, c.kept.uuid)
-        for one in target
-        if one.kept is not None
-        for c in one.compute
+        Device("", instance.placement, instance.kept.id, c.kept.id, c.kept.uuid)
+        for instance in target
+        if instance.kept is not None
+        for c in instance.compute
         if c.kept is not None
     )
 
@@ -226,7 +233,7 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
     """An earlier layout as a target: existing instances are kept, the others get their old placements."""
     result = []
     for old in then:
-        same = next((one for one in now if _alike(one, old)), None)
+        same = next((instance for instance in now if _alike(instance, old)), None)
         left = list(same.compute) if same else []
         compute = []
         for ci in old.compute:
