@@ -60,8 +60,8 @@ def rank(host: Host, path: str, directories: Sequence[str] = DIRECTORIES) -> int
     return real.index(directory) if directory in real else None
 
 
-def _same(host: Host, one: str, other: str) -> bool:
-    split = [path.rpartition("/") for path in (one, other)]
+def _same(host: Host, path: str, other_path: str) -> bool:
+    split = [path.rpartition("/") for path in (path, other_path)]
     return split[0][2] == split[1][2] and host.realpath(split[0][0]) == host.realpath(split[1][0])
 
 
@@ -216,7 +216,9 @@ def _one(
     ranks = [rank(host, owner.path, directories) or 0 for owner in owners]
     for place in ranks:
         if ranks.count(place) > 1:
-            paths = [owner.path for owner, other in zip(owners, ranks, strict=True) if other == place]
+            paths = [
+                owner.path for owner, other_rank in zip(owners, ranks, strict=True) if other_rank == place
+            ]
             return ListedDevice(name, spec.path, "conflict", " and ".join(dict.fromkeys(paths)))
     winner = max(zip(ranks, owners, strict=True), key=lambda pair: pair[0])[1]
     if winner is not spec:
