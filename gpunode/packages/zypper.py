@@ -65,8 +65,8 @@ class Zypper:
             why = failure(answer, _PATTERNS)
             raise PackagesError(f"zypper search: {why.said}", hint=why.hint, code=str(why.trouble))
         offers: dict[str, list[tuple[str, str]]] = {}
-        for found in _SOLVABLE.finditer(answer.stdout):
-            solvable = dict(_ATTRIBUTE.findall(found[1]))
+        for match in _SOLVABLE.finditer(answer.stdout):
+            solvable = dict(_ATTRIBUTE.findall(match[1]))
             repository = solvable.get("repository", "")
             if solvable.get("name") in names and repository != "(System Packages)":
                 offers.setdefault(solvable["name"], []).append((solvable.get("edition", ""), repository))
