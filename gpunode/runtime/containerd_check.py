@@ -140,10 +140,10 @@ def _reason(answer: Completed, places: Mapping[str, str]) -> str:
     """containerd's last message, or a panic's first, with the real paths of the files."""
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     panic = next((line for line in lines if line.startswith("panic:")), "")
-    said = panic or (lines[-1] if lines else f"exit status {answer.code}")
+    reason = panic or (lines[-1] if lines else f"exit status {answer.code}")
     for name, place in places.items():
-        said = said.replace(place, name)
-    return said.removeprefix("containerd: ")
+        reason = reason.replace(place, name)
+    return reason.removeprefix("containerd: ")
 
 
 def must_have(merged: Tree, expected: DesiredConfig, path: str) -> None:
@@ -180,28 +180,28 @@ def cdi_is_on(merged: Tree) -> bool:
 
 def must_keep(before: Tree, merged: Tree, ours: DesiredConfig, path: str) -> None:
     """`ValidationError` unless everything but `ours` means the same to containerd as before."""
-    one, other = (_without_ours(tree, ours) for tree in (before, merged))
+    old, new = (_without_ours(tree, ours) for tree in (before, merged))
     if "runc" not in runtimes_in(before):  # a table of runtimes without runc had hidden containerd 1's own
-        (dig(_containerd_table(other), "runtimes") or {}).pop("runc", None)
-    if not same(one, other):
+        (dig(_containerd_table(new), "runtimes") or {}).pop("runc", None)
+    if not same(old, new):
         raise ValidationError(
             f"with the new {path} containerd would read more than {', '.join(ours.names) or 'CDI'}"
-            f" differently: {_first(one, other)}",
+            f" differently: {_first(old, new)}",
             hint=f"nothing was written; compare: containerd --config {path} config dump",
         )
 
 
 def runtimes_in(merged: Tree) -> tuple[str, ...]:
     """Names of the handlers in containerd's merged view."""
-    found = dig(_containerd_table(merged), "runtimes")
-    return tuple(found) if isinstance(found, dict) else ()
+    runtimes = dig(_containerd_table(merged), "runtimes")
+    return tuple(runtimes) if isinstance(runtimes, dict) else ()
 
 
 def _containerd_table(tree: Tree) -> Tree:
     for plugin in (CRI_PLUGINS[3], CRI_PLUGINS[2]):
-        found = dig(tree, "plugins", plugin, "containerd")
-        if isinstance(found, dict):
-            return found
+        table = dig(tree, "plugins", plugin, "containerd")
+        if isinstance(table, dict):
+            return table
     return {}
 
 
@@ -211,7 +211,7 @@ def _without_ours(tree: Tree, ours: DesiredConfig) -> Tree:
         result.pop(key, None)
     disabled = result.get("disabled_plugins")
     if isinstance(disabled, list):
-        result["disabled_plugins"] = [one for one in disabled if one not in CRI_IDS]
+        result["disabled_plugins"] = [plugin_id for plugin_id in disabled if plugin_id not in CRI_IDS]
     for plugin in CRI_PLUGINS.values():
         cri = dig(result, "plugins", plugin)
         containerd = dig(cri, "containerd")
@@ -229,10 +229,10 @@ def _without_ours(tree: Tree, ours: DesiredConfig) -> Tree:
     return result
 
 
-def _first(one: object, other: object, path: str = "") -> str:
+def _first(old: object, new: object, path: str = "") -> str:
     """The first key at which two trees differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            if key not in one or key not in other or not same(one[key], other[key]):
-                return _first(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            if key not in old or key not in new or not same(old[key], new[key]):
+                return _first(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
     return path

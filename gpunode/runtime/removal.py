@@ -183,15 +183,15 @@ def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
 
 def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
     """`entry` and every later active one that shares a file with what is rolled back, newest first."""
-    chosen = [entry]
+    selected = [entry]
     paths = {file["path"] for file in entry.files}
     for later in journal.entries():
         own = {file["path"] for file in later.files if not file.get("generated")}
         committed = later.state == "committed" and later.undoable
         if committed and later.sequence > entry.sequence and own & paths:
-            chosen.insert(0, later)
+            selected.insert(0, later)
             paths |= own
-    return tuple(chosen)
+    return tuple(selected)
 
 
 def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:

@@ -108,8 +108,8 @@ def remove_leftovers(host: Host, cri: Cri, progress: Progress) -> None:
     """Remove what killed runs left: their sandboxes, then their images with all names."""
 
     def remove() -> None:
-        for sandbox, found in cri_pods.labelled_sandboxes(cri, OURS).items():
-            if is_dead(host, found.get(MAKER_LABEL, "")):
+        for sandbox, sandbox_labels in cri_pods.labelled_sandboxes(cri, OURS).items():
+            if is_dead(host, sandbox_labels.get(MAKER_LABEL, "")):
                 cri_pods.remove_sandbox(cri, sandbox)
         for name in cri_pods.image_names(cri):
             if is_dead(host, maker_of_image(name)):
@@ -229,7 +229,7 @@ _CLIENTS = {"microk8s": ("/snap/bin/microk8s.ctr",)}  # others have it as their 
 
 def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """See `container_run.run_program`."""
-    begun = host.monotonic()
+    start = host.monotonic()
     daemon = FINDERS[request.engine](host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else "")
     if not socket:
@@ -257,7 +257,7 @@ def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress)
             take_out=ctr.take_out,
             pull=f"{' '.join(ctr.client)} -n k8s.io images pull {{image}}",
         )
-        return run_on(host, engine, request, progress, begun)
+        return run_on(host, engine, request, progress, start)
 
 
 def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
@@ -266,8 +266,8 @@ def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
     manager = daemon.manager if daemon else ""
     own = _CLIENTS.get(manager, (manager, "ctr"))
     candidates = ((f"{beside}/ctr",), ("ctr",), own) if beside else (("ctr",), own)
-    found = (one for one in candidates if one[0] and host.which(one[0]) is not None)
-    return next(found, ("ctr",))
+    available = (client for client in candidates if client[0] and host.which(client[0]) is not None)
+    return next(available, ("ctr",))
 
 
 def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
@@ -326,7 +326,7 @@ _CRIO_IMPORT_SECONDS = 120.0
 
 def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """See `container_run.run_program`."""
-    begun = host.monotonic()
+    start = host.monotonic()
     daemon = find_crio(host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else DEFAULT_SOCKET)
     if not request.socket and daemon is None:
@@ -358,7 +358,7 @@ def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> Co
             take_out=importer.take_out,
             pull="crictl pull {image}",
         )
-        return run_on(host, engine, request, progress, begun)
+        return run_on(host, engine, request, progress, start)
 
 
 @dataclass(frozen=True)
@@ -439,8 +439,8 @@ class _Storage:
 
 def _storage(host: Host, settings: _Settings) -> _Storage | None:
     """The program that can import images into CRI-O's storage on this node; None if none can."""
-    named = (("--root", settings.root), ("--runroot", settings.runroot))
-    options = [part for name, value in named if value for part in (name, value)]
+    directories = (("--root", settings.root), ("--runroot", settings.runroot))
+    options = [part for name, value in directories if value for part in (name, value)]
     options += ["--storage-driver", settings.driver] if settings.driver else []
     podman = host.which("podman")
     if podman is not None:
