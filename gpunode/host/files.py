@@ -39,19 +39,19 @@ def read_regular(path: Path, limit: int = READ_BYTES) -> bytes:
 
 def _read_all(descriptor: int, path: str, limit: int) -> bytes:
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        data, size = bytearray(), found.st_size  # which is 0 in /proc
+        data, size = bytearray(), status.st_size  # which is 0 in /proc
         # in pieces: for files of /proc/sys the kernel allocates as much as is requested
         while size <= limit and (piece := stream.read(_PIECE)):
             data += piece
             size = max(size, len(data))
         if size > limit:
-            shown = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
-            raise OSError(errno.EFBIG, f"larger than {shown}", path)
+            limit_text = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
+            raise OSError(errno.EFBIG, f"larger than {limit_text}", path)
         return bytes(data)
 
 
@@ -59,10 +59,10 @@ def read_end(path: Path, limit: int) -> bytes:
     """The last `limit` bytes of a regular file; errors as for `read_regular`, without its limit of size."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        stream.seek(max(0, found.st_size - limit))
+        stream.seek(max(0, status.st_size - limit))
         return stream.read(limit)
 
 
@@ -211,8 +211,8 @@ def remove_leftovers(place: Place) -> list[str]:
             continue
         with listable(descriptor) as listed:
             for name in filter(pattern.fullmatch, os.listdir(listed)):  # noqa: PTH208
-                found = os.stat(name, dir_fd=listed, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                status = os.stat(name, dir_fd=listed, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                     os.unlink(name, dir_fd=listed)
                     removed.append(f"{path.rstrip('/')}/{name}")
     return removed
@@ -250,8 +250,12 @@ def restrict_umask() -> None:
 def open_lock(directory: int, name: str, path: str) -> int:
     """A descriptor for `exclusive_lock`. `PreconditionError` unless `directory` is a directory, not a
     symlink, that belongs to this user and that no other user can write."""
-    found = os.fstat(directory)
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE:
+    status = os.fstat(directory)
+    if (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & OTHERS_MAY_WRITE
+    ):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(name, flags, 0o600, dir_fd=directory)
     raise PreconditionError(

@@ -160,7 +160,7 @@ def parse_recording(text: str) -> dict[str, Any]:
 def _mismatch(value: Any, shape: Any, where: str) -> str:
     """The first key below `where` whose value has another type than `shape` says; empty if none has."""
     if isinstance(shape, tuple):
-        problems = [_mismatch(value, one, where) for one in shape]
+        problems = [_mismatch(value, option, where) for option in shape]
         return "" if "" in problems else problems[0]
     if shape is None:
         return "" if value is None else f"{where} must be null"
