@@ -136,8 +136,8 @@ class Cri:
             return unary_call(self._open(), path, request, answer, timeout or self.timeout)
         except CallError as error:
             problem = explain(error, self.socket, method, self.service)
-            said = {"code": problem.code, "message": problem.message}
-            self.host.heard("daemons", self.socket, {"problem": said})
+            problem_answer = {"code": problem.code, "message": problem.message}
+            self.host.heard("daemons", self.socket, {"problem": problem_answer})
             raise problem from error
 
     def _open(self) -> grpc.Channel:
