@@ -33,11 +33,11 @@ _WORDS = {
 def escaped(value: object) -> str:
     """Text for an element or a quoted attribute; control characters and lone surrogates are shown."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
-    shown = "".join(
+    printable = "".join(
         char if char in "\n\t" or char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
     )
-    return escape(shown, quote=True)
+    return escape(printable, quote=True)
 
 
 def state(finding: Mapping[str, Any]) -> str:
@@ -192,11 +192,11 @@ def _filters(report: Report) -> Iterator[str]:
     yield '<label>Layer <select id="layer"><option value="">all</option>'
     yield from (f'<option value="{escaped(layer)}">{escaped(layer)}</option>' for layer in layers)
     yield '</select></label><fieldset><legend class="unseen">Status</legend>'
-    for one in _ORDER:
-        number = len(report.having(one))
+    for level in _ORDER:
+        number = len(report.having(level))
         if number:
-            yield f'<label class="tick {one}"><input type="checkbox" name="state" value="{one}" checked>'
-            yield f' {_WORDS[one]} <span class="count">{number}</span></label>'
+            yield f'<label class="tick {level}"><input type="checkbox" name="state" value="{level}" checked>'
+            yield f' {_WORDS[level]} <span class="count">{number}</span></label>'
     yield '</fieldset><button type="button" id="reset" hidden>Show all</button>'
     yield '<output id="shown" aria-live="polite"></output></form>'
 
@@ -209,13 +209,13 @@ def _problems(report: Report) -> Iterator[str]:
     if not problems:
         return
     yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
-    shown: dict[str, str] = {}  # a command, and the finding that shows it
+    commands: dict[str, str] = {}  # a command, and the finding that shows it
     for problem in problems:
-        yield from _problem(report, problem, shown)
+        yield from _problem(report, problem, commands)
     yield "</section>"
 
 
-def _problem(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
+def _problem(report: Report, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
     name = escaped(finding["id"])
     yield f'<article class="finding {state(finding)}" id="{name}" {_marks(finding)}>'
     yield f'<header><span class="badge">{_WORDS[state(finding)]}</span>'
@@ -227,11 +227,11 @@ def _problem(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) 
     if finding["why"]:
         yield f"<p>{escaped(finding['why'])}</p>"
     if finding["id"] == report.data["first"] and finding["fix"]:
-        shown[finding["fix"][0]["command"]] = finding["id"]
+        commands[finding["fix"][0]["command"]] = finding["id"]
         label = _label(finding["fix"][0])
         yield f'<p>{label}: see <a href="#first">{label} first</a>.</p>'
     else:
-        yield from _fixes(report, finding, shown)
+        yield from _fixes(report, finding, commands)
     yield from _chain(report, finding["id"])
     yield from _refs(finding)
     yield "</article>"
@@ -241,13 +241,13 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
     if not finding["evidence"]:
         return
     yield '<dl class="evidence">'
-    for one in finding["evidence"]:
-        line = "" if one["line"] is None else f":{one['line']}"
-        yield f"<div><dt>{escaped(one['source'])}{line}</dt><dd>{escaped(one['value'])}</dd></div>"
+    for entry in finding["evidence"]:
+        line = "" if entry["line"] is None else f":{entry['line']}"
+        yield f"<div><dt>{escaped(entry['source'])}{line}</dt><dd>{escaped(entry['value'])}</dd></div>"
     yield "</dl>"
 
 
-def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
+def _fixes(report: Report, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
     """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
     drain = ["drain this Kubernetes node"] if report.data["node"].get("kubernetes") else []
     names = report.data["reboot"]["before"].get(finding["id"], ())
@@ -257,7 +257,7 @@ def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) ->
     reboots_last = len(finding["fix"]) > 1
     drained = False
     for fix in finding["fix"][:1]:
-        above = shown.setdefault(fix["command"], finding["id"])
+        above = commands.setdefault(fix["command"], finding["id"])
         if above != finding["id"]:
             yield f"<p>{_label(fix)}: the same as for {_link(above)}</p>"
             return
@@ -321,7 +321,7 @@ def _chain(report: Report, cause: str) -> Iterator[str]:
 
 
 def _below(report: Report, parent: str, parents: Mapping[str, str]) -> Iterator[str]:
-    here = [one for one, above in parents.items() if above == parent]
+    here = [child for child, above in parents.items() if above == parent]
     if here:
         titles = {finding["id"]: finding["title"] for finding in report.findings}
         yield "<ul>"
@@ -334,11 +334,11 @@ def _below(report: Report, parent: str, parents: Mapping[str, str]) -> Iterator[
 
 def _refs(finding: Mapping[str, Any]) -> Iterator[str]:
     """Only addresses that a browser opens as pages."""
-    shown = [address for address in finding["refs"] if str(address).startswith(("https://", "http://"))]
-    if shown:
+    addresses = [address for address in finding["refs"] if str(address).startswith(("https://", "http://"))]
+    if addresses:
         links = (
             f'<a href="{escaped(address)}" rel="noreferrer noopener">{escaped(address)}</a>'
-            for address in shown
+            for address in addresses
         )
         yield f'<p class="refs">See also: {" · ".join(links)}</p>'
 
