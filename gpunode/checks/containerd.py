@@ -107,7 +107,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         seen(wrong, f"version = {imported[wrong]}", line_of(text, "version")),
         seen(config.path, f"version = {own}", line_of(config.main_text, "version")),
     )
-    who = "k0s" if k0s else f"containerd {_dotted(node)}"
+    subject = "k0s" if k0s else f"containerd {_dotted(node)}"
     kind = "of a different version than" if k0s else "of a higher version than"
     fix = edit(node, wrong, line_of(text, "version"), _to_version(text, imported[wrong], own))
     if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
@@ -116,7 +116,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         start = f"{fixes.restart_managed(runtime, daemon.unit)} && " if k0s else ""
         again = f"{start}gpunode configure-runtime --runtime {runtime}"
         fix = Fix(f"mv {wrong} {wrong}.disabled && {again}", disruptive="restart")
-    return fail(f"{who} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
+    return fail(f"{subject} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
 
 
 def _unreadable(node: Node, path: str, message: str) -> Verdict:
@@ -193,13 +193,13 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     line = line_of(node.host.read_text(table.path) or "", f"{table.plugin}")
     evidence = [seen(table.path, f"{table.plugin}: {', '.join(table.what)}", line)]
     number = version_in_force(config)
-    named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
-    evidence += [seen(path, f"version = {number}") for path in named if path != table.path]
-    goes_by = f"uses version {number}" if named else f"uses version {number} because no file sets one"
+    versioned = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
+    evidence += [seen(path, f"version = {number}") for path in versioned if path != table.path]
+    goes_by = f"uses version {number}" if versioned else f"uses version {number} because no file sets one"
     # without registry settings, images come from their public registry, which may be good enough
     judge = warn if table.what == ("registry",) else fail
     change = f"rename this table to the plugin name of version {number}"
-    if not named:
+    if not versioned:
         line, change = 1, f"add version = {2 if 'grpc' in table.plugin else 3} above all other settings"
     ignored = judge(
         f'containerd {goes_by}, so it ignores "{table.plugin}"',
@@ -430,9 +430,9 @@ def containerd_runtime_missing(node: Node) -> Verdict:
     if handlers is None:
         return skip(f"containerd doesn't report its configuration at {node.containerd.socket}")
     answer = seen(f"CRI Status at {node.containerd.socket}", f"handlers: {', '.join(handlers) or 'none'}")
-    ours = [name for name in handlers if name.startswith(HANDLER)]
-    if ours:
-        return ok(f"containerd has loaded the handler {', '.join(ours)}", answer)
+    own = [name for name in handlers if name.startswith(HANDLER)]
+    if own:
+        return ok(f"containerd has loaded the handler {', '.join(own)}", answer)
     return _without_handler(node, answer)
 
 
@@ -655,7 +655,7 @@ def containerd_nri(node: Node) -> Verdict:
     plugin = nri_plugin(node.host, node.processes)
     if plugin is None:
         return skip("no plugin on this node adds GPUs through NRI")
-    who = seen(f"/proc/{plugin.pid}", f"{plugin.name} with its NRI plugin enabled")
+    plugin_evidence = seen(f"/proc/{plugin.pid}", f"{plugin.name} with its NRI plugin enabled")
     version = node.containerd.version
     release = ".".join(map(str, version))
     if tables.can("containerd", "nri-plugin", version) is False:
@@ -663,7 +663,7 @@ def containerd_nri(node: Node) -> Verdict:
             f"the toolkit's NRI plugin needs containerd {tables.first('containerd', 'nri-plugin')} or newer"
         )
         evidence = seen(node.containerd.binary or "containerd", release)
-        return warn(text, who, evidence, fix=newer(node))
+        return warn(text, plugin_evidence, evidence, fix=newer(node))
     switch = dig(config.merged, "plugins", _NRI, "disable")
     listed = config.merged.get("disabled_plugins")
     if switch is True or (isinstance(listed, list) and _NRI in listed):
@@ -671,15 +671,17 @@ def containerd_nri(node: Node) -> Verdict:
         if isinstance(listed, list) and _NRI in listed:
             change = f'delete "{_NRI}" from disabled_plugins'
         fix = edit(node, config.path, None, change)
-        return warn("containerd's NRI is disabled", who, seen(config.path, f"{_NRI}: disabled"), fix=fix)
+        return warn(
+            "containerd's NRI is disabled", plugin_evidence, seen(config.path, f"{_NRI}: disabled"), fix=fix
+        )
     if switch is None and tables.can("containerd", "nri-default", version) is False:
         return warn(
             f"containerd {release} disables NRI unless its file sets disable = false",
-            who,
+            plugin_evidence,
             seen(config.path, f"no disable setting in {_NRI}"),
             fix=edit(node, config.path, None, _enable_nri(node, config.path)),
         )
-    return ok("containerd's NRI is enabled", who)
+    return ok("containerd's NRI is enabled", plugin_evidence)
 
 
 def _enable_nri(node: Node, path: str) -> str:

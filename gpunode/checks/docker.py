@@ -480,14 +480,14 @@ def docker_not_restarted(node: Node) -> Verdict:
     config = readable(node)
     if config is None:
         return skip(UNPARSABLE)
-    named = programs(config)
+    runtimes = programs(config)
     try:
         info = node.docker_info
     except DaemonError as error:
         return skip(f"Docker doesn't report its configuration: {error.message}")
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
-    missing = sorted(set(named) - set(as_dict(info.get("Runtimes"))))
+    missing = sorted(set(runtimes) - set(as_dict(info.get("Runtimes"))))
     default = config.get("default-runtime")
     evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
@@ -585,10 +585,10 @@ def _not_registered(node: Node, info: dict[str, Any], evidence: Evidence) -> Ver
 def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
     """Docker looks for the toolkit's hook only when it starts (moby, daemon/nvidia_linux.go)."""
     process = node.docker.process if node.docker else None
-    came = toolkit_installed(node.host, node.packages, hook) if process else None
-    if process is None or came is None or came[0] <= process.started:
+    installation = toolkit_installed(node.host, node.packages, hook) if process else None
+    if process is None or installation is None or installation[0] <= process.started:
         return None
-    source, _, value = came[1].partition(": ")
+    source, _, value = installation[1].partition(": ")
     return (
         seen(source, value or "installed"),
         seen(f"/proc/{process.pid}", f"dockerd, started {utc(process.started)}"),
@@ -679,8 +679,8 @@ def docker_default_runtime(node: Node) -> Verdict:
         return skip(f"Docker doesn't report its configuration: {error.message}")
     name = str(info.get("DefaultRuntime") or "")
     program = programs(info, "Runtimes").get(name, "")
-    judged = name in nvidia_programs(info, "Runtimes") or program.startswith("/")
-    if not judged or not program or node.host.which(program):
+    is_nvidia = name in nvidia_programs(info, "Runtimes") or program.startswith("/")
+    if not is_nvidia or not program or node.host.which(program):
         return ok(f"the default runtime is {name or 'unknown'}")
     path = node.docker.config_path
     line = line_of(node.host.read_text(path) or "", '"default-runtime"')

@@ -252,7 +252,7 @@ def driver_libs_mixed(node: Node) -> Verdict:
     nvml, cuda = node.nvml_library, node.cuda_library
     if nvml is None or cuda is None or not nvml.version or not cuda.version:
         return skip("the libraries' versions are unknown")
-    evidence = [seen(one.real, f"{one.version} ({one.soname})") for one in (nvml, cuda)]
+    evidence = [seen(library.real, f"{library.version} ({library.soname})") for library in (nvml, cuda)]
     if nvml.version == cuda.version:
         return ok(f"both libraries have version {nvml.version}", *evidence)
     if is_compat(cuda.real):
@@ -284,12 +284,12 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     """The libraries refuse a module of another version (NVML: Driver/library version mismatch, code 18).
     Usually an unattended upgrade replaced the libraries while the old module was still loaded.
     """
-    module, found = node.module, _libraries(node)
-    if module is None or not module.version or not found:
+    module, versioned = node.module, _libraries(node)
+    if module is None or not module.version or not versioned:
         return skip("the version of the module or of its libraries is unknown")
     evidence = [seen(f"/sys/module/{module.name}/version", f"{module.version} (loaded module)")]
-    evidence += [seen(library.real, f"{library.version} ({library.soname})") for library in found]
-    wrong = next((library.version for library in found if library.version != module.version), None)
+    evidence += [seen(library.real, f"{library.version} ({library.soname})") for library in versioned]
+    wrong = next((library.version for library in versioned if library.version != module.version), None)
     if wrong is None:
         return ok(f"module and libraries both have version {module.version}", *evidence)
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
@@ -311,7 +311,7 @@ def _in_lxc(node: Node, version: str, summary: str, evidence: list[Evidence]) ->
     """The host has loaded the module, so the container's libraries must match it. A reboot of the container
     changes nothing."""
     fix = driver_packages.libraries_of_run_file(node, version)
-    names = [one.name for one in driver_packages.library_packages(node)]
+    names = [package.name for package in driver_packages.library_packages(node)]
     remove = fixes.packages(node.distribution.family, "remove", names)
     if remove:
         fix = replace(fix, before=f"First remove this container's own packages of the libraries: {remove}")
@@ -322,7 +322,11 @@ def _in_lxc(node: Node, version: str, summary: str, evidence: list[Evidence]) ->
 def _libraries(node: Node) -> list[Library]:
     """The node's own libraries: operator-host-driver-conflict checks those of the GPU operator."""
     here = (node.nvml_library, node.cuda_library)
-    return [one for one in here if one and one.version and not one.root and not is_compat(one.real)]
+    return [
+        library
+        for library in here
+        if library and library.version and not library.root and not is_compat(library.real)
+    ]
 
 
 def _who(node: Node, version: str) -> Iterator[Evidence]:
@@ -573,12 +577,13 @@ def driver_eol(node: Node) -> Verdict:
     if last and last <= number:
         summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))
-    kept = ", ".join(str(branch) for branch in bulletin.branches)
+    branches = ", ".join(str(branch) for branch in bulletin.branches)
     return warn(
         f"driver branch {number} gets no more security fixes",
         _version(node),
         seen(
-            f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}", f"fixes branches {kept}"
+            f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}",
+            f"fixes branches {branches}",
         ),
         fix=replace(
             driver_packages.install_driver(node),

@@ -143,13 +143,13 @@ def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
     (open, proprietary, or empty for the current one); empty if none are."""
     if node.distribution.id != "ubuntu":
         return ""
-    own = [name for name, one in node.packages.installed.items() if _of_archive(node, one)]
-    found = [parts for name in own if (parts := _UBUNTU.fullmatch(name))]
-    if not any(parts[1] in _WITH_KIND for parts in found):
+    own = [name for name, package in node.packages.installed.items() if _of_archive(node, package)]
+    matches = [parts for name in own if (parts := _UBUNTU.fullmatch(name))]
+    if not any(parts[1] in _WITH_KIND for parts in matches):
         return ""
-    whole = any(parts[1] == "nvidia-driver" for parts in found)
-    kept = (parts for parts in found if not (whole and parts[1] == _COME_ALONG))
-    return " ".join(sorted({_renamed(parts, branch, module) for parts in kept}))
+    whole = any(parts[1] == "nvidia-driver" for parts in matches)
+    selected = (parts for parts in matches if not (whole and parts[1] == _COME_ALONG))
+    return " ".join(sorted({_renamed(parts, branch, module) for parts in selected}))
 
 
 def _of_archive(node: Node, package: Package) -> bool:
@@ -321,7 +321,7 @@ def install_libraries(node: Node) -> Fix | None:
 def suse_modules(node: Node) -> str:
     """The packages of the kernel module on SUSE: the installed ones, else those for the installed driver or,
     without one, for the driver that gpunode chooses."""
-    built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
+    built = [package.name for package in node.packages.containing("nvidia") if "-kmp-" in package.name]
     if built:
         return " ".join(built)
     choice = choose(read_situation(node), Wish())
@@ -385,7 +385,7 @@ def reinstall_firmware(node: Node, version: str) -> Fix:
 
 def _firmware_packages(node: Node, version: str) -> Fix | None:
     """Ubuntu has one firmware package per version; elsewhere names don't depend on it."""
-    here = [one.name for one in node.packages.starting(*_FIRMWARE)]
+    here = [package.name for package in node.packages.starting(*_FIRMWARE)]
     if len(here) == 1 and node.distribution.family in ("debian", "suse"):
         return reinstall(node, here)
     if node.distribution.family == "rhel":
@@ -445,17 +445,19 @@ def unattended_upgrades_driver(node: Node) -> Verdict:
     timer = node.units.get(_APT_TIMER) if upgrades.tool == "unattended-upgrades" else None
     if timer is not None and timer.installed and not (timer.runs or timer.at_boot):
         return ok("the timer of unattended-upgrades is disabled", seen(_APT_TIMER, timer))
-    exposed = [one for one in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, one)]
+    exposed = [
+        package for package in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, package)
+    ]
     if not exposed:
         return ok(
             f"{upgrades.tool} doesn't upgrade the driver",
             seen(upgrades.source, upgrades.value, upgrades.line),
         )
-    named = ", ".join(f"{one.name} {one.upstream}" for one in exposed[:3])
+    names = ", ".join(f"{package.name} {package.upstream}" for package in exposed[:3])
     return warn(
         f"{upgrades.tool} may replace the driver while GPUs are in use",
         seen(upgrades.source, upgrades.value, upgrades.line),
-        seen("package database", f"{named}: not held, locked or excluded"),
+        seen("package database", f"{names}: not held, locked or excluded"),
     )
 
 
@@ -498,11 +500,11 @@ def driver_two_installs(node: Node) -> Verdict:
     if node.host.executable(_RUN_INSTALLER):
         packaged = library_packages(node)
         if packaged:
-            named = ", ".join(f"{one.name} {one.upstream}" for one in packaged[:3])
+            names = ", ".join(f"{package.name} {package.upstream}" for package in packaged[:3])
             return warn(
                 "the driver was installed both by a .run installer and from packages",
                 seen(_RUN_INSTALLER, "left over from the .run installer"),
-                seen("package database", named),
+                seen("package database", names),
                 fix=_remove(node, packaged),
             )
     copies = tuple(_copies(node))
@@ -532,7 +534,7 @@ def _copies(node: Node) -> Iterator[Evidence]:
 
 
 def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
-    again = reinstall(node, [one.name for one in packaged])
+    again = reinstall(node, [package.name for package in packaged])
     note = "GPU programs that start before the reboot fail"
     return (
         Fix(f"nvidia-uninstall && {again.command}", disruptive=again.disruptive, note=note) if again else None

@@ -98,10 +98,10 @@ def edit_file(path: str, line: int | None, change: str, restart: str = "", *, ne
 def syntax(text: str | None, line: int | None) -> str:
     """The change for `edit_file` that corrects a syntax error, with the line that the parser stopped at."""
     lines = (text or "").splitlines()
-    shown = lines[line - 1].strip()[:_SHOWN] if line and line <= len(lines) else ""
-    if not shown:
+    stopped_at = lines[line - 1].strip()[:_SHOWN] if line and line <= len(lines) else ""
+    if not stopped_at:
         return "correct the syntax error shown above"
-    text = without_secrets(shown).encode("utf-8", "backslashreplace").decode()  # a byte that isn't UTF-8
+    text = without_secrets(stopped_at).encode("utf-8", "backslashreplace").decode()  # a byte that isn't UTF-8
     return f"correct the syntax error in this line or just before it: {text}"
 
 
@@ -150,13 +150,13 @@ UPGRADE_DRIVER = everywhere("gpunode driver install --yes && reboot", "reboot")
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
     """Write the file, include it in the initramfs, and reboot: only the reboot is disruptive."""
     text = content.replace("\n", "\\n")
-    shown = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands), "reboot"]
+    parts = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands), "reboot"]
     steps = (
         Step(path=path, content=content),
         *(Step(argv=argv) for argv in commands),
         Step(argv=("systemctl", "reboot"), disruptive="reboot"),
     )
-    return Fix(" && ".join(shown), disruptive="reboot", safe=True, steps=steps)
+    return Fix(" && ".join(parts), disruptive="reboot", safe=True, steps=steps)
 
 
 def _shown(argv: tuple[str, ...]) -> str:

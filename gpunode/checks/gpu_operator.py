@@ -99,13 +99,13 @@ def operator_host_driver_conflict(node: Node) -> Verdict:
     """The operator gives pods its own driver's libraries. With the module of another driver that the node
     loaded, they fail with Driver/library version mismatch.
     """
-    theirs = _container_driver(node)
-    if not theirs:
+    versions = _container_driver(node)
+    if not versions:
         return skip("the version of the GPU operator's driver is unknown")
     loaded = node.module.version if node.module else None
-    if not loaded or loaded in theirs:
-        return ok(f"the GPU operator's driver is {', '.join(theirs)}")
-    version, path = next(iter(theirs.items()))
+    if not loaded or loaded in versions:
+        return ok(f"the GPU operator's driver is {', '.join(versions)}")
+    version, path = next(iter(versions.items()))
     return fail(
         f"the loaded module isn't the GPU operator's: {loaded}, not {version}",
         seen("/sys/module/nvidia/version", loaded),
@@ -164,11 +164,11 @@ def operator_leftovers(node: Node) -> Verdict:
         lines = (node.host.read_text(path) or "").splitlines()
         for number, line in enumerate(lines, 1):
             if f'"{TOOLKIT}/' in line or f"'{TOOLKIT}/" in line:
-                gone = seen(POD_LOGS, "no pod of the GPU operator")
+                absence = seen(POD_LOGS, "no pod of the GPU operator")
                 return warn(
                     "containerd still uses the toolkit of a removed GPU operator",
                     seen(path, line.strip(), number),
-                    gone,
+                    absence,
                     fix=_configure_again(node),
                 )
     return ok(f"no configuration refers to {TOOLKIT}")

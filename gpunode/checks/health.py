@@ -225,8 +225,8 @@ def gpu_reset_required(node: Node) -> Verdict:
     wanting = gpus_where(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
     if not wanting:
         return skip_unreported(node, lambda gpu: not gpu.error) or ok("no GPU needs a reset")
-    asked = {_action(gpu) for gpu in wanting}
-    most = next((one for one in _FIRST if one in asked), "reset")
+    actions = {_action(gpu) for gpu in wanting}
+    most = next((action for action in _FIRST if action in actions), "reset")
     evidence = [on_gpu(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
     return fail(
         f"the driver requests {_WORDS[most]} ({how_many(wanting, node)})",
@@ -538,7 +538,7 @@ def nvlink_down(node: Node) -> Verdict:
         return skip("no GPU has an active NVLink")
     down = []
     for gpu in linked:
-        peers = [one for one in linked if _kind(one, names) == _kind(gpu, names)]
+        peers = [peer for peer in linked if _kind(peer, names) == _kind(gpu, names)]
         most = max(_up(peer) for peer in peers)
         if _up(gpu) < most and (_up(gpu) or node.switches):
             down.append((gpu, most))
@@ -623,19 +623,19 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
     usually needs no desktop.
     """
     names = {process.pid: process.name for process in node.processes}
-    shown = [
+    users = [
         (gpu, names.get(process.pid, f"process {process.pid}"))
         for gpu in node.conditions
         for process in gpu.processes or ()
         if process.graphics
     ]
-    if not shown:
+    if not users:
         return skip_unreported(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
     served = node.kubelet is not None and node.kubelet.joined
     if len(node.conditions) == 1 and node.conditions[0].display_active and not served:
         return ok("the node's only GPU has a display attached and runs its desktop")
-    evidence = [on_gpu(gpu, f"{name} uses it for graphics") for gpu, name in shown]
-    gpus = tuple({gpu.index: gpu for gpu, _ in shown}.values())
+    evidence = [on_gpu(gpu, f"{name} uses it for graphics") for gpu, name in users]
+    gpus = tuple({gpu.index: gpu for gpu, _ in users}.values())
     return note(f"{how_many(gpus, node)} also run a desktop", *evidence)
 
 
@@ -658,10 +658,10 @@ def zombie_gpu_memory(node: Node) -> Verdict:
         return skip("MPS is in use, and NVML doesn't list its clients as processes")
     if not node.conditions:
         return skip("NVML doesn't report the GPUs' condition")
-    judged = [gpu for gpu in node.conditions if _owned(gpu) is not None]
-    if not judged:
+    reporting = [gpu for gpu in node.conditions if _owned(gpu) is not None]
+    if not reporting:
         return skip("NVML doesn't report which processes use GPU memory")
-    orphaned = tuple(gpu for gpu in judged if (_owned(gpu) or 0) > _ORPHANED)
+    orphaned = tuple(gpu for gpu in reporting if (_owned(gpu) or 0) > _ORPHANED)
     if not orphaned:
         return ok("all GPU memory in use belongs to a process")
     evidence = [on_gpu(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
@@ -698,19 +698,25 @@ def bad_cuda_env(node: Node) -> Verdict:
     """If it is set for the whole node, such a variable slows every CUDA program down, makes it wait for a
     debugger, or hides GPUs from it.
     """
-    found = settings(node.host, {process.name for process in node.processes})
-    if not found:
+    variables = settings(node.host, {process.name for process in node.processes})
+    if not variables:
         return ok("no environment variable affects CUDA on the whole node")
-    names = ", ".join(dict.fromkeys(one.name for one in found))
-    what = "hides GPUs" if all(one.name in HIDING for one in found) else "affects every CUDA program"
-    evidence = (seen(one.source, f"{one.name}={one.value}", one.line) for one in found)
-    places = [one.source for one in found if one.source.startswith("/")]
-    units = [one.source for one in found if one.source.endswith(".service")]
+    names = ", ".join(dict.fromkeys(variable.name for variable in variables))
+    what = (
+        "hides GPUs"
+        if all(variable.name in HIDING for variable in variables)
+        else "affects every CUDA program"
+    )
+    evidence = (
+        seen(variable.source, f"{variable.name}={variable.value}", variable.line) for variable in variables
+    )
+    places = [variable.source for variable in variables if variable.source.startswith("/")]
+    units = [variable.source for variable in variables if variable.source.endswith(".service")]
     fix = None
     if places:
-        here = [one for one in found if one.source == places[0]]
+        here = [variable for variable in variables if variable.source == places[0]]
         line = here[0].line if len(here) == 1 else None
-        fix = edit_file(places[0], line, f"delete {', '.join(one.name for one in here)}")
+        fix = edit_file(places[0], line, f"delete {', '.join(variable.name for variable in here)}")
     if fix is None:
         fix = (
             Fix(f"systemctl edit {units[0]}")

@@ -302,8 +302,8 @@ def _limits(node: Node) -> Mapping[str, str]:
     if more := known.process.option("--config-dir"):
         places += node.host.glob(more, "*")
     texts = [node.host.read_text(path) or "" for path in ([value, *places] if value else places)]
-    found = kubelet.eviction_limits(texts, known.process)
-    return found or (kubelet.EVICTION_DEFAULTS if known.process.name == "kubelet" else {})
+    limits = kubelet.eviction_limits(texts, known.process)
+    return limits or (kubelet.EVICTION_DEFAULTS if known.process.name == "kubelet" else {})
 
 
 def _below(place: Disk, limits: Mapping[str, str]) -> Iterator[Evidence]:
@@ -406,21 +406,21 @@ def runtimeclass_missing(node: Node) -> Verdict:
     programs then fail with the misleading error 'CUDA driver version is insufficient for CUDA runtime
     version'. These pods need runtimeClassName: nvidia.
     """
-    found = holders(node)
-    if not found:
+    holdings = holders(node)
+    if not holdings:
         return skip("no running container is known to have an allocated GPU")
-    without = [one for one in found if not one.container.nodes]
+    without = [holding for holding in holdings if not holding.container.nodes]
     if not without:
-        return ok(f"all {len(found)} containers with allocated GPUs have device files for them")
+        return ok(f"all {len(holdings)} containers with allocated GPUs have device files for them")
     evidence = [
         seen(
-            f"/proc/{one.container.pid}/root/dev",
-            f"{one.name}: no NVIDIA device file; its handler is {one.handler or 'the default'}",
+            f"/proc/{holding.container.pid}/root/dev",
+            f"{holding.name}: no NVIDIA device file; its handler is {holding.handler or 'the default'}",
         )
-        for one in without
+        for holding in without
     ]
-    named = [one.name for one in without if one.handler.startswith("nvidia")]
-    fix = _VERIFY if named else None
+    nvidia_names = [holding.name for holding in without if holding.handler.startswith("nvidia")]
+    fix = _VERIFY if nvidia_names else None
     return warn(f"{len(without)} containers with allocated GPUs can't access them", *evidence[:8], fix=fix)
 
 
@@ -446,15 +446,15 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     """The toolkit mounts the libraries that this variable names. Without compute (or all), libcuda.so.1 isn't
     in the container. Programs that only use graphics or video don't need it.
     """
-    held = holders(node)
-    if not held:
+    holdings = holders(node)
+    if not holdings:
         return skip("no running container is known to have an allocated GPU")
     capabilities = []
-    for one in held:
-        value = environment(node.host, one.container.pid).get(_CAPABILITIES, "")
+    for holding in holdings:
+        value = environment(node.host, holding.container.pid).get(_CAPABILITIES, "")
         if value and not {"all", "compute"} & set(value.split(",")):
             capabilities.append(
-                seen(f"/proc/{one.container.pid}/environ", f"{one.name}: {_CAPABILITIES}={value}")
+                seen(f"/proc/{holding.container.pid}/environ", f"{holding.name}: {_CAPABILITIES}={value}")
             )
     if capabilities:
         return note(
@@ -482,10 +482,10 @@ def hostusers_false(node: Node) -> Verdict:
     """
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
         return ok("the nvidia runtime works in pods with a user namespace")
-    named = {container.id: container for container in node.cri_containers}
+    by_id = {container.id: container for container in node.cri_containers}
     result = []
-    for container in node.containers if named else ():
-        pod = named.get(container.id)
+    for container in node.containers if by_id else ():
+        pod = by_id.get(container.id)
         path = f"/proc/{container.pid}/uid_map"
         first = (node.host.read_text(path) or "0 0").split()[:2]
         if pod is not None and first != ["0", "0"]:

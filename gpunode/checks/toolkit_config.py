@@ -135,11 +135,13 @@ def _programs(node: Node, settings: Settings) -> Verdict | None:
     if program.startswith(f"{DRIVER_ROOT}/") and not host.is_dir(OPERATOR_DRIVER):
         return skip(f"the GPU operator's driver container, which provides {program}, is not running")
     if ldconfig.startswith("@") and not host.executable(program):
-        other = next(
+        existing = next(
             (path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if host.executable(path)), ""
         )
-        set_other = change(settings, "set", f"{LDCONFIG}=@{other}")
-        fix = replace(set_other, note="@ marks a path on this host, not in the container") if other else None
+        set_other = change(settings, "set", f"{LDCONFIG}=@{existing}")
+        fix = (
+            replace(set_other, note="@ marks a path on this host, not in the container") if existing else None
+        )
         return fail(
             f"{LDCONFIG} is {program}, which doesn't exist", _at(settings, LDCONFIG, ldconfig), fix=fix
         )
