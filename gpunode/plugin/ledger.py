@@ -259,13 +259,13 @@ class Ledger:
         self._log.error("GPU is unhealthy", **fields, **more)
 
     def _report_left_out(self) -> None:
-        found = {item.id or item.index: item.reason for item in self.plan.left_out}
+        reasons = {item.id or item.index: item.reason for item in self.plan.left_out}
         for item in self.plan.left_out:
             if self._left_out.get(item.id or item.index) != item.reason:
                 self._log.warning(
                     "GPU is not advertised", index=item.index, device=item.id, reason=item.reason
                 )
-        self._left_out = found
+        self._left_out = reasons
         for warning in self.plan.warnings:
             if warning not in self._known:
                 self._log.warning(warning)
@@ -278,14 +278,16 @@ class Ledger:
 
 def _judged(resource: Resource, problems: Problems) -> Resource:
     """The planned resource with the present problems; a device without a problem is used unchanged."""
-    found = {unit_id: problem for (name, unit_id), problem in problems.items() if name == resource.name}
-    if not found:
+    unit_problems = {
+        unit_id: problem for (name, unit_id), problem in problems.items() if name == resource.name
+    }
+    if not unit_problems:
         return resource
     return replace(
         resource,
         devices=tuple(
-            Device(item.id, item.unit, found[item.unit.id])
-            if item.problem is None and item.unit.id in found
+            Device(item.id, item.unit, unit_problems[item.unit.id])
+            if item.problem is None and item.unit.id in unit_problems
             else item
             for item in resource.devices
         ),
@@ -293,8 +295,8 @@ def _judged(resource: Resource, problems: Problems) -> Resource:
 
 
 def _gains(feed: Feed, resource: Resource) -> bool:
-    shown = feed.snapshot().by_id
-    return any(device.id not in shown for device in resource.devices)
+    known_devices = feed.snapshot().by_id
+    return any(device.id not in known_devices for device in resource.devices)
 
 
 def _visible(resource: Resource) -> list[tuple[str, bool, int | None]]:

@@ -317,7 +317,7 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
     if before is None:
         return now
     whole = {gpu.uuid for gpu in now.gpus if gpu.uuid}
-    gone = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid and gpu.uuid not in whole}
+    missing = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid and gpu.uuid not in whole}
     described = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid}
     gpus = []
     for gpu in now.gpus:
@@ -326,9 +326,9 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
         elif gpu.uuid:
             gpus.append(gpu)
         else:
-            old = _recognised(gpu, gone)
-            gpus.append(gpu if old is None else replace(gone.pop(old.uuid), error=gpu.error or NOT_LISTED))
-    gpus += [replace(gpu, error=gpu.error or NOT_LISTED) for gpu in gone.values()]
+            old = _recognised(gpu, missing)
+            gpus.append(gpu if old is None else replace(missing.pop(old.uuid), error=gpu.error or NOT_LISTED))
+    gpus += [replace(gpu, error=gpu.error or NOT_LISTED) for gpu in missing.values()]
     return replace(now, gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))))
 
 
@@ -348,9 +348,9 @@ def _filled(old: Gpu, now: Gpu) -> Gpu:
     )
 
 
-def _recognised(unreadable: Gpu, gone: dict[str, Gpu]) -> Gpu | None:
-    same_place = [gpu for gpu in gone.values() if unreadable.pci and gpu.pci == unreadable.pci]
-    same_index = [gpu for gpu in gone.values() if not unreadable.pci and gpu.index == unreadable.index]
+def _recognised(unreadable: Gpu, missing: dict[str, Gpu]) -> Gpu | None:
+    same_place = [gpu for gpu in missing.values() if unreadable.pci and gpu.pci == unreadable.pci]
+    same_index = [gpu for gpu in missing.values() if not unreadable.pci and gpu.index == unreadable.index]
     return next(iter(same_place or same_index), None)
 
 
@@ -394,9 +394,9 @@ def _unknown(snapshot: Snapshot, device_id: str) -> AllocationError:
     known = [device.id for device in snapshot.devices[:_SHOWN]]
     more = len(snapshot.devices) - len(known)
     names = ", ".join(known) + (f" and {more} more" if more else "")
-    shown = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
+    shown_id = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
     return AllocationError(
-        f"invalid request: unknown device {shown!r}; {snapshot.resource.name} has {names or 'none'}",
+        f"invalid request: unknown device {shown_id!r}; {snapshot.resource.name} has {names or 'none'}",
         code="not-found",
     )
 
@@ -444,16 +444,16 @@ def matcher(selector: str) -> Matcher:
 
 def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
     """Domain, bus, device and function of a PCI address; None for another text."""
-    found = _PCI.fullmatch(address)
-    if found is None:
+    match = _PCI.fullmatch(address)
+    if match is None:
         return None
-    domain, bus, device, function = found.groups()
+    domain, bus, device, function = match.groups()
     return int(domain or "0", 16), int(bus, 16), int(device, 16), int(function or "0")
 
 
 def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...]:
     """The selectors that match nothing: a typing error, or a GPU that doesn't exist now."""
-    return tuple(one for one in selectors if not any(map(matcher(one), units)))
+    return tuple(selector for selector in selectors if not any(map(matcher(selector), units)))
 
 
 def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str], list[str]]:

@@ -110,8 +110,8 @@ Matrix = Sequence[Sequence[int]]
 def _aligned(free: Sequence[Device], fixed: Sequence[Device], need: int, links: Links) -> list[Device]:
     devices = [*fixed, *free]
     matrix = [[0] * len(devices) for _ in devices]
-    for (at, one), (before, other) in combinations(enumerate(devices), 2):
-        matrix[at][before] = matrix[before][at] = links.score(one.unit, other.unit)
+    for (at, first), (before, second) in combinations(enumerate(devices), 2):
+        matrix[at][before] = matrix[before][at] = links.score(first.unit, second.unit)
     positions = {device.id: at for at, device in enumerate(devices)}
     must = [positions[device.id] for device in fixed]
     group = choose_group(matrix, [positions[device.id] for device in free], must, len(fixed) + need)
@@ -285,8 +285,8 @@ class _Shares:
 
     def __init__(self, resource: Resource, free: Sequence[Device], fixed: Sequence[Device]) -> None:
         requested = (resource.devices, free, fixed)
-        self._units = _Counts(*([device.unit.id for device in some] for some in requested))
-        self._gpus = _Counts(*([device.unit.gpu for device in some] for some in requested))
+        self._units = _Counts(*([device.unit.id for device in group] for group in requested))
+        self._gpus = _Counts(*([device.unit.gpu for device in group] for group in requested))
         self._free: dict[str, dict[str, list[Device]]] = {}  # by GPU and unit; the next device is last
         for unit in resource.units:
             self._free.setdefault(unit.gpu, {})[unit.id] = []

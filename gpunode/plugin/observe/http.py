@@ -118,7 +118,9 @@ class _Server(ThreadingHTTPServer):
         """Close what has been open for too long; called after every poll of the listening socket."""
         now = time.monotonic()
         with self._lock:
-            expired = [one for one, since in self._opened.items() if now - since > CONNECTION_SECONDS]
+            expired = [
+                identifier for identifier, since in self._opened.items() if now - since > CONNECTION_SECONDS
+            ]
             for request in expired:
                 self._disconnect(request)
 

@@ -153,14 +153,14 @@ def plugin_sockets(host: Host, directory: str, resources: Iterable[str]) -> tupl
     """By name; `Unreadable` if the directory may not be listed."""
     settings = Settings()
     endpoints = {settings.endpoint(name): name for name in resources}
-    found = []
+    sockets = []
     for name in host.listdir(directory):
         path = f"{directory}/{name}"
         if name == _KUBELET or not _is_socket(host, path, name):
             continue
         state, pid = host.listener(path)
-        found.append(PluginSocket(path, state, pid, program(host, pid), endpoints.get(name, "")))
-    return tuple(found)
+        sockets.append(PluginSocket(path, state, pid, program(host, pid), endpoints.get(name, "")))
+    return tuple(sockets)
 
 
 def program(host: Host, pid: int) -> str:
@@ -175,8 +175,8 @@ def _is_socket(host: Host, path: str, name: str) -> bool:
     """A recorded machine has its sockets in the recording, and at most a name in the tree."""
     if not host.live:
         return name.endswith(".sock")
-    found = host.stat(path)
-    return found is not None and stat.S_ISSOCK(found.st_mode)
+    status = host.stat(path)
+    return status is not None and stat.S_ISSOCK(status.st_mode)
 
 
 FORMAT = 1

@@ -490,15 +490,15 @@ class PodResources:
 
     def _pods(self) -> list[podresources_pb2.PodResources]:
         pods: dict[str, podresources_pb2.PodResources] = {}
-        for held in self._held():
-            namespace, _, name = held.pod.rpartition("/")
+        for holding in self._held():
+            namespace, _, name = holding.pod.rpartition("/")
             pod = pods.setdefault(
-                held.pod, podresources_pb2.PodResources(name=name, namespace=namespace or "default")
+                holding.pod, podresources_pb2.PodResources(name=name, namespace=namespace or "default")
             )
-            container = next((item for item in pod.containers if item.name == held.container), None)
-            container = container or pod.containers.add(name=held.container)
-            for device in held.ids:  # the real one, too, gives each device an entry of its own
-                container.devices.add(resource_name=held.resource, device_ids=[device])
+            container = next((item for item in pod.containers if item.name == holding.container), None)
+            container = container or pod.containers.add(name=holding.container)
+            for device in holding.ids:  # the real one, too, gives each device an entry of its own
+                container.devices.add(resource_name=holding.resource, device_ids=[device])
         return list(pods.values())
 
 
@@ -627,10 +627,12 @@ class KubeletStub:
     def release(self, resource: str, ids: Sequence[str]) -> None:
         """Remove the pods that hold any of these; the file is written at the next change, as by the real
         kubelet."""
-        gone = set(ids)
+        released = set(ids)
         with self._changed:
             self._held = [
-                held for held in self._held if held.resource != resource or not gone.intersection(held.ids)
+                held
+                for held in self._held
+                if held.resource != resource or not released.intersection(held.ids)
             ]
 
     def admit(self, pod: str, container: str, requests: Mapping[str, int]) -> Allocation:
@@ -668,19 +670,19 @@ class KubeletStub:
         self, pod: str, container: str, resource: str, count: int, must_include: Sequence[str]
     ) -> Held:
         endpoint = self.endpoints.find(resource)
-        taken = {device for item in self.held() if item.resource == resource for device in item.ids}
-        free = self.endpoints.healthy(resource) - taken
+        allocated = {device for item in self.held() if item.resource == resource for device in item.ids}
+        free = self.endpoints.healthy(resource) - allocated
         if endpoint is None or len(free) < count:
             raise AdmissionError(f"{len(free)} of {count} {resource} available")
-        chosen = sorted(free)[:count]
+        device_ids = sorted(free)[:count]
         if endpoint.prefers and count < len(free):
-            chosen = topped_up(self._query_preferred(endpoint, free, must_include, count), free, count)
-        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=chosen)])
+            device_ids = topped_up(self._query_preferred(endpoint, free, must_include, count), free, count)
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
         response = endpoint.call("Allocate")(request, timeout=5.0)
         if not response.container_responses:
             raise AdmissionError(f"no containers return in allocation response for {resource}")
         answer = response.container_responses[0].SerializeToString()  # the kubelet reads no other one
-        held = Held(pod, container, resource, tuple(chosen), answer)
+        held = Held(pod, container, resource, tuple(device_ids), answer)
         with self._changed:
             self._held.append(held)
         self._save()
@@ -689,10 +691,10 @@ class KubeletStub:
     def _query_preferred(
         self, endpoint: Endpoint, free: set[str], must_include: Sequence[str], count: int
     ) -> list[str]:
-        asked = pb.ContainerPreferredAllocationRequest(
+        preferred = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=sorted(free), must_include_deviceIDs=must_include, allocation_size=count
         )
-        request = pb.PreferredAllocationRequest(container_requests=[asked])
+        request = pb.PreferredAllocationRequest(container_requests=[preferred])
         response = endpoint.call("GetPreferredAllocation")(request, timeout=5.0)
         return list(response.container_responses[0].deviceIDs)
 
