@@ -31,10 +31,10 @@ def pages() -> dict[str, str]:
     """Text of each page by its file's name."""
     root: Any = typer.main.get_command(app)
     context = typer.Context(root, info_name="gpunode")
-    made = {"gpunode.1": _main_page(root, context)}
+    result = {"gpunode.1": _main_page(root, context)}
     for name in COMMANDS:
-        made[f"gpunode-{name}.1"] = _command_page(name, root.get_command(context, name), context)
-    return made
+        result[f"gpunode-{name}.1"] = _command_page(name, root.get_command(context, name), context)
+    return result
 
 
 def _main_page(root: Any, context: typer.Context) -> str:
@@ -67,8 +67,10 @@ def _command_page(name: str, command: Any, parent: typer.Context) -> str:
     children = {child: command.get_command(context, child) for child in getattr(command, "commands", {})}
     lines = _head(f"gpunode-{name}", COMMANDS[name][1].rstrip("."))
     parts = [(name, command, context)] if not children else []
-    for child, found in children.items():
-        parts.append((f"{name} {child}", found, typer.Context(found, info_name=child, parent=context)))
+    for child, child_command in children.items():
+        parts.append(
+            (f"{name} {child}", child_command, typer.Context(child_command, info_name=child, parent=context))
+        )
     for path, part, own in parts:
         lines += [_synopsis(path, part, own), ".br"]
     lines += [".SH DESCRIPTION"]
@@ -113,10 +115,12 @@ def _options(command: Any, context: typer.Context, *, of_every_command: bool) ->
 
 def _paragraphs(command: Any) -> tuple[list[str], list[str]]:
     """The text of a command's help, and its examples."""
-    found = [part.strip() for text in (command.help, command.epilog) if text for part in text.split("\n\n")]
-    lines = [line.strip() for part in found for line in part.splitlines() if line.strip() != "Examples:"]
+    paragraphs = [
+        part.strip() for text in (command.help, command.epilog) if text for part in text.split("\n\n")
+    ]
+    lines = [line.strip() for part in paragraphs for line in part.splitlines() if line.strip() != "Examples:"]
     examples = [line for line in lines if line.startswith(("gpunode ", "sudo gpunode "))]
-    texts = [" ".join(part.split()) for part in found if part.splitlines()[0].strip() not in examples]
+    texts = [" ".join(part.split()) for part in paragraphs if part.splitlines()[0].strip() not in examples]
     return [text for text in texts if not text.startswith("Examples:")], examples
 
 
