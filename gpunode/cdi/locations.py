@@ -65,10 +65,10 @@ def _same(host: Host, path: str, other_path: str) -> bool:
     return split[0][2] == split[1][2] and host.realpath(split[0][0]) == host.realpath(split[1][0])
 
 
-def refuse_conflict(found: Rivals) -> None:
+def refuse_conflict(others: Rivals) -> None:
     """`PreconditionError` where a second file would make the devices of both unusable."""
-    if found.beside:
-        other = found.beside[0].path
+    if others.beside:
+        other = others.beside[0].path
         raise PreconditionError(
             f"{other} defines the same devices; with a second file beside it engines would use neither",
             hint=f"remove it: rm {other}, or write over it: gpunode cdi generate --output-file {other}",
@@ -76,23 +76,23 @@ def refuse_conflict(found: Rivals) -> None:
         )
 
 
-def remarks(found: Rivals) -> tuple[str, ...]:
+def remarks(others: Rivals) -> tuple[str, ...]:
     """Warnings about the other files."""
-    if len(found.before) > 1:
+    if len(others.before) > 1:
         # CDI's cache drops a device that two files of one directory have, regardless of later directories
-        paths = " and ".join(other.path for other in found.before)
+        paths = " and ".join(other.path for other in others.before)
         return (
-            f"{paths} define the same devices: engines use none of them, not even those in {found.path}; "
-            f"remove all but one: rm {found.before[0].path}",
+            f"{paths} define the same devices: engines use none of them, not even those in {others.path}; "
+            f"remove all but one: rm {others.before[0].path}",
         )
     hidden = (
-        f"{other.path} defines the same devices: {found.path} wins, but what only it names stays; "
+        f"{other.path} defines the same devices: {others.path} wins, but what only it names stays; "
         f"remove it if it is old: rm {other.path}"
-        for other in found.before
+        for other in others.before
     )
     hiding = (
-        f"{other.path} defines the same devices and wins over {found.path}; remove it: rm {other.path}"
-        for other in found.after
+        f"{other.path} defines the same devices and wins over {others.path}; remove it: rm {other.path}"
+        for other in others.after
     )
     return (*hidden, *hiding)
 

@@ -106,8 +106,8 @@ def keeps_nvml_open(argv: tuple[str, ...]) -> bool:
 
 def _runs_ours(argv: tuple[str, ...], *words: str) -> bool:
     """Whether gpunode runs this command."""
-    named = any(argument.rpartition("/")[2] in _OURS for argument in argv)
-    return named and any(argv[start:][: len(words)] == words for start in range(len(argv)))
+    is_own = any(argument.rpartition("/")[2] in _OURS for argument in argv)
+    return is_own and any(argv[start:][: len(words)] == words for start in range(len(argv)))
 
 
 def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:

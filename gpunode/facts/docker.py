@@ -521,10 +521,10 @@ def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
     return unit.name in parts or not any(part.endswith((".service", ".scope")) for part in parts)
 
 
-def as_user(who: Account) -> str:
+def as_user(user: Account) -> str:
     """The command that configures a user's rootless Docker, as root runs it."""
-    runtime = f"XDG_RUNTIME_DIR={who.runtime_directory}"
-    return f"sudo -Hu {sudo_name(who.name)} {runtime} gpunode configure-runtime --runtime docker"
+    runtime = f"XDG_RUNTIME_DIR={user.runtime_directory}"
+    return f"sudo -Hu {sudo_name(user.name)} {runtime} gpunode configure-runtime --runtime docker"
 
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"

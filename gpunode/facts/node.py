@@ -539,8 +539,8 @@ class Node:
         from gpunode.daemons import pod_resources
 
         socket = kubelet.pod_resources_socket(self.kubelet)
-        held = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
-        return tuple(holding for holding in held if holding.resource.startswith("nvidia.com/"))
+        holdings = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
+        return tuple(holding for holding in holdings if holding.resource.startswith("nvidia.com/"))
 
     @topic
     def cri_containers(self) -> tuple[CriContainer, ...]:

@@ -181,14 +181,14 @@ KEYS: tuple[Key, ...] = (
 )
 
 
-def locate(host: Host, given: str = "") -> tuple[str, str]:
+def locate(host: Host, path: str = "") -> tuple[str, str]:
     """The path of the file and the reason for it, for people: as the toolkit's programs search for it.
 
     They use ``$NVIDIA_CTK_CONFIG_FILE_PATH``, else the one below ``$XDG_CONFIG_HOME``, else the one in /etc.
     Variables of this shell don't apply to another root.
     """
-    if given:
-        return given, "the specified path"
+    if path:
+        return path, "the specified path"
     own = host.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH") if host.live else None
     if own:
         return own, "NVIDIA_CTK_CONFIG_FILE_PATH"

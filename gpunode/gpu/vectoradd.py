@@ -119,28 +119,28 @@ def expected() -> array[float]:
     return array("f", [1.5 * i + 0.25 for i in range(ELEMENTS)])
 
 
-def largest_error(got: array[float], want: array[float]) -> float | None:
+def largest_error(sums: array[float], want: array[float]) -> float | None:
     """The largest absolute difference of two equally long vectors; None if a value isn't a finite number."""
-    if memoryview(got) == memoryview(want):  # as arrays the comparison takes ten times as long
+    if memoryview(sums) == memoryview(want):  # as arrays the comparison takes ten times as long
         return 0.0
-    errors = [abs(left - right) for left, right in zip(got, want, strict=True)]
+    errors = [abs(left - right) for left, right in zip(sums, want, strict=True)]
     return None if any(map(math.isnan, errors)) or math.inf in errors else max(errors)
 
 
 def judge(
-    index: int, uuid: str, name: str, got: array[float], want: array[float], milliseconds: float
+    index: int, uuid: str, name: str, sums: array[float], want: array[float], milliseconds: float
 ) -> DeviceResult:
     """Compare a device's answer element by element with the right one, `want`."""
-    error = largest_error(got, want)
+    error = largest_error(sums, want)
     if error == 0.0:
-        return DeviceResult(index, uuid, name, len(got), error, milliseconds)
-    wrong = [i for i, (left, right) in enumerate(zip(got, want, strict=True)) if left != right]
+        return DeviceResult(index, uuid, name, len(sums), error, milliseconds)
+    wrong = [i for i, (left, right) in enumerate(zip(sums, want, strict=True)) if left != right]
     first = wrong[0]
     message = (
-        f"{len(wrong)} of {len(got)} sums are wrong, the first at {first}: {got[first]!r} instead of"
+        f"{len(wrong)} of {len(sums)} sums are wrong, the first at {first}: {sums[first]!r} instead of"
         f" {want[first]!r}; the GPU or its memory is faulty"
     )
-    return DeviceResult(index, uuid, name, len(got), error, milliseconds, "fail", message)
+    return DeviceResult(index, uuid, name, len(sums), error, milliseconds, "fail", message)
 
 
 _THREADS = 256
@@ -251,10 +251,10 @@ def _try_one(target: Target) -> DeviceResult:
         name = cuda.name(0)
         _require_same(target.uuid, cuda.uuid(0))
         with cuda.context(0):
-            got, milliseconds = _add(cuda)
+            sums, milliseconds = _add(cuda)
     except CudaError as error:
         return DeviceResult(target.index, target.uuid, name, status="fail", message=error.message)
-    return judge(target.index, target.uuid, name, got, expected(), milliseconds)
+    return judge(target.index, target.uuid, name, sums, expected(), milliseconds)
 
 
 def _prepare(selector: str) -> None:
@@ -280,7 +280,7 @@ def _add(cuda: Cuda) -> tuple[array[float], float]:
 
     kernel = cuda.load(VECTOR_ADD, ENTRY)
     left, right = inputs()
-    got = array("f", bytes(4 * ELEMENTS))
+    sums = array("f", bytes(4 * ELEMENTS))
     size = 4 * ELEMENTS
     first, second, out = (cuda.allocate(size) for _ in range(3))
     cuda.to_device(first, left.buffer_info()[0], size)
@@ -290,8 +290,8 @@ def _add(cuda: Cuda) -> tuple[array[float], float]:
     blocks = -(-ELEMENTS // _THREADS)
     cuda.launch(kernel, blocks, _THREADS, (first, second, out, ctypes.c_uint32(ELEMENTS)))
     milliseconds = (time.perf_counter() - start) * 1000
-    cuda.from_device(got.buffer_info()[0], out, size)
-    return got, milliseconds
+    cuda.from_device(sums.buffer_info()[0], out, size)
+    return sums, milliseconds
 
 
 # The program as a child: its files, its arguments and the parser of its output.
@@ -433,9 +433,9 @@ def vector_add(devices: Iterable[tuple[int, str, str]]) -> Iterator[DeviceResult
     (left, right), want = inputs(), expected()
     for index, uuid, name in devices:
         start = time.perf_counter()
-        got = array("f", map(operator.add, left, right))
+        sums = array("f", map(operator.add, left, right))
         milliseconds = (time.perf_counter() - start) * 1000
-        yield replace(judge(index, uuid, name, got, want, milliseconds), message=NOTICE)
+        yield replace(judge(index, uuid, name, sums, want, milliseconds), message=NOTICE)
 
 
 if __name__ == "__main__":

@@ -116,19 +116,19 @@ def write_atomic(
     before = None if place.descriptor is None else os.fstat(place.descriptor)
     if before is not None and stat.S_ISDIR(before.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), place.path)
-    kept = place.descriptor if keep else None
+    old_file = place.descriptor if keep else None
     if keep and before is not None and owner is None:
         mode, owner = before.st_mode & 0o7777, (before.st_uid, before.st_gid)
     if above and place.above is not None and _can_stage(place.above, place.directory):
         try:
-            _replace(place, place.above, data, mode, owner, expect, kept)
+            _replace(place, place.above, data, mode, owner, expect, old_file)
         except OSError as error:
             # the directory above is read-only, or a mount point is between the two
             if error.errno not in (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM):
                 raise
         else:
             return
-    _replace(place, place.directory, data, mode, owner, expect, kept)
+    _replace(place, place.directory, data, mode, owner, expect, old_file)
 
 
 def _can_stage(above: int, directory: int) -> bool:
@@ -144,7 +144,7 @@ def _replace(
     mode: int,
     owner: tuple[int, int] | None,
     expect: bytes | None,
-    kept: int | None,
+    old_file: int | None,
 ) -> None:
     temporary = f".{place.name}.{os.urandom(4).hex()}{_LEFTOVER}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -153,7 +153,7 @@ def _replace(
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            if kept is not None:
+            if old_file is not None:
                 _keep_attributes(place, descriptor)
             elif staging != place.directory:
                 _take_label(place.directory, descriptor)

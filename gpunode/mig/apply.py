@@ -193,8 +193,8 @@ def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
     return layout
 
 
-def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int], int]) -> None:
-    """Carry out one step on instances; `made` has the ids of new GPU instances by UUID and start."""
+def _do(tools: Tools, session: MigSession, step: Step, created: dict[tuple[str, int], int]) -> None:
+    """Carry out one step on instances; `created` has the ids of new GPU instances by UUID and start."""
     with tools.announce(f"GPU {step.gpu}: {step.text}"):
         if step.action == "destroy-compute":
             assert step.gi is not None and step.ci is not None
@@ -204,12 +204,12 @@ def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int
             session.destroy_gpu_instance(step.uuid, step.gi)
         elif step.action == "create-instance":
             gi, at = session.create_gpu_instance(step.uuid, step.profile_id, step.at, step.profile)
-            made[step.uuid, at.start] = gi
+            created[step.uuid, at.start] = gi
             if step.at is not None and at != step.at:
                 raise GpunodeError(f"GPU {step.gpu}: the driver put the {step.profile} at {at}", code="mig")
         elif step.action == "create-compute":
             assert step.at is not None
-            gi = step.gi if step.gi is not None else made[step.uuid, step.at.start]
+            gi = step.gi if step.gi is not None else created[step.uuid, step.at.start]
             session.create_compute_instance(step.uuid, gi, step.slices, step.inner)
 
 

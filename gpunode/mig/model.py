@@ -298,12 +298,12 @@ def compute_places(
     None if they don't fit. Where the driver reports no placements, only their number and sum count.
     """
     left = Counter(desired)
-    kept: list[ComputeInstance] = []
+    existing: list[ComputeInstance] = []
     for instance in present:
         if left[instance.slices] > 0:
             left[instance.slices] -= 1
-            kept.append(instance)
-    targets = [ComputeTarget(entry.slices, entry.placement, entry) for entry in kept]
+            existing.append(instance)
+    targets = [ComputeTarget(entry.slices, entry.placement, entry) for entry in existing]
     news = sorted((size for size, count in left.items() for _ in range(count)), reverse=True)
     if not news:
         return tuple(targets)
@@ -315,9 +315,11 @@ def compute_places(
         return None
     if sum(desired) > profile.slices:
         return None
-    if any(not offers[size].placements for size in news) or any(entry.placement is None for entry in kept):
+    if any(not offers[size].placements for size in news) or any(
+        entry.placement is None for entry in existing
+    ):
         return (*targets, *(ComputeTarget(size) for size in news))
-    occupied = [entry.placement for entry in kept if entry.placement is not None]
+    occupied = [entry.placement for entry in existing if entry.placement is not None]
     places = _free_places([offers[size].placements for size in news], occupied)
     if places is None:
         return None

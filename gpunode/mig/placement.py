@@ -185,10 +185,12 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
         instance = present[at]
         yield from walk(at + 1, left, kept, (lost[0] + len(instance.compute), lost[1] + 1))
         for use in _uses(part.profile, instance, left):
-            gone = (
+            lost_devices = (
                 len(instance.compute) - (Counter(c.slices for c in instance.compute) & Counter(use)).total()
             )
-            yield from walk(at + 1, left - Counter(use), (*kept, (instance, use)), (lost[0] + gone, lost[1]))
+            yield from walk(
+                at + 1, left - Counter(use), (*kept, (instance, use)), (lost[0] + lost_devices, lost[1])
+            )
 
     yield from walk(0, Counter(part.sizes), (), (0, 0))
 
@@ -230,32 +232,32 @@ def _attributes(profile: Profile) -> DeviceName | None:
 
 
 def _places(
-    gpu: GpuLayout, occupied: Sequence[Placement], made: Sequence[Profile]
+    gpu: GpuLayout, occupied: Sequence[Placement], profiles: Sequence[Profile]
 ) -> tuple[Placement, ...] | None:
-    """A placement for each of `made` that leaves the most free slots for later instances; None if they don't
-    fit."""
-    order = sorted(range(len(made)), key=lambda number: -_size(made[number]))
+    """A placement for each of `profiles` that leaves the most free slots for later instances; None if they
+    don't fit."""
+    order = sorted(range(len(profiles)), key=lambda number: -_size(profiles[number]))
     everywhere = [place for profile in gpu.profiles for place in profile.placements]
 
     def damage(place: Placement) -> tuple[int, int]:
         return sum(place.overlaps(other) for other in everywhere), place.start
 
-    chosen: dict[int, Placement] = {}
+    by_number: dict[int, Placement] = {}
 
     def walk(at: int) -> bool:
         if at == len(order):
             return True
         number = order[at]
-        for place in sorted(made[number].placements, key=damage):
-            if any(place.overlaps(other) for other in (*occupied, *chosen.values())):
+        for place in sorted(profiles[number].placements, key=damage):
+            if any(place.overlaps(other) for other in (*occupied, *by_number.values())):
                 continue
-            chosen[number] = place
+            by_number[number] = place
             if walk(at + 1):
                 return True
-            del chosen[number]
+            del by_number[number]
         return False
 
-    return tuple(chosen[number] for number in range(len(made))) if walk(0) else None
+    return tuple(by_number[number] for number in range(len(profiles))) if walk(0) else None
 
 
 def _size(profile: Profile) -> int:

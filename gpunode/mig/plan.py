@@ -166,10 +166,10 @@ def towards(
     gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[Target]
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps that destroy, then the steps that create, so that `present` becomes `target`."""
-    kept = {entry.kept.id: entry for entry in target if entry.kept is not None}
+    by_id = {entry.kept.id: entry for entry in target if entry.kept is not None}
     destroy: list[Step] = []
     for instance in present:
-        stays = kept.get(instance.id)
+        stays = by_id.get(instance.id)
         inner = {c.kept.id for c in stays.compute if c.kept is not None} if stays else set()
         for compute in instance.compute:
             if compute.id not in inner:

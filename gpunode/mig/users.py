@@ -101,23 +101,28 @@ def _end_clients(obstacle: Obstacle) -> str:
 
 
 def obstacles(
-    node: Node, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]], ours: frozenset[int]
+    node: Node,
+    plans: Sequence[GpuPlan],
+    processes: Mapping[str, Sequence[MigProcess]],
+    own_pids: frozenset[int],
 ) -> tuple[Obstacle, ...]:
-    """The obstacles to these plans. `processes` are NVML's by GPU UUID, `ours` our own process ids.
+    """The obstacles to these plans. `processes` are NVML's by GPU UUID, `own_pids` our own process ids.
 
     Files that this user may not read are skipped; only root can read those of every process.
     """
     caps = {number: name for name, number in mig_minors(node.host.text_or_empty(MIG_MINORS)).items()}
-    held: dict[int, tuple[Held, ...]] = {}
+    open_files: dict[int, tuple[Held, ...]] = {}
     if any(_changes(plan) for plan in plans):
         for process in node.processes:
-            if process.pid not in ours:
-                held[process.pid] = tuple(_held(node, process.pid, caps))
-    who = _Who(node)
+            if process.pid not in own_pids:
+                open_files[process.pid] = tuple(_held(node, process.pid, caps))
+    process_owners = _Who(node)
     result = [
         obstacle
         for plan in plans
-        for obstacle in _of(node, who, plan, held, processes.get(plan.gpu.uuid, ()), ours)
+        for obstacle in _of(
+            node, process_owners, plan, open_files, processes.get(plan.gpu.uuid, ()), own_pids
+        )
     ]
     pods = {(obstacle.gpu, obstacle.pod) for obstacle in result if obstacle.pod}
     return tuple(
@@ -133,27 +138,27 @@ def _changes(plan: GpuPlan) -> bool:
 
 def _of(
     node: Node,
-    who: _Who,
+    process_owners: _Who,
     plan: GpuPlan,
-    held: Mapping[int, Sequence[Held]],
+    open_files: Mapping[int, Sequence[Held]],
     processes: Sequence[MigProcess],
-    ours: frozenset[int],
+    own_pids: frozenset[int],
 ) -> Iterator[Obstacle]:
     gpu = plan.gpu
     users: dict[int, str] = {}
     for process in processes:
         what = _used(plan, process.gi, process.ci)
-        if what and process.pid not in ours:
+        if what and process.pid not in own_pids:
             users.setdefault(process.pid, what)
     resets = plan.changes_mode and plan.reset != "none"
-    for pid, files in held.items():
+    for pid, files in open_files.items():
         for minor, gi, ci in files:
             if minor != gpu.minor or (gi is None and not resets):
                 continue
             what = _used(plan, gi, ci)
             if what:
                 users.setdefault(pid, what)
-    yield from (who.is_(pid, gpu.index, what) for pid, what in sorted(users.items()))
+    yield from (process_owners.is_(pid, gpu.index, what) for pid, what in sorted(users.items()))
     if resets and _draws(node.host):
         yield Obstacle("module", gpu.index, f"GPU {gpu.index}, which must be reset", DRM)
     if _changes(plan):

@@ -159,8 +159,8 @@ def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
 
 def _reboot(report: Report) -> Iterator[str]:
     verdict = report.data["reboot"]
-    mends, unjudged = verdict.get("mends", ()), verdict.get("unjudged", ())
-    if verdict["safe"] is None and not (mends or unjudged):
+    fixed_by_reboot, unjudged = verdict.get("mends", ()), verdict.get("unjudged", ())
+    if verdict["safe"] is None and not (fixed_by_reboot or unjudged):
         return
     mood = "good" if verdict["safe"] else "warn"
     yield f'<section class="card reboot {mood}" aria-labelledby="reboot">'
@@ -179,8 +179,8 @@ def _reboot(report: Report) -> Iterator[str]:
                 yield f'<li><a href="#{escaped(finding["id"])}">{escaped(finding["id"])}</a>: '
                 yield f"{escaped(finding['summary'])}</li>"
         yield "</ul>"
-    if mends:
-        yield f'<p class="quiet">A reboot fixes {escaped(", ".join(mends))}.</p>'
+    if fixed_by_reboot:
+        yield f'<p class="quiet">A reboot fixes {escaped(", ".join(fixed_by_reboot))}.</p>'
     yield "</section>"
 
 

@@ -243,8 +243,8 @@ _MAKE_KEY = {  # dkms(8) and Ubuntu's shim-signed; each is enrolled with a passw
 _REFRESH = {"apt": "apt-get update", "dnf": "dnf makecache --refresh", "zypper": "zypper refresh"}
 
 
-def hint_of(code: str, manager: str, said: str) -> str:
-    """The hint for a package manager's error during a driver's installation; else `said`."""
+def hint_of(code: str, manager: str, message: str) -> str:
+    """The hint for a package manager's error during a driver's installation; else `message`."""
     refresh = _REFRESH.get(manager, "refresh its indexes")
     return {
         Trouble.SIGNATURE: "the repository's key is missing, expired or another: put the right one in place",
@@ -255,7 +255,7 @@ def hint_of(code: str, manager: str, said: str) -> str:
         "holds rhel9, ubuntu2404 and so on",
         Trouble.NOT_FOUND: f"{manager}'s indexes are old: {refresh}, then gpunode driver plan",
         "half-installed": "compare the current and the planned state: gpunode driver plan",
-    }.get(code, said)
+    }.get(code, message)
 
 
 def against_node(situation: Situation) -> tuple[Refusal, ...]:

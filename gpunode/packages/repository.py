@@ -207,10 +207,10 @@ def plan_repository(host: Host, shelf: Shelf, desired: DesiredRepository) -> Rep
     `PreconditionError` if gpunode's own file has repositories of others.
     """
     entries = shelf.entries(desired)
-    judged = judge(entries, desired, shelf.address(desired), shelf.file)
-    used = next((judgement.entry for judgement in judged if judgement.state is State.USED), None)
+    results = judge(entries, desired, shelf.address(desired), shelf.file)
+    used = next((judgement.entry for judgement in results if judgement.state is State.USED), None)
     off: dict[str, list[Entry]] = {}
-    for judgement in judged:
+    for judgement in results:
         if judgement.state not in (State.USED, State.CHANNEL):
             off.setdefault(judgement.entry.path, []).append(judgement.entry)
     files: list[FileChange] = []
@@ -223,10 +223,10 @@ def plan_repository(host: Host, shelf: Shelf, desired: DesiredRepository) -> Rep
         off.pop(shelf.file, None)
         files += _added(host, shelf, desired)
     for path, gone in off.items():
-        kept = [entry for entry in entries if entry.path == path and entry not in gone]
-        files += _disabled(host, shelf, path, gone, alone=not kept)
+        remaining = [entry for entry in entries if entry.path == path and entry not in gone]
+        files += _disabled(host, shelf, path, gone, alone=not remaining)
     is_own = used is None or used.path == shelf.file
-    return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME if is_own else "", judged)
+    return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME if is_own else "", results)
 
 
 def _added(host: Host, shelf: Shelf, desired: DesiredRepository) -> list[FileChange]:

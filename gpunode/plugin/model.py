@@ -485,15 +485,15 @@ _WORDS = {
 }
 
 
-def how_to_fix(mend: str, gpu: str, index: str, pid: int = 0) -> str:
-    """ "" for a `mend` that needs no action. `gpu` and `index` are the unit's, `pid` the serving plugin's if
-    known.
+def how_to_fix(remedy: str, gpu: str, index: str, pid: int = 0) -> str:
+    """ "" for a `remedy` that needs no action. `gpu` and `index` are the unit's, `pid` the serving plugin's
+    if known.
 
     A reset of an NVIDIA GPU fails while any process has NVML open, and the plugin does: SIGUSR1 makes it
     close NVML. Only NVIDIA's GPUs have ids with "GPU-"; AMD's are PCI addresses.
     """
-    if mend != "reset":
-        return _WORDS.get(mend, "")
+    if remedy != "reset":
+        return _WORDS.get(remedy, "")
     number = index.partition(":")[0]
     if gpu and not gpu.startswith("GPU-"):
         return f"drain the node, then amd-smi reset --gpureset -g {number}"

@@ -45,15 +45,15 @@ def prefer(
     shared = resource.shares > 1 or any(SHARE_MARK in device.id for device in resource.devices)
     divided = shared or any(device.unit.partition for device in resource.devices)
     if need >= len(free):
-        chosen = free
+        selected = free
     elif settings.vendor == "amd" and divided and not shared:
-        chosen = _fewest_gpus(free, fixed, need, Links(topology))
+        selected = _fewest_gpus(free, fixed, need, Links(topology))
     elif divided:
         packed = settings.shared_devices_allocation_policy == "packed"
-        chosen = _Shares(resource, free, fixed).pick(need, packed)
+        selected = _Shares(resource, free, fixed).pick(need, packed)
     else:
-        chosen = _aligned(free, fixed, need, Links(topology))
-    return required + tuple(device.id for device in chosen)
+        selected = _aligned(free, fixed, need, Links(topology))
+    return required + tuple(device.id for device in selected)
 
 
 # --- distance of two GPUs -------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def _best_of_all(matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], si
             for more in combinations(others, count - 1)
         )
 
-    def rank(chosen: tuple[int, ...]) -> tuple[int, int, int]:
-        group = (*fixed, *chosen)
-        rest = tuple(at for at in free if at not in chosen)
+    def rank(selected: tuple[int, ...]) -> tuple[int, int, int]:
+        group = (*fixed, *selected)
+        rest = tuple(at for at in free if at not in selected)
         worth = _worth(matrix, group)
         return worth + best(rest), worth, -_lost(matrix, group, rest)
 
@@ -349,13 +349,13 @@ def _fewest_gpus(free: Sequence[Device], fixed: Sequence[Device], need: int, lin
     for device in free:
         by_gpu.setdefault(device.unit.gpu, []).append(device)
     used = {device.unit.gpu for device in fixed}
-    chosen = [device for gpu in _fullest_first(by_gpu, used) for device in by_gpu[gpu]][:need]
-    missing = need - len(chosen)
+    selected = [device for gpu in _fullest_first(by_gpu, used) for device in by_gpu[gpu]][:need]
+    missing = need - len(selected)
     if missing > 0:
         others = {gpu: devices for gpu, devices in by_gpu.items() if gpu not in used}
         more = _nearest_gpus(others, fixed, missing, links)
-        chosen += [device for gpu in _fullest_first(others, more) for device in others[gpu]][:missing]
-    return chosen
+        selected += [device for gpu in _fullest_first(others, more) for device in others[gpu]][:missing]
+    return selected
 
 
 def _fullest_first(by_gpu: Mapping[str, Sequence[Device]], gpus: Collection[str]) -> list[str]:

@@ -107,13 +107,13 @@ def _merged(entries: Iterable[SharedResource], warnings: list[str]) -> list[Shar
 def _chosen(
     entry: SharedResource,
     devices: Sequence[Device],
-    taken: Mapping[str, SharedResource],
+    by_id: Mapping[str, SharedResource],
     warnings: list[str],
 ) -> Sequence[Device]:
     if entry.devices is None:
         return devices
     if isinstance(entry.devices, int):
-        free = [device for device in devices if device.id not in taken]
+        free = [device for device in devices if device.id not in by_id]
         if len(free) < entry.devices:
             warnings.append(
                 f"sharing: {entry.name}: {entry.devices} devices are to be shared, there are {len(free)}"

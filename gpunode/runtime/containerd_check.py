@@ -178,14 +178,14 @@ def cdi_is_on(merged: Tree) -> bool:
     )
 
 
-def must_keep(before: Tree, merged: Tree, ours: DesiredConfig, path: str) -> None:
-    """`ValidationError` unless everything but `ours` means the same to containerd as before."""
-    old, new = (_without_ours(tree, ours) for tree in (before, merged))
+def must_keep(before: Tree, merged: Tree, desired: DesiredConfig, path: str) -> None:
+    """`ValidationError` unless everything but `desired` means the same to containerd as before."""
+    old, new = (_without_ours(tree, desired) for tree in (before, merged))
     if "runc" not in runtimes_in(before):  # a table of runtimes without runc had hidden containerd 1's own
         (dig(_containerd_table(new), "runtimes") or {}).pop("runc", None)
     if not same(old, new):
         raise ValidationError(
-            f"with the new {path} containerd would read more than {', '.join(ours.names) or 'CDI'}"
+            f"with the new {path} containerd would read more than {', '.join(desired.names) or 'CDI'}"
             f" differently: {_first(old, new)}",
             hint=f"nothing was written; compare: containerd --config {path} config dump",
         )
@@ -205,7 +205,7 @@ def _containerd_table(tree: Tree) -> Tree:
     return {}
 
 
-def _without_ours(tree: Tree, ours: DesiredConfig) -> Tree:
+def _without_ours(tree: Tree, desired: DesiredConfig) -> Tree:
     result = copy.deepcopy(tree)
     for key in ("imports", "version"):
         result.pop(key, None)
@@ -217,14 +217,14 @@ def _without_ours(tree: Tree, ours: DesiredConfig) -> Tree:
         containerd = dig(cri, "containerd")
         if isinstance(containerd, dict):
             runtimes = containerd.get("runtimes", {})
-            for name in ours.names:
+            for name in desired.names:
                 runtimes.pop(name, None)
             for entry in runtimes.values():
                 options = entry.get("options") or {}  # an unset option and an empty one are the same to runc
                 entry["options"] = {key: value for key, value in options.items() if value}
-            if ours.default:
+            if desired.default:
                 containerd.pop("default_runtime_name", None)
-            if ours.cdi:
+            if desired.cdi:
                 cri.pop("enable_cdi", None)
     return result
 

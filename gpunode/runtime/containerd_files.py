@@ -219,16 +219,16 @@ def add(tree: Tree, pattern: str) -> None:
 
 
 def forgotten(
-    config: ContainerdConfig, gone: Iterable[str], there: Iterable[str]
+    config: ContainerdConfig, deleted: Iterable[str], there: Iterable[str]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Entries made for the files in `gone` that none of the files `there` needs, by importer."""
-    gone, there = tuple(gone), tuple(there)
+    """Entries made for the files in `deleted` that none of the files `there` needs, by importer."""
+    deleted, there = tuple(deleted), tuple(there)
     result: dict[str, tuple[str, ...]] = {}
     for importer, tree in config.trees.items():
         own_patterns = tuple(
             pattern
             for pattern in _patterns(tree)
-            if any(pattern in (path, whole_directory(path)) for path in gone)
+            if any(pattern in (path, whole_directory(path)) for path in deleted)
             and not any(covers(importer, pattern, path, config.release) for path in there)
         )
         if own_patterns:

@@ -64,8 +64,8 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
     for entry in journal.active():
         name = name_of(entry.manifest)
         if entry.manifest.get("operation") == REMOVAL:
-            gone = any(file.get("generated") and not file["after"] for file in entry.files)
-            users = [] if gone else [user for user in users if user != name]
+            is_removed = any(file.get("generated") and not file["after"] for file in entry.files)
+            users = [] if is_removed else [user for user in users if user != name]
         users += entry.manifest.get("cdi", ())
     return tuple(dict.fromkeys(users))
 

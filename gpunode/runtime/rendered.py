@@ -152,11 +152,11 @@ def validate(
     config: ContainerdConfig,
     rendered: tuple[FileEdit, ...],
     expected: DesiredConfig | None,
-    found: tuple[Handler, ...] = (),
+    programs: tuple[Handler, ...] = (),
 ) -> tuple[str, ...]:
     """Let containerd read `rendered`, the distribution's result of a plan; returns notes.
 
-    `found` are the runtimes that the distribution will register by itself.
+    `programs` are the runtimes that the distribution will register by itself.
     """
     if daemon.binary is None or not host.live:
         return (
@@ -170,6 +170,6 @@ def validate(
     if expected is not None:
         containerd_check.must_have(merged, expected, config.path)
         if before is not None and not expected.replace:  # what a copy hid becomes active
-            desired = replace(expected, handlers=(*expected.handlers, *found))
+            desired = replace(expected, handlers=(*expected.handlers, *programs))
             containerd_check.must_keep(before, merged, desired, config.path)
     return ()

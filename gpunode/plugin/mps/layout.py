@@ -233,19 +233,19 @@ def container_parts(
     resource = snapshot.resource
     if resource.sharing != MPS or not ids:
         return {}, ()
-    held = _held(snapshot, ids)
-    if not held:
+    counts = _held(snapshot, ids)
+    if not counts:
         return {}, ()  # whole GPUs that the configuration doesn't share
     shares = resource.share_counts
-    units = [unit for unit in resource.units if unit.id in held]
+    units = [unit for unit in resource.units if unit.id in counts]
     directories = {directory_of(settings, resource, unit) for unit in units}
     if len(directories) > 1:
         raise AllocationError("these shares belong to different MPS daemons; request one share only")
-    mib = {unit.id: memory_share(unit, shares[unit.id], held[unit.id]) for unit in units}
+    mib = {unit.id: memory_share(unit, shares[unit.id], counts[unit.id]) for unit in units}
     pipe = f"/mps/{resource.name}/pipe"
     env = {
         PIPE: pipe,
-        THREADS: str(min(thread_share(shares[unit.id], held[unit.id]) for unit in units)),
+        THREADS: str(min(thread_share(shares[unit.id], counts[unit.id]) for unit in units)),
         **_memory(settings, resource, mib),
         **_visible(settings, resource, units),
     }

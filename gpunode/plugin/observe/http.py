@@ -260,7 +260,7 @@ class Endpoints:
         return text(200 if self._service.ready else 503, self._service.status)
 
 
-def listen_address(given: str) -> tuple[str, int]:
+def listen_address(address_text: str) -> tuple[str, int]:
     """``127.0.0.1:9400``, ``[::1]:9400`` or ``:9400`` as address and port; an empty address means all."""
-    address, _, port = given.rpartition(":")
+    address, _, port = address_text.rpartition(":")
     return address.removeprefix("[").removesuffix("]"), int(port)

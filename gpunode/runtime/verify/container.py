@@ -169,11 +169,11 @@ def maker_of_image(reference: str) -> str:
     return match[1] if match else ""
 
 
-def is_dead(host: Host, who: str) -> bool:
+def is_dead(host: Host, container_maker: str) -> bool:
     """Whether that maker has certainly ended."""
-    if not re.fullmatch(_MAKER, who, re.ASCII):
+    if not re.fullmatch(_MAKER, container_maker, re.ASCII):
         return False
-    boot, namespace, pid, start = who.split("-")
+    boot, namespace, pid, start = container_maker.split("-")
     if namespace != _namespace(host):
         return False  # another namespace's pids; it may even show a boot id of its own (systemd-nspawn does)
     if boot != _boot(host):

@@ -75,9 +75,9 @@ class CriEngine:
 
 
 def run_on(
-    host: Host, engine: CriEngine, request: ContainerRequest, progress: Progress, begun: float
+    host: Host, engine: CriEngine, request: ContainerRequest, progress: Progress, start: float
 ) -> ContainerOutcome:
-    """Run the program; `begun` is when the request came, on the host's monotonic clock."""
+    """Run the program; `start` is when the request came, on the host's monotonic clock."""
     remove_leftovers(host, engine.cri, progress)
     with ExitStack() as cleanup:
         token = new_token()
@@ -101,7 +101,7 @@ def run_on(
         with progress.step(f"run it through {engine.name}, {engine.way}"):
             code = _run_pod(host, engine, pod, request.timeout)
         out, err = cri_pods.read_log(host.read_text(f"{logs}/{cri_pods.LOG_NAME}") or "")
-    return ContainerOutcome(code, out, err, host.monotonic() - begun, engine.way)
+    return ContainerOutcome(code, out, err, host.monotonic() - start, engine.way)
 
 
 def remove_leftovers(host: Host, cri: Cri, progress: Progress) -> None:
@@ -308,8 +308,8 @@ class _Ctr:
     def take_out(self, reference: str) -> str:
         """Remove the name and, with ``--sync``, what nothing else refers to."""
         failed = self._images("rm", "--sync", reference)
-        gone = not failed or "not found" in failed
-        return "" if gone else f"{' '.join(self.client)} -n k8s.io images rm {reference} ({failed})"
+        is_removed = not failed or "not found" in failed
+        return "" if is_removed else f"{' '.join(self.client)} -n k8s.io images rm {reference} ({failed})"
 
     def _images(self, *arguments: str, stdin: bytes | None = None) -> str:
         argv = (*self.client, "--address", self.socket, "--namespace", "k8s.io", "images", *arguments)
@@ -427,8 +427,8 @@ class _Storage:
         if self.podman is not None:
             return self.podman.remove_image(reference)
         done = self.host.run((self.skopeo, "delete", f"containers-storage:{self.place}{reference}"))
-        gone = done.ok or "does not resolve to an image" in done.stderr or "not known" in done.stderr
-        return "" if gone else done.stderr.strip()
+        is_removed = done.ok or "does not resolve to an image" in done.stderr or "not known" in done.stderr
+        return "" if is_removed else done.stderr.strip()
 
     def _copy(self, path: str, name: str) -> str:
         target = f"containers-storage:{self.place}{name}"
