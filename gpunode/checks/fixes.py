@@ -349,12 +349,8 @@ class PlannedFix:
 
 
 def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
-    """One for each bad finding with a fix, errors before warnings."""
-    bad = sorted(
-        (finding for finding in findings if finding.status in _BAD and finding.fix),
-        key=lambda finding: _BAD.index(finding.status),
-    )
-    return tuple(_planned(finding) for finding in bad)
+    """One for each bad finding with a fix, in the order of `findings`; see `checks.report.in_order`."""
+    return tuple(_planned(finding) for finding in findings if finding.status in _BAD and finding.fix)
 
 
 def allowed_steps(planned: PlannedFix, allow: Collection[str]) -> tuple[Step, ...]:

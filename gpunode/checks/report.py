@@ -210,10 +210,11 @@ def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
 def order(findings: tuple[Finding, ...]) -> tuple[str, ...]:
     """The ids of errors and warnings in the order of their fixes: after `first` the worst, but none before
     its cause."""
-    return tuple(finding.id for finding in _in_order(findings))
+    return tuple(finding.id for finding in in_order(findings))
 
 
-def _in_order(findings: tuple[Finding, ...]) -> list[Finding]:
+def in_order(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Errors and warnings in the order of their fixes: the page and `doctor --fix` have the same."""
     identifier = first(findings)
     return sorted(_causes_first(findings), key=lambda finding: finding.id != identifier)
 
@@ -362,7 +363,7 @@ def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Bloc
     at_the_end = first(findings)
     shown: dict[str, str] = {}  # a command, and the finding that shows it
     above: set[str] = set()  # findings that are fixed when the reader comes to this one
-    for finding in _in_order(findings):
+    for finding in in_order(findings):
         yield Text("")
         yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
         if finding.ignored is not None:
