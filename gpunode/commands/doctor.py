@@ -466,8 +466,12 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
             f"--output-file {path} is for a whole report, not for {asked[0]}", hint="use a redirection: >"
         )
     if path not in ("", "-"):
-        suffix = PurePath(path).suffix
-        if suffix and session.chosen["output"] is None and output_for(path) is None:
+        suffix, form = PurePath(path).suffix, output_for(path)
+        if form not in (None, Output.TABLE) and session.chosen["output"] not in (None, form):
+            raise UsageError(
+                f"-o {output} contradicts the name {path}", hint=f"leave out -o: {suffix} is enough"
+            )
+        if suffix and session.chosen["output"] is None and form is None:
             raise UsageError(
                 f"--output-file {path}: {suffix!r} is not the ending of a report",
                 hint="use .html, .json, .yaml, .prom or .txt, or choose the format with -o",

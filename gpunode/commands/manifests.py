@@ -383,7 +383,8 @@ ClassOption = Annotated[
 ]
 MigOption = Annotated[Mig | None, typer.Option("--mig", help="How MIG devices are advertised.")]
 MpsOption = Annotated[
-    int, typer.Option("--mps", metavar="N", min=0, max=48, help="Share each GPU with N clients through MPS.")
+    int | None,
+    typer.Option("--mps", metavar="N", min=1, max=48, help="Share each GPU with N clients through MPS."),
 ]
 CdiOption = Annotated[bool, typer.Option("--cdi", help="Pass GPUs to containers through CDI.")]
 FileOption = Annotated[
@@ -432,7 +433,7 @@ def manifests_all(
     namespace: NamespaceOption = "kube-system",
     runtime_class: ClassOption = "nvidia",
     mig: MigOption = None,
-    mps: MpsOption = 0,
+    mps: MpsOption = None,
     cdi: CdiOption = False,
     config_file: FileOption = "",
     driver_root: DriverRootOption = "",
@@ -463,7 +464,7 @@ def manifests_all(
         namespace=namespace,
         runtime_class=runtime_class,
         mig=mig.value if mig else "",
-        mps=mps,
+        mps=mps or 0,
         cdi=cdi,
         config_file=config_file,
         driver_root=driver_root,
@@ -515,7 +516,7 @@ def manifests_daemon_set(
     namespace: NamespaceOption = "kube-system",
     runtime_class: ClassOption = "nvidia",
     mig: MigOption = None,
-    mps: MpsOption = 0,
+    mps: MpsOption = None,
     cdi: CdiOption = False,
     config_file: FileOption = "",
     driver_root: DriverRootOption = "",
@@ -537,7 +538,7 @@ def manifests_daemon_set(
         namespace=namespace,
         runtime_class=runtime_class,
         mig=mig.value if mig else "",
-        mps=mps,
+        mps=mps or 0,
         cdi=cdi,
         config_file=config_file,
         driver_root=driver_root,

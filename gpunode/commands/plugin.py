@@ -325,6 +325,8 @@ def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) 
     data = _data(source.file, resolved)
     if resolved.problems:
         return replace(refused(_KIND, resolved.problems, data), messages=_messages(resolved.warnings))
+    if source.file and not resolved.content.strip() and source.reader.realpath(source.file) != "/dev/null":
+        raise ConfigError(f"{source.file} is empty", hint="a config file begins with: version: v1")
     seen = _look(host, resolved.settings)
     if seen.problem is not None:
         return Result(

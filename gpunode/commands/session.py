@@ -182,7 +182,14 @@ def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:
     """Options that a variable sets, by variable: the option's flags and the value."""
     options = [one for one in context.command.params if one.name]
     named = {variable: one for one in options if (variable := _variable(context, one))}
-    return {name: (*one.opts, os.environ[name]) for name, one in named.items()}
+    return {name: (*one.opts, *_values(one, os.environ[name])) for name, one in named.items()}
+
+
+def _values(option: Any, text: str) -> tuple[str, ...]:
+    """What a message can quote of a variable: its value, or one of several with their reasons."""
+    if getattr(option, "is_flag", False) or getattr(option, "count", False):
+        return ()
+    return (text, *re.split(r"[\s,:]+", text)) if option.multiple else (text,)
 
 
 def _variable(context: typer.Context, option: Any) -> str:
@@ -240,7 +247,7 @@ def run_command(
 
 
 def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> int:
-    from gpunode.errors import GpunodeError
+    from gpunode.errors import GpunodeError, UsageError
     from gpunode.output.render import render_error
     from gpunode.output.result import ExitCode
 
@@ -254,6 +261,8 @@ def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]
     )
     try:
         _refuse(kind, form.output)
+        if form.quiet and chosen["verbose"]:
+            raise UsageError("--quiet and --verbose exclude each other", hint="give one of them")
         with _session(kind, chosen) as session:
             result = command(session)
         if result.file:
