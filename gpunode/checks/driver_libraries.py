@@ -32,10 +32,8 @@ from gpunode.facts.pci import PciGpu
 from gpunode.facts.system import WSL2
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
+from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 from gpunode.output.result import Evidence, Fix
-
-_NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
-_RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required reports it
 
 
 @check(
@@ -209,14 +207,15 @@ def nvml_hang(node: Node) -> Verdict:
     if probe.timed_out:
         evidence = (seen(source, probe.message), *_from_the_log(node))
         return fail("NVML does not answer", *evidence, fix=fixes.REBOOT.other)
-    if probe.code == _NO_PERMISSION and not node.host.is_root:
+    if probe.code == NO_PERMISSION and not node.host.is_root:
         return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     if not probe.asked:
         return skip(probe.message)
     if probe.inventory is None:
         code = "" if probe.code is None else f" (code {probe.code})"
         return fail("NVML fails", seen(source, f"{probe.message}{code}"), *_from_the_log(node))
-    broken = [gpu for gpu in probe.inventory.gpus if gpu.error and _RESET_REQUIRED not in gpu.error]
+    # gpu-reset-required reports the others
+    broken = [gpu for gpu in probe.inventory.gpus if gpu.error and gpu.error_code != RESET_REQUIRED]
     if broken:
         errors = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken]
         errors += _from_the_log(node, *(gpu.pci for gpu in broken if gpu.pci))

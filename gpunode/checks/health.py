@@ -23,8 +23,8 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.cuda import HIDING, settings
 from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off
 from gpunode.facts.node import Node
-from gpunode.gpu.model import Gpu
-from gpunode.gpu.nvml import GPU_IS_LOST, NO_PERMISSION, RESET_REQUIRED
+from gpunode.gpu.model import GPU_IS_LOST, Gpu
+from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 from gpunode.gpu.nvml_health import Condition
 from gpunode.output.result import Evidence, Fix
 
@@ -135,9 +135,6 @@ def reset_gpus(node: Node, gpus: tuple[Condition, ...]) -> Fix:
     return reset_fix(gpus, capability)
 
 
-_LOST = f"(NVML {GPU_IS_LOST})"  # the words of NvmlError in an inventory
-
-
 _NVML = (
     *("module-not-loaded", "libnvidia-ml-missing", "driver-lib-mismatch", "operator-host-driver-conflict"),
     *("dev-nodes-missing", "dev-node-major-stale", "aux-power"),
@@ -167,7 +164,7 @@ def gpu_lost(node: Node) -> Verdict:
     if probe.code == NO_PERMISSION:
         return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     gpus = probe.inventory.gpus if probe.inventory is not None else ()
-    lost = [on_gpu(gpu, gpu.error) for gpu in gpus if _LOST in gpu.error]
+    lost = [on_gpu(gpu, gpu.error) for gpu in gpus if gpu.error_code == GPU_IS_LOST]
     if probe.code == GPU_IS_LOST:
         lost.append(seen("nvmlInit in a child process", probe.message))
     answers = {gpu.pci for gpu in gpus if not gpu.error}

@@ -152,8 +152,6 @@ NOT_COUNTED = frozenset({109})
 """Beside application and ignore. 109 needs a reset by the catalogue, but mostly a program has caused it and
 NVIDIA's plugin ignores it; where the driver does ask for a reset, the recovery action tells."""
 
-_ALL_INSTANCES = "*"
-
 
 @dataclass(frozen=True)
 class Xid:
@@ -184,7 +182,6 @@ def xid(number: int) -> Xid:
 def catalogue() -> MappingProxyType[int, Xid]:
     """Every documented code."""
     result = {}
-    for number, kind, meaning in table("xids").rows:
-        name = kind.removesuffix(_ALL_INSTANCES)
-        result[number] = Xid(number, meaning, name, kind != name)
+    for number, kind, extent, meaning in table("xids").rows:
+        result[number] = Xid(number, meaning, kind, extent == "gpu")
     return MappingProxyType(result)

@@ -20,11 +20,10 @@ from typing import Any, TypeVar
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.inventory import discover
-from gpunode.gpu.model import Gpu, Inventory, Reading
+from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, Reading
 from gpunode.gpu.nvml import (
     CORRUPTED_INFOROM,
     FUNCTION_NOT_FOUND,
-    GPU_IS_LOST,
     INVALID_ARGUMENT,
     NO_PERMISSION,
     NOT_FOUND,
@@ -228,6 +227,7 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
         memory_used_bytes=used,
         generation=generation,
         parts_used_bytes=_parts(nvml, device) if use and queries.error is None else {},
+        error_code=queries.error.code if queries.error else None,
     )
 
 

@@ -30,9 +30,8 @@ from typing import Any
 from gpunode.gpu.child import EVENTS, GPU, LINKS, Parent
 from gpunode.gpu.driver_traces import driver_traces, generation
 from gpunode.gpu.inventory import discover
-from gpunode.gpu.model import Inventory, Pair, Reading, Topology
+from gpunode.gpu.model import GPU_IS_LOST, Inventory, Pair, Reading, Topology
 from gpunode.gpu.nvml import (
-    GPU_IS_LOST,
     INVALID_ARGUMENT,
     NOT_FOUND,
     NOT_SUPPORTED,
@@ -406,7 +405,9 @@ class NvmlWatcher:
             try:
                 device = self._nvml.handle(gpu.index)
             except NvmlError as error:
-                result[gpu.uuid] = Reading(gpu.uuid, str(error), generation=self._generation)
+                result[gpu.uuid] = Reading(
+                    gpu.uuid, str(error), generation=self._generation, error_code=error.code
+                )
                 continue
             result[gpu.uuid] = read_gpu(
                 self._nvml, device, gpu.uuid, use=self._options.use, generation=self._generation

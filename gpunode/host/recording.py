@@ -41,9 +41,11 @@ _GPU: dict[str, Any] = {
     "memoryBytes": int,
 }
 _GPU |= {"computeCapability": str, "numa": _COUNT, "migEnabled": bool, "migCapable": bool, "error": str}
-_GPU |= {"clique": str, "mig": [_MIG_DEVICE | {"size": (_SIZE, None)}]}
+_GPU |= {"errorCode": _COUNT, "clique": str, "mig": [_MIG_DEVICE | {"size": (_SIZE, None)}]}
 _READING: dict[str, Any] = dict.fromkeys(("remapPending", "remapFailed", "retiredPending"), _FLAG)
-_READING |= dict.fromkeys(("eccVolatile", "eccAggregate", "busyPercent", "memoryUsedBytes"), _COUNT)
+_READING |= dict.fromkeys(
+    ("eccVolatile", "eccAggregate", "busyPercent", "memoryUsedBytes", "errorCode"), _COUNT
+)
 _READING |= dict.fromkeys(("error", "recoveryAction", "fabricState", "fabricError", "generation"), _TEXT)
 _FABRIC = {"state": _TEXT, "status": _COUNT, "cluster": _TEXT, "clique": _COUNT, "health": _COUNT}
 _LICENCE = {"supported": _FLAG, "licensed": _FLAG, "products": (_TEXTS, None)}

@@ -114,7 +114,7 @@ def _forward(tools: Tools, plans: Sequence[GpuPlan], skip_reset: bool, mode_only
                     with tools.announce(f"GPU {plan.gpu.index}: {step.text}"):
                         change = session.set_mode(plan.gpu.uuid, plan.wish.enabled)
                     waiting += [plan.gpu] if change.current != plan.wish.enabled else []
-                elif step.action.startswith("destroy"):
+                elif step.action in ("destroy-compute", "destroy-instance"):
                     _do(tools, session, step, created)
         if not waiting:
             return _fill(tools, session, plans, mode_only)

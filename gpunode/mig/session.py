@@ -13,8 +13,8 @@ from typing import Any
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.library_paths import nvml_options
+from gpunode.gpu.model import GPU_IS_LOST
 from gpunode.gpu.nvml import (
-    GPU_IS_LOST,
     IN_USE,
     INSUFFICIENT_RESOURCES,
     NO_PERMISSION,

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.model import Gpu, Inventory, Reading, Topology
+from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, Reading, Topology
 from gpunode.plugin.config.settings import NameRule, Settings
 
 if TYPE_CHECKING:
@@ -311,8 +311,9 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
     """`now`, completed from `before` for GPUs that can't be read or aren't listed, ordered by index.
 
     A GPU off the bus may be listed without its UUID; its PCI address, or else its index if nothing else has
-    that UUID now, still identifies it. Such a GPU keeps its old description, MIG devices included, and
-    has `error` set. What a healthy GPU reports replaces what it reported before.
+    that UUID now, still identifies it. Such a GPU keeps its old description, MIG devices included, and has
+    `error` set; one that NVML doesn't list counts as lost. What a healthy GPU reports replaces what it
+    reported before.
     """
     if before is None:
         return now
@@ -327,9 +328,16 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
             gpus.append(gpu)
         else:
             old = _recognised(gpu, missing)
-            gpus.append(gpu if old is None else replace(missing.pop(old.uuid), error=gpu.error or NOT_LISTED))
-    gpus += [replace(gpu, error=gpu.error or NOT_LISTED) for gpu in missing.values()]
+            gpus.append(gpu if old is None else _lost(missing.pop(old.uuid), gpu))
+    gpus += [_lost(gpu, gpu) for gpu in missing.values()]
     return replace(now, gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))))
+
+
+def _lost(old: Gpu, now: Gpu) -> Gpu:
+    """The old description with the error that NVML has now, or else that it doesn't list the GPU."""
+    if now.error:
+        return replace(old, error=now.error, error_code=now.error_code)
+    return replace(old, error=NOT_LISTED, error_code=GPU_IS_LOST)
 
 
 def _filled(old: Gpu, now: Gpu) -> Gpu:
@@ -339,6 +347,7 @@ def _filled(old: Gpu, now: Gpu) -> Gpu:
         old,
         index=now.index,
         error=now.error,
+        error_code=now.error_code,
         name=old.name or now.name,
         pci=old.pci or now.pci,
         minor=old.minor if old.minor is not None else now.minor,

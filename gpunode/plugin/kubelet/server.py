@@ -530,6 +530,7 @@ def clear_stale(host: Host, socket: str) -> None:
         raise PreconditionError(
             f"another device plugin is serving on {socket}",
             hint=f"find it with: ss -xlp src {socket}; NVIDIA's plugin is a DaemonSet in kube-system",
+            code=ANOTHER_PLUGIN,
         )
     host.remove(socket)
 
@@ -599,6 +600,7 @@ def socket_directories(settings: Settings) -> tuple[str, ...]:
 
 # Our own socket: created where the kubelet expects it, and again whenever it was removed or replaced.
 
+ANOTHER_PLUGIN = "another-plugin"
 READ_ONLY = "directory-not-writable"
 _BIND_DELAY = 1.0
 _LONGEST_BIND_DELAY = 2.0
@@ -660,7 +662,7 @@ class Serving:
                 if is_socket(self._host, other_path):
                     clear_stale(self._host, other_path)
         except GpunodeError as error:
-            if "another device plugin" in error.message:
+            if error.code == ANOTHER_PLUGIN:
                 raise
             self._log.warning("can't look for a stale socket", reason=error.message)
         if check_directory(self._host, self._directory):
