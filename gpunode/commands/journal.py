@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -92,16 +92,14 @@ def rollback(
     gpunode rollback 20261124T021435Z-configure-runtime --dry-run
     """
     refuse_restart_command(no_restart, restart_command)
-    return roll_back(
-        session.host,
-        session.progress,
-        entry,
+    request = Request(
+        restart_command=restart_command,
         dry_run=dry_run,
         no_restart=no_restart,
-        restart_command=restart_command,
         yes=yes,
         confirm=session.confirm,
     )
+    return roll_back(session.host, session.progress, entry, request)
 
 
 # `gpunode journal list`: what gpunode changed on this node, and which changes can be rolled back now.
@@ -332,26 +330,21 @@ def roll_back(
     host: Host,
     progress: Progress,
     name: str = "",
-    *,
-    dry_run: bool = False,
-    no_restart: bool = False,
-    restart_command: str = "",
-    yes: bool = False,
-    confirm: Callable[[str], bool] = lambda _question: False,
+    request: Request = Request(),  # noqa: B008 - frozen
 ) -> Result:
     """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
 
-    Without a `name` it is the last entry. `ConfigError` if another program has changed one of the files
-    since; nothing is restored then.
+    Without a `name` it is the last entry. The engine and its files are the entry's, not those of `request`.
+    `ConfigError` if another program has changed one of the files since; nothing is restored then.
     """
-    if not dry_run and _killed(Journal.of(host), name):
-        done = _finish(host, name, restart_command, progress)
+    if not request.dry_run and _killed(Journal.of(host), name):
+        done = _finish(host, name, request.restart_command, progress)
         if done is not None:
             return done
     entry = Journal.of(host).committed(name)
     manifest = entry.manifest
     if not manifest.get("engine"):
-        return _files_only(host, entry, progress, dry_run=dry_run)
+        return _files_only(host, entry, progress, dry_run=request.dry_run)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
         back = past(host, journal, entry)
@@ -373,15 +366,12 @@ def roll_back(
         )
         return (intent,)
 
-    request = Request(
+    request = replace(
+        request,
         runtimes=(find.name_of(manifest),),
         config=str(manifest.get("config", "")),
         socket=str(manifest.get("socket", "")),
-        restart_command=restart_command or str(manifest.get("restartCommand", "")),
-        dry_run=dry_run,
-        no_restart=no_restart,
-        yes=yes,
-        confirm=confirm,
+        restart_command=request.restart_command or str(manifest.get("restartCommand", "")),
     )
     return change(host, request, prepare, progress)
 

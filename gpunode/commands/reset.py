@@ -468,17 +468,9 @@ def _runtime_step(
     def run(*, dry_run: bool) -> Result:
         if missing:
             return _of_missing_engine(host, progress, f"runtime-{engine}", entries, dry_run=dry_run)
-        if restores:
-            return journal_commands.roll_back(
-                host,
-                progress,
-                first.id,
-                dry_run=dry_run,
-                restart_command=change.restart_command,
-                yes=request.yes,
-                confirm=request.confirm,
-            )
         each = replace(change, dry_run=dry_run)
+        if restores:
+            return journal_commands.roll_back(host, progress, first.id, each)
         results = [unconfigure(host, each, progress, name=name) for name in removed]
         if not dry_run:
             _finish(host, key)

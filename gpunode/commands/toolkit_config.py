@@ -191,8 +191,7 @@ def run_set(
         _refuse_wrong(given, parse_toml(after, path))
         return after
 
-    names = [key.name for key in given]
-    return _change(host, progress, config, edited, settings, names, create=create, dry_run=dry_run)
+    return _change(host, progress, config, edited, settings, create=create, dry_run=dry_run)
 
 
 def _refuse_wrong(given: Mapping[Key, Any], tree: Mapping[str, Any]) -> None:
@@ -214,7 +213,7 @@ def unset(
                 facts.find_key(facts.KEYS, name)
         return without_settings(text, path, [tuple(name.split(".")) for name in keys])
 
-    return _change(host, progress, config, edited, keys, keys, create=False, dry_run=dry_run)
+    return _change(host, progress, config, edited, keys, create=False, dry_run=dry_run)
 
 
 def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]:
@@ -241,12 +240,12 @@ def _change(
     config: str,
     edited: Callable[[str, str], str],
     settings: Sequence[str],
-    names: Sequence[str],
     *,
     create: bool,
     dry_run: bool,
 ) -> Result:
-    """Write what `edited` makes of the file's text and path; `settings` is recorded in the journal."""
+    """Write what `edited` makes of the file's text and path; `settings`, KEY or KEY=VALUE each, are recorded
+    in the journal."""
     path, source = facts.locate(host, config)
     if not path.startswith("/"):
         raise UsageError(f"the configuration's path must be absolute, not {path!r}", hint="--config /PATH")
@@ -267,10 +266,11 @@ def _change(
     done = change_files(host, OPERATION, plan, restart, context=context, dry_run=dry_run)
     edit = done.edits[0]
     tree = parse_toml(decode(edit.after, path), path)
-    now = tuple(one for one in settings_in(host, tree) if one.key in names)
+    changed = {setting.partition("=")[0] for setting in settings}
+    now = tuple(setting for setting in settings_in(host, tree) if setting.key in changed)
     data = ToolkitConfig(path, source, host.exists(path), now, (edit.change(),), done.journal, dry_run)
     notes = done.notes
-    if any(one.key.endswith(".no-cgroups") and one.value is True for one in now):
+    if any(setting.key.endswith(".no-cgroups") and setting.value is True for setting in now):
         notes += (_ROOTFUL,)
     return Result(KIND, data, messages=notes, blocks=_blocks(data))
 

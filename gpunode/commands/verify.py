@@ -331,9 +331,7 @@ def verify(
     if on is Place.KUBERNETES:
         from gpunode.commands import verify_kubernetes
 
-        return verify_kubernetes.run(
-            session.host,
-            session.progress,
+        pod_request = verify_kubernetes.PodRequest(
             image=image,
             namespace=namespace,
             node=node,
@@ -343,6 +341,7 @@ def verify(
             timeout=timeout or verify_kubernetes.SECONDS,
             access=Access(kubeconfig, kube_context, server),
         )
+        return verify_kubernetes.run(session.host, pod_request, session.progress)
     if on is Place.HOST:
         return run(session.host, session.progress, timeout or SECONDS)
     request = ContainerRequest(
