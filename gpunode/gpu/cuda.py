@@ -233,9 +233,11 @@ class Cuda:
     def launch(self, kernel: ctypes.c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
         """Run a kernel on a one-dimensional grid and wait until it ends; `arguments` are ctypes values."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(item) for item in arguments))
-        one, none = ctypes.c_uint(1), ctypes.c_uint(0)
+        single, none = ctypes.c_uint(1), ctypes.c_uint(0)
         grid, block = ctypes.c_uint(blocks), ctypes.c_uint(threads)
-        self.call("cuLaunchKernel", kernel, grid, one, one, block, one, one, none, None, pointers, None)
+        self.call(
+            "cuLaunchKernel", kernel, grid, single, single, block, single, single, none, None, pointers, None
+        )
         self.call("cuCtxSynchronize")
 
 

@@ -62,22 +62,22 @@ class Model:
         if not self.mig:
             return ()
         if self.slots == 4:
-            one, two, four = self.mig
+            gb1, gb2, gb4 = self.mig
             return (
-                Profile(f"4g.{four}gb", 4, (0,), 1),
-                Profile(f"2g.{two}gb", 2, (0, 2), 2),
-                Profile(f"1g.{one}gb", 1, (0, 1, 2, 3), 4),
-                Profile(f"1g.{one}gb+me", 1, (0, 1, 2, 3), 1),
+                Profile(f"4g.{gb4}gb", 4, (0,), 1),
+                Profile(f"2g.{gb2}gb", 2, (0, 2), 2),
+                Profile(f"1g.{gb1}gb", 1, (0, 1, 2, 3), 4),
+                Profile(f"1g.{gb1}gb+me", 1, (0, 1, 2, 3), 1),
             )
-        one, two, four, eight = self.mig
+        gb1, gb2, gb4, gb8 = self.mig
         return (
-            Profile(f"7g.{eight}gb", 8, (0,), 1),
-            Profile(f"4g.{four}gb", 4, (0,), 1),
-            Profile(f"3g.{four}gb", 4, (0, 4), 2),
-            Profile(f"2g.{two}gb", 2, (0, 2, 4), 3),
-            Profile(f"1g.{two}gb", 2, (0, 2, 4, 6), 4),
-            Profile(f"1g.{one}gb", 1, tuple(range(7)), 7),
-            Profile(f"1g.{one}gb+me", 1, tuple(range(7)), 1),
+            Profile(f"7g.{gb8}gb", 8, (0,), 1),
+            Profile(f"4g.{gb4}gb", 4, (0,), 1),
+            Profile(f"3g.{gb4}gb", 4, (0, 4), 2),
+            Profile(f"2g.{gb2}gb", 2, (0, 2, 4), 3),
+            Profile(f"1g.{gb2}gb", 2, (0, 2, 4, 6), 4),
+            Profile(f"1g.{gb1}gb", 1, tuple(range(7)), 7),
+            Profile(f"1g.{gb1}gb+me", 1, tuple(range(7)), 1),
         )
 
 
