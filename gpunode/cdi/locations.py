@@ -199,11 +199,13 @@ def listed(
     for spec in specs:
         for device in spec.devices:
             stale = (*common[spec.path], *stale_edits(host, device.edits, driver))
-            listing.append(_one(host, f"{spec.kind}={device.name}", spec, owners, stale, directories))
+            listing.append(
+                _listed_device(host, f"{spec.kind}={device.name}", spec, owners, stale, directories)
+            )
     return tuple(listing)
 
 
-def _one(
+def _listed_device(
     host: Host,
     name: str,
     spec: CdiSpec,

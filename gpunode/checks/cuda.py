@@ -140,9 +140,9 @@ def _requirements(node: Node, results: tuple[Judged, ...]) -> Verdict:
             return skip(
                 f"{unsure[0].name} of {reference} can't be compared: facts about the GPUs are missing"
             )
-        return ok(f"this node meets the requirements of {reference}", *_here(node))
+        return ok(f"this node meets the requirements of {reference}", *_gpus_of_node(node))
     first = wrong[0]
-    evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_here(node))
+    evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_gpus_of_node(node))
     requirement = first.text.split(" ")[0].replace(",", " and ")
     requested = requested_release(node)
     fix = newer_driver(node, requested.release if requested else None, other_image)
@@ -152,7 +152,7 @@ def _requirements(node: Node, results: tuple[Judged, ...]) -> Verdict:
     return warn(f"{reference} requires {requirement}, which {name} doesn't meet", *evidence, fix=fix)
 
 
-def _here(node: Node) -> tuple[Evidence, ...]:
+def _gpus_of_node(node: Node) -> tuple[Evidence, ...]:
     cuda = driver_cuda(node)
     offered = f", CUDA {cuda[0]}.{cuda[1]}" if cuda else ""
     return (seen("the loaded driver", f"{driver_version(node) or 'unknown'}{offered}"),)
@@ -171,7 +171,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
             f"{reference} has no requirements for the driver", seen(image.engine, "no NVIDIA_REQUIRE_*")
         )
     answer, needed = releases.runs(built, driver, driver_cuda(node))
-    evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_here(node))
+    evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_gpus_of_node(node))
     if answer is None:
         return skip(f"the driver that CUDA {image.cuda} of {reference} needs is unknown")
     if answer:

@@ -275,7 +275,7 @@ def allocatable_zero(node: Node) -> Verdict:
         for device_id in resource_ids
     }
     parts = any("mig" in name.lower() for name in (*ids, *counts))
-    if parts or len(ids) >= usual or _chosen(node):
+    if parts or len(ids) >= usual or _selects_gpus(node):
         return ok(f"the kubelet can allocate {len(ids)} devices", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
     summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs{_off_the_bus(fallen)}"
@@ -340,7 +340,7 @@ def _foreign(node: Node) -> Verdict | None:
     return None
 
 
-def _chosen(node: Node) -> bool:
+def _selects_gpus(node: Node) -> bool:
     """Whether the plugin is configured to use only some of the GPUs, or this is unknown."""
     selections = [
         process.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for process in node.plugin_processes

@@ -440,7 +440,7 @@ def cgroup_device_revoked(node: Node) -> Verdict:
     containers = node.gpu_containers
     if not containers:
         return skip("no running container has GPU device files")
-    results = [(container, _lost(node, container)) for container in containers]
+    results = [(container, _lost_device(node, container)) for container in containers]
     lost = [(container, what) for container, what in results if what is not None]
     if not lost:
         return ok(f"{many(len(containers), 'container')} with GPUs: none shows signs of lost devices")
@@ -453,7 +453,7 @@ def cgroup_device_revoked(node: Node) -> Verdict:
     return fail(summary, *evidence, fix=_recreate([container for container, _ in lost]))
 
 
-def _lost(node: Node, container: Container) -> Evidence | None:
+def _lost_device(node: Node, container: Container) -> Evidence | None:
     """Evidence that this container can't open a device file any more; None if there is none. One with the
     host's whole /dev sees files that it was never allowed to open."""
     if node.host.device(f"/proc/{container.pid}/root/dev/mem") is not None:

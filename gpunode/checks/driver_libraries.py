@@ -292,7 +292,7 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     if wrong is None:
         return ok(f"module and libraries both have version {module.version}", *evidence)
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
-    evidence += _who(node, wrong)
+    evidence += _installed_by(node, wrong)
     if TRAITS["lxc"].holds(node):
         return _in_lxc(
             node, module.version, f"{summary}; this LXC container needs the host's version", evidence
@@ -328,7 +328,7 @@ def _libraries(node: Node) -> list[Library]:
     ]
 
 
-def _who(node: Node, version: str) -> Iterator[Evidence]:
+def _installed_by(node: Node, version: str) -> Iterator[Evidence]:
     """The transaction that installed this version, as far as the readable logs show."""
     try:
         change = brought(node.host, version, lambda: node.packages)

@@ -150,7 +150,7 @@ UPGRADE_DRIVER = everywhere("gpunode driver install --yes && reboot", "reboot")
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
     """Write the file, include it in the initramfs, and reboot: only the reboot is disruptive."""
     text = content.replace("\n", "\\n")
-    parts = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands), "reboot"]
+    parts = [f"printf '{text}' > {path}", *(_command_text(argv) for argv in commands), "reboot"]
     steps = (
         Step(path=path, content=content),
         *(Step(argv=argv) for argv in commands),
@@ -159,7 +159,7 @@ def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -
     return Fix(" && ".join(parts), disruptive="reboot", safe=True, steps=steps)
 
 
-def _shown(argv: tuple[str, ...]) -> str:
+def _command_text(argv: tuple[str, ...]) -> str:
     return " ".join(f'"{word}"' if " " in word else word for word in argv)
 
 

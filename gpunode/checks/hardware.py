@@ -481,7 +481,7 @@ def nouveau_loaded(node: Node) -> Verdict:
     """
     gpus = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
     if gpus:
-        return _held(node, gpus, "nouveau controls")
+        return _other_driver(node, gpus, "nouveau controls")
     if module_loaded(node.host, "nouveau") and node.module is None and _free(node):
         return warn("nouveau is loaded and nvidia is not", seen("/sys/module/nouveau", "loaded"))
     if not node.gpus:
@@ -505,7 +505,7 @@ def nova_core_loaded(node: Node) -> Verdict:
     """
     gpus = tuple(gpu for gpu in node.gpus if is_nova(gpu))
     if gpus:
-        return _held(node, gpus, "nova, the kernel's own driver, controls")
+        return _other_driver(node, gpus, "nova, the kernel's own driver, controls")
     if module_loaded(node.host, "nova_core") and node.module is None and _free(node):
         return warn("nova_core is loaded and nvidia is not", seen("/sys/module/nova_core", "loaded"))
     return ok("nova controls no GPU")
@@ -516,7 +516,7 @@ def _free(node: Node) -> bool:
     return any(gpu.driver is None for gpu in node.gpus)
 
 
-def _held(node: Node, gpus: tuple[PciGpu, ...], prefix: str) -> Verdict:
+def _other_driver(node: Node, gpus: tuple[PciGpu, ...], prefix: str) -> Verdict:
     has_own = any(gpu.driver == _NVIDIA for gpu in node.gpus)
     summary = f"{prefix} {of(gpus, node)}"
     others = len(gpus) < len(node.gpus)

@@ -402,7 +402,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
     )
     if changed:
         evidence = [
-            on_gpu(gpu, f"ECC is {_on(gpu.ecc_mode)}, {_on(gpu.ecc_mode_next)} after a reset")
+            on_gpu(gpu, f"ECC is {_mode_text(gpu.ecc_mode)}, {_mode_text(gpu.ecc_mode_next)} after a reset")
             for gpu in changed
         ]
         return warn(
@@ -418,7 +418,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
     return skip_unreported(node, lambda gpu: gpu.ecc_mode is not None) or ok("no ECC mode change is pending")
 
 
-def _on(mode: bool | None) -> str:
+def _mode_text(mode: bool | None) -> str:
     return "on" if mode else "off"
 
 
@@ -536,13 +536,15 @@ def nvlink_down(node: Node) -> Verdict:
     down = []
     for gpu in linked:
         peers = [peer for peer in linked if _kind(peer, names) == _kind(gpu, names)]
-        most = max(_up(peer) for peer in peers)
-        if _up(gpu) < most and (_up(gpu) or node.switches):
+        most = max(_links_up(peer) for peer in peers)
+        if _links_up(gpu) < most and (_links_up(gpu) or node.switches):
             down.append((gpu, most))
     if not down:
         return ok("all NVLinks that the GPUs have in common are up")
     evidence = [
-        on_gpu(gpu, f"{_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_which(gpu)}")
+        on_gpu(
+            gpu, f"{_links_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_down_links(gpu)}"
+        )
         for gpu, most in down
     ]
     return warn(f"NVLinks of {len(down)} of {len(linked)} GPUs are down", *evidence)
@@ -552,11 +554,11 @@ def _kind(gpu: Condition, names: dict[str, str]) -> tuple[str, int]:
     return names.get(gpu.uuid, ""), len(gpu.nvlinks or ())
 
 
-def _up(gpu: Condition) -> int:
+def _links_up(gpu: Condition) -> int:
     return sum(gpu.nvlinks or ())
 
 
-def _which(gpu: Condition) -> str:
+def _down_links(gpu: Condition) -> str:
     down = [str(number) for number, state in enumerate(gpu.nvlinks or ()) if not state]
     return f"link {', '.join(down)} is down" if len(down) == 1 else f"links {', '.join(down)} are down"
 

@@ -526,7 +526,7 @@ def _refused(node: Node, *modules: str) -> tuple[Directive, ...]:
 def _obstacles(node: Node) -> Iterator[Evidence]:
     """Why nothing has loaded it, as far as this user has permission to see."""
     for directive in _refused(node, "nvidia"):
-        yield seen(directive.source, _shown(directive), directive.line)
+        yield seen(directive.source, _directive_text(directive), directive.line)
     if (node.host.read_text("/proc/sys/kernel/modules_disabled") or "").strip() == "1":
         yield seen(
             "/proc/sys/kernel/modules_disabled", "1 (the kernel accepts no modules until the next boot)"
@@ -534,7 +534,7 @@ def _obstacles(node: Node) -> Iterator[Evidence]:
     yield from failures(node)
 
 
-def _shown(directive: Directive) -> str:
+def _directive_text(directive: Directive) -> str:
     return (
         directive.value
         if directive.source == COMMAND_LINE
@@ -582,7 +582,7 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     hard = [directive for directive in refused if directive.kind in ("install", "alias")]
     if not hard:
         return ok("nothing blocks the NVIDIA module")
-    evidence = [seen(directive.source, _shown(directive), directive.line) for directive in hard]
+    evidence = [seen(directive.source, _directive_text(directive), directive.line) for directive in hard]
     return warn(
         "the next reboot breaks the GPUs: modprobe.d blocks the module", *evidence, fix=_allow(node, "")
     )

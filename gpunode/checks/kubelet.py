@@ -250,11 +250,11 @@ def disk_pressure(node: Node) -> Verdict:
         return fail("a disk is below the kubelet's limit: it evicts pods", *evicting, fix=_prune(node))
     full = [place for place in places if place.room.left < 64 << 20]
     if full:
-        return fail("a disk is full", *map(_shown, full), fix=_prune(node))
+        return fail("a disk is full", *map(_disk_evidence, full), fix=_prune(node))
     tight = [place for place in places if place.signal == "imagefs" and place.room.left < _LARGE_IMAGE]
     if tight:
-        return warn("not enough space for another CUDA image", *map(_shown, tight), fix=_prune(node))
-    return ok("the disks have space for images and pods", *map(_shown, places))
+        return warn("not enough space for another CUDA image", *map(_disk_evidence, tight), fix=_prune(node))
+    return ok("the disks have space for images and pods", *map(_disk_evidence, places))
 
 
 def _disks_in_use(node: Node) -> Iterator[tuple[str, str]]:
@@ -320,7 +320,7 @@ def _below(place: Disk, limits: Mapping[str, str]) -> Iterator[Evidence]:
         yield seen(place.path, f"{room.inodes_left} of {room.inodes} inodes free; the limit is {limit}")
 
 
-def _shown(place: Disk) -> Evidence:
+def _disk_evidence(place: Disk) -> Evidence:
     return seen(place.path, f"{_size(place.room.left)} of {_size(place.room.size)} free")
 
 

@@ -481,7 +481,9 @@ def passed_over(config: ContainerdConfig) -> tuple[PassedOver, ...]:
     ]
     read_tables = [table for _, _, table, read in tables if read]
     lost = (
-        (path, plugin, _lost(config, table, read_tables)) for path, plugin, table, read in tables if not read
+        (path, plugin, _lost_settings(config, table, read_tables))
+        for path, plugin, table, read in tables
+        if not read
     )
     return tuple(PassedOver(path, plugin, what) for path, plugin, what in lost if what)
 
@@ -500,7 +502,7 @@ def _full(config: ContainerdConfig, tree: dict[str, Any], plugin: str) -> str:
     return _OLD if plugin == _SHORT and config.deep and tree.get("version", 1) in (0, 1) else plugin
 
 
-def _lost(
+def _lost_settings(
     config: ContainerdConfig, table: dict[str, Any], read_tables: list[dict[str, Any]]
 ) -> tuple[str, ...]:
     """Handlers, their cgroup driver and registries; other settings fall back to the same default."""

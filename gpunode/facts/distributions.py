@@ -139,7 +139,9 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
     if process is None and (unit is None or _uses_another(host, kind, unit)):
         return None
     data = _data_directory(host, kind, process, unit)
-    config = _settled(host, (process.option(*_CONFIG_FLAGS) if process else None) or _in(kind.config, data))
+    config = _without_revision(
+        host, (process.option(*_CONFIG_FLAGS) if process else None) or _in_directory(kind.config, data)
+    )
     binary = _binary(host, kind, process, data)
     address = (process.option("--address", "-a") if process else None) or kind.socket
     where = f"process {process.pid}" if process else (unit.files[0] if unit else "")
@@ -154,7 +156,7 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
         argv=process.argv if process else (),
         process=process,
         manager=name,
-        log=_in(kind.log, data),
+        log=_in_directory(kind.log, data),
     )
 
 
@@ -234,7 +236,7 @@ def _setting(host: Host, kind: _Kind, key: str) -> str:
     return value
 
 
-def _settled(host: Host, path: str) -> str:
+def _without_revision(host: Host, path: str) -> str:
     """microk8s runs from its revision's directory; ``current`` leads to it and survives a refresh."""
     current = re.sub(r"^/var/snap/microk8s/[^/]+/", "/var/snap/microk8s/current/", path)
     return current if current != path and host.realpath(current) == host.realpath(path) else path
@@ -245,7 +247,7 @@ def _binary(host: Host, kind: _Kind, process: Process | None, data: str) -> str 
         for path in (exe_of(host, process.pid) or "", process.argv[0]):
             if path.startswith("/") and host.executable(path):
                 return path
-    binaries = [path for pattern in kind.binaries for path in _expanded(host, _in(pattern, data))]
+    binaries = [path for pattern in kind.binaries for path in _expanded(host, _in_directory(pattern, data))]
     return next((path for path in binaries if host.executable(path)), None)
 
 
@@ -265,5 +267,5 @@ def _version(host: Host, binary: str | None) -> tuple[int, ...]:
     return parse_version(answer.stdout) if answer.ok and answer.stdout.startswith("containerd") else ()
 
 
-def _in(pattern: str, data: str) -> str:
+def _in_directory(pattern: str, data: str) -> str:
     return pattern.replace("{data}", data)

@@ -108,7 +108,7 @@ def other_way(node: Node, *, cdi: bool) -> Way | None:
 def taken_way(node: Node, *, cdi: bool) -> Way | None:
     """A method that was configured, or that pods have got their GPUs by."""
     by_cdi = (_by_specification(node, _PLUGINS_KIND) or _by_dra(node)) if cdi else None
-    return _by_nri(node) or by_cdi or mounting(node) or _seen(node)
+    return _by_nri(node) or by_cdi or mounting(node) or _by_access(node)
 
 
 def _by_nri(node: Node) -> Way | None:
@@ -151,7 +151,7 @@ def mounting(node: Node) -> Way | None:
     return None
 
 
-def _seen(node: Node) -> Way | None:
+def _by_access(node: Node) -> Way | None:
     """Pods under another handler whose allocated GPUs are accessible to them."""
     for holder in holders(node):
         if holder.container.nodes and not holder.handler.startswith("nvidia"):

@@ -224,7 +224,7 @@ def read_checkpoint(host: Host, directory: str) -> Checkpoint | None:
         raise ConfigError(
             f"{path} is not a checkpoint of the kubelet: {error!r}", hint="the kubelet rewrites it by itself"
         ) from error
-    return Checkpoint(registered, _named(host, entries))
+    return Checkpoint(registered, _with_pod_names(host, entries))
 
 
 def _entry(item: Mapping[str, Any]) -> Holding:
@@ -248,7 +248,7 @@ def _strings(ids: Any) -> list[str]:
     return list(ids)
 
 
-def _named(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, ...]:
+def _with_pod_names(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, ...]:
     """With namespace and name of the pods whose logs exist."""
     if not entries:
         return entries

@@ -221,7 +221,7 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
         remap_failed=None if remap is None else remap[1],
         retired_pending=retired,
         recovery_action=None if action is None else _action(action),
-        fabric_state=None if fabric is None else _named(FABRIC_STATES, fabric[0]),
+        fabric_state=None if fabric is None else _name_at(FABRIC_STATES, fabric[0]),
         fabric_error="" if fabric is None else fabric[1],
         busy_percent=busy,
         memory_used_bytes=used,
@@ -244,10 +244,10 @@ def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
 
 
 def _action(number: int) -> str:
-    return _named(RECOVERY_ACTIONS, number) or f"unknown-{number}"
+    return _name_at(RECOVERY_ACTIONS, number) or f"unknown-{number}"
 
 
-def _named(names: tuple[str | None, ...], number: int) -> str | None:
+def _name_at(names: tuple[str | None, ...], number: int) -> str | None:
     return names[number] if 0 <= number < len(names) else None
 
 

@@ -390,7 +390,7 @@ def plan(inventory: Inventory | None) -> Plan:
             message = f"NVML reports the same UUID as for GPU {owner}: the two can't be distinguished"
             results.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
         elif gpu.error or (gpu.mig_enabled and not gpu.mig):
-            results.append(_settled(gpu))
+            results.append(_result_without_run(gpu))
         elif gpu.mig_enabled:
             runnable += [
                 DeviceResult(gpu.index, mig.uuid, f"{gpu.name} MIG {mig.profile}") for mig in gpu.mig
@@ -400,7 +400,7 @@ def plan(inventory: Inventory | None) -> Plan:
     return Plan(tuple(runnable), tuple(results))
 
 
-def _settled(gpu: Gpu) -> DeviceResult:
+def _result_without_run(gpu: Gpu) -> DeviceResult:
     if gpu.error:
         return DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=gpu.error)
     message = "MIG is on and holds no device: make some (nvidia-smi mig -cgi ... -C) or switch it off"

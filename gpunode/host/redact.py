@@ -264,7 +264,7 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
             flag = ""
             if equals:
                 shown.append(f"{name}={_value(name.lstrip('-'), value)}")
-            elif re.fullmatch(r"--[A-Za-z][\w.-]{0,80}|-[A-Za-z]", name) or _kept(name.lstrip("-")):
+            elif re.fullmatch(r"--[A-Za-z][\w.-]{0,80}|-[A-Za-z]", name) or _is_kept_flag(name.lstrip("-")):
                 shown.append(word)
                 flag = name.lstrip("-")
             else:  # a value directly after a short flag, such as a password
@@ -307,7 +307,7 @@ def known_variable(assignment: str) -> bool:
     return re.match(_OWN_VARIABLE, assignment.partition("=")[0]) is not None
 
 
-def _kept(flag: str) -> bool:
+def _is_kept_flag(flag: str) -> bool:
     return re.fullmatch(_KEPT_FLAG, flag) is not None
 
 
@@ -325,7 +325,7 @@ def _value(flag: str, value: str) -> str:
         return HIDDEN
     if _plain(value):
         return value
-    if _kept(flag):
+    if _is_kept_flag(flag):
         return ",".join(map(_kept_part, value.split(",")))
     if "=" in value:
         return ",".join(map(_part, value.split(",")))

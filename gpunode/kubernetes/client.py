@@ -113,7 +113,7 @@ class Cluster:
         self._client.close()
 
     def get(self, kind: str, name: str, namespace: str = "") -> Json:
-        with self._errors(f"read {_shown(kind, namespace, name)}"):
+        with self._errors(f"read {_object_text(kind, namespace, name)}"):
             response = self._client.get(_resource(kind), _part(name), **_place(namespace))
             return _object(response, kind, name)
 
@@ -127,7 +127,7 @@ class Cluster:
         most: int | None = None,
     ) -> tuple[Json, ...]:
         """The objects with these labels and fields, at most `most`."""
-        with self._errors(f"list {_shown(kind, namespace)}"):
+        with self._errors(f"list {_object_text(kind, namespace)}"):
             pages = self._client.list(
                 _resource(kind),
                 chunk_size=_PAGE,
@@ -158,7 +158,7 @@ class Cluster:
         A patch is one request: the server carries out all of it or nothing.
         """
         of_status = "the status of " if status else ""
-        with self._errors(f"change {of_status}{_shown(kind, '', name)}", changes=True):
+        with self._errors(f"change {of_status}{_object_text(kind, '', name)}", changes=True):
             resource = _resource(kind).Status if status else _resource(kind)
             body = [dict(step) for step in patch]
             response = self._client.patch(resource, _part(name), body, patch_type=PatchType.JSON)
@@ -166,12 +166,12 @@ class Cluster:
 
     def delete(self, kind: str, name: str, namespace: str = "", *, grace: int | None = None) -> None:
         """`grace`: seconds that a pod may take to end, instead of its own. `NotFound` if it doesn't exist."""
-        with self._errors(f"delete {_shown(kind, namespace, name)}", changes=True):
+        with self._errors(f"delete {_object_text(kind, namespace, name)}", changes=True):
             self._client.delete(_resource(kind), _part(name), grace_period=grace, **_place(namespace))
 
     def log(self, namespace: str, pod: str, *, container: str = "", lines: int = 0) -> str:
         """A container's output, the last `lines` if not 0. `ClusterError` if it hasn't started."""
-        with self._errors(f"read the log of {_shown('Pod', namespace, pod)}"):
+        with self._errors(f"read the log of {_object_text('Pod', namespace, pod)}"):
             output = self._client.log(
                 _part(pod),
                 namespace=_part(namespace),
@@ -262,7 +262,7 @@ class Cluster:
         return f"is this the API server? see: curl -k {self.server}/version"
 
 
-def _shown(kind: str, namespace: str, name: str = "") -> str:
+def _object_text(kind: str, namespace: str, name: str = "") -> str:
     """Such as ``Pod default/p``, and for a list ``the pods of default``."""
     if name:
         return named({"kind": kind, "metadata": {"namespace": namespace, "name": name}})

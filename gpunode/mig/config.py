@@ -316,7 +316,7 @@ def wishes(
     for entry in entries:
         place = f"{path}:{entry.line}"
         faults += _missing(place, entry, layouts)
-        for gpu in _chosen(entry, layouts, place, notes, faults):
+        for gpu in _matching_gpus(entry, layouts, place, notes, faults):
             before = result.get(gpu.index)
             if gpu.error and before is not None:
                 continue  # report it only once
@@ -347,7 +347,7 @@ def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
     ]
 
 
-def _chosen(
+def _matching_gpus(
     entry: Entry, layouts: Layouts, place: str, notes: list[str], faults: list[str]
 ) -> list[GpuLayout]:
     """The GPUs that an entry matches. `devices: all` excludes those without MIG if others have it.

@@ -434,10 +434,10 @@ def _reply(nvml: Nvml, question: Question) -> dict[str, Any]:
     try:
         return {"done": _ACTIONS[question["do"]](nvml, question)}
     except NvmlError as error:
-        return {"error": {**error.document, "what": _what(nvml, question)}}
+        return {"error": {**error.document, "what": _subject(nvml, question)}}
 
 
-def _what(nvml: Nvml, question: Question) -> str:
+def _subject(nvml: Nvml, question: Question) -> str:
     """The GPU and instance of a request, for messages."""
     uuid = question.get("uuid", "")
     try:

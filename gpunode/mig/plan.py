@@ -123,7 +123,7 @@ def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
     reset = _reset(gpu) if switches else "none"
     destroy = towards(gpu, gpu.instances, () if switches else target or ())[0]
     create = towards(gpu, () if switches else gpu.instances, target or ())[1]
-    kept_ids = set() if switches else {(d.gi, d.ci) for d in _kept(target or ())}
+    kept_ids = set() if switches else {(d.gi, d.ci) for d in _kept_devices(target or ())}
     devices = list(devices_of(gpu.instances))
     return GpuPlan(
         wish,
@@ -173,9 +173,11 @@ def towards(
         inner = {c.kept.id for c in stays.compute if c.kept is not None} if stays else set()
         for compute in instance.compute:
             if compute.id not in inner:
-                destroy.append(_on(gpu, "destroy-compute", instance, ci=compute.id, slices=compute.slices))
+                destroy.append(
+                    _instance_step(gpu, "destroy-compute", instance, ci=compute.id, slices=compute.slices)
+                )
         if stays is None:
-            destroy.append(_on(gpu, "destroy-instance", instance))
+            destroy.append(_instance_step(gpu, "destroy-instance", instance))
     create: list[Step] = []
     for instance_target in sorted(target, key=lambda each: -each.placement.size):
         base = Step(
@@ -196,7 +198,9 @@ def towards(
     return tuple(destroy), tuple(create)
 
 
-def _on(gpu: GpuLayout, action: str, instance: GpuInstance, ci: int | None = None, slices: int = 0) -> Step:
+def _instance_step(
+    gpu: GpuLayout, action: str, instance: GpuInstance, ci: int | None = None, slices: int = 0
+) -> Step:
     return Step(
         action,
         gpu.index,
@@ -219,7 +223,7 @@ def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
     )
 
 
-def _kept(target: Sequence[Target]) -> tuple[Device, ...]:
+def _kept_devices(target: Sequence[Target]) -> tuple[Device, ...]:
     return tuple(
         Device("", instance.placement, instance.kept.id, c.kept.id, c.kept.uuid)
         for instance in target
@@ -233,7 +237,7 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
     """An earlier layout as a target: existing instances are kept, the others get their old placements."""
     result = []
     for old in then:
-        same = next((instance for instance in now if _alike(instance, old)), None)
+        same = next((instance for instance in now if _same_instance(instance, old)), None)
         left = list(same.compute) if same else []
         compute = []
         for ci in old.compute:
@@ -245,7 +249,7 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
     return tuple(result)
 
 
-def _alike(instance: GpuInstance, other: GpuInstance) -> bool:
+def _same_instance(instance: GpuInstance, other: GpuInstance) -> bool:
     return instance.profile_id == other.profile_id and instance.placement == other.placement
 
 

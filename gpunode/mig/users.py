@@ -115,12 +115,12 @@ def obstacles(
     if any(_changes(plan) for plan in plans):
         for process in node.processes:
             if process.pid not in own_pids:
-                open_files[process.pid] = tuple(_held(node, process.pid, caps))
+                open_files[process.pid] = tuple(_open_devices(node, process.pid, caps))
     process_owners = _Who(node)
     result = [
         obstacle
         for plan in plans
-        for obstacle in _of(
+        for obstacle in _obstacles_of(
             node, process_owners, plan, open_files, processes.get(plan.gpu.uuid, ()), own_pids
         )
     ]
@@ -136,7 +136,7 @@ def _changes(plan: GpuPlan) -> bool:
     return bool(plan.lost) or plan.changes_mode
 
 
-def _of(
+def _obstacles_of(
     node: Node,
     process_owners: _Who,
     plan: GpuPlan,
@@ -222,7 +222,7 @@ def _draws(host: Host) -> bool:
     return host.text_or_empty(f"/sys/module/{DRM}/parameters/modeset").strip() != "N"
 
 
-def _held(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
+def _open_devices(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
     """The GPUs and instances that a process has open; `caps` is the driver's table by minor number."""
     files = opened(node.host, pid, node.majors)
     if files is None:
@@ -379,12 +379,12 @@ def _stop(
     host: Host, word: str, done: Drained, progress: Progress, keep: Callable[[Drained], None]
 ) -> Drained:
     if word.isdigit():
-        now = replace(done, pids=_with(done.pids, int(word)))
+        now = replace(done, pids=_appended(done.pids, int(word)))
         keep(now)
         _end(host, int(word), progress)
         return now
     if container := _CONTAINER.fullmatch(word):
-        now = replace(done, containers=_with(done.containers, word))
+        now = replace(done, containers=_appended(done.containers, word))
         argv: tuple[str, ...] = (container[1], "stop", "-t", f"{_TERM_SECONDS:g}", container[2])
     elif word == DRM:
         now, argv = replace(done, module=True), ("modprobe", "-r", DRM)
@@ -394,7 +394,7 @@ def _stop(
             if unit not in done.units:
                 progress.info(f"{unit} isn't running")
             return done
-        now, argv = replace(done, units=_with(done.units, unit)), ("systemctl", "stop", unit)
+        now, argv = replace(done, units=_appended(done.units, unit)), ("systemctl", "stop", unit)
     keep(now)
     _call(host, argv, progress, refused=lambda: keep(done))
     return now
@@ -403,7 +403,7 @@ def _stop(
 _Item = TypeVar("_Item")
 
 
-def _with(known: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
+def _appended(known: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
     return known if item in known else (*known, item)
 
 
@@ -462,12 +462,12 @@ def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str
             troubles.append(
                 f"{' '.join(argv)} failed: {output[-1] if output else f'exit code {answer.code}'}"
             )
-            if not _gone(argv, answer):
+            if not _no_longer_exists(argv, answer):
                 still = still.plus(part)
     return tuple(troubles), still
 
 
-def _gone(argv: Sequence[str], answer: Completed) -> bool:
+def _no_longer_exists(argv: Sequence[str], answer: Completed) -> bool:
     """A unit that isn't installed (LSB's exit code 5), a container that was removed when it stopped."""
     return answer.code == 5 if argv[0] == "systemctl" else "no such container" in answer.stderr.lower()
 
@@ -568,7 +568,7 @@ class Room:
         try:
             yield
         finally:
-            self._tell(self._clients().services, "HUP")
+            self._signal(self._clients().services, "HUP")
 
     def close(self) -> None:
         """Have NVML closed for two minutes from now. `PreconditionError` if a service doesn't close it."""
@@ -577,10 +577,10 @@ class Room:
             return
         names = ", ".join(map(str, open_clients.services))
         with self._progress.step(f"have gpunode's own services close NVML (process {names})"):
-            self._tell(open_clients.services, "USR1")
+            self._signal(open_clients.services, "USR1")
             closed = self._host.wait_until(lambda: not self._clients().children, _CLOSE_SECONDS, 0.2)
         if not closed:
-            self._tell(open_clients.services, "HUP")
+            self._signal(open_clients.services, "HUP")
             raise PreconditionError(
                 f"process {names} has not closed NVML within {_CLOSE_SECONDS:g} s",
                 hint="read its log, or stop it: --drain gpunode-device-plugin",
@@ -593,7 +593,7 @@ class Room:
     def _is_service(self, pid: int) -> bool:
         return pid in self._clients().services
 
-    def _tell(self, services: Sequence[int], name: str) -> None:
+    def _signal(self, services: Sequence[int], name: str) -> None:
         for pid in services:
             try:
                 self._host.signal(pid, name, partial(self._is_service, pid))

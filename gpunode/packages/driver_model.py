@@ -233,7 +233,7 @@ def read_situation(node: Node) -> Situation:
         kernel=node.kernel,
         next_kernel=node.next_kernel,
         gpus=node.gpus,
-        version=node.driver_version if _here(node) else "",
+        version=node.driver_version if _is_installed(node) else "",
         opened=node.module_open,
         loaded=node.module is not None,
         packages=node.packages,
@@ -264,7 +264,7 @@ def _debians(node: Node) -> bool:
     return loaded or any(name.startswith("nvidia-current") for name in node.host.listdir("/var/lib/dkms"))
 
 
-def _here(node: Node) -> bool:
+def _is_installed(node: Node) -> bool:
     """Whether a driver is installed: modinfo may still report a module that belongs to no kernel."""
     return node.module is not None or node.module_built or bool(node.dkms)
 

@@ -398,7 +398,7 @@ def resolve(
     packages = tuple(
         _package(package, states[package.name], offers[package.name], shared) for package in desired
     )
-    refusals = (*_held(packages, states), *_disagreement(desired, states, route))
+    refusals = (*_hold_refusals(packages, states), *_disagreement(desired, states, route))
     return Resolved(shared, packages, refusals, tuple(notes))
 
 
@@ -496,7 +496,9 @@ def _package(package: Name, state: PackageState, offers: Sequence[Available], ve
     )
 
 
-def _held(packages: Sequence[DriverPackage], states: Mapping[str, PackageState]) -> Iterator[Refusal]:
+def _hold_refusals(
+    packages: Sequence[DriverPackage], states: Mapping[str, PackageState]
+) -> Iterator[Refusal]:
     names = [
         package.name
         for package in packages

@@ -416,14 +416,14 @@ def failure(done: Completed, patterns: Sequence[Pattern], *, noise: str = r"(?!)
     text = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.search(noise, line)]
     if done.timed_out:
-        return _made(Trouble.TIMED_OUT, "it printed nothing for too long and was killed")
+        return _failure(Trouble.TIMED_OUT, "it printed nothing for too long and was killed")
     for trouble, pattern in (*_COMMON, *patterns):
         for line in lines:
             if re.search(pattern, line):
-                return _made(trouble, line)
-    return _made(Trouble.OTHER, lines[-1] if lines else f"exit code {done.code}")
+                return _failure(trouble, line)
+    return _failure(Trouble.OTHER, lines[-1] if lines else f"exit code {done.code}")
 
 
-def _made(trouble: Trouble, text: str) -> Failure:
+def _failure(trouble: Trouble, text: str) -> Failure:
     printable = "".join(char if char.isprintable() else " " for char in text)
     return Failure(trouble, printable[:_SHOWN], HINTS.get(trouble, ""))

@@ -58,7 +58,7 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
     for kind in ("gpu", "mig"):
         keys = [_naming_key(unit) for unit in selected if _kind(unit) == kind]
         warnings += idle_rules(settings.rules, kind, keys)
-    by_name = _named(settings, selected, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
+    by_name = _by_resource_name(settings, selected, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
     shared = share(by_name, settings.sharing, lambda unit, entry: _refusal(settings))
     resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
     return Plan(resources, (*left_out, *shared.left_out), (*warnings, *shared.warnings))
@@ -116,7 +116,7 @@ def base_name(settings: Settings) -> str:
     return f"{DOMAIN}/gpu" if settings.resource_name == _OTHERS_NAME else settings.resource_name
 
 
-def _named(
+def _by_resource_name(
     settings: Settings, units: Sequence[Unit], types: Mapping[str, str], left_out: list[LeftOut]
 ) -> dict[str, list[Device]]:
     """Devices by resource name. Under `single` only interchangeable devices share one name."""

@@ -124,21 +124,21 @@ class Ledger:
                 self._judge.seen(known, self._clock())
                 self._publish()  # a lost GPU is published as lost before anything else is done
             self._replan_or_say(known)
-        self._tell()
+        self._notify()
 
     def again(self) -> None:
         """Plan again for the known GPUs: another input of the plan has changed."""
         with self._planning:
             if self.inventory is not None:
                 self._replan_or_say(self.inventory)
-        self._tell()
+        self._notify()
 
     def readings(self, readings: Sequence[Reading]) -> None:
         with self._lock:
             self.readings_now = {reading.uuid: reading for reading in readings}
             self._judge.readings(readings, self._clock())
             self._publish()
-        self._tell()
+        self._notify()
 
     def event(self, event: GpuEvent) -> None:
         with self._lock:
@@ -146,13 +146,13 @@ class Ledger:
             self._publish()
         for tell in self.witnesses:
             tell(event)
-        self._tell()
+        self._notify()
 
     def broken(self, reason: str, sure: bool) -> None:
         with self._lock:
             self._judge.broken(reason, sure, self._clock())
             self._publish()
-        self._tell()
+        self._notify()
 
     def tick(self) -> None:
         """Advance the clock: hold-down times end, and vetoes are evaluated again."""
@@ -160,7 +160,7 @@ class Ledger:
             self._judge.tick(self._clock())
             changed = self._publish()
         if changed:
-            self._tell()
+            self._notify()
 
     def configure(self, settings: Settings) -> None:
         """Apply other settings. `GpunodeError` if they aren't valid for this node; then nothing has
@@ -172,7 +172,7 @@ class Ledger:
                 self.settings = settings
                 self._judge.configure(settings.health)
                 self._publish()
-        self._tell()
+        self._notify()
 
     # --- planning and publishing ------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Ledger:
         if self._shown is not None and self._shown[0] is self.plan and self._shown[1] == problems:
             return False  # with a thousand shares the rest is slow, and health calls this every second
         self._shown = (self.plan, problems)
-        planned = {resource.name: _judged(resource, problems) for resource in self.plan.resources}
+        planned = {resource.name: _with_problems(resource, problems) for resource in self.plan.resources}
         self._report_health(planned.values())
         feeds = self.feeds
         for name in feeds.keys() - planned.keys():
@@ -271,12 +271,12 @@ class Ledger:
                 self._log.warning(warning)
         self._known = set(self.plan.warnings)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for call in self.changed:
             call()
 
 
-def _judged(resource: Resource, problems: Problems) -> Resource:
+def _with_problems(resource: Resource, problems: Problems) -> Resource:
     """The planned resource with the present problems; a device without a problem is used unchanged."""
     unit_problems = {
         unit_id: problem for (name, unit_id), problem in problems.items() if name == resource.name

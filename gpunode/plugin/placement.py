@@ -138,7 +138,7 @@ def _worth(matrix: Matrix, group: Iterable[int]) -> int:
     return sum(matrix[a][b] for a, b in combinations(group, 2))
 
 
-def _lost(matrix: Matrix, group: Collection[int], rest: Iterable[int]) -> int:
+def _lost_score(matrix: Matrix, group: Collection[int], rest: Iterable[int]) -> int:
     """The score that the rest loses with this group: the sum over all pairs between the two."""
     return sum(matrix[a][b] for b in rest for a in group)
 
@@ -163,7 +163,7 @@ def _best_of_all(matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], si
         group = (*fixed, *selected)
         rest = tuple(at for at in free if at not in selected)
         worth = _worth(matrix, group)
-        return worth + best(rest), worth, -_lost(matrix, group, rest)
+        return worth + best(rest), worth, -_lost_score(matrix, group, rest)
 
     return max(combinations(free, size - len(fixed)), key=rank)
 
@@ -186,7 +186,7 @@ def _best_by_exchange(
             repeats = repeats + 1 if best is not None and total == best[0][0] else 0
             for group in groups:
                 if len(group) == size and set(fixed) <= set(group):
-                    lost = _lost(matrix, group, [at for at in positions if at not in group])
+                    lost = _lost_score(matrix, group, [at for at in positions if at not in group])
                     rank = (total, _worth(matrix, group), -lost, [-at for at in group])
                     if best is None or rank > best[0]:
                         best = rank, group

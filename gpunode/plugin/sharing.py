@@ -74,7 +74,7 @@ def _assigned(
         if not devices:
             warnings.append(f"sharing: this node has no {entry.name}: that entry has no effect")
             continue
-        for device in _chosen(entry, devices, by_id, warnings):
+        for device in _selected_devices(entry, devices, by_id, warnings):
             other_entry = by_id.setdefault(device.id, entry)
             if other_entry is not entry:
                 raise _overlap(sharing, other_entry, entry, device)
@@ -104,7 +104,7 @@ def _merged(entries: Iterable[SharedResource], warnings: list[str]) -> list[Shar
     return list(merged.values())
 
 
-def _chosen(
+def _selected_devices(
     entry: SharedResource,
     devices: Sequence[Device],
     by_id: Mapping[str, SharedResource],

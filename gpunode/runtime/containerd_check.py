@@ -83,11 +83,11 @@ def check(
         return ()
     before = before or judge.in_force(exists=config.exists)
     if before is not None and not config.disabled:  # else there was no CRI, and all of its table is new
-        must_keep(before, merged, expected or _lost(before, merged), config.path)
+        must_keep(before, merged, expected or _removed_config(before, merged), config.path)
     return ()
 
 
-def _lost(before: Tree, merged: Tree) -> DesiredConfig:
+def _removed_config(before: Tree, merged: Tree) -> DesiredConfig:
     """What a removal removed, in the terms of the desired configuration."""
     lost = tuple(set(runtimes_in(before)) - set(runtimes_in(merged)))
     default = _containerd_table(before).get("default_runtime_name") in lost

@@ -584,7 +584,7 @@ class CrioEngine:
         process = self.daemon.process
         if process is None or not self.host.live:
             return False  # the mtime of a recorded file is that of the recording
-        files = [file for file in config.files if any(map(_ours, file.handlers.items()))]
+        files = [file for file in config.files if any(map(_is_own, file.handlers.items()))]
         times = [status.st_ctime for file in files if (status := self.host.stat(file.path)) is not None]
         return any(time > process.started + _CLOCK_SECONDS for time in times)
 
@@ -685,5 +685,5 @@ def _removes(edits: Iterable[FileEdit]) -> bool:
     return any(edit.action == "removed" for edit in edits)
 
 
-def _ours(handler: tuple[str, Any]) -> bool:
+def _is_own(handler: tuple[str, Any]) -> bool:
     return is_nvidias(*handler)

@@ -75,13 +75,13 @@ def check_names(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name not in FINDERS and name not in AUTO:
-            raise UsageError(f"unknown runtime {name!r}", hint=_meant(name))
+            raise UsageError(f"unknown runtime {name!r}", hint=_runtime_hint(name))
         if name in seen:
             raise UsageError(f"--runtime {name} is given twice", hint="name each engine once")
         seen.add(name)
 
 
-def _meant(name: str) -> str:
+def _runtime_hint(name: str) -> str:
     from difflib import get_close_matches
 
     parts = [part for part in re.split("[,; ]+", name) if part in FINDERS]

@@ -140,17 +140,17 @@ class Sources:
     @property
     def file(self) -> str:
         """The config file's path, empty for none."""
-        return str(Path(self._named).absolute()) if self._named else ""
+        return str(Path(self._file_option).absolute()) if self._file_option else ""
 
     @property
-    def _named(self) -> str:
+    def _file_option(self) -> str:
         option = self.given(BY_FIELD["config_file"])
         return option[1][-1] if option else ""
 
     @property
     def reader(self) -> Host:
         """Path of the file: on the node, or relative to the caller's working directory."""
-        return self.host if self._named.startswith("/") else Host(Path("/"), self.host.environ)
+        return self.host if self._file_option.startswith("/") else Host(Path("/"), self.host.environ)
 
     def read(self) -> bytes:
         """The file's bytes. `GpunodeError` if they can't be read."""

@@ -303,7 +303,7 @@ class KubeletLink:
             self._streaming_since = None
             self.registrations += 1
             self._say.reset()
-            self._tell("registered with the kubelet")
+            self._report("registered with the kubelet")
             self.status = "registered, the kubelet has not requested devices yet"
             self._check_stream(now, now)
             return
@@ -319,7 +319,7 @@ class KubeletLink:
                 self._streaming_since = now
                 self.status = "registered with the kubelet"
                 self._allocatable.start(now)
-                self._tell("the kubelet watches")
+                self._report("the kubelet watches")
             elif now - self._streaming_since > _STEADY_SECONDS:
                 self._recovered()
             self._check_devices(now)
@@ -388,7 +388,7 @@ class KubeletLink:
             self._channel.close()
             self._channel = None
 
-    def _tell(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         if self._failures <= _QUIET_AFTER:
             self._log.info(message, resource=self._resource)
 

@@ -336,7 +336,7 @@ class DevicePlugin:
                 yield device_list(snapshot)
         finally:
             self._streams.close(number)
-            self._tell("ListAndWatch", "OK", started)
+            self._report("ListAndWatch", "OK", started)
 
     def get_preferred(
         self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
@@ -356,7 +356,7 @@ class DevicePlugin:
                 ids = first_available(available, must, container_request.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             response.container_responses.append(answer)
-        self._tell("GetPreferredAllocation", "OK", started, _requested_devices(request), failed)
+        self._report("GetPreferredAllocation", "OK", started, _requested_devices(request), failed)
         return response
 
     def allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
@@ -390,7 +390,7 @@ class DevicePlugin:
                 self._bug(f"{name} failed", error)
                 raise Refused(code, f"a bug in gpunode: {type(error).__name__}: {error}") from error
             finally:
-                self._tell(name, code, started, _requested_devices(request))
+                self._report(name, code, started, _requested_devices(request))
 
         return call
 
@@ -411,7 +411,9 @@ class DevicePlugin:
         if times := self._rarely.times((message, reason, at)):
             self._log.error(message, resource=self._resource, reason=reason, at=at, times=times)
 
-    def _tell(self, method: str, code: str, started: float, devices: int = 0, fallback: bool = False) -> None:
+    def _report(
+        self, method: str, code: str, started: float, devices: int = 0, fallback: bool = False
+    ) -> None:
         self._observe(Call(self._resource, method, code, time.perf_counter() - started, devices, fallback))
 
 
@@ -475,11 +477,11 @@ class PluginServer:
         clear_stale(self._host, self._socket)
         listen_privately(self._host, self._socket, lambda: self._server.add_insecure_port(address))
         self._server.start()
-        self._identity = self._seen()
+        self._identity = self._socket_identity()
 
     def socket_is(self) -> str:
         """ours, gone or foreign. While we listen our inode is kept, so that its number can't be reused."""
-        seen = self._seen()
+        seen = self._socket_identity()
         if seen is None:
             return "gone"
         return "ours" if seen == self._identity else "foreign"
@@ -495,7 +497,7 @@ class PluginServer:
             return
         self._server.stop(0.0).wait(1.0)  # with a grace period, because without one it would wait forever
 
-    def _seen(self) -> tuple[int, int] | None:
+    def _socket_identity(self) -> tuple[int, int] | None:
         status = self._host.stat(self._socket)
         return None if status is None else (status.st_dev, status.st_ino)
 

@@ -132,13 +132,13 @@ def main() -> int:
     action, gpus = parent.options["action"], parent.options["gpus"]
     try:
         with Nvml.for_parent(parent) as nvml:
-            parent.send(gpus={gpu.partition("=")[0]: _one(nvml, action, gpu) for gpu in gpus})
+            parent.send(gpus={gpu.partition("=")[0]: _gpu_mode(nvml, action, gpu) for gpu in gpus})
     except NvmlError as error:
         parent.send(error=error.document)
     return 0
 
 
-def _one(nvml: Nvml, action: str, gpu: str) -> dict[str, object]:
+def _gpu_mode(nvml: Nvml, action: str, gpu: str) -> dict[str, object]:
     uuid, _, desired = gpu.partition("=")
     try:
         handle = nvml.handle_by_uuid(uuid)

@@ -233,7 +233,7 @@ def container_parts(
     resource = snapshot.resource
     if resource.sharing != MPS or not ids:
         return {}, ()
-    counts = _held(snapshot, ids)
+    counts = _share_counts(snapshot, ids)
     if not counts:
         return {}, ()  # whole GPUs that the configuration doesn't share
     shares = resource.share_counts
@@ -255,7 +255,7 @@ def container_parts(
     )
 
 
-def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
+def _share_counts(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
     """The number of shares of each shared unit among these ids; empty if there are only whole units."""
     counts: Counter[str] = Counter()
     whole = ""

@@ -109,7 +109,7 @@ class Supervisor:
         if settings.mps and not self._may(settings, now):
             return
         self._reconcile(settings)
-        self._tell(settings)
+        self._report(settings)
 
     def close(self) -> None:
         """Request the keepers to end; those that take longer than a second end with the process, which
@@ -197,7 +197,7 @@ class Supervisor:
                 keeper.start()
                 self._ending.append(keeper)
 
-    def _tell(self, settings: Settings) -> None:
+    def _report(self, settings: Settings) -> None:
         problems = [(k.problem, k.gpu_problems) for k in self._keepers.values()]
         if problems == self._told:
             return

@@ -132,10 +132,10 @@ def still_so(host: Host, settings: Settings, site: Site) -> bool:
 def _shared(host: Host, settings: Settings) -> tuple[Roots, Common]:
     roots = find_roots(host, settings)
     channels = tuple(
-        channel for channel in settings.imex_channel_ids if _there(host, roots, imex_node(channel))
+        channel for channel in settings.imex_channel_ids if _exists(host, roots, imex_node(channel))
     )
     passed = (*CONTROL, *map(imex_node, channels)) if settings.pass_device_specs else ()
-    nodes = tuple(path for path in passed if _there(host, roots, path))
+    nodes = tuple(path for path in passed if _exists(host, roots, path))
     return roots, Common(nodes, channels, _cdi_classes(host, settings, roots))
 
 
@@ -148,7 +148,7 @@ def uses_cdi(settings: Settings) -> bool:
     return any(strategy.startswith("cdi-") for strategy in settings.device_list_strategy)
 
 
-def _there(host: Host, roots: Roots, path: str) -> bool:
+def _exists(host: Host, roots: Roots, path: str) -> bool:
     """As in NVIDIA's plugin: below the device root, or in the plugin's own /dev."""
     return host.device(f"{roots.dev_here}{path}") is not None or host.device(path) is not None
 

@@ -228,7 +228,7 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
     site = site or read_site(host, settings, inventory)
     candidates = _candidates(settings, inventory, site, notes)
     selected = _selected(settings, candidates, notes)
-    by_name = _named(settings, selected, notes)
+    by_name = _by_resource_name(settings, selected, notes)
     devices = {
         name: tuple(Device(candidate.unit.id, candidate.unit, candidate.problem) for candidate in units)
         for name, units in by_name.items()
@@ -318,7 +318,9 @@ def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes
 # --- names ----------------------------------------------------------------------------------------------
 
 
-def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> dict[str, list[Candidate]]:
+def _by_resource_name(
+    settings: Settings, candidates: Sequence[Candidate], notes: _Notes
+) -> dict[str, list[Candidate]]:
     """Units by resource name, in their order."""
     by_name: dict[str, list[Candidate]] = {}
     standard: list[Candidate] = []

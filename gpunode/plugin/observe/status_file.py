@@ -213,12 +213,12 @@ class StatusFile:
             before.join(_FIRST_SECONDS)
         if before is not None and before.is_alive():
             return  # the disk is busy: `tick` writes them when it can
-        self._shown = self._seen()
+        self._shown = self._fingerprint()
         self._next = self._host.monotonic() + _LEAST_SECONDS
         self._write(describe(self._service)).join(_FIRST_SECONDS)
 
     def tick(self, now: float) -> None:
-        seen = self._seen()
+        seen = self._fingerprint()
         if now < self._next or (self._writer is not None and self._writer.is_alive()):
             if seen != self._shown:
                 # no other event need follow, and the next turn without one is seconds away
@@ -237,7 +237,7 @@ class StatusFile:
         last = {**describe(self._service), "ready": False, "stopped": self._host.now()}
         self._write(last).join(_LAST_SECONDS)
 
-    def _seen(self) -> object:
+    def _fingerprint(self) -> object:
         """A value that is cheap to compare and differs whenever the file would. Snapshots are the same
         objects while nothing changes, so a thousand devices are compared at once."""
         service = self._service

@@ -160,7 +160,7 @@ def _resource(
 ) -> ResourceStatus:
     own_units = [unit for unit in units if unit.resource == name]
     allocatable = known.allocatable
-    lost = _lost(own, allocatable) if own else ""
+    lost = _lost_allocation(own, allocatable) if own else ""
     registered = (
         None if allocatable is None else bool(allocatable.get(name)) or bool(own and own.watched and not lost)
     )
@@ -177,7 +177,7 @@ def _resource(
     )
 
 
-def _lost(own: OwnResource, allocatable: Mapping[str, Sequence[str]] | None) -> str:
+def _lost_allocation(own: OwnResource, allocatable: Mapping[str, Sequence[str]] | None) -> str:
     """How a kubelet with our registration doesn't allocate from us: none of our devices is allocatable; empty
     if some are.
 

@@ -462,7 +462,7 @@ class SimulatedNode:
             self._loads += fault.value == "back" and self.driver_gone != ""
             self.driver_gone = DRIVER_GONE if fault.value == "gone" else ""
             return ()
-        struck = self._chosen(fault.gpu)
+        struck = self._slots_of(fault.gpu)
         for slot in struck:
             _check_instance(slot, fault)
         events: list[GpuEvent] = []
@@ -470,7 +470,7 @@ class SimulatedNode:
             events += self._strike(slot, fault)
         return tuple(events)
 
-    def _chosen(self, gpu: str) -> list[Slot]:
+    def _slots_of(self, gpu: str) -> list[Slot]:
         if gpu == ALL:
             return list(self._slots)
         selected = [slot for slot in self._slots if gpu in (str(slot.gpu.index), slot.gpu.uuid)]
