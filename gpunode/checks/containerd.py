@@ -22,6 +22,7 @@ from gpunode.facts.containerd import (
     version_in_force,
     version_of,
 )
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.device_plugins import nri_plugin
 from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, sources
 from gpunode.facts.engines import containerd_role
@@ -128,11 +129,14 @@ def _unreadable(node: Node, path: str, message: str) -> Verdict:
         path, line = position[1], int(position[2])
         where = seen(path, f"column {position[3]}: {position[4]}", line)
     change = fixes.syntax(node.host.read_text(path) if line else None, line)
+    if position is not None and position[4].endswith(" twice"):
+        change = f"{position[4]}: delete one of the two, or move its settings into the other"
     process = node.containerd.process if node.containerd else None
     running = "still running, with the configuration that it loaded earlier" if process else "not running"
     state = seen(f"/proc/{process.pid}" if process else "/proc", f"containerd is {running}")
-    return fail(
-        "containerd's configuration can't be parsed", where, state, fix=edit(node, path, line, change)
+    return replace(
+        fail("containerd's configuration can't be parsed", where, state, fix=edit(node, path, line, change)),
+        why="containerd doesn't start with a file that it can't parse.",
     )
 
 
@@ -250,7 +254,7 @@ def judged(node: Node) -> ContainerdConfig | None:
 )
 def containerd_cri_disabled(node: Node) -> Verdict:
     """Without the CRI plugin the kubelet can't use containerd: it fails with 'unknown service
-    runtime.v1.RuntimeService'. The default file of Docker's package containerd.io disables the plugin.
+    runtime.v1.RuntimeService'. The package containerd.io installs a file that disables the plugin.
     """
     config = judged(node)
     if node.containerd is None or config is None:
@@ -268,12 +272,18 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     if older:
         text = "the running containerd still serves the CRI: it started before this setting"
         evidence.append(seen(node.containerd.socket, text))
-    kubelet = node.kubelet  # a distribution's kubelet is started by the fix, together with its containerd
-    if kubelet and kubelet.joined and not kubelet.process and kubelet.unit == "kubelet.service":
-        evidence.append(seen(kubelet.unit, "stopped"))
-        fix = replace(fix, note="Then start the kubelet: systemctl start kubelet")
-    disabled = fail("containerd's CRI plugin is disabled", *evidence, fix=fix)
+    what = "containerd's CRI plugin is disabled"
+    if older:
+        what = "containerd's CRI plugin is disabled from containerd's next start on"
+    if node.kubelet is not None and node.kubelet.stopped:
+        what = f"the kubelet is stopped, and {what}"
+        evidence.append(seen("kubelet.service", "stopped"))
+        fix = replace(fix, note=_START_KUBELET)
+    disabled = fail(what, *evidence, fix=fix)
     return replace(disabled, reboot=older)  # a daemon that already lacks the CRI loses nothing
+
+
+_START_KUBELET = "Then start the kubelet:\nsystemctl start kubelet"
 
 
 @check(
@@ -308,8 +318,7 @@ def containerd_not_restarted(node: Node) -> Verdict:
     if state != "listening" and node.containerd.manager and not _kubelet_runs(node):
         return skip(f"{node.containerd.manager} starts this containerd and isn't running")
     if state != "listening":
-        unit = () if node.containerd.manager else seen_unit(node, "containerd.service")
-        return fail("containerd isn't running", seen(socket, state), *unit, fix=_managed(node))
+        return _stopped(node, node.containerd, seen(socket, state))
     handlers = reported_handlers(node)
     if handlers is None:
         return _silent(node, socket)
@@ -320,6 +329,22 @@ def containerd_not_restarted(node: Node) -> Verdict:
     answer = seen(f"CRI Status at {socket}", f"handlers: {', '.join(handlers) or 'none'}")
     summary = f"containerd hasn't loaded the handler {', '.join(missing)} from {evidence[0].source} yet"
     return fail(summary, *evidence, answer, fix=_managed(node))
+
+
+def _stopped(node: Node, daemon: Daemon, answer: Evidence) -> Verdict:
+    fix = _managed(node) or replace(
+        fixes.RESTART_CONTAINERD.other, command="systemctl start containerd", effect="starts containerd"
+    )
+    evidence = [answer, *(() if daemon.manager else seen_unit(node, "containerd.service"))]
+    what = "containerd isn't running"
+    if node.kubelet is not None and node.kubelet.stopped:
+        what = f"{what}, and the kubelet is stopped"
+        evidence.append(seen("kubelet.service", "stopped"))
+        fix = replace(fix, note=_START_KUBELET)
+    return replace(
+        fail(what, *evidence, fix=fix),
+        why="Without containerd no pod or container can start. Those that run continue.",
+    )
 
 
 def _kubelet_runs(node: Node) -> bool:

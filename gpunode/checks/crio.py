@@ -97,7 +97,8 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
 )
 def crio_runtime_missing(node: Node) -> Verdict:
     """A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from runtime
-    list'. CRI-O reads only /etc/crio/crio.conf.d, and only when it starts.
+    list'. CRI-O reads /etc/crio/crio.conf and
+    /etc/crio/crio.conf.d only when it starts.
     """
     role = crio_role(node)
     if node.crio is None or not role.used:

@@ -247,8 +247,8 @@ _RESTART_POD = fixes.same(RESTART_POD)
     refs=_REFS,
 )
 def allocatable_zero(node: Node) -> Verdict:
-    """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. After an XID error a plugin marks
-    the GPU unhealthy, and marks it healthy again only after a restart of the plugin.
+    """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin that has marked a GPU
+    unhealthy, for example after an XID error, marks it healthy again only after a restart of the plugin.
     """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
@@ -288,8 +288,9 @@ def _restart(node: Node, usual: int) -> Fix:
     fix, inventory = restart_plugin(node), node.nvml.inventory
     if inventory is None or sum(not gpu.error for gpu in inventory.gpus) < usual:
         return fix
-    more = "All GPUs answer the driver. If the kubelet counts too few after this, drain the node and reboot"
-    return replace(fix, note="\n".join(filter(None, (fix.note, more))))
+    more = "If the kubelet still counts too few GPUs after this fix, drain the node and reboot"
+    text, *commands = fix.note.split("\n")
+    return replace(fix, note="\n".join((f"{text}. {more}" if text else more, *commands)))
 
 
 def _after_fallen(node: Node, usual: int) -> Fix:
@@ -615,7 +616,8 @@ def plugin_device_specs(node: Node) -> Verdict:
 _SHOW_PLUGINS = fixes.same(
     fixes.look(
         "kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin",
-        "Delete all but one: kubectl delete daemonset. Running pods keep their GPUs",
+        "Uninstall all but one: its Helm release or operator would create a deleted DaemonSet again. Running "
+        "pods keep their GPUs; pods that request a resource of the removed plugin stay pending",
         needs_root=False,
     )
 )

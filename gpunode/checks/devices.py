@@ -145,7 +145,7 @@ def dev_node_major_stale(node: Node) -> Verdict:
     )
     paths = " ".join(device.path for device, _ in stale)
     return fail(
-        f"{len(stale)} device files have a major number that the kernel doesn't use",
+        "device files have a major number that the kernel doesn't use",
         *evidence,
         fix=Fix(f"rm {paths} && nvidia-modprobe -c0 -u"),
     )
@@ -293,7 +293,7 @@ def dev_perms(node: Node) -> Verdict:
     expected = devices.device_file_mode(node.host)
     if expected is not None and expected & _RW != _RW:
         evidence.append(seen(_PARAMS, f"DeviceFileMode {expected} ({expected:04o})"))
-        words = f"the driver restricts {len(closed)} device files to their group"
+        words = f"the driver restricts {many(len(closed), 'device file')} to their group"
         if node.distribution.family == "suse":
             return note(words, *evidence)  # group video, as its packages set it
         option = node.module_options.option("nvidia", "NVreg_DeviceFileMode")
@@ -302,7 +302,7 @@ def dev_perms(node: Node) -> Verdict:
         evidence.append(seen(option.source, f"{option.name}={option.value}", option.line))
         return warn(words, *evidence, fix=change_mode(option.source))
     fix = open_files(tuple(file.path for file in closed))
-    return warn(f"not all users can open {len(closed)} device files", *evidence, fix=fix)
+    return warn(f"not all users can open {many(len(closed), 'device file')}", *evidence, fix=fix)
 
 
 def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
@@ -352,6 +352,8 @@ def dev_char_symlinks(node: Node) -> Verdict:
     if not missing:
         return ok("the links in /dev/char that this runc needs exist", *evidence)
     evidence += [seen(f"/dev/char/{file.major}:{file.minor}", "absent") for file in missing[:4]]
+    if len(missing) > 4:
+        evidence.append(seen("/dev/char", f"and {len(missing) - 4} more"))
     words = f"GPU containers of {losing[0].name} lose their GPUs when systemd is reloaded"
     return warn(words, *evidence, fix=make_links(missing))
 

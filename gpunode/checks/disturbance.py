@@ -11,7 +11,7 @@ from gpunode.facts.docker import beyond_reload
 from gpunode.facts.node import Node
 from gpunode.output.result import Fix
 
-_DISTURBS = {"drain": "stops GPU work", "reboot": "reboots the node"}
+_DISTURBS = {"drain": "stops GPU work", "reboot": "reboots this machine"}
 _UNKNOWN = "stops its containers unless live-restore is on"
 _RELOADS_DOCKER = "reloads Docker: running containers continue"
 _LOADS = "loads Docker's runtimes"  # by a reload or a restart; `_of_docker` says which
@@ -52,7 +52,7 @@ _RESTARTS = (
         "stops these containers and ends their work: the kubelet starts them again unless restartPolicy is "
         "Never",
     ),
-    (r"\bdocker restart\b|\bpodman restart\b", "restarts the named containers"),
+    (r"\bdocker restart\b|\bpodman restart\b", "restarts these containers, which ends their work"),
 )
 # commands that replace the driver's libraries, which then don't match the loaded module
 _REPLACES_DRIVER = re.compile(r"\bdriver install\b|\bakmod-nvidia\b|\bkmod-nvidia\b|NVIDIA-Linux-\S+\.run\b")

@@ -15,6 +15,7 @@ from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import (
     TABLE,
+    VALIDATES,
     beyond_reload,
     flag_conflicts,
     listens_there,
@@ -107,6 +108,7 @@ UPGRADE = per_family(
 # settings that a running dockerd takes over on SIGHUP (moby daemon/reload.go)
 _RELOADED = ("runtimes", "default-runtime", "live-restore", "insecure-registries", "registry-mirrors")
 
+_NO_COMMA = "Leave no comma before }"
 _RELOADS = "Docker is running. This reloads it: running containers continue"
 
 _PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
@@ -130,8 +132,16 @@ def edit(node: Node, docker: Daemon, line: int | None, change: str, *, reload: b
     without a restart."""
     restart = restart_docker(docker)
     again = restart_docker(docker, "reload") if reload and _reloads(node, docker) else restart
-    fix = fixes.edit_file(docker.config_path, line, change, _by_init(node, again), needs_root=not docker.user)
+    command = _validated(docker, _by_init(node, again))
+    fix = fixes.edit_file(docker.config_path, line, change, command, needs_root=not docker.user)
     return fix if again == restart else replace(fix, disruptive="none", note=_RELOADS)
+
+
+def _validated(docker: Daemon, command: str) -> str:
+    """The command, if dockerd accepts its file: dockerd doesn't start with a wrong one."""
+    if docker.version < VALIDATES or docker.manager or docker.user:
+        return command
+    return f"dockerd --validate --config-file {docker.config_path} && {command}"
 
 
 def _reloads(node: Node, docker: Daemon) -> bool:
@@ -204,7 +214,7 @@ UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-inv
 )
 def docker_config_invalid_json(node: Node) -> Verdict:
     """A running Docker keeps the configuration that it loaded earlier. At its next start it refuses the file,
-    and every container on this node stays down.
+    and all of its containers stay down.
     """
     if node.docker is None:
         return skip(docker_role(node).reason)
@@ -256,7 +266,8 @@ def _correct(node: Node, docker: Daemon, line: int | None, change: str) -> Fix:
     note = (
         "Docker keeps the settings that it has loaded. This loads the corrected file and stops no container:"
     )
-    return replace(fix, note=f"{note}\n{_by_init(node, restart_docker(docker, 'reload'))}")
+    reload = _validated(docker, _by_init(node, restart_docker(docker, "reload")))
+    return replace(fix, note=f"{note}\n{reload}")
 
 
 def readable(node: Node) -> dict[str, Any] | None:
@@ -315,7 +326,7 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     # from the end of the file, so that the other line numbers remain right
     first, *others = sorted(places.items(), key=lambda place: -(place[1] or 0))
     parts = (f'delete "{first[0]}"', *(f'line {line or "?"}: delete "{key}"' for key, line in others))
-    change = f"{'; '.join(parts)}. Keep the flags"
+    change = f"{'; '.join(parts)}. {_NO_COMMA}. Keep the flags"
     # a running dockerd started with the flag alone, so nothing changes for it
     fix = edit(node, node.docker, first[1], change, reload=True)
     summary = f"Docker's flags and {path} both set {', '.join(keys)}"
@@ -643,7 +654,7 @@ def docker_unknown_key(node: Node) -> Verdict:
 def _renamed(key: str) -> tuple[str, str]:
     """How to correct an unknown setting: rename a known misspelling, else delete it; and its right name."""
     name = {"runtime": "runtimes"}.get(key, key.replace("_", "-"))
-    return (f'delete "{key}"', "") if name == key else (f'change "{key}" to "{name}"', name)
+    return (f'delete "{key}". {_NO_COMMA}', "") if name == key else (f'change "{key}" to "{name}"', name)
 
 
 @check(

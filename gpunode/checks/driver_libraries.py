@@ -309,13 +309,13 @@ def driver_lib_mismatch(node: Node) -> Verdict:
 def _in_lxc(node: Node, version: str, summary: str, evidence: list[Evidence]) -> Verdict:
     """The host has loaded the module, so the container's libraries must match it. A reboot of the container
     changes nothing."""
-    fix = driver_packages.libraries_of_run_file(node, version)
-    names = [package.name for package in driver_packages.library_packages(node)]
-    remove = fixes.packages(node.distribution.family, "remove", names)
-    if remove:
-        fix = replace(fix, before=f"First remove this container's own packages of the libraries: {remove}")
-    note = "After each driver upgrade of the host, install the libraries of its new version here too"
-    return replace(fail(summary, *evidence, fix=replace(fix, note=note)), reboot=False)
+    fix = replace(
+        driver_packages.libraries_of_version(node, version),
+        disruptive="restart",
+        effect="GPU programs that start meanwhile in this container fail",
+        before="The driver is the host's. After each upgrade of it, this container needs the same version:",
+    )
+    return replace(fail(summary, *evidence, fix=fix), reboot=False)
 
 
 def _libraries(node: Node) -> list[Library]:
@@ -385,7 +385,7 @@ def driver_upgrade_pending(node: Node) -> Verdict:
         f"the next reboot breaks the GPUs: it loads module {upcoming}, but the libraries are {stays.version}",
         *evidence,
         seen(stays.real, f"{stays.version} ({stays.soname})"),
-        fix=driver_packages.reinstall_libraries(node),
+        fix=driver_packages.before_reboot(driver_packages.reinstall_libraries(node)),
     )
 
 
@@ -537,7 +537,8 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
     fix = driver_packages.install_driver(node)
     if fix.command.startswith("gpunode "):
         fix = replace(fix, note="gpunode driver plan shows the branch and the packages that this installs")
-    return (warn if driven else fail)(summary, *evidence, fix=fix)
+    installed = "" if reason == driver.FLAVOUR else f"; {node.driver_version} is installed"
+    return (warn if driven else fail)(f"{summary}{installed}", *evidence, fix=fix)
 
 
 def _refused(node: Node) -> frozenset[str]:
@@ -586,6 +587,6 @@ def driver_eol(node: Node) -> Verdict:
         ),
         fix=replace(
             driver_packages.install_driver(node),
-            before="This isn't urgent: wait for the next maintenance window",
+            before="Nothing to do now. In the next maintenance window:",
         ),
     )

@@ -209,15 +209,38 @@ def reinstall(node: Node, names: Sequence[str]) -> Fix | None:
     return Fix(f"{command} && reboot", disruptive="reboot") if command else None
 
 
+def before_reboot(fix: Fix) -> Fix:
+    """A fix that replaces the libraries, which then don't match the loaded module until a reboot."""
+    return replace(
+        fix,
+        command=f"{fix.command.removesuffix(' && reboot')} && reboot",
+        disruptive="drain",
+        effect="GPU programs that start before the reboot fail",
+    )
+
+
 def newer_for_kernel(node: Node, release: str) -> Fix:
-    """A driver that supports a kernel; the node boots that kernel once it has the module."""
+    """A driver that supports a kernel; the node boots that kernel once it has the module, else the running
+    one again."""
     install = install_driver(node)
     proof = f" && modinfo -k {release} -F version nvidia"
     return Fix(
         f"{install.command.removesuffix(' && reboot')}{proof} && reboot",
         disruptive="reboot",
-        note=f"If modinfo prints no version, kernel {release} still has no module: don't boot it",
+        note=f"If modinfo prints no version, kernel {release} still has no module: "
+        f"{_keep_kernel(node, release)}",
     )
+
+
+def _keep_kernel(node: Node, release: str) -> str:
+    """What to do instead of a reboot into this kernel."""
+    if release == node.kernel:
+        return "boot an older kernel"
+    if node.distribution.family == "rhel":
+        return f"boot the running one again:\ngrubby --set-default=/boot/vmlinuz-{node.kernel}"
+    if node.distribution.family == "debian":
+        return f"remove it before a reboot:\napt remove linux-image-{release}"
+    return "don't boot it"
 
 
 def build_module(node: Node, release: str) -> Fix:
@@ -339,6 +362,25 @@ def suse_libraries(node: Node) -> str:
     return f"nvidia-compute-utils-{number}"
 
 
+def libraries_of_version(node: Node, version: str) -> Fix:
+    """Exactly this version's libraries: of the packages that are installed, else of NVIDIA's installer."""
+    run_file, family = libraries_of_run_file(node, version), node.distribution.family
+    branch = version.partition(".")[0]
+    names = [one.name for one in library_packages(node)]
+    other = [re.sub(r"-\d{3}(?=-|$)", f"-{branch}", name) for name in names]  # Ubuntu's names have the branch
+    exact = {
+        "debian": " ".join(f"'{name}={version}*'" for name in other),
+        "rhel": " ".join(f"{name}-{version}" for name in other),
+    }.get(family)
+    if not exact:
+        return run_file
+    install = {"debian": f"apt install --allow-downgrades {exact} && apt-mark hold {' '.join(other)}"}
+    command = install.get(family, f"dnf install {exact}")
+    remove = fixes.packages(family, "remove", names)
+    note = f"If the repositories don't have {version} any more:\n{remove} && {run_file.command}"
+    return Fix(command, note=note)
+
+
 def libraries_of_run_file(node: Node, version: str) -> Fix:
     """NVIDIA's .run installer contains exactly one version's libraries, for any distribution."""
     return Fix(_run_file(node, version, "--no-kernel-modules"))
@@ -368,18 +410,20 @@ _FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-g
 _RHEL_FIRMWARE = "nvidia-kmod-common"
 
 
-def reinstall_firmware(node: Node, version: str) -> Fix:
-    """Install the firmware of the module's version again. The repositories may have only another version, so
-    a listing of the files comes before the reboot."""
+def reinstall_firmware(node: Node, version: str, *, reboot: bool) -> Fix:
+    """Install the firmware of the module's version again; with `reboot` the GPUs don't work until then. The
+    repositories may have only another version, so the command ends with, or before the reboot has, a listing
+    of the files."""
     fix = _firmware_packages(node, version) or REINSTALL_FIRMWARE.for_family(node.distribution.family)
-    command, reboot, _ = fix.command.partition(" && reboot")
-    if not reboot or command == fix.command:
+    command = fix.command.removesuffix(" && reboot")
+    if command == fix.command:
         return fix
     return replace(
         fix,
-        command=f"{command} && ls /lib/firmware/nvidia/{version}/gsp*{reboot}",
-        note=f"If ls finds no file, don't reboot: the repositories don't have the firmware of {version} any "
-        "more. Then install another driver: gpunode driver install",
+        command=f"{command} && ls /lib/firmware/nvidia/{version}/gsp*{' && reboot' if reboot else ''}",
+        disruptive="reboot" if reboot else "none",
+        note=f"If this fails, don't reboot: the repositories don't have the firmware of {version} any more. "
+        "Install another driver instead: gpunode driver install",
     )
 
 
@@ -535,7 +579,4 @@ def _copies(node: Node) -> Iterator[Evidence]:
 
 def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
     again = reinstall(node, [package.name for package in packaged])
-    note = "GPU programs that start before the reboot fail"
-    return (
-        Fix(f"nvidia-uninstall && {again.command}", disruptive=again.disruptive, note=note) if again else None
-    )
+    return before_reboot(Fix(f"nvidia-uninstall && {again.command}")) if again else None

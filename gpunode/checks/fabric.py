@@ -157,7 +157,11 @@ OPERATORS_STRATEGY = Fix(
     disruptive="restart",
 )
 # guests get their driver from the host's administrator, not from a public repository
-GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
+GUEST_DRIVER = fixes.everywhere(
+    "follow https://docs.nvidia.com/vgpu/",
+    note="Install the guest driver of the vGPU release that the host runs, which its administrator or the "
+    "cloud provider offers; or have the host's vGPU manager upgraded to this driver's release",
+)
 DRIVER_PODS = fixes.everywhere(
     "kubectl get pods --all-namespaces --output wide --selector app.kubernetes.io/component=nvidia-driver",
     needs_root=False,

@@ -254,10 +254,10 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
-RESET_FIRST = "First end all work on the GPU: the reset fails while a process has it open"
+RESET_FIRST = "First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process"
 RESET_NOTE = (
-    "These have it open, also in a DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves "
-    "running:\nfuser -v /dev/nvidia*"
+    "On Kubernetes a drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, which "
+    "have the GPU open too. If you can't end them, reboot: that resets the GPU as well"
 )
 RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", before=RESET_FIRST, note=RESET_NOTE))
 

@@ -24,10 +24,17 @@ _REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/tr
 
 # the toolkit stage runs nvidia-smi, which only the nvidia runtime adds to its container
 _NO_SMI = '"nvidia-smi": executable file not found'
+_TOOLKIT_LOGS = "*_nvidia-container-toolkit-daemonset-*"
 _TOOLKIT_LOG = fixes.look(
-    f"tail -n 20 {POD_LOGS}/*_nvidia-container-toolkit-daemonset-*/*/*.log",
-    "This pod registers the nvidia runtime with the engine: fix its last error, and the validator continues "
-    "by itself. Without such a log this node uses its own toolkit: gpunode configure-runtime registers it",
+    f"tail -n 20 {POD_LOGS}/{_TOOLKIT_LOGS}/*/*.log",
+    "This is the log of the operator's toolkit pod, which registers the nvidia runtime with the engine: fix "
+    "its last error, and the validator continues by itself",
+)
+_TRY_RUNTIME = fixes.look(
+    "gpunode verify --on containerd",
+    "No toolkit pod of the operator has run on this node, so the validator uses the node's own nvidia "
+    "runtime. If this fails, fix what it reports; if it succeeds, the RuntimeClass must have the handler "
+    "nvidia:\nkubectl get runtimeclass nvidia --output yaml",
 )
 
 
@@ -76,7 +83,7 @@ def operator_validations(node: Node) -> Verdict:
     )
     if stage == "toolkit" and lines and _NO_SMI in lines[-1]:
         summary += ": its container has no nvidia-smi"
-        fix = _TOOLKIT_LOG
+        fix = _TOOLKIT_LOG if node.host.glob(POD_LOGS, _TOOLKIT_LOGS) else _TRY_RUNTIME
     return judge(summary, answer, *last, fix=fix)
 
 
@@ -125,6 +132,11 @@ def _container_driver(node: Node) -> dict[str, str]:
 
 
 _ASIDE = "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old"
+# containerd calls the runtime that started a container to stop it and for exec, until the container ends
+_ASIDE_LATER = (
+    "GPU pods that run now need the old files until they end: a drain ends them. Then move the files:\n"
+    f"{_ASIDE}"
+)
 
 _AGAIN = "gpunode configure-runtime --runtime containerd"
 
@@ -138,10 +150,7 @@ _AGAIN = "gpunode configure-runtime --runtime containerd"
         "/usr/local/nvidia/toolkit and containerd's files that name it, if no pod of the operator is "
         "on this node."
     ),
-    remedy=everywhere(
-        f"{_AGAIN} && {_ASIDE}",
-        "restart",
-    ),
+    remedy=everywhere(_AGAIN, "restart", note=_ASIDE_LATER),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
     needs=("kubelet", "containerd"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
@@ -178,10 +187,11 @@ def _configure_again(node: Node) -> Fix:
     """On a node without its own toolkit, install that first; k3s and rke2 detect theirs when they start."""
     daemon = node.containerd
     manager = daemon.manager if daemon else ""
-    command = f"gpunode configure-runtime --runtime {manager or 'containerd'} && {_ASIDE}"
-    if daemon is not None and manager in ("k3s", "rke2"):
-        command = f"{_ASIDE} && {fixes.restart_managed(manager, daemon.unit)}"
     own = node.host.which("nvidia-container-runtime") or ""
-    install = fixes.INSTALL_TOOLKIT.other
-    before = "" if own and not own.startswith(TOOLKIT) else f"{install.command} && "
-    return Fix(f"{before}{command}", disruptive="restart")
+    install = "" if own and not own.startswith(TOOLKIT) else f"{fixes.INSTALL_TOOLKIT.other.command} && "
+    if daemon is not None and manager in ("k3s", "rke2"):
+        restart = f"{_ASIDE} && {fixes.restart_managed(manager, daemon.unit)}"
+        effect = "restarts this node's Kubernetes: GPU pods that still run can't be stopped afterwards"
+        return Fix(f"{install}{restart}", disruptive="drain", effect=effect)
+    again = f"gpunode configure-runtime --runtime {manager or 'containerd'}"
+    return Fix(f"{install}{again}", disruptive="restart", note=_ASIDE_LATER)

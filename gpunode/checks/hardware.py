@@ -63,21 +63,30 @@ def pci_no_gpu(node: Node) -> Verdict:
         drivers = ", ".join(sorted({gpu.driver or "none" for gpu in node.gpus}))
         return ok(f"{many(len(node.gpus), 'GPU')} on the PCI bus", seen(DEVICES, f"driver: {drivers}"))
     functions = node.host.listdir(DEVICES)
-    evidence = [
-        seen(DEVICES, f"{len(functions)} functions, none with vendor 0x10de and class 0x0300 or 0x0302")
-    ]
+    evidence = [seen(DEVICES, f"no NVIDIA GPU among {many(len(functions), 'PCI device')}")]
     if node.questions.expect_gpus == 0:
         return note("no NVIDIA GPU, as expected", *evidence)
     evidence += [
         seen(f"{DEVICES}/{address}", "the audio function of a GPU") for address in lone_audio(node.host)
     ]
-    return fail("no NVIDIA GPU on the PCI bus", *evidence, fix=_RESCAN_VM if node.kind == VM else None)
+    if node.kind == VM:
+        return replace(fail("no NVIDIA GPU on the PCI bus", *evidence, fix=_rescan_vm(node)), why=_WHY_VM)
+    return fail("no NVIDIA GPU on the PCI bus", *evidence)
 
 
-_RESCAN_VM = replace(
-    fixes.RESCAN_PCI.other,
-    note="If no GPU appears, check on this virtual machine's host that a GPU is passed through to it",
+_WHY_VM = (
+    "No driver can access a GPU that isn't on the bus: this virtual machine's host doesn't pass one through. "
+    "For a node without GPUs, use gpunode doctor --expect-gpus 0."
 )
+
+
+def _rescan_vm(node: Node) -> Fix:
+    note = "If no GPU appears, check on this virtual machine's host that a GPU is passed through to it"
+    if node.host.is_dir("/sys/bus/vmbus"):  # Hyper-V
+        note += ". On Hyper-V, Get-VMAssignableDevice lists what is assigned to it"
+    return replace(fixes.RESCAN_PCI.other, note=note)
+
+
 LIST_GPUS = fixes.same(
     fixes.look(
         "lspci -nnk -d 10de:",
@@ -111,7 +120,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     """
     expected, there = node.questions.expect_gpus, len(node.gpus)
     if expected is not None and there != expected:
-        rescan = fixes.same(_RESCAN_VM) if node.kind == VM else fixes.RESCAN_PCI
+        rescan = fixes.same(_rescan_vm(node)) if node.kind == VM else fixes.RESCAN_PCI
         log = rescan if there < expected else LIST_GPUS
         return warn(
             f"{many(there, 'GPU')} on the PCI bus, {expected} expected",

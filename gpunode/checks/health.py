@@ -290,7 +290,7 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     now = gpus_where(node, lambda gpu: bool(gpu.reading.ecc_volatile))
     if now:
         evidence = [on_gpu(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
-        words = f"{how_many(now, node)} had uncorrectable memory errors and haven't been reset since"
+        words = f"{how_many(now, node)} had uncorrectable memory errors since the last reset"
         # a driver that reports its recovery action (from 570 on) has handled these errors and keeps using the
         # GPU
         judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
@@ -496,7 +496,7 @@ def power_cap_low(node: Node) -> Verdict:
             on_gpu(gpu, f"limit {_watts(gpu.power_limit)}, default {_watts(gpu.power_limit_default)}")
             for gpu in capped
         ]
-        return note(f"{how_many(capped, node)} have a lower power limit than the default", *evidence)
+        return note(f"{how_many(capped, node)} with a lower power limit than the default", *evidence)
     return skip_unreported(node, lambda gpu: gpu.power_limit is not None) or ok(
         "the power limits are the defaults"
     )
@@ -635,7 +635,7 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
         return ok("the node's only GPU has a display attached and runs its desktop")
     evidence = [on_gpu(gpu, f"{name} uses it for graphics") for gpu, name in users]
     gpus = tuple({gpu.index: gpu for gpu, _ in users}.values())
-    return note(f"{how_many(gpus, node)} also run a desktop", *evidence)
+    return note(f"{how_many(gpus, node)} used by a desktop too", *evidence)
 
 
 @check(
@@ -701,11 +701,8 @@ def bad_cuda_env(node: Node) -> Verdict:
     if not variables:
         return ok("no environment variable affects CUDA on the whole node")
     names = ", ".join(dict.fromkeys(variable.name for variable in variables))
-    what = (
-        "hides GPUs"
-        if all(variable.name in HIDING for variable in variables)
-        else "affects every CUDA program"
-    )
+    hides = all(variable.name in HIDING for variable in variables)
+    what = "hides GPUs from" if hides else "affects"
     evidence = (
         seen(variable.source, f"{variable.name}={variable.value}", variable.line) for variable in variables
     )
@@ -716,10 +713,12 @@ def bad_cuda_env(node: Node) -> Verdict:
         here = [variable for variable in variables if variable.source == places[0]]
         line = here[0].line if len(here) == 1 else None
         fix = edit_file(places[0], line, f"delete {', '.join(variable.name for variable in here)}")
+        others = [f"{variable.name} in {variable.source}" for variable in variables if variable not in here]
+        fix = replace(fix, note=f"Delete {' and '.join(others)} too" if others else "")
     if fix is None:
         fix = (
             Fix(f"systemctl edit {units[0]}")
             if units
             else Fix(f"unset {names.replace(',', '')}", needs_root=False)
         )
-    return warn(f"{names} {what}", *evidence, fix=fix)
+    return warn(f"a setting of the whole node {what} every CUDA program: {names}", *evidence, fix=fix)

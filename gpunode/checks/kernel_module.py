@@ -111,7 +111,8 @@ def dkms_not_built(node: Node) -> Verdict:
     if node.host.stat("/usr/sbin/akmods") or not node.module_built:
         return ok("the running kernel has an NVIDIA module")  # akmods builds for a new kernel while it boots
     if upcoming != running and upcoming not in with_module:
-        reason = ", because its build failed" if failed_build(node.host, upcoming) else ""
+        failed = failed_build(node.host, upcoming)
+        reason = f": driver {next(iter(node.dkms), '')} can't be built for it" if failed else ""
         return warn(
             f"the next reboot breaks the GPUs: kernel {upcoming} has no NVIDIA module{reason}",
             *_lacking(node, upcoming),
@@ -620,7 +621,7 @@ def gsp_firmware(node: Node) -> Verdict:
         return skip("the firmware matches the driver that becomes active after a reboot")
     place = f"/lib/firmware/nvidia/{module.version}"
     failed = logged(node, r"firmware load for nvidia/\S*gsp\S* failed with error -2")
-    fix = driver_packages.reinstall_firmware(node, module.version)
+    fix = driver_packages.reinstall_firmware(node, module.version, reboot=bool(failed))
     if failed:
         return fail(
             "the kernel found no GSP firmware for this driver",

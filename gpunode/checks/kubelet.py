@@ -81,7 +81,19 @@ def kubelet_not_running(node: Node) -> Verdict:
         return skip("the kubelet is installed, but this node hasn't joined a cluster")
     evidence = seen(kubelet.unit or "/proc", "stopped")
     unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
-    return fail("the kubelet isn't running", evidence, *unit, fix=_restart(kubelet))
+    return fail("the kubelet isn't running", evidence, *unit, fix=_start(kubelet))
+
+
+def _start(kubelet: Kubelet) -> Fix | None:
+    if kubelet.unit is None:
+        return None
+    name = kubelet.unit.removesuffix(".service")
+    return Fix(
+        f"systemctl start {name}",
+        disruptive="restart",
+        effect=f"starts {name}",
+        note=f"If it stops again, its log has the reason:\njournalctl -b -u {name} -n 30 --no-pager",
+    )
 
 
 def _restart(kubelet: Kubelet) -> Fix | None:
@@ -182,7 +194,8 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 RESTART_POD = replace(
     fixes.RESTART_PLUGIN_POD,
-    note="If it prints nothing, no pod of NVIDIA's device plugin runs on this node",
+    note="If it prints nothing, no pod of NVIDIA's device plugin runs on this node. Where kubectl is set up, "
+    "this shows whether one is installed:\nkubectl get daemonsets --all-namespaces",
 )
 
 
@@ -192,7 +205,8 @@ def restart_plugin(node: Node) -> Fix:
         return fixes.RESTART_PLUGIN.other
     pods = {(log.namespace, log.pod) for log in node.plugin_logs}
     if len(pods) != 1:
-        return RESTART_POD
+        command = RESTART_POD.command.replace("crictl ", f"{_crictl(node)} ")
+        return replace(RESTART_POD, command=command)
     ((namespace, pod),) = pods
     note = "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster"
     command = f"kubectl delete pod --namespace {namespace} {pod}"
@@ -332,12 +346,16 @@ def _prune(node: Node) -> Fix | None:
     if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
         note = "It asks first, then deletes stopped containers, unused networks and images without a tag"
         return Fix("docker system prune", note=note)
+    return replace(_PRUNE.other, command=f"{_crictl(node)} rmi --prune")
+
+
+def _crictl(node: Node) -> str:
+    """crictl for this node's CRI: a distribution has its own program and socket."""
     daemon = node.containerd
     if daemon is None or not daemon.manager or not containerd_role(node).used:
-        return None
+        return "crictl"
     program = {"k3s": "k3s crictl", "rke2": "/var/lib/rancher/rke2/bin/crictl"}.get(daemon.manager, "crictl")
-    command = f"{program} --runtime-endpoint unix://{daemon.socket} rmi --prune"
-    return replace(_PRUNE.other, command=command)
+    return f"{program} --runtime-endpoint unix://{daemon.socket}"
 
 
 @check(
@@ -395,9 +413,14 @@ _VERIFY = fixes.look(
         "the containers with allocated nvidia.com/... devices (PodResources), their runtime handlers "
         "(CRI) and whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
     ),
-    remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
+    remedy=everywhere(
+        "gpunode manifests runtime-class | kubectl apply --filename -",
+        needs_root=False,
+        note="Run it where kubectl can reach the cluster. Then set runtimeClassName: nvidia in the pod "
+        "template of each of these workloads: its new pods get their GPUs",
+    ),
     classes=CLUSTER_NODES,
-    blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+    blocked_by=("pci-no-gpu", "module-not-loaded", "kubelet-not-running", "containerd-runtime-missing"),
     needs=("kubelet",),
     refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
 )
@@ -415,13 +438,18 @@ def runtimeclass_missing(node: Node) -> Verdict:
     evidence = [
         seen(
             f"/proc/{holding.container.pid}/root/dev",
-            f"{holding.name}: no NVIDIA device file; its handler is {holding.handler or 'the default'}",
+            f"{holding.name}: no NVIDIA device file; runs under {_handler(holding.handler)}",
         )
         for holding in without
     ]
     nvidia_names = [holding.name for holding in without if holding.handler.startswith("nvidia")]
     fix = _VERIFY if nvidia_names else None
-    return warn(f"{len(without)} containers with allocated GPUs can't access them", *evidence[:8], fix=fix)
+    what = f"{many(len(without), 'container')} can't access the GPUs that Kubernetes allocated"
+    return warn(what, *evidence[:8], fix=fix)
+
+
+def _handler(name: str) -> str:
+    return f"the handler {name}" if name else "the engine's default handler"
 
 
 @check(
@@ -458,7 +486,7 @@ def pod_driver_capabilities(node: Node) -> Verdict:
             )
     if capabilities:
         return note(
-            f"{len(capabilities)} containers with allocated GPUs don't request CUDA libraries",
+            "containers with allocated GPUs don't request CUDA libraries",
             *capabilities[:8],
         )
     return ok("all containers with allocated GPUs request CUDA libraries")

@@ -14,7 +14,7 @@ from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
 from gpunode.facts.gpu_use import taken_way
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
-from gpunode.output.result import Fix
+from gpunode.output.result import Fix, many
 
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
@@ -171,7 +171,7 @@ def kind_nested(node: Node) -> Verdict:
     if len(blind) < len(nodes) or settings.value(_BY_MOUNTS) is True:
         return ok("nodes of a kind cluster on this node can use GPUs")
     return note(
-        f"{len(blind)} nodes of a kind cluster on this node have no GPUs",
+        f"{many(len(blind), 'node')} of a kind cluster on this machine without GPUs",
         seen(f"{node.docker.socket} /containers", ", ".join(blind[:8])),
         seen(settings.path, f"{_BY_MOUNTS} isn't true"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.checks import fabric, fixes
 from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
@@ -48,6 +49,7 @@ def mig_mode_pending(node: Node) -> Verdict:
     if not waiting:
         return ok("no MIG mode change is pending")
     words = {True: "on", False: "off"}
+    keep = " && ".join(f"nvidia-smi -i {one.pci} -mig {int(bool(one.mig_mode))}" for one in waiting)
     return warn(
         f"the MIG mode of {many(len(waiting), 'GPU')} changes at the next reset",
         *(
@@ -57,7 +59,10 @@ def mig_mode_pending(node: Node) -> Verdict:
             )
             for gpu in waiting[:8]
         ),
-        fix=fabric.reset(node, waiting),
+        fix=replace(
+            fabric.reset(node, waiting),
+            note=f"A reboot changes the mode too. To keep the present mode instead:\n{keep}",
+        ),
     )
 
 
@@ -85,7 +90,7 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     if unit is not None and unit.installed:
         evidence.append(seen(mig.UNIT, unit))
     fix = _instances(node, empty)
-    what = f"{many(len(empty), 'GPU')} with MIG enabled have no MIG devices, so no program can use them"
+    what = f"no program can use {many(len(empty), 'GPU')}: MIG is enabled, but no MIG device exists"
     every = node.nvml.inventory.gpus if node.nvml.inventory else ()
     # NVIDIA's device plugin exits because of a single such GPU
     if len(empty) == len(every) or any(process.name != "gpunode" for process in node.plugin_processes):
@@ -198,7 +203,7 @@ def mig_cdi_stale(node: Node) -> Verdict:
     known = {str(gpu.uuid) for gpu in gpus}
     surplus = [name for name in names if name.startswith("MIG-") and name not in expected]
     surplus += [name for name in names if name in known]
-    evidence = [seen(specs[0].path, f"{name} is missing") for name in missing[:3]]
+    evidence = [seen(specs[0].path, f"MIG device {name} is missing") for name in missing[:3]]
     if len(missing) > 3:
         evidence.append(seen(specs[0].path, f"and {len(missing) - 3} more are missing"))
     evidence += [seen(specs[0].path, f"lists {name}, which doesn't exist") for name in sorted(surplus)[:3]]
@@ -300,13 +305,18 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
     )
     summary = f"{what}, but the device plugin's MIG strategy is single"
     if all(entry.source.startswith("gpunode") for entry in single):
-        return warn(f"{summary}: it offers only one kind", *single, *layout, fix=_own_strategy(node))
+        return warn(
+            f"{summary}: it offers only the MIG devices of one profile",
+            *single,
+            *layout,
+            fix=_own_strategy(node),
+        )
     return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
 
 
 _NEW_NAMES = (
-    "Then change the pods' requests: the node no longer offers MIG devices as nvidia.com/gpu, so pods that "
-    "request it stay pending"
+    "The node then no longer offers MIG devices as nvidia.com/gpu: pods that request it stay pending until "
+    "they request a profile. To keep the name, partition all GPUs alike instead: gpunode mig apply"
 )
 
 

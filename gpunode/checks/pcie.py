@@ -11,7 +11,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES
 from gpunode.facts.processes import uptime
 from gpunode.facts.system import BARE_METAL, VM
-from gpunode.output.result import Evidence, Fix
+from gpunode.output.result import Evidence, Fix, many
 
 _ASPM_POLICY = "/sys/module/pcie_aspm/parameters/policy"
 _INVALID = r"PCI I/O region assigned to your NVIDIA device is invalid"
@@ -58,7 +58,10 @@ def bar_too_small(node: Node) -> Verdict:
         ]
         if bars is not None and len(bars) < 2 and gpu.driver is None and node.module is not None:
             evidence.append(
-                seen(f"{DEVICES}/{gpu.address}/resource", f"{len(bars)} memory windows of two or three")
+                seen(
+                    f"{DEVICES}/{gpu.address}/resource",
+                    f"{many(len(bars), 'memory window')} instead of two or three",
+                )
             )
         whole += gpu.driver == "nvidia" and len(evidence) == before
     if not evidence and node.module is None:
@@ -113,7 +116,7 @@ def pcie_link_degraded(node: Node) -> Verdict:
         for address, link in narrow.items()
     )
     return warn(
-        f"{len(narrow)} of {len(known)} GPUs use fewer PCIe lanes than card and slot support",
+        f"{len(narrow)} of {many(len(known), 'GPU')} with fewer PCIe lanes than card and slot support",
         *evidence,
         fix=hardware.show_device(*narrow),
     )

@@ -71,7 +71,13 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 def pass_devices(paths: Sequence[str]) -> Fix:
     """Pass the devices on the LXC container's host. The container can't see its own number, and an invented
     one would be another container's."""
-    return Fix(f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container", needs_root=False)
+    options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
+    return Fix(
+        f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container",
+        needs_root=False,
+        note="On a host with Proxmox VE, with this container's number for VMID, and a free device number for "
+        f"each:\npct set VMID {options} && pct reboot VMID",
+    )
 
 
 def allow_in_apparmor(profile: str) -> Fix:
@@ -93,9 +99,7 @@ def _allow_nesting(profile: str) -> Fix:
     return Fix(f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}", disruptive="restart")
 
 
-PASS_DEVICES = everywhere(
-    pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")).command, needs_root=False
-)
+PASS_DEVICES = fixes.same(pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")))
 
 
 def remove_packages(family: str, names: Sequence[str]) -> Fix:
@@ -108,11 +112,11 @@ def remove_packages(family: str, names: Sequence[str]) -> Fix:
 WHOLE = {
     "nixos": (
         "set services.xserver.videoDrivers, hardware.nvidia.open and "
-        "hardware.nvidia-container-toolkit.enable in its configuration",
+        "hardware.nvidia-container-toolkit.enable in the system's configuration",
         "nixos-rebuild switch",
     ),
     "flatcar": (
-        "Flatcar builds the driver itself; set NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata",
+        "Flatcar builds the driver itself; NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata chooses it",
         "systemctl restart nvidia.service",
     ),
     "talos": (
@@ -120,7 +124,7 @@ WHOLE = {
         "follow https://factory.talos.dev/ to build an image with both",
     ),
     "bottlerocket": (
-        "Bottlerocket has variants for NVIDIA GPUs",
+        "Bottlerocket includes them only in its variants for NVIDIA GPUs, such as aws-k8s-1.33-nvidia",
         "follow https://bottlerocket.dev/en/os/latest/#/concepts/variants/",
     ),
     "cos": ("Container-Optimized OS has an installer for the driver", "cos-extensions install gpu"),
@@ -131,10 +135,13 @@ OTHER_WHOLE = (
 )
 OTHER_WAY = everywhere(OTHER_WHOLE[1])
 _TOOLKIT_NAME = "the container toolkit"
-_FLATCAR_TOOLKIT = (
-    "Flatcar has it as the system extension nvidia-runtime, a file for /etc/extensions that systemd-sysext "
-    "refresh loads",
-    "follow https://github.com/flatcar/sysext-bakery/releases/tag/nvidia-runtime",
+# download and load the newest release of a system extension (flatcar/sysext-bakery docs/nvidia_runtime.md)
+FLATCAR_TOOLKIT = (
+    "Flatcar has it as the system extension nvidia-runtime",
+    "mkdir -p /etc/sysupdate.nvidia-runtime.d /etc/extensions /opt/extensions/nvidia-runtime && "
+    "curl -fLo /etc/sysupdate.nvidia-runtime.d/nvidia-runtime.conf "
+    "https://extensions.flatcar.org/extensions/nvidia-runtime.conf && "
+    "/usr/lib/systemd/systemd-sysupdate -C nvidia-runtime update && systemd-sysext refresh",
 )
 
 
@@ -251,8 +258,8 @@ def jetson(node: Node) -> Verdict:
 )
 def lxc_nested(node: Node) -> Verdict:
     """An LXC container has only the device files that its host passes to it: use 'pct set' on Proxmox,
-    'config device add NAME gpu gpu' with LXD and Incus. An unprivileged one also can't change device rules of
-    containers inside it.
+    'config device add NAME gpu gpu' with LXD and Incus. In an unprivileged one, the toolkit can't set the
+    device rules of the containers that run inside it.
     """
     there = {device.path for device in node.device_nodes}
     missing = [path for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if path not in there]
@@ -303,7 +310,7 @@ def immutable(node: Node) -> Verdict:
         return ok(f"{name} includes driver and toolkit")
     how, command = WHOLE.get(node.distribution.id, OTHER_WHOLE)
     if node.distribution.id == "flatcar" and missing == [_TOOLKIT_NAME]:
-        how, command = _FLATCAR_TOOLKIT
+        how, command = FLATCAR_TOOLKIT
     release_file = seen("/etc/os-release", name)
     return note(
         f"{' and '.join(missing)} can't be installed as packages: {how}", release_file, fix=Fix(command)

@@ -100,7 +100,8 @@ _STYLES = {
     FindingStatus.SKIP: Style.DIM,
 }
 _ENGINES = ("docker", "containerd")
-_KUBELET = "kubelet-not-running"
+# a drain waits for the kubelet and its engine to end the pods
+_DRAINS_BY = ("containerd-not-restarted", "crio-not-running", "kubelet-not-running")
 # the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
@@ -141,10 +142,10 @@ def first(findings: tuple[Finding, ...]) -> str | None:
 def _before_reboot(
     findings: tuple[Finding, ...], finding: Finding, breaks: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. A drain waits for
-    the kubelet to end the pods. `breaks` are the findings that a reboot makes worse."""
+    """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. `breaks` are the
+    findings that a reboot makes worse."""
     bad = {other.id for other in findings if other.status in _BAD}
-    breaks = (*(one for one in (_KUBELET,) if one in bad and one != finding.id), *breaks)
+    breaks = (*(one for one in _DRAINS_BY if one in bad and one != finding.id), *breaks)
     if _fixed_by_reboot(finding):
         return breaks
     if not _reboots_last(finding):
@@ -557,9 +558,8 @@ def _tables(ages: Sequence[TableAge]) -> Iterator[Block]:
     if ages:
         oldest = min(ages, key=lambda table: table.date)
         late = ": newer ones are unknown" if oldest.age_days > OLD_DAYS else ""
-        age = many(oldest.age_days, "day")
-        tables = "gpunode's tables of driver releases and security bulletins"
-        yield Text(f"{tables} are of {oldest.date} ({age} old){late}", Style.DIM)
+        what = f"Based on NVIDIA's releases and bulletins up to {oldest.date}"
+        yield Text(f"{what} ({many(oldest.age_days, 'day')} ago){late}", Style.DIM)
 
 
 # Facts about the node in a report, beside the findings.

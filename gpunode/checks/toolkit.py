@@ -62,7 +62,9 @@ def change(settings: Settings, verb: str, *words: str) -> Fix:
 
 # The NVIDIA Container Toolkit, which adds GPUs to containers.
 
-REGISTER = "Then register its runtime with the container engine: gpunode configure-runtime"
+REGISTER = (
+    "Then register its runtime, which reloads or restarts the container engine:\ngpunode configure-runtime"
+)
 # one of these starts containers; the others are helpers and leftovers
 _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
 

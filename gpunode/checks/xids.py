@@ -69,14 +69,27 @@ def xid_recent(node: Node) -> Verdict:
     if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
         return ok(f"{_kinds_text(recent)} and is back: see pcie-aer-errors for its link")
     if recent:
-        words = "and the driver requests no reset" if _no_action_requested(node) else "within the last day"
-        return warn(f"{_kinds_text(recent)}, {words}", *_line_evidence(recent, now))
+        if _no_action_requested(node):
+            words, fix = "and the driver requests no reset", _watch(recent[-1].address)
+        else:
+            words, fix = "within the last day", None
+        return warn(f"{_kinds_text(recent)}, {words}", *_line_evidence(recent, now), fix=fix)
     late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
     if late:
         return note(
             f"{_kinds_text(late)}: errors of programs, or contained errors", *_line_evidence(late, now)
         )
     return ok("the driver has reported no XID that is still relevant")
+
+
+def _watch(address: str) -> Fix:
+    return fixes.look(
+        f"nvidia-smi -q -i {address} | grep -i recovery",
+        "While this prints None, nothing has to be done but to restart the job that used the GPU. If the XID "
+        "comes again, end all work on the node and reboot it; a GPU that reports it again after that must be "
+        "replaced",
+        needs_root=False,
+    )
 
 
 def _grave_and_programs(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:

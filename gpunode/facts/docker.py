@@ -293,7 +293,7 @@ def flag_place(host: Host, unit: str | None, key: str) -> str:
 
 TABLE = "docker_keys"
 _UNKNOWN = "don't match any configuration option: "  # dockerd's own error, which names the keys
-_LISTED, _VALIDATES = (20, 10), (23,)
+_LISTED, VALIDATES = (20, 10), (23,)
 _SECONDS = 5.0
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -336,11 +336,11 @@ def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[s
     strange = tuple(
         key for key in file_settings(tree) if key not in _KIND_OF and key not in table(TABLE).rows
     )
-    if daemon.version and _LISTED <= daemon.version < _VALIDATES:
+    if daemon.version and _LISTED <= daemon.version < VALIDATES:
         return tuple(key for key in file_settings(tree) if key not in _KIND_OF)
     if not strange:
         return ()
-    if daemon.version < _VALIDATES or daemon.binary is None:
+    if daemon.version < VALIDATES or daemon.binary is None:
         return None
     answer = host.run([daemon.binary, "--validate", f"--config-file={daemon.config_path}"], timeout=_SECONDS)
     _, marker, keys = (answer.stderr + answer.stdout).partition(_UNKNOWN)

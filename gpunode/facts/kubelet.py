@@ -66,6 +66,11 @@ class Kubelet:
         """docker, containerd, crio, or other: the engine at the endpoint."""
         return next((name for name in DAEMONS if name in self.endpoint), "other")
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it has its own unit and doesn't run; a distribution's starts with its containerd."""
+        return self.joined and self.process is None and self.unit == "kubelet.service"
+
 
 def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
     """None on a node without an installed or running kubelet."""

@@ -37,7 +37,7 @@ from gpunode.output.result import Evidence, Fix
             "crictl stop 4f1c4f1c4f1c",
             "stops these containers and ends their work: the kubelet starts them again",
         ),
-        ("docker restart 4f1c4f1c4f1c", "restarts the named containers"),
+        ("docker restart 4f1c4f1c4f1c", "restarts these containers, which ends their work"),
         ("wsl.exe --update && wsl.exe --shutdown", "ends everything that runs in WSL"),
         ("something else", "restarts a daemon"),
     ],
@@ -49,7 +49,7 @@ def test_disturbance_of_a_restart_is_read_from_the_command(command, prefix):
 def test_disturbance_of_drain_power_off_and_reboot_is_named():
     assert disturbance(Fix("x", disruptive="drain")) == "stops GPU work"
     assert disturbance(POWER_OFF.other).startswith("powers the node off")
-    assert disturbance(Fix("x && reboot", disruptive="reboot")) == "reboots the node"
+    assert disturbance(Fix("x && reboot", disruptive="reboot")) == "reboots this machine"
     assert disturbance(Fix("x")) == ""
 
 
@@ -164,11 +164,13 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
 def test_a_reset_names_what_still_holds_the_gpu(tmp_path):
     lines = page("gpu-reset-required", tmp_path)
     at = lines.index("  2. nvidia-smi --gpu-reset -i 0000:5d:00.0")
-    assert lines[at - 3] == "  First end all work on the GPU: the reset fails while a process has it open"
+    assert lines[at - 3] == (
+        "  First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process"
+    )
     assert lines[at - 2].startswith("  1. kubectl drain ")
     assert lines[at + 1] == "     (stops GPU work)"
-    assert "DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves running" in lines[at + 2]
-    assert lines[at + 3] == "     fuser -v /dev/nvidia*"
+    assert lines[at + 2].startswith("     On Kubernetes a drain leaves the pods of DaemonSets running")
+    assert lines[at + 2].endswith("If you can't end them, reboot: that resets the GPU as well")
 
 
 @pytest.mark.parametrize(
@@ -233,20 +235,20 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         (
             "allocatable-fewer-suse",
             (
-                "     The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
-                "     All GPUs answer the driver. "
-                "If the kubelet counts too few after this, drain the node and reboot",
+                "     The DaemonSet starts a new pod. Run kubectl where it can reach the cluster. "
+                "If the kubelet still counts too few GPUs after this fix, drain the node and reboot",
             ),
         ),
         (
             "operator-validations",
-            ("  1. tail -n 20 /var/log/pods/*_nvidia-container-toolkit-daemonset-*/*/*.log",),
+            ("  1. gpunode verify --on containerd",),
         ),
         (
             "toolkit-missing",
             (
                 "  1. gpunode toolkit install",
-                "     Then register its runtime with the container engine: gpunode configure-runtime",
+                "     Then register its runtime, which reloads or restarts the container engine:",
+                "     gpunode configure-runtime",
             ),
         ),
         ("mig-cdi-stale", ("  /var/run/cdi/nvidia.yaml: and 4 more are missing",)),
@@ -266,7 +268,9 @@ def test_the_gpu_that_has_fallen_off_the_bus_is_in_the_headline(tmp_path):
 def test_a_stopped_kubelet_is_named_with_its_command(tmp_path):
     lines = page("containerd-cri-disabled-kubelet-stopped", tmp_path)
     assert "  kubelet.service: stopped" in lines
-    assert "     Then start the kubelet: systemctl start kubelet" in lines
+    at = lines.index("     Then start the kubelet:")
+    assert lines[at + 1] == "     systemctl start kubelet"
+    assert lines[0].startswith("1 error: the kubelet is stopped, and containerd's CRI plugin is disabled")
 
 
 @pytest.mark.parametrize(

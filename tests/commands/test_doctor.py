@@ -56,7 +56,7 @@ def test_json_output_follows_the_contract(tmp_path):
         "change": "",
         "look": False,
         "note": "",
-        "effect": "reboots the node",
+        "effect": "reboots this machine",
         "before": "",
     }
     assert finding["fix"] == [fix]
@@ -177,10 +177,11 @@ def test_report_prints_the_age_of_its_reference_tables(tmp_path, monkeypatch):
     result = report(host)
     (oldest, *_) = sorted(result.data.tables, key=lambda one: one.date)
     assert {"name", "date", "source", "ageDays"} == set(plain(oldest))
-    tables = "gpunode's tables of driver releases and security bulletins are of"
-    assert lines(result)[-1].startswith(f"{tables} {oldest.date} ({oldest.age_days} day")
+    assert lines(result)[-1].startswith(
+        f"Based on NVIDIA's releases and bulletins up to {oldest.date} ({oldest.age_days} day"
+    )
     monkeypatch.setattr(Host, "now", lambda host: 4102444800.0)  # 2100
-    assert lines(report(host))[-1].endswith(" days old): newer ones are unknown")
+    assert lines(report(host))[-1].endswith(" days ago): newer ones are unknown")
     assert not any("up to date" in line for line in lines(report(host)))
 
 

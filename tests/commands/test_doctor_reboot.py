@@ -186,7 +186,7 @@ def test_html_page_names_what_to_fix_before_the_reboot(ask):
     )
     page = ask("driver-lib-mismatch-kubelet-not-running", "-o", "html")
     assert page.index('id="kubelet-not-running"') < page.index(
-        "reboots the node, drain this Kubernetes node first</p>"
+        "reboots this machine, drain this Kubernetes node first</p>"
     )
     steps = page.partition('<ol class="steps">')[2].partition("</ol>")[0]
     commands = re.findall(r"<code>(.*?)</code>", steps)
