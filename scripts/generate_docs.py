@@ -67,10 +67,11 @@ def environment_page() -> str:
     lines = [
         "# Environment variables",
         "",
-        "Every lasting option has one variable; a flag takes precedence. One-shot flags such as `--dry-run`",
-        "and `--yes` have none: a command refuses a variable that is named after one of them, and warns of",
-        "another unknown one. `gpunode help environment` prints this list. `plugin check-config`, `labels`",
-        "and others take the options of `plugin serve` from the variables of `plugin serve`.",
+        "Each lasting option has the variable `GPUNODE_<COMMAND>_<OPTION>`; some have others, too, such as",
+        "those of NVIDIA's programs. A flag takes precedence. One-shot flags such as `--dry-run` and `--yes`",
+        "have none: a command refuses a variable that is named after one of them, and warns of another",
+        "unknown one. `gpunode help environment` prints this list. `plugin check-config`, `labels` and",
+        "others take the options of `plugin serve` from the variables of `plugin serve`.",
         "",
         "| variable | option | of | means |",
         "|---|---|---|---|",
@@ -135,7 +136,7 @@ def page_with_options(page: str, options: Any, theirs_of: str) -> str:
         words = metavar(option).replace("|", "\\|")
         variable_names = " ".join(f"`{name}`" for name in option.variables)
         key = f"`{option.key}`" if option.key else ""
-        default = f"`{default_text(option)}`" if default_text(option) else ""
+        default = option.default or (f"`{default_text(option)}`" if default_text(option) else "")
         restart = "" if option.live else " Needs a restart."
         rows.append(f"| {flags} {words} | {variable_names} | {key} | {default} | {option.help}{restart} |")
     text = (REPOSITORY / page).read_text()

@@ -32,7 +32,7 @@ from gpunode.commands.options import (
     RuntimesOption,
     SocketOption,
     YesOption,
-    refuse_restart_command,
+    refuse_both,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -260,7 +260,8 @@ def configure_runtime(
     oci_hook_path: HookFileOption = "",
     nvidia_runtime_hook_path: HookProgramOption = "",
 ) -> Result:
-    """Register the nvidia runtime with a container engine. Restarts it and rolls back on failure.
+    """Register the nvidia runtime with a container engine. The engine is restarted; a failure is rolled back.
+    Needs root. gpunode asks before it stops running containers.
 
     gpunode configure-runtime --runtime containerd --dry-run
 
@@ -269,7 +270,7 @@ def configure_runtime(
     refused = {"--config-source": config_source, "--executable-path": executable_path}
     refused |= {"--oci-hook-path": oci_hook_path, "--nvidia-runtime-hook-path": nvidia_runtime_hook_path}
     _refuse_unsupported(refused, config_mode)
-    refuse_restart_command(no_restart, restart_command)
+    refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(
         runtimes=tuple(runtime or ("auto",)),
         config=config,

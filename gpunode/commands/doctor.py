@@ -341,7 +341,10 @@ DeepOption = Annotated[
     bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
 ]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Print why each check was skipped.")]
-FixOption = Annotated[bool, typer.Option("--fix", help="Print the commands that fix the findings.")]
+FixOption = Annotated[
+    bool,
+    typer.Option("--fix", help="Print the commands that fix the findings."),
+]
 ApplyOption = Annotated[
     bool, typer.Option("--apply", help="With --fix, run the safe commands and check again.")
 ]
@@ -357,7 +360,7 @@ ChecksArgument = Annotated[
     Strings,
     typer.Argument(
         metavar="[ID]...",
-        help="Checks to run; with --compare, reports or bundles.",
+        help="Checks to run, all by default; with --compare, reports or bundles.",
         autocompletion=completion.checks,
     ),
 ]
@@ -394,9 +397,9 @@ def doctor(
     compare: CompareOption = False,
     output_file: FileOption = "",
 ) -> Result:
-    """Find out why GPUs don't work on this node. Reports the root cause and the command that fixes it.
+    """Find out why GPUs don't work on this node. The report has the root cause and the command that fixes it.
 
-    Changes nothing without --fix --apply. Without root, checks of protected files are skipped.
+    Nothing is changed without --fix --apply. Without root, checks of protected files are skipped.
 
     gpunode doctor
 

@@ -153,7 +153,8 @@ def explain(
         ),
     ] = "",
 ) -> Result:
-    """Explain one check, or list all checks. Prints what it examines, why, and the fix for each distribution.
+    """Explain one check, or list all checks. The page says what it examines, why,
+    and how to fix it on each distribution.
 
     gpunode explain driver-lib-mismatch
     """

@@ -18,7 +18,7 @@ from gpunode.commands.options import (
     NoRestartOption,
     RestartCommandOption,
     YesOption,
-    refuse_restart_command,
+    refuse_both,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import (
@@ -44,7 +44,7 @@ journal_app = command_group("List the changes that gpunode made on this node.", 
 
 @verb(journal_app, "list", "Journal")
 def journal_list(session: Session) -> Result:
-    """List the changes, oldest first. Shows whether each can be rolled back now, and if not, why.
+    """List the changes, oldest first. The list says whether each can be rolled back now. Needs root.
 
     gpunode journal list
     """
@@ -57,11 +57,14 @@ def journal_show(
     entry: Annotated[
         str,
         typer.Argument(
-            metavar="[ID]", help="Journal entry; the last one by default.", autocompletion=journal_entries
+            metavar="[ID]",
+            help="ID of the journal entry.",
+            show_default="the last one",
+            autocompletion=journal_entries,
         ),
     ] = "",
 ) -> Result:
-    """Show one change. Prints its time, its command, and the diff of every file.
+    """Show one change. The page has its time, its command, and the diff of every file. Needs root.
 
     gpunode journal show
     """
@@ -77,7 +80,10 @@ def rollback(
     entry: Annotated[
         str,
         typer.Argument(
-            metavar="[ID]", help="Journal entry; the last one by default.", autocompletion=journal_entries
+            metavar="[ID]",
+            help="ID of the journal entry.",
+            show_default="the last one",
+            autocompletion=journal_entries,
         ),
     ] = "",
     dry_run: DryRunOption = False,
@@ -85,13 +91,15 @@ def rollback(
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
 ) -> Result:
-    """Restore the files of a journal entry. Then restarts or reloads the engine.
+    """Restore the files of a journal entry. The engine is then restarted or reloaded.
+
+    Needs root. gpunode asks before it stops running containers.
 
     gpunode rollback
 
     gpunode rollback 20261124T021435Z-configure-runtime --dry-run
     """
-    refuse_restart_command(no_restart, restart_command)
+    refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(
         restart_command=restart_command,
         dry_run=dry_run,

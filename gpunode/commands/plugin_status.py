@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gpunode.commands.options import duration_option
+from gpunode.commands.options import STATE_DIR, StateDirOption, duration_option
 from gpunode.commands.plugin import plugin_app
 from gpunode.commands.session import Session, verb
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
@@ -463,35 +463,33 @@ def _socket(one: PluginSocket) -> Text:
 def plugin_status(
     session: Session,
     kubelet_socket: Annotated[
-        str, typer.Option("--kubelet-socket", metavar="PATH", help="Socket of the kubelet.")
+        str,
+        typer.Option(
+            "--kubelet-socket", metavar="PATH", help="Socket of the kubelet.", show_default="the plugin's"
+        ),
     ] = "",
     pod_resources_socket: Annotated[
         str,
         typer.Option(
-            "--pod-resources-socket", metavar="PATH", help="Socket of the kubelet's pod resources API."
+            "--pod-resources-socket",
+            metavar="PATH",
+            help="Socket of the kubelet's pod resources API.",
+            show_default="the plugin's",
         ),
     ] = "",
-    state_dir: Annotated[
-        str, typer.Option("--state-dir", metavar="DIR", help="State directory of gpunode's plugin.")
-    ] = "/var/lib/gpunode/plugin",
+    state_dir: StateDirOption = STATE_DIR,
     nvml: Annotated[
         bool, typer.Option("--nvml/--no-nvml", help="Query NVML for what the plugin doesn't report.")
     ] = True,
-    every: Annotated[
-        bool,
-        # its parameter can't be called `all`, because the variable would be named after that
-        typer.Option(
-            "--all", envvar="GPUNODE_PLUGIN_STATUS_ALL", help="Also show resources that aren't GPUs."
-        ),
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show resources that aren't GPUs.")] = False,
     timeout: Annotated[
         float,
-        duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Timeout of each request."),
+        duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Time limit for each request."),
     ] = TIMEOUT_SECONDS,
 ) -> Result:
-    """Show which pod holds which GPU. Also shows what is registered, and why a GPU is unhealthy.
+    """Show which pod holds which GPU. The page also has what is registered, and why a GPU is unhealthy.
 
-    Works with any device plugin; changes nothing.
+    It works with any device plugin.
 
     gpunode plugin status
     """

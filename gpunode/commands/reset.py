@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import typer
 
@@ -26,6 +25,7 @@ from gpunode.commands.options import (
     KubeconfigOption,
     NodeOption,
     ServerOption,
+    YesOption,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.commands.setup_steps import (
@@ -713,11 +713,11 @@ def reset_node(
     server: ServerOption = "",
     node: NodeOption = "",
     dry_run: DryRunOption = False,
-    yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Don't ask, not even before running containers are stopped.")
-    ] = False,
+    yes: YesOption = False,
 ) -> Result:
-    """Undo everything that gpunode changed on this node. Asks first; the journal is kept.
+    """Undo everything that gpunode changed on this node. The plan is shown first; the journal is kept.
+
+    Needs root, even with --dry-run.
 
     gpunode reset --dry-run
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpunode import __version__
 from gpunode.commands import (
     configure_runtime,
     doctor,
@@ -23,10 +24,12 @@ from gpunode.commands import (
 from gpunode.commands import node as node_object
 from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.commands.options import (
+    WAIT,
     CdiOption,
     ConfigOption,
     ContextOption,
     DefaultOption,
+    DryRunOption,
     KubeconfigOption,
     NodeOption,
     RestartCommandOption,
@@ -100,23 +103,32 @@ KubernetesOption = Annotated[
     typer.Option("--kubernetes", help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod."),
 ]
 PluginOption = Annotated[
-    PluginWay, typer.Option("--plugin", help="How the device plugin runs: systemd or daemonset.")
+    PluginWay, typer.Option("--plugin", help="Run the device plugin as a systemd unit or as a DaemonSet.")
 ]
 ImageOption = Annotated[
-    str, typer.Option("--image", metavar="REF", help="Image of the device plugin's DaemonSet.")
+    str,
+    typer.Option(
+        "--image",
+        metavar="REF",
+        help="With --plugin daemonset, image that contains gpunode.",
+        show_default=f"gpunode:{__version__}",
+        rich_help_panel="Kubernetes options",
+    ),
 ]
-TestImageOption = Annotated[str, typer.Option("--test-image", metavar="REF", help="Image of the test pod.")]
+TestImageOption = Annotated[
+    str,
+    typer.Option(
+        "--test-image", metavar="REF", help="Image of the test pod.", show_default="NVIDIA's sample"
+    ),
+]
 WaitOption = Annotated[
     float,
     duration_option(
         "--wait",
         least=1,
         default=WAIT_SECONDS,
-        help="Time limit for the kubelet to report the GPUs.",
+        help=WAIT,
     ),
-]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print what each step would do; change nothing.")
 ]
 
 
@@ -141,7 +153,9 @@ def setup(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
-    """Diagnose, configure and verify this node in one run. Stops at the first failure; prints what to do.
+    """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do.
+
+    Needs root, the driver and the toolkit, which --kubernetes installs. Asks before it stops containers.
 
     gpunode setup --runtime containerd
 
@@ -161,9 +175,9 @@ def setup(
         configures=True,
     )
     if not kubernetes:
-        chosen = plugin.value if plugin is not PluginWay.SYSTEMD else ""
-        cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
-        _refuse_without_kubernetes({"plugin": chosen, "image": image, "test-image": test_image, **cluster})
+        given = {"plugin": plugin is not PluginWay.SYSTEMD, "image": image, "test-image": test_image}
+        given |= {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
+        _refuse_without_kubernetes({**given, "wait": wait != WAIT_SECONDS})
         return set_up_containers(
             session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
         )
@@ -183,7 +197,7 @@ def setup(
     return set_up_kubernetes(session.host, goal, session.progress, session.show)
 
 
-def _refuse_without_kubernetes(given: Mapping[str, str]) -> None:
+def _refuse_without_kubernetes(given: Mapping[str, object]) -> None:
     """`UsageError` for an option, by its name, that requires --kubernetes."""
     meant = [f"--{name}" for name, value in given.items() if value]
     if meant:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gpunode.commands.help_page import command_group
+from gpunode.commands.options import DryRunOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts import toolkit as facts
@@ -301,21 +302,22 @@ FileOption = Annotated[
     typer.Option(
         "--config",
         metavar="PATH",
-        help="Path of config.toml; the file that the toolkit reads by default.",
+        help="Path of config.toml.",
+        show_default="the file that the toolkit reads",
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the diff; change nothing.")]
 
 
 @verb(config_app, "get", "ToolkitConfig")
 def toolkit_config_get(
     session: Session,
     key: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys or tables to print; all by default.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Keys or tables to print.", show_default="all"),
     ] = None,
     config: FileOption = "",
 ) -> Result:
-    """Show settings and the origin of each value. Exit 1 if the file contains invalid settings.
+    """Show settings and the origin of each value. The exit code is 1 for a file with invalid settings.
 
     gpunode toolkit config get nvidia-container-runtime.mode
     """
@@ -333,7 +335,9 @@ def toolkit_config_set(
     create: Annotated[bool, typer.Option("--create", help="Create the file if it doesn't exist.")] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Change settings; comments are kept and values checked. `gpunode rollback` undoes the change.
+    """Change settings. Comments are kept and values checked; gpunode rollback undoes the change.
+
+    Needs root.
 
     gpunode toolkit config set nvidia-container-runtime.mode=cdi
     """

@@ -330,7 +330,7 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
             check()
         except GpunodeError as error:
             info = error.info()
-            refusals.append(replace(info, message=f"without --dry-run this is refused: {info.message}"))
+            refusals.append(replace(info, message=f"a real run would be refused: {info.message}"))
     if plan.own.changed and engine.host.live:
         notes = (
             *notes,

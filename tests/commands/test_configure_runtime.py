@@ -498,7 +498,7 @@ def test_dry_run_reports_the_missing_toolkit(root: Path, configure: Configure) -
     ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker", "--dry-run")
     assert ran.code == ExitCode.PRECONDITION
     assert "would run: systemctl reload docker" in ran.out
-    assert "error: without --dry-run this is refused: " in ran.err and "hint: install the NVIDIA" in ran.err
+    assert "error: a real run would be refused: " in ran.err and "hint: install the NVIDIA" in ran.err
     result = configure("docker", dry_run=True)
     assert result.exit_code == ExitCode.PRECONDITION
     assert [error.code for error in result.errors] == ["toolkit-missing"]
