@@ -75,7 +75,7 @@ BREAKS = {
     "dev-char-lost-at-reboot": ("dev-char-lost-at-reboot", "/etc/udev/rules.d/71-nvidia-dev-char.rules"),
     "uvm-lost-at-reboot": ("uvm-lost-at-reboot", "/etc/modules-load.d/nvidia-uvm.conf"),
     "mig-config-lost": ("mig-config-lost", "gpunode mig export > /etc/gpunode-mig.yaml"),
-    "docker-config-invalid-json": ("docker-config-invalid-json", "/etc/docker/daemon.json"),
+    "docker-config-invalid-json": ("docker-config-invalid-json", "+4 /etc/docker/daemon.json"),
     "docker-flag-file-conflict": ("docker-flag-file-conflict", "/etc/docker/daemon.json"),
     "docker-unknown-key": ("docker-unknown-key", "/etc/docker/daemon.json"),
     "docker-names-removed-operator-toolkit": ("docker-default-runtime", "gpunode configure-runtime"),
@@ -190,7 +190,7 @@ def test_html_page_names_what_to_fix_before_the_reboot(ask):
     )
     steps = page.partition('<ol class="steps">')[2].partition("</ol>")[0]
     commands = re.findall(r"<code>(.*?)</code>", steps)
-    assert [command.split()[0] for command in commands] == ["systemctl", "gpunode"]
+    assert [command.split()[0] for command in commands] == ["systemctl", "journalctl", "gpunode"]
 
 
 def test_check_without_access_does_not_count_as_safe(tmp_path):
